@@ -1,0 +1,83 @@
+"""Batches of byte windows from several sources: plan which rows, then gather them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from niels_gpt.config import check_probabilities
+
+BytesSources = Mapping[str, bytes]
+
+
+class Plan(NamedTuple):
+    """Where each row of a batch comes from; the plan is the provenance."""
+
+    names: list[str]
+    """The sources, in the order of p."""
+    source: list[int]
+    """Per row: the index of its source in `names`."""
+    start: list[int]
+    """Per row: the offset of its first byte in that source."""
+
+
+def plan_batch(
+    sources: BytesSources, *, p: Mapping[str, float], B: int, T: int, generator: torch.Generator | None = None
+) -> Plan:
+    """Draw B rows of T + 1 bytes: one multinomial for the sources, then one randint per row, in row order.
+
+    Raises ValueError for probabilities that do not sum to 1, keys of p and sources that differ, sources
+    shorter than T + 1 bytes, and B or T below 1.
+    """
+    if B < 1 or T < 1:
+        raise ValueError(f"B and T must be at least 1, got B={B}, T={T}")
+    if p.keys() != sources.keys():
+        without = sorted(p.keys() - sources.keys())
+        extra = sorted(sources.keys() - p.keys())
+        raise ValueError(f"p and sources must have the same keys; no source for {without}, no probability for {extra}")
+    check_probabilities(p)
+    short = {name: len(data) for name, data in sources.items() if len(data) < T + 1}
+    if short:
+        listed = ", ".join(f"{name} has {size}" for name, size in short.items())
+        raise ValueError(f"sources shorter than T + 1 = {T + 1} bytes: {listed}")
+    names = list(p)
+    probabilities = torch.tensor([p[name] for name in names], dtype=torch.float32)
+    source = torch.multinomial(probabilities, B, replacement=True, generator=generator).tolist()
+    highs = [len(sources[name]) - T for name in names]  # exclusive: starts 0 .. len - (T + 1)
+    # random_ on a slot of one tensor is what randint(0, high, (1,)) does, without making a tensor each.
+    start = torch.empty(B, dtype=torch.int64)
+    for slot, i in zip(start.split(1), source, strict=True):
+        slot.random_(0, highs[i], generator=generator)
+    return Plan(names, source, start.tolist())
+
+
+def gather_rows(sources: BytesSources, plan: Plan, *, T: int, device: str | torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, y), each (B, T) int64 on device: the T + 1 bytes of every planned row, y one byte further."""
+    arrays = [np.frombuffer(sources[name], dtype=np.uint8) for name in plan.names]
+    rows = np.empty((len(plan.start), T + 1), dtype=np.uint8)
+    for row, (i, start) in enumerate(zip(plan.source, plan.start, strict=True)):
+        rows[row] = arrays[i][start : start + T + 1]
+    x = torch.from_numpy(rows[:, :-1].astype(np.int64))
+    y = torch.from_numpy(rows[:, 1:].astype(np.int64))
+    return x.to(device), y.to(device)
+
+
+def get_batch(
+    sources: BytesSources,
+    *,
+    p: Mapping[str, float],
+    B: int,
+    T: int = 256,
+    device: str | torch.device,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, y), each (B, T) int64 on device: windows at random places of randomly chosen sources.
+
+    `p` gives each source's probability. The same generator state gives the same batch; None is torch's
+    default generator. y[:, j] == x[:, j + 1]. Raises as `plan_batch` does.
+    """
+    plan = plan_batch(sources, p=p, B=B, T=T, generator=generator)
+    return gather_rows(sources, plan, T=T, device=device)

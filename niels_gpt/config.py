@@ -1,0 +1,351 @@
+"""Frozen, validated configuration: one dataclass per topic, a docstring under every field.
+
+A config comes from a YAML file plus `key=value` overrides, is checked as a whole before any work
+starts (`load_config`), and is stored with the run exactly as resolved (`dump_config`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Section = TypeVar("Section")
+
+
+def default_p_train() -> dict[str, float]:
+    """The share of training rows drawn from each source."""
+    return {"wiki": 0.784, "roam": 0.196, "primer": 0.020}
+
+
+def default_p_val() -> dict[str, float]:
+    """The weight of each source in the validation loss that chooses the best checkpoint."""
+    return {"wiki": 1.0}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The size of a GPT. The defaults are v0: 3.2M parameters over bytes."""
+
+    V: int = 256
+    """Vocabulary size: 256 for bytes."""
+    T: int = 256
+    """Context length: the most tokens one forward pass takes."""
+    C: int = 256
+    """Model width (d_model)."""
+    L: int = 4
+    """Number of transformer blocks."""
+    H: int = 4
+    """Attention heads."""
+    D: int = 0
+    """Head width, always C // H and even (RoPE rotates pairs); 0 means: derive it."""
+    d_ff: int = 0
+    """Hidden width of the MLP; 0 means 4 * C."""
+    dropout: float = 0.1
+    """Share of the embedding and of each residual branch that is zeroed in training."""
+
+    def __post_init__(self) -> None:
+        for name in ("V", "T", "C", "L", "H"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"model.{name} must be an integer of at least 1, got {value!r}")
+        if self.C % self.H:
+            raise ValueError(
+                f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each"
+            )
+        head = self.C // self.H
+        if self.D not in (0, head):
+            raise ValueError(
+                f"model.D={self.D} disagrees with C // H = {self.C} // {self.H} = {head}: leave D out"
+            )
+        if head % 2:
+            raise ValueError(f"head width D = C // H = {self.C} // {self.H} = {head} is odd; RoPE needs pairs")
+        object.__setattr__(self, "D", head)
+        if self.d_ff == 0:
+            object.__setattr__(self, "d_ff", 4 * self.C)
+        if not isinstance(self.d_ff, int) or self.d_ff < 1:
+            raise ValueError(f"model.d_ff must be an integer of at least 1, got {self.d_ff!r}")
+        if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
+
+    @classmethod
+    def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
+        """The ModelConfig for a dict with its keys (D may be left out), or the one given.
+
+        Raises ValueError for an unknown key and for numbers that do not fit together.
+        """
+        if isinstance(config, cls):
+            return config
+        if not isinstance(config, Mapping):
+            raise ValueError(f"a model config is a dict or a ModelConfig, got {type(config).__name__}")
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in config:
+            if key not in known:
+                raise ValueError(_unknown_key("model", key, known))
+        made = cls(**config)
+        if "D" in config and config["D"] != made.D:
+            raise ValueError(f"D={config['D']} disagrees with C // H = {made.C} // {made.H} = {made.D}")
+        return made
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained. Anything here changes the result."""
+
+    total_steps: int = 2000
+    """Number of optimiser updates; the schedule ends there."""
+    base_lr: float = 3e-4
+    """Learning rate after the warm-up."""
+    warmup_steps: int = 200
+    """Updates of linear warm-up; fewer than total_steps."""
+    min_lr: float = 3e-5
+    """Learning rate at the last update."""
+    seed: int = 42
+    """Seeds initial weights, batches, dropout and evaluation."""
+    B: int = 32
+    """Rows per update."""
+    p_train: dict[str, float] = field(default_factory=default_p_train)
+    """Share of rows drawn from each source; sums to 1."""
+    p_val: dict[str, float] = field(default_factory=default_p_val)
+    """Sources evaluated during training; their weighted mean loss chooses the best checkpoint."""
+    accumulate: int = 1
+    """Split the B rows of an update into this many forward passes (less memory, same rows)."""
+    weight_decay: float = 0.1
+    """AdamW weight decay, on matrices only."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW moment decays."""
+    clip_norm: float = 1.0
+    """Largest global gradient norm."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 1), ("seed", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"train.{name} must be at least {low}, got {getattr(self, name)!r}")
+        if self.B % self.accumulate:
+            raise ValueError(f"train.B={self.B} rows do not split into train.accumulate={self.accumulate} parts")
+        for name in ("base_lr", "min_lr", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"train.{name} must be a finite number of at least 0, got {value!r}")
+        for name in ("p_train", "p_val"):
+            check_probabilities(getattr(self, name), name=f"train.{name}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the text comes from. `auto` takes the usual place if it exists, else the embedded text."""
+
+    wiki: str = "auto"
+    """`hub` (wikitext-103 from the Hugging Face Hub), `embedded` (docstrings of the Python standard
+    library), or a folder or file with wikitext rows. `auto` is `embedded`: nothing is downloaded unasked."""
+    roam: str = "auto"
+    """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, else `embedded`."""
+    primer: str = "auto"
+    """A file of dialogues, or `embedded`. `auto`: `data/primer.txt` if it exists, else `embedded`."""
+    roam_val_frac: float = 0.10
+    """Share of the notes held out, by file."""
+    primer_val_frac: float = 0.10
+    """Share of the dialogues held out."""
+    seed: int = 42
+    """Seeds the splits. Apart from train.seed, so that runs with other seeds share one split."""
+    cache_dir: str = "data/cache/streams"
+    """Folder for the cached byte streams."""
+    encoding_errors: Literal["strict", "replace"] = "strict"
+    """What to do with a file that is not utf-8: `strict` stops with its name, `replace` goes on."""
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What a run writes and when. Nothing here changes the weights."""
+
+    checkpoint_every: int = 500
+    """Updates between checkpoints; there is always one at the end."""
+    keep: int = 3
+    """How many of the newest checkpoints stay on disk, beside the best."""
+    eval_every: int = 250
+    """Updates between validations; there is always one at the end."""
+    eval_steps: int = 20
+    """Batches per validation and source."""
+    sample_every: int = 500
+    """Updates between sample texts in samples.md; 0 for only one at the end."""
+    sample_prompt: str = "user: what is niels?\nassistant: "
+    """The text that samples continue."""
+    sample_tokens: int = 160
+    """Length of a sample."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            low = 0 if f.name == "sample_every" else 1
+            if f.type == "int" and getattr(self, f.name) < low:
+                raise ValueError(f"output.{f.name} must be at least {low}, got {getattr(self, f.name)!r}")
+        if not self.sample_prompt:
+            raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run depends on."""
+
+    task: Literal["bytes"] = "bytes"
+    """What is trained on: `bytes` is next-byte prediction over the mixed byte streams."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The optimisation."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The text."""
+    output: OutputConfig = field(default_factory=OutputConfig)
+    """Checkpoints, evaluation, samples."""
+
+
+def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
+    """Raise ValueError unless p is a non-empty distribution (sum within 1e-6 of 1, no negatives)."""
+    if not p:
+        raise ValueError(f"{name} is empty: give at least one source a probability")
+    for key, value in p.items():
+        if not (isinstance(value, int | float) and value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name}[{key!r}] must be a finite number of at least 0, got {value!r}")
+    total = math.fsum(p.values())
+    if abs(total - 1.0) > 1e-6:
+        listed = ", ".join(f"{k}={v:g}" for k, v in p.items())
+        raise ValueError(f"{name} must sum to 1 (within 1e-6), but {listed} sum to {total:.6g}")
+
+
+# --- loading ---------------------------------------------------------------------------------------
+
+
+def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
+    """The RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides on top.
+
+    Raises ValueError that names the key, the value and what is allowed: unknown keys (with the
+    nearest known one), wrong types, numbers that do not fit, YAML that does not parse.
+    """
+    import yaml
+
+    tree: dict[str, Any] = {}
+    where = "config"
+    if path is not None:
+        where = str(path)
+        try:
+            loaded = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
+        except FileNotFoundError:
+            raise ValueError(f"no config file {path}") from None
+        except IsADirectoryError:
+            raise ValueError(f"{path} is a folder, not a config file") from None
+        except UnicodeDecodeError as err:
+            raise ValueError(f"{path} is not utf-8 text (byte {err.start})") from None
+        except yaml.YAMLError as err:
+            raise ValueError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from None
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ValueError(f"{path} must hold sections such as `model:`, but is a {type(loaded).__name__}")
+        tree = loaded or {}
+    for item in overrides:
+        _apply_override(tree, item)
+    return config_from_dict(tree, where=where)
+
+
+def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunConfig:
+    """The RunConfig of a nested dict. Raises ValueError as `load_config` does."""
+    from pydantic import TypeAdapter, ValidationError
+
+    _check_keys(RunConfig, tree, where=where)
+    try:
+        # Strict JSON mode: no "3" for 3 and no true for 1, but a list may fill a tuple and 1 a float.
+        return TypeAdapter(RunConfig).validate_json(json.dumps(tree), strict=True)
+    except ValidationError as err:
+        first = err.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "value_error":
+            raise ValueError(f"{where}: {message}") from None
+        message = message.removeprefix("Input ").lower().rstrip(".")
+        raise ValueError(f"{where}: {key} {message}, got {first['input']!r}") from None
+    except TypeError as err:
+        raise ValueError(f"{where}: {err}") from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved config as YAML that `load_config` reads back to an equal config."""
+    import yaml
+
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as a nested dict of plain values (tuples as lists)."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ between two nested dicts, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*old, *(k for k in new if k not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping) and not key.startswith("p_"):
+            found |= differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found[prefix + key] = (a, b)
+    return found
+
+
+def _loader() -> Any:
+    """YAML's safe loader, except that 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
+    import re
+
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader
+
+
+def _apply_override(tree: dict[str, Any], item: str) -> None:
+    """Set `a.b=value` in the tree; the value is read as YAML (so 3, 3e-4, true, {wiki: 1} work)."""
+    import yaml
+
+    key, equals, text = item.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ValueError(f"--set takes section.key=value, got {item!r}")
+    try:
+        value = yaml.load(text, Loader=_loader())
+    except yaml.YAMLError:
+        raise ValueError(f"--set {item}: cannot read the value {text!r}") from None
+    node = tree
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ValueError(f"--set {item}: {part} is a value, not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
+    """Refuse unknown keys, at any depth, with the nearest known name."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"{where}: {prefix.rstrip('.') or 'the config'} must be a section, got {tree!r}")
+    hints = get_type_hints(cls)
+    for key, value in tree.items():
+        if key not in hints:
+            raise ValueError(f"{where}: {_unknown_key(prefix.rstrip('.'), str(key), list(hints))}")
+        if dataclasses.is_dataclass(hints[key]):
+            _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")  # type: ignore[arg-type]
+        elif get_origin(hints[key]) is Literal and value not in get_args(hints[key]):
+            allowed = ", ".join(repr(a) for a in get_args(hints[key]))
+            raise ValueError(f"{where}: {prefix}{key} must be one of {allowed}, got {value!r}")
+
+
+def _unknown_key(section: str, key: str, known: list[str]) -> str:
+    full = f"{section}.{key}" if section else key
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key {full}; {hint}"

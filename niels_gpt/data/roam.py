@@ -1,0 +1,58 @@
+"""A folder of markdown notes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from niels_gpt.data.split import split_items
+
+
+def list_roam_paths(root_dir: str) -> list[str]:
+    """The absolute paths of all regular files ending in `.md` below root_dir, sorted as strings.
+
+    Raises FileNotFoundError if the folder does not exist, NotADirectoryError if it is a file.
+    """
+    root = Path(root_dir).expanduser().absolute()
+    if not root.exists():
+        raise FileNotFoundError(f"no folder of notes at {root}")
+    if not root.is_dir():
+        raise NotADirectoryError(f"{root} is a file; notes are given as a folder of .md files")
+
+    def refuse(err: OSError) -> None:
+        raise err  # os.walk would leave an unreadable folder out in silence
+
+    paths = []
+    for folder, _, names in os.walk(root, onerror=refuse):
+        for name in names:
+            path = os.path.join(folder, name)  # noqa: PTH118 (a quarter of the time of Path, per file)
+            if name.endswith(".md") and os.path.isfile(path):  # noqa: PTH113
+                paths.append(path)
+    return sorted(paths)
+
+
+def load_texts(paths: Sequence[str], *, errors: str = "strict") -> list[str]:
+    """The utf-8 texts of the files, in the same order, every character kept (line ends and BOM too).
+
+    Raises ValueError that names the file and the byte offset where one is not utf-8
+    (errors="replace" puts U+FFFD there instead), OSError where one cannot be read.
+    """
+    return [read_text(path, errors=errors) for path in paths]
+
+
+def read_text(path: str | Path, *, errors: str = "strict") -> str:
+    """One utf-8 file, as `load_texts` reads it."""
+    data = Path(path).read_bytes()
+    try:
+        return data.decode("utf-8", errors=errors)
+    except UnicodeDecodeError as err:
+        raise ValueError(
+            f"{path} is not utf-8: byte 0x{data[err.start]:02x} at offset {err.start}; "
+            "convert the file, or pass --encoding-errors replace"
+        ) from None
+
+
+def split_roam_paths(paths: list[str], *, val_frac: float = 0.1, seed: int) -> tuple[list[str], list[str]]:
+    """(train_paths, val_paths): whole files held out, both in input order."""
+    return split_items(paths, val_frac=val_frac, seed=seed)

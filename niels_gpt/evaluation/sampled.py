@@ -1,0 +1,52 @@
+"""Fast evaluation: the mean loss of a few random batches per stream."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from niels_gpt.batching import get_batch
+from niels_gpt.model.gpt import GPT
+from niels_gpt.model.loss import loss_fn
+
+
+@contextlib.contextmanager
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """No dropout and no gradients for the block; the train/eval mode is as before afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def evaluate(
+    model: GPT,
+    eval_streams: Mapping[str, bytes],
+    *,
+    eval_steps: int,
+    B: int,
+    T: int,
+    device: str,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """The mean loss in nats per token over eval_steps batches of B windows, for each stream.
+
+    The model's train/eval mode is left as found. Raises ValueError for eval_steps below 1 and for a
+    stream shorter than T + 1 bytes.
+    """
+    if eval_steps < 1:
+        raise ValueError(f"eval_steps must be at least 1, got {eval_steps}")
+    means = {}
+    with eval_mode(model):
+        for name, stream in eval_streams.items():
+            total = torch.zeros((), dtype=torch.float64)
+            for _ in range(eval_steps):
+                x, y = get_batch({name: stream}, p={name: 1.0}, B=B, T=T, device=device, generator=generator)
+                total += loss_fn(model(x), y).double().cpu()
+            means[name] = total.item() / eval_steps
+    return means

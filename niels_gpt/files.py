@@ -1,0 +1,124 @@
+"""Files that are written whole or not at all, hashes, and locks.
+
+A file that matters goes through `writing`: temporary name, fsync, rename, fsync of the folder. A kill
+at any instant leaves the old file or the new one, and never half of one under its final name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_counter = itertools.count()
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears under `path` when the block ends, and not at all if it fails.
+
+    Raises OSError that names the path and says that what was there before is intact.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as err:
+        temporary.unlink(missing_ok=True)
+        if err.errno is None:
+            raise
+        kept = "; the previous file is intact" if path.exists() else ""
+        remedy = ": free some space" if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        raise OSError(err.errno, f"cannot write {path}: {os.strerror(err.errno)}{kept}{remedy}") from err
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a whole file, atomically."""
+    with writing(path) as file:
+        file.write(data)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole utf-8 file, atomically; line ends stay as they are."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file, atomically, with sorted keys: the same value gives the same bytes."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    if len(text) > 1 << 20:  # for machines then; a million document starts need no line each
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    write_text(path, text + "\n")
+
+
+def link(existing: Path, path: Path) -> None:
+    """Let `path` be the same file as `existing`, atomically: a hard link, or a copy where none can be."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
+    try:
+        os.link(existing, temporary)
+    except OSError:
+        with existing.open("rb") as source, writing(path) as target:
+            shutil.copyfileobj(source, target)
+        return
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files that a killed writer left in a folder; call it under the folder's lock."""
+    for temporary in folder.glob(".*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def sha256_bytes(data: bytes) -> str:
+    """The hex sha256 of a byte string."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: str | Path) -> str:
+    """The hex sha256 of a file, read in pieces."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def lock(path: str | Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the exclusive lock of a file for the block; the system frees it even after a SIGKILL.
+
+    With wait=False, raises BlockingIOError when another process holds it.
+    """
+    import fcntl
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable. Some file systems cannot, and then it is as durable as they make it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The GPT itself: architecture, RoPE, KV cache, loss. Knows nothing of data."""

@@ -1,0 +1,123 @@
+"""Checkpoints: weights, optimiser state, step and model config in one `.pt`, `config.json` beside it.
+
+A checkpoint is data: it is loaded with `weights_only=True` and never runs code. It holds no path, user
+or host name, so that it can be published (what the weights themselves remember is another question).
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from niels_gpt import files
+from niels_gpt.config import ModelConfig, to_dict
+from niels_gpt.model.gpt import GPT
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says which and why."""
+
+
+def save_checkpoint(
+    path: str | Path,
+    model: GPT,
+    optimizer: torch.optim.Optimizer | None,
+    step: int,
+    config: dict[str, Any] | ModelConfig,
+    *,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint to `path` (.pt or .pth) and its config to `config.json` in the same folder.
+
+    Atomic: a kill or a full disk leaves the previous file intact (OSError). `extra` is for what a
+    training run needs to go on: numbers, strings, lists and dicts of them.
+    """
+    path = Path(path)
+    if path.suffix not in (".pt", ".pth"):
+        raise ValueError(f"a checkpoint is a .pt or .pth file, got {path}")
+    config = to_dict(config) if isinstance(config, ModelConfig) else dict(config)
+    payload = {
+        "model": model.state_dict(),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "step": int(step),
+        "config": config,
+        "extra": extra or {},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.writing(path) as file:
+        try:
+            torch.save(payload, file)
+        except RuntimeError as err:  # torch hides the OSError of a full disk behind its own
+            if isinstance(err.__context__, OSError):
+                raise err.__context__ from None
+            raise OSError(28, str(err)) from err
+    files.write_json(path.with_name("config.json"), config)
+
+
+def load_checkpoint(
+    path: str | Path, device: str | torch.device
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None, int]:
+    """(config, model_state_dict, optimizer_state_dict or None, step), tensors on `device`.
+
+    Raises FileNotFoundError, or CheckpointError (a ValueError) for a file that is damaged, holds
+    code, or is no checkpoint.
+    """
+    payload = read_checkpoint(path, device)
+    return payload["config"], payload["model"], payload["optimizer"], payload["step"]
+
+
+def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, Any]:
+    """The whole content of a checkpoint, `extra` included. Raises as `load_checkpoint` does."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint {path}")
+    try:
+        payload = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as err:
+        if zipfile.is_zipfile(path):
+            raise CheckpointError(f"{path} was refused: it holds code or objects, not only weights") from err
+        raise CheckpointError(f"{path} is damaged or no checkpoint: not a file that torch.save wrote") from err
+    except (RuntimeError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as err:
+        reason = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
+        raise CheckpointError(f"{path} is damaged or no checkpoint: {reason}") from err
+    missing = {"model", "optimizer", "step", "config"} - set(payload if isinstance(payload, dict) else ())
+    if missing:
+        raise CheckpointError(f"{path} is no niels-gpt checkpoint: it has no {', '.join(sorted(missing))}")
+    payload.setdefault("extra", {})
+    return payload
+
+
+def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, int]:
+    """(model in eval mode, step) of a checkpoint. Raises as `load_checkpoint` does."""
+    config, state, _, step = load_checkpoint(path, device)
+    model = build_model(config, state, where=str(path))
+    return model.to(device).eval(), step
+
+
+def build_model(config: dict[str, Any], state: dict[str, Any], *, where: str) -> GPT:
+    """The model of a config with these weights. Raises CheckpointError where they do not belong together."""
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn and overwritten: move no generator
+        model = GPT(config)
+    load_weights(model, state, where=where)
+    return model
+
+
+def load_weights(model: GPT, state: dict[str, Any], *, where: str) -> None:
+    """Copy a state dict into a model. Raises CheckpointError that names the first difference."""
+    own = model.state_dict()
+    for name in own:
+        if name not in state:
+            raise CheckpointError(f"{where} is of another architecture: it has no weight {name}")
+        if state[name].shape != own[name].shape:
+            raise CheckpointError(
+                f"{where} is of another architecture: {name} has shape {tuple(state[name].shape)}, "
+                f"the model's is {tuple(own[name].shape)}"
+            )
+    extra = [name for name in state if name not in own]
+    if extra:
+        raise CheckpointError(f"{where} is of another architecture: the model has no weight {extra[0]}")
+    model.load_state_dict(state)

@@ -1,0 +1,59 @@
+"""Rotary position embedding: dimension 2i turns with 2i+1 by the angle `pos * theta**(-2i/D)`.
+
+Seen as complex numbers the pair is one number and the turn one multiplication. That is how it is
+computed (for float32 and float64; half precision has no complex kernels and takes the long form).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def rope_cache(
+    T: int,
+    D: int,
+    *,
+    theta: float = 10000.0,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sin, cos) for positions 0..T-1, each of shape (1, 1, T, D//2); cpu and float32 by default.
+
+    Computed in float64 and then cast. Raises ValueError for an odd D.
+    """
+    if D % 2:
+        raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
+    frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)  # (D/2,)
+    angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
+    return tuple(  # type: ignore[return-value]
+        table[None, None].to(device=device or "cpu", dtype=dtype or torch.float32)
+        for table in (angle.sin(), angle.cos())
+    )
+
+
+def rotate(x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+    """x (..., D) with its neighbouring pairs turned; sin and cos (..., D/2) broadcast against it."""
+    pairs = x.unflatten(-1, (-1, 2))  # (..., D/2, 2)
+    if x.dtype in (torch.float32, torch.float64):
+        turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)
+        return torch.view_as_real(turned).flatten(-2)
+    a, b = pairs.unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+
+
+def apply_rope(
+    q: torch.Tensor, k: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k (B, H, T, D) rotated by the tables of `rope_cache` (1, 1, T, D//2).
+
+    Shapes and dtypes stay. Raises ValueError where shape, dtype or device do not fit.
+    """
+    B, H, T, D = q.shape
+    if D % 2:
+        raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
+    for name, table in (("sin", sin), ("cos", cos)):
+        if table.shape != (1, 1, T, D // 2):
+            raise ValueError(f"{name} must have shape (1, 1, {T}, {D // 2}), got {tuple(table.shape)}")
+        if table.dtype != q.dtype or table.device != q.device:
+            raise ValueError(f"{name} is {table.dtype} on {table.device}, but q is {q.dtype} on {q.device}")
+    return rotate(q, sin, cos), rotate(k, sin, cos)

@@ -1,0 +1,327 @@
+"""One byte stream per source and split, cached on disk and verified.
+
+A source says cheaply what its stream depends on (`Inputs.describe`) and how to make it
+(`Inputs.read`). A cache entry `{source}_{split}.bin` is served only if its `.meta.json` records just
+these inputs, and the file has the size and the sha256 that stand there; otherwise it is built anew.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_gpt import files
+from niels_gpt.chat.transcript import DELIMITER
+from niels_gpt.config import ModelConfig
+from niels_gpt.data import embedded
+from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
+from niels_gpt.data.split import split_items
+from niels_gpt.data.wikitext import load_wikitext, local_files
+
+BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class StreamBuildConfig:
+    """What to build the streams from, and where to keep them."""
+
+    roam_root: str = ".roam-data/"
+    """Folder of markdown notes; `embedded` for the notes in the package."""
+    primer_path: str = "data/primer.txt"
+    """File of dialogues; `embedded` for the dialogues in the package."""
+    cache_dir: str = "data/cache/streams"
+    """Where `{source}_{split}.bin` and `.meta.json` lie."""
+    doc_separator: str = "\n\n"
+    """What stands between documents of wiki and roam."""
+    roam_val_frac: float = 0.10
+    """Share of the notes held out, by file."""
+    primer_val_frac: float = 0.10
+    """Share of the dialogues held out."""
+    seed: int = 42
+    """Seeds the splits."""
+    delimiter: str = DELIMITER
+    """What stands between dialogues of the primer."""
+    force_rebuild: bool = False
+    """Build anew even where the cache is valid."""
+    enabled_sources: tuple[str, ...] = ("wiki", "roam", "primer")
+    """The sources to build."""
+    required_sources: tuple[str, ...] = ("wiki", "roam", "primer")
+    """The enabled sources without which nothing goes; the others are left out with a warning."""
+    wiki: str = "hub"
+    """`hub`, `embedded` (Python's docstrings), or a folder with train and validation files."""
+    encoding_errors: str = "strict"
+    """How notes and primer are decoded: `strict` or `replace`."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The bytes of one source and split, and where each document begins."""
+
+    data: bytes
+    sha256: str
+    cached: bool
+    """Whether it came from the cache."""
+    names: list[str] | None
+    """The documents' names; None: they are numbered rows."""
+    starts: list[int]
+    """The documents' first bytes."""
+
+    def locate(self, offset: int) -> tuple[str, int]:
+        """(document, offset within it) for an offset of the stream."""
+        i = max(bisect.bisect_right(self.starts, offset) - 1, 0)
+        name = f"row {i}" if self.names is None else self.names[i]
+        return name, offset - self.starts[i]
+
+
+Content = tuple[bytes, list[str] | None, list[int]]
+"""A stream, the name of each document in it (None: rows), its start in the stream."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a source's streams depend on, and how to make them."""
+
+    describe: dict[str, dict[str, Any]]
+    """Per split: what must be equal for a cache entry to be valid."""
+    read: Callable[[str], Content]
+    """Split -> its content."""
+
+
+def build_wiki_stream(docs: list[str], *, sep: str) -> bytes:
+    """The utf-8 bytes of the documents with `sep` between them."""
+    return sep.join(docs).encode("utf-8")
+
+
+def build_roam_stream(docs: list[str], *, sep: str) -> bytes:
+    """The utf-8 bytes of the documents with `sep` between them."""
+    return sep.join(docs).encode("utf-8")
+
+
+def build_primer_stream(text: str) -> bytes:
+    """The utf-8 bytes of the text exactly as it is."""
+    return text.encode("utf-8")
+
+
+def build_wiki_streams(docs_train: list[str], docs_val: list[str]) -> tuple[bytes, bytes]:
+    """(train, val) streams of the documents, "\\n\\n" between them."""
+    return build_wiki_stream(docs_train, sep="\n\n"), build_wiki_stream(docs_val, sep="\n\n")
+
+
+def build_roam_streams(docs_train: list[str], docs_val: list[str]) -> tuple[bytes, bytes]:
+    """(train, val) streams of the documents, "\\n\\n" between them."""
+    return build_roam_stream(docs_train, sep="\n\n"), build_roam_stream(docs_val, sep="\n\n")
+
+
+def build_primer_streams(text_train: str, text_val: str) -> tuple[bytes, bytes]:
+    """(train, val) streams of the texts as they are."""
+    return build_primer_stream(text_train), build_primer_stream(text_val)
+
+
+def build_sources(cfg: StreamBuildConfig, *, T: int | None = None) -> tuple[BytesSources, BytesSources]:
+    """(sources_train, sources_val): the byte streams of the enabled sources, from the cache where valid.
+
+    Raises ValueError that names each required source that is missing, empty or shorter than T + 1
+    bytes (T defaults to ModelConfig().T); other such sources are left out with a warning.
+    """
+    streams = load_streams(cfg, T=T)
+    train, val = ({name: streams[name][split].data for name in streams} for split in SPLITS)
+    return train, val
+
+
+def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, dict[str, Stream]]:
+    """source -> split -> Stream; what `build_sources` returns, with hashes and documents."""
+    needed = (ModelConfig().T if T is None else T) + 1
+    _check_names(cfg)
+    folder = Path(cfg.cache_dir)
+    found: dict[str, dict[str, Stream]] = {}
+    refused: list[str] = []
+    with files.lock(folder / "build.lock"):
+        files.remove_leftovers(folder)
+        for name in cfg.enabled_sources:
+            try:
+                inputs = _INPUTS[name](cfg)
+                streams = {split: _load_or_build(cfg, name, split, inputs) for split in SPLITS}
+                problem = "; ".join(
+                    f"{name}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
+                    for split, stream in streams.items()
+                    if len(stream.data) < needed
+                )
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as err:
+                problem = f"{name}: {_reason(err)}"
+            if not problem:
+                found[name] = streams
+            elif name in cfg.required_sources:
+                refused.append(problem)
+            else:
+                warnings.warn(f"source left out: {problem}", stacklevel=3)
+    if refused:
+        raise ValueError(
+            f"{'; '.join(refused)}. Give more text, hold out more of it (val_frac), use a smaller T, "
+            "or take the source out of enabled_sources"
+        )
+    return found
+
+
+def _check_names(cfg: StreamBuildConfig) -> None:
+    for name in (*cfg.enabled_sources, *cfg.required_sources):
+        if name not in _INPUTS:
+            raise ValueError(f"unknown source {name!r}; known are {', '.join(_INPUTS)}")
+    extra = [name for name in cfg.required_sources if name not in cfg.enabled_sources]
+    if extra:
+        raise ValueError(f"required_sources must be among enabled_sources, but {', '.join(extra)} is not")
+
+
+def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inputs) -> Stream:
+    described = inputs.describe[split]
+    bin_path = Path(cfg.cache_dir) / f"{source}_{split}.bin"
+    meta_path = bin_path.with_suffix(".meta.json")
+    if not cfg.force_rebuild:
+        cached = _read_valid(bin_path, meta_path, described)
+        if cached is not None:
+            return cached
+    data, names, starts = inputs.read(split)
+    digest = files.sha256_bytes(data)
+    # The .bin first: a kill in between leaves an old meta whose sha256 the new .bin does not have.
+    files.write_bytes(bin_path, data)
+    documents = {"names": names, "starts": starts}
+    files.write_json(meta_path, {**described, "bytes": len(data), "sha256": digest, "documents": documents})
+    return Stream(data=data, sha256=digest, cached=False, names=names, starts=starts)
+
+
+def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> Stream | None:
+    """The cached stream, or None where anything about it is missing, other or damaged."""
+    try:
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        if any(meta.get(key) != value for key, value in described.items()):
+            return None
+        if bin_path.stat().st_size != meta["bytes"]:
+            return None
+        data = bin_path.read_bytes()
+        if files.sha256_bytes(data) != meta["sha256"]:
+            return None
+        documents = meta["documents"]
+        return Stream(data, meta["sha256"], True, documents["names"], documents["starts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _starts(sizes: Iterable[int], *, gap: int) -> list[int]:
+    """The start of each document when they follow each other with `gap` bytes between."""
+    return list(itertools.accumulate((size + gap for size in sizes), initial=0))[:-1]
+
+
+def _join(docs: list[str], names: list[str] | None, sep: str) -> Content:
+    data = build_roam_stream(docs, sep=sep)
+    return data, names, _starts((len(doc.encode("utf-8")) for doc in docs), gap=len(sep.encode("utf-8")))
+
+
+def _stat(path: str | Path) -> dict[str, Any]:
+    status = Path(path).stat()
+    return {"path": str(path), "mtime_ns": status.st_mtime_ns, "size": status.st_size}
+
+
+def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
+    if cfg.wiki == "embedded":
+        return _stdlib_inputs(cfg)
+    docs = load_wikitext() if cfg.wiki == "hub" else load_wikitext(path=cfg.wiki)
+    origin = {} if cfg.wiki == "hub" else {"files": [_stat(f) for fs in local_files(Path(cfg.wiki)).values() for f in fs]}
+    describe = {
+        split: {
+            "source": "wiki",
+            "split": split,
+            "n_docs": len(docs[split]),
+            "total_chars": sum(map(len, docs[split])),
+            "sep": cfg.doc_separator,
+            **origin,
+        }
+        for split in SPLITS
+    }
+    return Inputs(describe, lambda split: _join(docs[split], None, cfg.doc_separator))
+
+
+def _stdlib_inputs(cfg: StreamBuildConfig) -> Inputs:
+    described = {**embedded.stdlib_fingerprint(), "origin": "docstrings of the Python standard library"}
+    described |= {"source": "wiki", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": STDLIB_VAL_FRAC}
+    documents: list[tuple[str, str]] = []
+
+    def read(split: str) -> Content:
+        if not documents:
+            documents.extend(embedded.stdlib_documents())
+        part = split_items(documents, val_frac=STDLIB_VAL_FRAC, seed=cfg.seed)[SPLITS.index(split)]
+        return _join([text for _, text in part], [name for name, _ in part], cfg.doc_separator)
+
+    return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
+
+
+STDLIB_VAL_FRAC = 0.05
+"""Share of the standard library's modules held out: 19 of 394 modules in Python 3.11."""
+
+
+def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
+    root = str(embedded.NOTES) if cfg.roam_root == "embedded" else cfg.roam_root
+    paths = list_roam_paths(root)
+    if not paths:
+        raise FileNotFoundError(f"no .md file below {root}")
+    parts = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
+    describe = {
+        split: {
+            "source": "roam",
+            "split": split,
+            "files": [_stat(path) for path in parts[split]],
+            "sep": cfg.doc_separator,
+            "seed": cfg.seed,
+            "val_frac": cfg.roam_val_frac,
+            "encoding_errors": cfg.encoding_errors,
+        }
+        for split in SPLITS
+    }
+
+    def read(split: str) -> Content:
+        return _join(load_texts(parts[split], errors=cfg.encoding_errors), parts[split], cfg.doc_separator)
+
+    return Inputs(describe, read)
+
+
+def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
+    path = str(embedded.PRIMER) if cfg.primer_path == "embedded" else cfg.primer_path
+    described = {
+        "source": "primer",
+        **_stat(path),
+        "delimiter": cfg.delimiter,
+        "seed": cfg.seed,
+        "val_frac": cfg.primer_val_frac,
+        "encoding_errors": cfg.encoding_errors,
+    }
+
+    def read(split: str) -> Content:
+        text = load_primer_text(path, errors=cfg.encoding_errors)
+        parts = split_primer_dialogues(
+            text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter
+        )
+        part = parts[SPLITS.index(split)]
+        blocks = primer_dialogues(part, delimiter=cfg.delimiter)
+        number = {block: i for i, block in reversed(list(enumerate(primer_dialogues(text, delimiter=cfg.delimiter))))}
+        names = [f"dialogue {number[block]}" for block in blocks]
+        sizes = (len(block.encode("utf-8")) for block in blocks)
+        return build_primer_stream(part), names, _starts(sizes, gap=len(cfg.delimiter.encode("utf-8")))
+
+    return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
+
+
+def _reason(err: OSError) -> str:
+    return f"no file {err.filename}" if err.filename and err.strerror else str(err)
+
+
+_INPUTS: dict[str, Callable[[StreamBuildConfig], Inputs]] = {
+    "wiki": _wiki_inputs,
+    "roam": _roam_inputs,
+    "primer": _primer_inputs,
+}

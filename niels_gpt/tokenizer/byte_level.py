@@ -1,0 +1,26 @@
+"""The byte tokenizer: each utf-8 byte is one token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def encode(text: str) -> torch.Tensor:
+    """The utf-8 bytes of a text as ids (n,), int64, in 0..255.
+
+    Raises ValueError for a string that has no utf-8 form (a lone surrogate).
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise ValueError(f"not encodable as utf-8: character {err.start} is a lone surrogate") from None
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).astype(np.int64))
+
+
+def decode(ids: torch.Tensor | Sequence[int]) -> str:
+    """The text of byte ids; what is not valid utf-8 shows as U+FFFD."""
+    values = ids.tolist() if isinstance(ids, torch.Tensor) else ids
+    return bytes(values).decode("utf-8", errors="replace")
