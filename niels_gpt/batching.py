@@ -54,7 +54,9 @@ def plan_batch(
     return Plan(names, source, start.tolist())
 
 
-def gather_rows(sources: BytesSources, plan: Plan, *, T: int, device: str | torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_rows(
+    sources: BytesSources, plan: Plan, *, T: int, device: str | torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(x, y), each (B, T) int64 on device: the T + 1 bytes of every planned row, y one byte further."""
     arrays = [np.frombuffer(sources[name], dtype=np.uint8) for name in plan.names]
     rows = np.empty((len(plan.start), T + 1), dtype=np.uint8)

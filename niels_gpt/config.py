@@ -55,14 +55,10 @@ class ModelConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"model.{name} must be an integer of at least 1, got {value!r}")
         if self.C % self.H:
-            raise ValueError(
-                f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each"
-            )
+            raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = self.C // self.H
         if self.D not in (0, head):
-            raise ValueError(
-                f"model.D={self.D} disagrees with C // H = {self.C} // {self.H} = {head}: leave D out"
-            )
+            raise ValueError(f"model.D={self.D} disagrees with C // H = {self.C} // {self.H} = {head}: leave D out")
         if head % 2:
             raise ValueError(f"head width D = C // H = {self.C} // {self.H} = {head} is odd; RoPE needs pairs")
         object.__setattr__(self, "D", head)
@@ -338,7 +334,7 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
         if key not in hints:
             raise ValueError(f"{where}: {_unknown_key(prefix.rstrip('.'), str(key), list(hints))}")
         if dataclasses.is_dataclass(hints[key]):
-            _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")  # type: ignore[arg-type]
+            _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")
         elif get_origin(hints[key]) is Literal and value not in get_args(hints[key]):
             allowed = ", ".join(repr(a) for a in get_args(hints[key]))
             raise ValueError(f"{where}: {prefix}{key} must be one of {allowed}, got {value!r}")

@@ -232,7 +232,8 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
     if cfg.wiki == "embedded":
         return _stdlib_inputs(cfg)
     docs = load_wikitext() if cfg.wiki == "hub" else load_wikitext(path=cfg.wiki)
-    origin = {} if cfg.wiki == "hub" else {"files": [_stat(f) for fs in local_files(Path(cfg.wiki)).values() for f in fs]}
+    local = {} if cfg.wiki == "hub" else local_files(Path(cfg.wiki))
+    origin = {"files": [_stat(file) for names in local.values() for file in names]} if local else {}
     describe = {
         split: {
             "source": "wiki",
@@ -248,7 +249,7 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
 
 
 def _stdlib_inputs(cfg: StreamBuildConfig) -> Inputs:
-    described = {**embedded.stdlib_fingerprint(), "origin": "docstrings of the Python standard library"}
+    described: dict[str, Any] = {**embedded.stdlib_fingerprint(), "origin": "docstrings of the Python standard library"}
     described |= {"source": "wiki", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": STDLIB_VAL_FRAC}
     documents: list[tuple[str, str]] = []
 
@@ -303,9 +304,7 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
 
     def read(split: str) -> Content:
         text = load_primer_text(path, errors=cfg.encoding_errors)
-        parts = split_primer_dialogues(
-            text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter
-        )
+        parts = split_primer_dialogues(text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter)
         part = parts[SPLITS.index(split)]
         blocks = primer_dialogues(part, delimiter=cfg.delimiter)
         number = {block: i for i, block in reversed(list(enumerate(primer_dialogues(text, delimiter=cfg.delimiter))))}

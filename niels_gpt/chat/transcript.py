@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 ROLES = ("system", "user", "assistant")
 DELIMITER = "\n\n<dialogue>\n\n"
 """What separates dialogues in a primer file."""
-STOPS = tuple(f"\n{role}: " for role in ROLES) + ("\n\n<dialogue>",)
+STOPS = (*(f"\n{role}: " for role in ROLES), "\n\n<dialogue>")
 """Where a reply ends: the next turn, or the next dialogue."""
 
 # A tag counts at position 0 or right after "\n" (in MULTILINE mode ^ is exactly that).

@@ -57,7 +57,7 @@ def stdlib_documents() -> list[tuple[str, str]]:
 
 
 def _docstrings(tree: ast.Module, module: str) -> list[str]:
-    """The docstrings of a module, each under the dotted name it belongs to; one-liners under 40 letters are not text."""
+    """The docstrings of a module, each under its dotted name; those under 40 letters are not text."""
     parts = []
     stack: list[tuple[str, ast.AST]] = [(module, tree)]
     while stack:

@@ -30,7 +30,10 @@ def _load_hub(dataset_id: str, config: str) -> Any:
 
     try:
         return datasets.load_dataset(dataset_id, config)
-    except (OSError, RuntimeError) as err:  # datasets raises ConnectionError, FileNotFoundError, HfHubHTTPError
+    except (
+        OSError,
+        RuntimeError,
+    ) as err:  # datasets raises ConnectionError, FileNotFoundError, HfHubHTTPError
         reason = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
         raise ValueError(
             f"cannot load {dataset_id} ({config}) from the Hugging Face Hub: {reason}. "

@@ -31,7 +31,12 @@ class Score:
 
 
 def score_stream(
-    model: GPT, stream: bytes, *, stride: int | None = None, batch: int = 32, device: str | torch.device | None = None
+    model: GPT,
+    stream: bytes,
+    *,
+    stride: int | None = None,
+    batch: int = 32,
+    device: str | torch.device | None = None,
 ) -> Score:
     """Score every byte of the stream but the first, once, in windows of the model's T.
 

@@ -114,9 +114,7 @@ class GPT(nn.Module):
         Raises ValueError for a length outside 1..T.
         """
         if x.dim() != 2 or not 1 <= x.shape[1] <= self.config.T:
-            raise ValueError(
-                f"expected ids of shape (B, n) with 1 <= n <= T={self.config.T}, got {tuple(x.shape)}"
-            )
+            raise ValueError(f"expected ids of shape (B, n) with 1 <= n <= T={self.config.T}, got {tuple(x.shape)}")
         if cache is None:
             n = x.shape[1]
             sin, cos = self.sin[:n], self.cos[:n]

@@ -57,3 +57,9 @@ class KVCache:
             k_all[rows, :, self._write] = k.transpose(1, 2)
             v_all[rows, :, self._write] = v.transpose(1, 2)
         return k_all[:, :, : self._end], v_all[:, :, : self._end]
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only these rows, in this order."""
+        index = torch.tensor(rows, device=self.k.device)
+        self.k, self.v = self.k.index_select(1, index), self.v.index_select(1, index)
+        self.lengths = [self.lengths[row] for row in rows]

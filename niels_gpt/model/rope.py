@@ -48,7 +48,7 @@ def apply_rope(
 
     Shapes and dtypes stay. Raises ValueError where shape, dtype or device do not fit.
     """
-    B, H, T, D = q.shape
+    T, D = q.shape[-2:]
     if D % 2:
         raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
     for name, table in (("sin", sin), ("cos", cos)):

@@ -74,9 +74,7 @@ class ByteTask:
     def plan(self, step: int) -> Plan:
         """Which windows the rows of a step are."""
         drawn_from = generator(self.config.train.seed, "batch", step)
-        return plan_batch(
-            self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=drawn_from
-        )
+        return plan_batch(self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=drawn_from)
 
     def batch(self, step: int, device: str) -> Batch:
         return Batch(*gather_rows(self._train, self.plan(step), T=self.config.model.T, device=device))

@@ -1,0 +1,1 @@
+"""Use a model: sampling, cached decoding, text generation, conversations."""

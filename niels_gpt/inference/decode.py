@@ -1,0 +1,121 @@
+"""Decoding token by token, for a batch of prompts of any lengths, with or without a KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from niels_gpt.inference.sampling import Sampling, choose
+from niels_gpt.model.gpt import GPT
+from niels_gpt.model.kv_cache import KVCache
+from niels_gpt.rng import generator as make_generator
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+
+
+class Decoder:
+    """Continues prompts by one token per `step`.
+
+    Up to T tokens a row lives in the KV cache. Past T its window is the last T tokens at positions
+    0..T-1, so every key changes with every token and the window is computed anew (I8): cached and
+    uncached decoding see the same numbers up to float error, and give the same ids.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generators: Generators = None,
+        use_cache: bool = True,
+    ) -> None:
+        """Raises ValueError for an empty prompt or an id outside the vocabulary."""
+        V = model.config.V
+        for i, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"prompt {i} is empty: give at least one token to continue")
+            if not 0 <= min(prompt) <= max(prompt) < V:
+                raise ValueError(f"prompt {i} has an id outside the vocabulary 0..{V - 1}")
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+        self.model = model
+        self.ids = [list(prompt) for prompt in prompts]
+        self.active = list(range(len(prompts)))
+        self._sampling = sampling
+        self._use_cache = use_cache
+        self._cache: KVCache | None = None
+        self._cached: list[int] = []  # the rows of the cache, in its order
+        self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling).to(model.device)  # (rows, steps)
+        self._step = 0
+
+    def finish(self, row: int) -> None:
+        """Take a row out; the others are not affected."""
+        self.active.remove(row)
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, int]:
+        """Append one token to every active row; row -> token."""
+        T = self.model.config.T
+        inside = [row for row in self.active if self._use_cache and len(self.ids[row]) <= T]
+        outside = [row for row in self.active if row not in inside] if len(inside) < len(self.active) else []
+        parts = []
+        if inside:
+            parts.append(self._cached_logits(inside))
+        if outside:
+            parts.append(self._window_logits(outside))
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = inside + outside
+        chosen = choose(logits, self._sampling, self._uniform[rows, self._step]).tolist()
+        self._step += 1
+        for row, token in zip(rows, chosen, strict=True):
+            self.ids[row].append(token)
+        return dict(zip(rows, chosen, strict=True))
+
+    def _cached_logits(self, rows: list[int]) -> torch.Tensor:
+        """(len(rows), V) for rows of at most T tokens; all but their last token are in the cache already."""
+        model = self.model
+        if self._cache is None:  # prefill: nothing is cached yet
+            self._cache = KVCache(model.config, len(rows), device=model.device, dtype=model.tok_emb.weight.dtype)
+            self._cached = rows
+            lengths = [len(self.ids[row]) for row in rows]
+            logits = model(self._padded([self.ids[row] for row in rows]), cache=self._cache)
+            self._cache.lengths = lengths
+            return logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
+        if rows != self._cached:  # some have finished, or have grown past T
+            self._cache.select([self._cached.index(row) for row in rows])
+            self._cached = rows
+        last = torch.tensor([[self.ids[row][-1]] for row in rows], device=model.device)
+        return model(last, cache=self._cache)[:, -1]
+
+    def _window_logits(self, rows: list[int]) -> torch.Tensor:
+        """(len(rows), V) from the last T tokens of each row, without a cache."""
+        windows = [self.ids[row][-self.model.config.T :] for row in rows]
+        logits = self.model(self._padded(windows))
+        return logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
+
+    def _padded(self, rows: list[list[int]]) -> torch.Tensor:
+        """One tensor, zeros on the right: attention is causal, so no real token sees the padding."""
+        width = max(map(len, rows))
+        return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.model.device)
+
+
+def _draw(rows: int, steps: int, generators: Generators, sampling: Sampling) -> torch.Tensor:
+    """The uniform number of every row and step, drawn beforehand (greedy decoding draws none).
+
+    One generator per row, or one for all: then several rows get streams of their own derived from it.
+    """
+    if sampling.temperature == 0.0:
+        return torch.zeros(rows, steps, dtype=torch.float64)
+    if isinstance(generators, Sequence):
+        if len(generators) != rows:
+            raise ValueError(f"{len(generators)} generators for {rows} prompts: give one per prompt, or one for all")
+        each: Sequence[torch.Generator | None] = generators
+    elif rows == 1:
+        each = [generators]
+    else:
+        base = int(torch.randint(2**62, (1,), generator=generators))
+        each = [make_generator(base, "row", row) for row in range(rows)]
+    return torch.stack([torch.rand(steps, generator=g, dtype=torch.float64) for g in each])

@@ -1,0 +1,64 @@
+"""From logits to the next token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy; None switches a filter off."""
+
+    temperature: float = 0.9
+    """Logits are divided by it: below 1 sharper, above 1 flatter."""
+    top_k: int | None = 50
+    """Only the k most likely tokens."""
+    top_p: float | None = None
+    """Only the fewest tokens that together have at least this probability."""
+    min_p: float | None = None
+    """Only tokens with at least this share of the most likely one's probability."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature!r}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1 (or None for all tokens), got {self.top_k!r}")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p!r}")
+        if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p!r}")
+
+
+def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> torch.Tensor:
+    """The next token of each row, (B,), for logits (B, V) and one uniform number in [0, 1) per row.
+
+    The number picks a token by the inverse of the cumulative distribution: what a row gets depends on
+    its own logits and its own number alone, so decoding in a batch gives what decoding alone gives.
+    """
+    if sampling.temperature == 0.0:
+        return logits.argmax(dim=-1)
+    cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (B, V)
+    threshold = uniform.to(cumulative)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
+
+
+def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The distribution (B, V) that is sampled from, float64, up to its sum; temperature must be above 0.
+
+    All filters look at the distribution after temperature; a token stays if every filter keeps it.
+    """
+    logits = logits.double() / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, float("-inf"))
+    p = logits.softmax(dim=-1)
+    if sampling.min_p:
+        p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        ordered, index = p.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered  # the probability of all likelier tokens
+        ordered = ordered.masked_fill(before >= sampling.top_p * p.sum(dim=-1, keepdim=True), 0.0)
+        p = torch.zeros_like(p).scatter_(-1, index, ordered)
+    return p

@@ -1,0 +1,173 @@
+"""Text in, text out, over the byte tokenizer: at once, as a stream, or for many prompts."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from niels_gpt.inference.decode import Decoder, Generators
+from niels_gpt.inference.sampling import Sampling
+from niels_gpt.model.gpt import GPT
+from niels_gpt.tokenizer import encode
+
+
+def generate(
+    model: GPT,
+    prompt_text: str,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.9,
+    top_k: int | None = 50,
+    generator: torch.Generator | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    stop: str | Sequence[str] | None = None,
+    use_cache: bool = True,
+) -> str:
+    """The prompt and its continuation by up to max_new_tokens bytes, ending before a stop sequence.
+
+    temperature 0 is greedy. A prompt longer than T is continued from its last T bytes. generator None is
+    torch's default one. Invalid utf-8 shows as U+FFFD. Raises ValueError for an empty prompt and for
+    numbers out of range.
+    """
+    pieces = stream_text(
+        model,
+        prompt_text,
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature, top_k, top_p, min_p),
+        generator=generator,
+        stop=stop,
+        use_cache=use_cache,
+    )
+    return prompt_text + "".join(pieces)
+
+
+def stream_text(
+    model: GPT,
+    prompt_text: str,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator | None = None,
+    stop: str | Sequence[str] | None = None,
+    use_cache: bool = True,
+) -> Iterator[str]:
+    """The continuation alone, piece by piece, as soon as it is certain.
+
+    Held back is only what may yet turn out to be a stop sequence, or half of a character.
+    """
+    return _run(model, [prompt_text], max_new_tokens, sampling, generator, _stops(stop), use_cache)
+
+
+def generate_batch(
+    model: GPT,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    generators: Generators = None,
+    stop: str | Sequence[str] | None = None,
+    use_cache: bool = True,
+) -> list[str]:
+    """Prompt plus continuation for every prompt, decoded together; each as it would be alone."""
+    stops = _stops(stop)
+    texts = list(prompts)
+    rows = _rows(model, prompts, max_new_tokens, sampling or Sampling(), generators, stops, use_cache)
+    for row, piece in rows:
+        texts[row] += piece
+    return texts
+
+
+def _run(
+    model: GPT,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    sampling: Sampling,
+    generators: Generators,
+    stops: list[bytes],
+    use_cache: bool,
+) -> Iterator[str]:
+    for _, piece in _rows(model, prompts, max_new_tokens, sampling, generators, stops, use_cache):
+        yield piece
+
+
+def _rows(
+    model: GPT,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    sampling: Sampling,
+    generators: Generators,
+    stops: list[bytes],
+    use_cache: bool,
+) -> Iterator[tuple[int, str]]:
+    """(row, piece of text) as they become certain; the model's train/eval mode is as before at the end."""
+    if model.config.V > 256:
+        raise ValueError(f"this model has V={model.config.V} tokens, not bytes: it needs its tokenizer")
+    decoder = Decoder(
+        model,
+        [encode(prompt).tolist() for prompt in prompts],
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generators=generators,
+        use_cache=use_cache,
+    )
+    outputs = [_Output(stops) for _ in prompts]
+    was_training = model.training
+    model.eval()
+    try:
+        for _ in range(max_new_tokens):
+            if not decoder.active:
+                break
+            for row, token in decoder.step().items():
+                piece = outputs[row].add(token)
+                if piece:
+                    yield row, piece
+                if outputs[row].stopped:
+                    decoder.finish(row)
+    finally:
+        model.train(was_training)
+    for row, output in enumerate(outputs):
+        piece = output.rest()
+        if piece:
+            yield row, piece
+
+
+class _Output:
+    """The bytes of one row on their way to text: stop sequences are found, characters are kept whole."""
+
+    def __init__(self, stops: list[bytes]) -> None:
+        self.stopped = False
+        self._stops = stops
+        self._pending = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, byte: int) -> str:
+        """Take one byte; the text that is certain now."""
+        self._pending += bytes((byte,))
+        for stop in self._stops:
+            if self._pending.endswith(stop):
+                self.stopped = True
+                self._pending = self._pending[: -len(stop)]
+                return ""
+        held = max((_overlap(self._pending, stop) for stop in self._stops), default=0)
+        sure = len(self._pending) - held
+        piece, self._pending = self._pending[:sure], self._pending[sure:]
+        return self._decoder.decode(piece)
+
+    def rest(self) -> str:
+        """What was held back, at the end."""
+        return self._decoder.decode(self._pending, final=True)
+
+
+def _overlap(data: bytes, stop: bytes) -> int:
+    """The length of the longest end of data that is a beginning of stop."""
+    return next((n for n in range(min(len(data), len(stop) - 1), 0, -1) if stop.startswith(data[-n:])), 0)
+
+
+def _stops(stop: str | Sequence[str] | None) -> list[bytes]:
+    texts = [stop] if isinstance(stop, str) else list(stop or ())
+    if not all(texts):
+        raise ValueError("a stop sequence is empty: give at least one character")
+    return [text.encode("utf-8") for text in texts]

@@ -1,0 +1,136 @@
+"""What the terminal shows while a run goes on: a live bar, or plain lines where output is piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+
+class Reporter(Protocol):
+    """What the loop tells while it runs."""
+
+    def start(self, *, first: int, total: int) -> None:
+        """Training begins at step `first` of `total`."""
+
+    def step(self, line: dict[str, Any]) -> None:
+        """An update is done; `line` is its entry in metrics.jsonl."""
+
+    def note(self, text: str) -> None:
+        """Something a person should read."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class Silent:
+    """Says nothing: for libraries and tests."""
+
+    def start(self, *, first: int, total: int) -> None: ...
+    def step(self, line: dict[str, Any]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainLines:
+    """A line every few seconds and at every evaluation; for pipes, files and CI."""
+
+    def __init__(self, every: float = 5.0) -> None:
+        self._every = every
+        self._shown = float("-inf")
+        self._clock = _Clock()
+
+    def start(self, *, first: int, total: int) -> None:
+        self._clock.start(first, total)
+
+    def step(self, line: dict[str, Any]) -> None:
+        self._clock.tick(line)
+        last = self._clock.done == self._clock.total
+        if "evals" in line or last or time.monotonic() - self._shown >= self._every:
+            self._shown = time.monotonic()
+            print(f"step {self._clock.done}/{self._clock.total}  {self._clock.text(line)}", flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A live progress bar with loss, tokens/s and time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._console = Console()
+        self._progress = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
+        )
+        self._clock = _Clock()
+        self._evals: dict[str, float] = {}
+
+    def start(self, *, first: int, total: int) -> None:
+        self._clock.start(first, total)
+        self._task = self._progress.add_task("train", total=total, completed=first, text="")
+        self._progress.start()
+
+    def step(self, line: dict[str, Any]) -> None:
+        self._clock.tick(line)
+        self._evals = line.get("evals", self._evals)
+        text = self._clock.text({**line, "evals": self._evals})
+        self._progress.update(self._task, completed=self._clock.done, text=text)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _Clock:
+    """Smooths tokens/s and estimates the time left."""
+
+    def __init__(self) -> None:
+        self.done = self.total = 0
+        self._rate = 0.0
+
+    def start(self, first: int, total: int) -> None:
+        self.done, self.total, self._first = first, total, first
+        self._began = time.monotonic()
+
+    def tick(self, line: dict[str, Any]) -> None:
+        self.done = line["step"] + 1
+        rate = line["tokens_per_s"]
+        self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
+
+    def text(self, line: dict[str, Any]) -> str:
+        per_step = (time.monotonic() - self._began) / max(self.done - self._first, 1)
+        parts = [f"loss {line['loss']:.3f}"]
+        parts += [f"{name} {value:.3f}" for name, value in (line.get("evals") or {}).items()]
+        parts += [f"{count(self._rate)} tok/s", f"{duration(per_step * (self.total - self.done))} left"]
+        return "  ".join(parts)
+
+
+def count(number: float) -> str:
+    """12.3k, 4.5M: a number as a person reads it."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """0:41, 3:07, 1:12:30."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def reporter() -> Reporter:
+    """The live bar on a terminal, plain lines elsewhere."""
+    return Bar() if sys.stdout.isatty() else PlainLines()
