@@ -109,6 +109,8 @@ class TrainConfig:
     """Share of rows drawn from each source; sums to 1."""
     p_val: dict[str, float] = field(default_factory=default_p_val)
     """Sources evaluated during training; their weighted mean loss chooses the best checkpoint."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` takes Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
     accumulate: int = 1
     """Split the B rows of an update into this many forward passes (less memory, same rows)."""
     weight_decay: float = 0.1

@@ -9,7 +9,7 @@ import sysconfig
 import warnings
 from pathlib import Path
 
-_HERE = Path(__file__).parent / "embedded"
+_HERE = Path(__file__).parent / "texts"
 NOTES = _HERE / "notes"
 """A folder of markdown notes about language models, data and this project."""
 PRIMER = _HERE / "primer.txt"

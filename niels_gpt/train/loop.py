@@ -33,7 +33,7 @@ from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import Batch, Task, open_task
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(FloatingPointError):
     """The loss or the gradient became NaN or infinite."""
 
 

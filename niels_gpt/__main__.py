@@ -1,0 +1,6 @@
+"""`python -m niels_gpt` is the command `niels-gpt`."""
+
+from niels_gpt.cli.main import main
+
+if __name__ == "__main__":
+    main()

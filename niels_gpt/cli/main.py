@@ -1,0 +1,240 @@
+"""`niels-gpt`: the commands and their options.
+
+Only typer is imported here; a command imports what it works with when it runs, so that `--help` is
+instant. Mistakes of the user end in one line on stderr and exit code 1, without a traceback
+(NIELS_GPT_DEBUG=1 shows it).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+app = typer.Typer(
+    help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+batch_app = typer.Typer(help="Look at what a training step learned from.", no_args_is_help=True)
+app.add_typer(batch_app, name="batch")
+
+Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
+Count = Optional[int]  # noqa: UP045
+Share = Optional[float]  # noqa: UP045
+Place = Optional[Path]  # noqa: UP045
+
+RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
+CheckpointOption = Annotated[Place, typer.Option("--checkpoint", help="A .pt file instead of a run's best one.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+WikiOption = Annotated[Text, typer.Option("--wiki", help="hub, embedded, or a folder with wikitext files.")]
+RoamOption = Annotated[Text, typer.Option("--roam", help="Your folder of markdown notes, or embedded.")]
+PrimerOption = Annotated[Text, typer.Option("--primer", help="Your file of dialogues, or embedded.")]
+EncodingOption = Annotated[
+    Text, typer.Option("--encoding-errors", help="Files that are not utf-8: strict (stop) or replace (go on).")
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. train.base_lr=1e-3.")
+]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy; higher is wilder.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Only the k likeliest bytes; 0 for all.")]
+TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest bytes that make up this share.")]
+MinPOption = Annotated[Share, typer.Option("--min-p", help="Only bytes at least this likely, next to the likeliest.")]
+SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text again.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest continuation, in bytes.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from niels_gpt import __version__
+
+        typer.echo(f"niels-gpt {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    steps: Annotated[Count, typer.Option("--steps", min=1, help="Updates to train for.")] = None,
+    run_dir: Annotated[Place, typer.Option("--run-dir", help="Default: runs/demo, runs/demo-2, ...")] = None,
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train, measure and talk to a small model, offline, in about two minutes on two CPU cores."""
+    from niels_gpt.cli.demo import run_demo
+
+    run_demo(steps=steps, run_dir=run_dir, wiki=wiki, roam=roam, primer=primer, device=device)
+
+
+@app.command()
+def train(
+    config: Annotated[Place, typer.Option("--config", help="YAML file; default: the v0 model.")] = None,
+    run_dir: Annotated[Place, typer.Option("--run-dir", help="Folder of the run; default: a new one in runs/.")] = None,
+    steps: Annotated[Count, typer.Option("--steps", min=1, help="Same as --set train.total_steps=N.")] = None,
+    checkpoint_every: Annotated[
+        Count, typer.Option("--checkpoint-every", min=1, help="Same as --set output.checkpoint_every=K.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --run-dir.")] = False,
+    set_: SetOption = [],  # noqa: B006
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
+    device: DeviceOption = "auto",
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
+    allow_data_change: Annotated[bool, typer.Option("--allow-data-change", help="Resume on other data.")] = False,
+    allow_config_change: Annotated[
+        bool, typer.Option("--allow-config-change", help="Resume with other training settings.")
+    ] = False,
+) -> None:
+    """Train a model, or go on with one."""
+    from niels_gpt.cli.training import run_train
+
+    overrides = list(set_)
+    overrides += [f"train.total_steps={steps}"] if steps is not None else []
+    overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
+    run_train(
+        config=config,
+        run_dir=run_dir,
+        resume=resume,
+        overrides=overrides,
+        data={"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors},
+        device=device,
+        print_config=print_config,
+        allow_data_change=allow_data_change,
+        allow_config_change=allow_config_change,
+    )
+
+
+@app.command("eval")
+def eval_(
+    run: RunOption = None,
+    checkpoint: CheckpointOption = None,
+    stride: Annotated[
+        Count, typer.Option("--stride", min=1, help="Start a window every N bytes (default T): less is exacter.")
+    ] = None,
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
+    device: DeviceOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Score every held-out byte, next to what gzip, xz and byte frequencies reach on the same bytes."""
+    from niels_gpt.cli.measuring import run_eval
+
+    run_eval(
+        run=run,
+        checkpoint=checkpoint,
+        stride=stride,
+        data={"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors},
+        device=device,
+        as_json=json,
+    )
+
+
+@app.command("generate")
+def generate_(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    run: RunOption = None,
+    checkpoint: CheckpointOption = None,
+    max_tokens: MaxTokensOption = 200,
+    temperature: TemperatureOption = 0.9,
+    top_k: TopKOption = 50,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    stop: Annotated[list[str], typer.Option("--stop", help="End before this text; may be repeated.")] = [],  # noqa: B006
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many continuations.")] = 1,
+    seed: SeedOption = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the KV cache.")] = True,
+    device: DeviceOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Continue a text."""
+    from niels_gpt.cli.talking import run_generate, sampling
+
+    run_generate(
+        prompt=prompt,
+        run=run,
+        checkpoint=checkpoint,
+        max_tokens=max_tokens,
+        sampling=sampling(temperature, top_k, top_p, min_p),
+        stop=stop,
+        number=number,
+        seed=seed,
+        cache=cache,
+        device=device,
+        as_json=json,
+    )
+
+
+@app.command()
+def chat(
+    run: RunOption = None,
+    checkpoint: CheckpointOption = None,
+    system: Annotated[Text, typer.Option("--system", help="A system message to begin with.")] = None,
+    max_tokens: MaxTokensOption = 200,
+    temperature: TemperatureOption = 0.3,
+    top_k: TopKOption = 50,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Talk to a model: /system TEXT, /reset, /exit."""
+    from niels_gpt.cli.talking import run_chat, sampling
+
+    run_chat(
+        run=run,
+        checkpoint=checkpoint,
+        system=system,
+        max_tokens=max_tokens,
+        sampling=sampling(temperature, top_k, top_p, min_p),
+        seed=seed,
+        device=device,
+    )
+
+
+@batch_app.command("show")
+def batch_show(
+    step: Annotated[int, typer.Option("--step", min=0, help="Training step, from 0.")],
+    run: RunOption = None,
+    chars: Annotated[int, typer.Option("--chars", min=0, help="Characters of text per row; 0 for all.")] = 160,
+    json: JsonOption = False,
+) -> None:
+    """Print source, document, offset and text of every row of a training step."""
+    from niels_gpt.cli.measuring import run_batch_show
+
+    run_batch_show(run=run, step=step, chars=chars, as_json=json)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with 0, 1 (something is wrong), 2 (usage) or 130 (interrupted)."""
+    import warnings
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+    try:
+        app(args=arguments, prog_name="niels-gpt")
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (ValueError, OSError, ArithmeticError) as err:
+        if os.environ.get("NIELS_GPT_DEBUG"):
+            raise
+        text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,146 @@
+"""`niels-gpt generate` and `niels-gpt chat`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from niels_gpt.cli.runs import load
+from niels_gpt.inference.conversation import Conversation
+from niels_gpt.inference.sampling import Sampling
+from niels_gpt.inference.text import generate_batch, stream_text
+
+HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit leaves"
+
+
+def sampling(temperature: float, top_k: int, top_p: float | None, min_p: float | None) -> Sampling:
+    """The options as a Sampling; --top-k 0 is no limit."""
+    return Sampling(temperature, top_k if top_k != 0 else None, top_p, min_p)
+
+
+def run_generate(
+    *,
+    prompt: str,
+    run: Path | None,
+    checkpoint: Path | None,
+    max_tokens: int,
+    sampling: Sampling,
+    stop: list[str],
+    number: int,
+    seed: int | None,
+    cache: bool,
+    device: str,
+    as_json: bool,
+) -> None:
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise ValueError("the prompt is empty: give at least one character to continue")
+    loaded = load(run, checkpoint, device)
+    generator = _generator(seed)
+    if number == 1 and not as_json:
+        print(text, end="", flush=True)
+        for piece in stream_text(
+            loaded.model,
+            text,
+            max_new_tokens=max_tokens,
+            sampling=sampling,
+            generator=generator,
+            stop=stop,
+            use_cache=cache,
+        ):
+            print(piece, end="", flush=True)
+        print()
+        return
+    texts = generate_batch(
+        loaded.model,
+        [text] * number,
+        max_new_tokens=max_tokens,
+        sampling=sampling,
+        generators=generator,
+        stop=stop,
+        use_cache=cache,
+    )
+    if as_json:
+        print(json.dumps({"checkpoint": str(loaded.path), "prompt": text, "texts": texts}, ensure_ascii=False))
+        return
+    for i, result in enumerate(texts):
+        print(f"--- {i + 1} of {number}\n{result}")
+
+
+def run_chat(
+    *,
+    run: Path | None,
+    checkpoint: Path | None,
+    system: str | None,
+    max_tokens: int,
+    sampling: Sampling,
+    seed: int | None,
+    device: str,
+) -> None:
+    loaded = load(run, checkpoint, device)
+    talk = Conversation(
+        loaded.model, system=system, sampling=sampling, generator=_generator(seed), max_new_tokens=max_tokens
+    )
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (arrow keys and history for input())
+        print(f"{loaded.path} after {loaded.step} updates. {HELP}.")
+    while True:
+        try:
+            line = input("you> " if interactive else "").strip()
+        except EOFError:
+            break
+        except KeyboardInterrupt:
+            print()
+            break
+        if not line:
+            continue
+        if line.startswith("/"):
+            if line == "/exit":
+                break
+            _command(talk, line)
+            continue
+        _reply(talk, line)
+
+
+def _command(talk: Conversation, line: str) -> None:
+    name, _, rest = line.partition(" ")
+    if name == "/reset":
+        talk.reset()
+        print("(forgotten)")
+    elif name == "/system":
+        try:
+            talk.set_system(rest.strip() or None)
+            print(f"(system: {talk.system})" if talk.system else "(no system message)")
+        except ValueError as err:
+            print(f"(refused: {err})")
+    else:
+        print(f"(unknown command {name}: {HELP})")
+
+
+def _reply(talk: Conversation, line: str) -> None:
+    """Print the reply as it comes; Ctrl-C ends this reply, not the conversation."""
+    print("niels> ", end="", flush=True)
+    try:
+        for piece in talk.reply(line):
+            print(piece, end="", flush=True)
+        print()
+    except ValueError as err:
+        print(f"(refused: {err})")
+    except KeyboardInterrupt:
+        print(" (interrupted)")
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    """Seeded as asked, else by the system."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator

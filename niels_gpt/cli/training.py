@@ -1,0 +1,120 @@
+"""`niels-gpt train`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from niels_gpt.cli.runs import new_run
+from niels_gpt.config import RunConfig, config_from_dict, dump_config, load_config, to_dict
+from niels_gpt.device import resolve_device
+from niels_gpt.report.curves import plot_losses
+from niels_gpt.train.loop import Result, train
+from niels_gpt.train.progress import count, reporter
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.task import ByteTask, describe_sources, open_task
+
+
+def run_train(
+    *,
+    config: Path | None,
+    run_dir: Path | None,
+    resume: bool,
+    overrides: list[str],
+    data: Mapping[str, str | None],
+    device: str,
+    print_config: bool,
+    allow_data_change: bool,
+    allow_config_change: bool,
+) -> None:
+    """Train as the options say; on a signal, save, say how to go on, and exit with 128 + its number."""
+    if resume and run_dir is None:
+        raise ValueError("--resume needs --run-dir: which run shall go on?")
+    source = config
+    if resume and config is None and run_dir is not None:
+        RunFolder(run_dir).read_config()  # says so if there is no run
+        source = RunFolder(run_dir).config_path
+    resolved = with_data(load_config(source, overrides=overrides), data)
+    if print_config:
+        print(dump_config(resolved), end="")
+        return
+    run = RunFolder(run_dir) if run_dir is not None else new_run(config.stem if config else "train")
+    device = resolve_device(device)
+    result = train_and_report(
+        resolved,
+        run,
+        device=device,
+        resume=resume,
+        allow_data_change=allow_data_change,
+        allow_config_change=allow_config_change,
+    )
+    console = Console(highlight=False, soft_wrap=True)
+    if result.stopped_by:
+        console.print(f"{result.stopped_by}: saved {run.latest} after {result.step} updates. Go on with")
+        console.print(f"  niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume")
+        sys.exit(130 if result.stopped_by == "SIGINT" else 143)
+    if result.best:
+        console.print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
+    console.print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
+    console.print(f"next: niels-gpt eval --run {run.path}   niels-gpt chat --run {run.path}")
+
+
+def train_and_report(
+    config: RunConfig,
+    run: RunFolder,
+    *,
+    device: str,
+    resume: bool = False,
+    allow_data_change: bool = False,
+    allow_config_change: bool = False,
+) -> Result:
+    """Show the sources, train with a progress display, and leave loss.png whatever happens."""
+    if run.exists and not resume:  # before minutes go into building streams
+        raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
+    task = open_task(config)
+    show_sources(config, task)
+    try:
+        return train(
+            config,
+            run,
+            task=task,
+            device=device,
+            resume=resume,
+            allow_data_change=allow_data_change,
+            allow_config_change=allow_config_change,
+            report=reporter(),
+        )
+    finally:
+        plot_losses(run)
+
+
+def with_data(config: RunConfig, data: Mapping[str, str | None]) -> RunConfig:
+    """The config with the data options that were given. Raises ValueError for what is not allowed."""
+    tree = to_dict(config)
+    tree["data"] |= {key: value for key, value in data.items() if value is not None}
+    return config_from_dict(tree, where="options")
+
+
+def show_sources(config: RunConfig, task: ByteTask) -> None:
+    """A table of what is trained on, and whether the caches served it."""
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("source", "left"), ("share", "right"), ("train", "right"), ("held out", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("documents", justify="right")
+    table.add_column("from", overflow="fold")
+    for row in describe_sources(config, task):
+        state = "cached" if row["cached"] else "built"
+        table.add_row(
+            row["source"],
+            f"{row['share']:.1%}",
+            count(row["train_bytes"]) + "B",
+            count(row["val_bytes"]) + "B",
+            str(row["documents"]),
+            f"{row['from']} ({state})",
+        )
+    Console(highlight=False).print(table)

@@ -1,0 +1,99 @@
+"""For all tests: no network, no files outside temporary folders, property tests that always draw the same cases."""
+
+import os
+import shutil
+import socket
+import tempfile
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repo", deadline=None, derandomize=True, max_examples=100)
+settings.load_profile("repo")
+
+
+def pytest_configure(config):
+    # Before anything imports `datasets`: its caches go to a temporary folder, and it never asks the Hub.
+    config.hf_home = tempfile.mkdtemp(prefix="niels-gpt-tests-")
+    os.environ.update(HF_HOME=config.hf_home, HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+    for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "NIELS_GPT_DATA"):
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.hf_home, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network():
+    """Let connections go to this machine only."""
+    connect, getaddrinfo = socket.socket.connect, socket.getaddrinfo
+    local = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "", None}
+
+    def guarded_connect(self, address):
+        if self.family != socket.AF_UNIX and address[0] not in local:
+            raise OSError(f"a test tried to connect to {address}")
+        return connect(self, address)
+
+    def guarded_getaddrinfo(host, *args, **kwargs):
+        if host not in local:
+            raise socket.gaierror(f"a test tried to look up {host!r}")
+        return getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+        yield
+
+
+class Hub:
+    """Stands in for the Hub: serves `rows` (split -> texts) as real `datasets` objects, or raises `error`."""
+
+    def __init__(self, load_local):
+        self.load_local = load_local
+        self.rows = {"train": [], "validation": [], "test": []}
+        self.error = None
+        self.calls = []
+
+    def load_dataset(self, path, name=None, *args, split=None, streaming=False, **kwargs):
+        import datasets
+
+        if path in ("json", "parquet", "text"):  # local files, read by `datasets` itself
+            return self.load_local(path, name, *args, split=split, streaming=streaming, **kwargs)
+        self.calls.append((path, name))
+        if self.error is not None:
+            raise self.error
+        features = datasets.Features({"text": datasets.Value("string")})
+        made = {key: datasets.Dataset.from_dict({"text": texts}, features=features) for key, texts in self.rows.items()}
+        if streaming:
+            made = {key: value.to_iterable_dataset() for key, value in made.items()}
+        return datasets.DatasetDict(made) if split is None else made[split]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    import datasets
+
+    fake = Hub(datasets.load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", fake.load_dataset)
+    return fake
+
+
+@pytest.fixture
+def random_states():
+    """A function that gives the state of every global generator, to be compared before and after."""
+    import random
+
+    import numpy as np
+    import torch
+
+    # A state no test leaves behind: seeding a global generator anew must show.
+    torch.manual_seed(876543210987)
+    random.seed(876543210987)
+    np.random.seed(87654321)
+
+    def states():
+        name, keys, *rest = np.random.get_state(legacy=True)
+        return torch.get_rng_state().tolist(), random.getstate(), (name, keys.tolist(), *rest)
+
+    return states

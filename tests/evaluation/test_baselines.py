@@ -1,0 +1,95 @@
+"""Reference points against counts and compressors used directly."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import lzma
+import math
+import zlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_gpt.evaluation.baselines import gzip_bits, reference_bits, uniform_bits, unigram_bits, xz_bits
+
+TEXT = ("The quick brown fox jumps over the lazy dog. " * 40 + "Zwölf Boxkämpfer jagen Viktor. " * 9).encode("utf-8")
+NOISE = bytes(torch.randint(256, (5000,), generator=torch.Generator().manual_seed(0)).tolist())
+some = st.binary(min_size=1, max_size=300)
+
+
+def naive_unigram(stream: bytes, train: bytes) -> float:
+    counts = collections.Counter(train)
+    total = len(train) + 256
+    return math.fsum(-math.log2((counts[byte] + 1) / total) for byte in stream) / len(stream)
+
+
+def test_uniform() -> None:
+    assert uniform_bits() == 8.0
+
+
+@settings(deadline=None)
+@given(stream=some, train=st.binary(max_size=300))
+def test_unigram(stream: bytes, train: bytes) -> None:
+    assert unigram_bits(stream, fitted_on=train) == pytest.approx(naive_unigram(stream, train), rel=1e-9)
+
+
+@settings(deadline=None)
+@given(stream=some, train=st.binary(max_size=300))
+def test_unigram_is_a_code(stream: bytes, train: bytes) -> None:
+    """Kraft: the code lengths belong to a distribution. Gibbs: no code beats the entropy of the stream."""
+    lengths = [unigram_bits(bytes([byte]), fitted_on=train) for byte in range(256)]
+    assert math.fsum(2**-length for length in lengths) == pytest.approx(1.0)
+    counts = collections.Counter(stream)
+    entropy = math.fsum(-c / len(stream) * math.log2(c / len(stream)) for c in counts.values())
+    assert unigram_bits(stream, fitted_on=train) >= entropy - 1e-9
+
+
+def test_unigram_by_hand() -> None:
+    assert unigram_bits(b"abc", fitted_on=b"") == pytest.approx(8.0)
+    assert unigram_bits(bytes(range(256)), fitted_on=bytes(range(256)) * 3) == pytest.approx(8.0)
+    # 768 of 1024 counts belong to "a" (767 seen, one added), 1 to each byte never seen
+    train = b"a" * 767 + b"b"
+    assert unigram_bits(b"a", fitted_on=train) == pytest.approx(math.log2(1024 / 768))
+    assert unigram_bits(b"b", fitted_on=train) == pytest.approx(math.log2(1024 / 2))
+    assert unigram_bits(b"z", fitted_on=train) == pytest.approx(10.0)
+    assert unigram_bits(b"az", fitted_on=train) == pytest.approx((math.log2(1024 / 768) + 10.0) / 2)
+
+
+def gzip_size(stream: bytes) -> int:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)  # 31: with the gzip header and trailer
+    return len(packer.compress(stream) + packer.flush())
+
+
+def xz_size(stream: bytes) -> int:
+    packer = lzma.LZMACompressor(lzma.FORMAT_XZ, preset=9 | lzma.PRESET_EXTREME)
+    return len(packer.compress(stream) + packer.flush())
+
+
+@pytest.mark.parametrize("stream", [TEXT, NOISE, bytes(3000), b"x"])
+def test_compressors(stream: bytes) -> None:
+    assert gzip_bits(stream) == pytest.approx(8 * gzip_size(stream) / len(stream))
+    assert xz_bits(stream) == pytest.approx(8 * xz_size(stream) / len(stream))
+
+
+def test_compressors_make_sense() -> None:
+    for bits in (gzip_bits, xz_bits):
+        assert bits(NOISE) > 8.0  # noise does not compress, and the header costs
+        assert bits(bytes(100_000)) < 0.05
+        assert bits(TEXT) < 2.0
+    assert gzip_bits(TEXT) <= 8 * len(gzip.compress(TEXT, compresslevel=1)) / len(TEXT)
+
+
+def test_all_reference_points() -> None:
+    held_out, train = TEXT[:500], TEXT[500:]
+    assert reference_bits(held_out, train=train) == pytest.approx(
+        {
+            "uniform": 8.0,
+            "unigram": naive_unigram(held_out, train),
+            "gzip": 8 * gzip_size(held_out) / 500,
+            "xz": 8 * xz_size(held_out) / 500,
+        }
+    )
+    assert naive_unigram(held_out, train) != pytest.approx(naive_unigram(held_out, held_out), rel=1e-3)

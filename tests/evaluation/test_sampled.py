@@ -1,0 +1,146 @@
+"""The sampled loss against a loop that draws its windows by the procedure of the spec."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+
+from niels_gpt import GPT, ModelConfig, evaluate
+from niels_gpt.evaluation.sampled import eval_mode
+
+T = 16
+
+
+def make(dropout: float = 0.5) -> GPT:
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(V=256, T=T, C=32, L=2, H=2, d_ff=64, dropout=dropout))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(10)  # losses that differ from window to window
+    return model
+
+
+def stream(n: int, seed: int) -> bytes:
+    return bytes(torch.randint(256, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+STREAMS = {"val_wiki": stream(500, 1), "val_roam": stream(90, 2), "val_chat": stream(T + 1, 3)}
+
+
+def seeded(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cross_entropy(scores: list[float], target: int) -> float:
+    top = max(scores)
+    return top + math.log(math.fsum(math.exp(s - top) for s in scores)) - scores[target]
+
+
+@torch.no_grad()
+def reference(
+    model: GPT, streams: dict[str, bytes], *, steps: int, B: int, length: int, generator: torch.Generator
+) -> dict[str, float]:
+    """Per batch one multinomial over the one source, then one randint per row; mean of the batch means."""
+    model.eval()
+    means = {}
+    for name, data in streams.items():
+        batches = []
+        for _ in range(steps):
+            torch.multinomial(torch.tensor([1.0]), B, replacement=True, generator=generator)
+            losses = []
+            for _ in range(B):
+                start = torch.randint(0, len(data) - length, (1,), generator=generator).item()
+                chunk = list(data[start : start + length + 1])
+                logits = model(torch.tensor([chunk[:-1]]))[0].tolist()
+                losses += [cross_entropy(scores, y) for scores, y in zip(logits, chunk[1:], strict=True)]
+            batches.append(math.fsum(losses) / len(losses))
+        means[name] = math.fsum(batches) / steps
+    return means
+
+
+@pytest.mark.parametrize(("steps", "B", "length"), [(1, 1, T), (3, 4, T), (2, 5, 7)])
+def test_the_mean_of_the_batch_losses(steps: int, B: int, length: int) -> None:
+    model = make().train()
+    expected = reference(model, STREAMS, steps=steps, B=B, length=length, generator=seeded())
+    model.train()
+    got = evaluate(model, STREAMS, eval_steps=steps, B=B, T=length, device="cpu", generator=seeded())
+    assert list(got) == list(STREAMS)
+    for name, value in got.items():
+        assert type(value) is float
+        assert value == pytest.approx(expected[name], rel=1e-5), name
+    assert len(set(got.values())) == 3
+
+
+def test_the_generator_decides() -> None:
+    model = make()
+
+    def run(generator: torch.Generator) -> dict[str, float]:
+        return evaluate(model, STREAMS, eval_steps=2, B=3, T=T, device="cpu", generator=generator)
+
+    assert run(seeded(1)) == run(seeded(1))
+    assert run(seeded(1))["val_wiki"] != run(seeded(2))["val_wiki"]
+    going_on = seeded(1)
+    assert run(going_on)["val_wiki"] != run(going_on)["val_wiki"]
+
+
+def test_the_default_generator_is_left_alone() -> None:
+    model = make().train()
+    state = torch.get_rng_state()
+    evaluate(model, STREAMS, eval_steps=2, B=3, T=T, device="cpu", generator=seeded())
+    assert torch.equal(torch.get_rng_state(), state)  # no dropout was drawn either
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_is_left_as_found(training: bool) -> None:
+    model = make().train(training)
+    evaluate(model, STREAMS, eval_steps=1, B=2, T=T, device="cpu", generator=seeded())
+    assert all(module.training is training for module in model.modules())
+    with pytest.raises(ValueError, match="short"):
+        evaluate(model, {"short": bytes(T)}, eval_steps=1, B=2, T=T, device="cpu", generator=seeded())
+    assert all(module.training is training for module in model.modules())
+
+
+def test_no_gradients_are_recorded() -> None:
+    model, seen = make(), []
+    model.register_forward_hook(lambda module, args, output: seen.append((output.requires_grad, module.training)))
+    evaluate(model, STREAMS, eval_steps=1, B=2, T=T, device="cpu", generator=seeded())
+    assert seen == [(False, False)] * 3
+    assert torch.is_grad_enabled()
+
+
+def test_uniform_logits_cost_ln_256() -> None:
+    model = make()
+    with torch.no_grad():
+        model.tok_emb.weight.zero_()
+    got = evaluate(model, STREAMS, eval_steps=2, B=2, T=T, device="cpu", generator=seeded())
+    assert list(got.values()) == pytest.approx([math.log(256)] * 3, rel=1e-6)
+
+
+def test_no_streams_no_losses() -> None:
+    assert evaluate(make(), {}, eval_steps=1, B=1, T=T, device="cpu", generator=seeded()) == {}
+
+
+def test_the_signature_of_the_spec() -> None:
+    parameters = inspect.signature(evaluate).parameters
+    assert list(parameters) == ["model", "eval_streams", "eval_steps", "B", "T", "device", "generator"]
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in list(parameters)[2:])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"eval_steps": 0}, "0"), ({"eval_steps": -1}, "-1"), ({"B": 0}, "0"), ({"T": 0}, "0")]
+)
+def test_errors(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(make(), STREAMS, **{"eval_steps": 1, "B": 2, "T": T, "device": "cpu", "generator": seeded(), **wrong})
+
+
+def test_eval_mode_restores_after_an_error() -> None:
+    model = make().train()
+    with pytest.raises(KeyError), eval_mode(model):
+        assert not model.training and not torch.is_grad_enabled()
+        raise KeyError("x")
+    assert model.training and torch.is_grad_enabled()

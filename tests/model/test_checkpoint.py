@@ -1,0 +1,464 @@
+"""Checkpoints: what is saved comes back, what is damaged or hostile does not, what was there survives."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import inspect
+import json
+import os
+import pickle
+import platform
+import random
+import socket
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from niels_gpt import GPT, ModelConfig, load_checkpoint, loss_fn, save_checkpoint
+from niels_gpt.model.checkpoint import CheckpointError, load_model, read_checkpoint
+
+CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
+
+
+def make(seed: int = 0, **changes: Any) -> GPT:
+    torch.manual_seed(seed)
+    return GPT({**CONFIG, **changes})
+
+
+def update(model: GPT, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(17, (2, 2, 8), generator=generator)
+    optimizer.zero_grad()
+    loss_fn(model.eval()(x), y).backward()
+    optimizer.step()
+
+
+def trained(steps: int = 3, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
+    model = make(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+    for step in range(steps):
+        update(model, optimizer, step)
+    return model, optimizer
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in every bit, dtype and type, at any depth."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- what is saved comes back ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth"])
+def test_roundtrip(tmp_path: Path, name: str) -> None:
+    model, optimizer = trained()
+    path = tmp_path / name
+    save_checkpoint(str(path), model, optimizer, 3, CONFIG)
+    config, state, optimizer_state, step = load_checkpoint(str(path), "cpu")
+    assert config == CONFIG and type(config) is dict
+    assert type(step) is int and step == 3
+    assert same(dict(state), dict(model.state_dict()))
+    assert same(optimizer_state, optimizer.state_dict())
+    assert names(tmp_path) == sorted(["config.json", name])
+
+
+def test_the_signatures_of_the_spec() -> None:
+    saving = inspect.signature(save_checkpoint).parameters
+    assert list(saving)[:5] == ["path", "model", "optimizer", "step", "config"]
+    for more in list(saving.values())[5:]:
+        assert more.kind is inspect.Parameter.KEYWORD_ONLY and more.default is not inspect.Parameter.empty
+    assert list(inspect.signature(load_checkpoint).parameters) == ["path", "device"]
+
+
+def test_config_json_lies_beside(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(), None, 0, CONFIG)
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == CONFIG
+
+
+def test_a_model_config_is_saved_as_a_dict(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(), None, 0, ModelConfig(**CONFIG))
+    assert load_checkpoint(tmp_path / "a.pt", "cpu")[0] == CONFIG
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == CONFIG
+
+
+def test_no_optimizer(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(), None, 7, CONFIG)
+    _, _, optimizer_state, step = load_checkpoint(tmp_path / "a.pt", "cpu")
+    assert optimizer_state is None and step == 7
+
+
+def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    model, optimizer = trained(3)
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 3, CONFIG)
+    for step in (3, 4):
+        update(model, optimizer, step)
+    config, state, optimizer_state, at = load_checkpoint(tmp_path / "a.pt", "cpu")
+    resumed = GPT(config)
+    resumed.load_state_dict(state)
+    again = torch.optim.AdamW(resumed.parameters(), lr=99.0)  # the saved rate replaces it
+    again.load_state_dict(optimizer_state)
+    for step in range(at, 5):
+        update(resumed, again, step)
+    assert same(dict(resumed.state_dict()), dict(model.state_dict()))
+    assert same(again.state_dict(), optimizer.state_dict())
+
+
+def test_saving_is_a_snapshot(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, CONFIG)
+    update(model, optimizer, 5)
+    assert same(dict(load_checkpoint(tmp_path / "a.pt", "cpu")[1]), before)
+
+
+def test_a_new_checkpoint_replaces_the_old(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(0), None, 1, CONFIG)
+    save_checkpoint(tmp_path / "a.pt", make(1), None, 2, CONFIG)
+    _, state, _, step = load_checkpoint(tmp_path / "a.pt", "cpu")
+    assert step == 2 and same(dict(state), dict(make(1).state_dict()))
+    assert names(tmp_path) == ["a.pt", "config.json"]
+
+
+def test_folders_are_made_and_other_endings_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "x" / "y" / "a.pt", make(), None, 0, CONFIG)
+    assert names(tmp_path / "x" / "y") == ["a.pt", "config.json"]
+    with pytest.raises(ValueError, match=r"a\.bin"):
+        save_checkpoint(tmp_path / "a.bin", make(), None, 0, CONFIG)
+    assert names(tmp_path) == ["x"]
+
+
+def test_extra_comes_back(tmp_path: Path) -> None:
+    extra = {"best": 1.25, "history": [1, 2, {"a": None}], "name": "é"}
+    save_checkpoint(tmp_path / "a.pt", make(), None, 0, CONFIG, extra=extra)
+    assert read_checkpoint(tmp_path / "a.pt", "cpu")["extra"] == extra
+    save_checkpoint(tmp_path / "b.pt", make(), None, 0, CONFIG)
+    assert read_checkpoint(tmp_path / "b.pt", "cpu")["extra"] == {}
+
+
+def test_a_plain_torch_file_with_the_four_entries_is_a_checkpoint(tmp_path: Path) -> None:
+    """The format is torch.save's dict; nothing else in the file is needed."""
+    model = make()
+    payload = {"model": model.state_dict(), "optimizer": None, "step": 4, "config": CONFIG}
+    torch.save(payload, tmp_path / "a.pt")
+    assert load_checkpoint(tmp_path / "a.pt", "cpu")[3] == 4
+    torch.save(payload, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    assert same(dict(load_checkpoint(tmp_path / "legacy.pt", "cpu")[1]), dict(model.state_dict()))
+
+
+def test_torch_alone_can_read_it(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, CONFIG)
+    payload = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert same(dict(payload["model"]), dict(model.state_dict()))
+    assert payload["step"] == 1 and payload["config"] == CONFIG
+
+
+def test_load_model(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 3, CONFIG)
+    loaded, step = load_model(tmp_path / "a.pt")
+    assert step == 3 and not loaded.training
+    assert loaded.lm_head.weight is loaded.tok_emb.weight
+    ids = torch.arange(8)[None]
+    assert torch.equal(loaded(ids), model.eval()(ids))
+
+
+def test_no_generator_is_moved(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, CONFIG)
+    load_checkpoint(tmp_path / "a.pt", "cpu")
+    load_model(tmp_path / "a.pt")
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
+
+
+# --- a checkpoint is publishable -------------------------------------------------------------------
+
+
+def test_nothing_of_the_machine_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(variable, "user-quetzal")
+    monkeypatch.setenv("HOSTNAME", "host-quetzal")
+    monkeypatch.setenv("HOME", "/home/user-quetzal")
+    monkeypatch.setattr(socket, "gethostname", lambda: "host-quetzal")
+    monkeypatch.setattr(platform, "node", lambda: "host-quetzal")
+    assert getpass.getuser() == "user-quetzal"
+    folder = tmp_path / "folder-quetzal"
+    model, optimizer = trained(1)
+    save_checkpoint(folder / "file-quetzal.pt", model, optimizer, 1, CONFIG)
+    raw = (folder / "file-quetzal.pt").read_bytes() + (folder / "config.json").read_bytes()
+    with zipfile.ZipFile(folder / "file-quetzal.pt") as archive:  # and in case an entry were compressed:
+        raw += b"".join(name.encode() + archive.read(name) for name in archive.namelist())
+    assert b"quetzal" not in raw
+    for private in (str(tmp_path), tmp_path.name, __file__, Path(__file__).name):
+        assert private.encode() not in raw
+
+
+def test_the_bytes_do_not_depend_on_the_place(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    for path in (tmp_path / "a.pt", tmp_path / "elsewhere" / "of-another-name.pt"):
+        save_checkpoint(path, model, optimizer, 1, CONFIG)
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "elsewhere" / "of-another-name.pt").read_bytes()
+
+
+# --- a checkpoint is data --------------------------------------------------------------------------
+
+
+class Hostile:
+    """Unpickling this creates a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("where", ["extra", "config", "step", "optimizer"])
+@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
+def test_code_is_refused_and_does_not_run(tmp_path: Path, where: str, kind: str) -> None:
+    marker, path = tmp_path / "it-ran", tmp_path / "a.pt"
+    payload: dict[str, Any] = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
+    payload[where] = {"x": Hostile(marker)}
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(payload[where], protocol=2))
+    else:
+        torch.save(payload, path, _use_new_zipfile_serialization=kind == "zip")
+    for load in (lambda: load_checkpoint(path, "cpu"), lambda: load_model(path), lambda: read_checkpoint(path, "cpu")):
+        with pytest.raises(CheckpointError, match=r"a\.pt"):
+            load()
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(Hostile(marker)))  # the trap does work
+    assert marker.exists()
+
+
+# --- damaged, foreign, missing ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def smallest(tmp_path: Path) -> Path:
+    """A checkpoint of a few kilobytes, so that each of its bytes can be tried."""
+    sizes = {"V": 5, "T": 4, "C": 4, "L": 1, "H": 1, "D": 4, "d_ff": 4, "dropout": 0.0}
+    torch.manual_seed(0)
+    save_checkpoint(tmp_path / "smallest.pt", GPT(sizes), None, 1, sizes)
+    return tmp_path / "smallest.pt"
+
+
+def test_truncated(smallest: Path, tmp_path: Path) -> None:
+    raw, path = smallest.read_bytes(), tmp_path / "a.pt"
+    for size in range(0, len(raw), 29):
+        path.write_bytes(raw[:size])
+        with pytest.raises(CheckpointError, match=r"a\.pt"):
+            load_checkpoint(path, "cpu")
+
+
+@pytest.mark.parametrize("size", [5_000, 40_000, 100_000])
+def test_half_of_a_larger_file(tmp_path: Path, size: int) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(V=2 * size // (8 * 4)), None, 1, CONFIG)
+    raw = (tmp_path / "a.pt").read_bytes()
+    (tmp_path / "a.pt").write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize(("flip", "step"), [(0x01, 3), (0xFF, 1)])
+def test_a_flipped_byte_is_noticed_or_harmless(smallest: Path, tmp_path: Path, flip: int, step: int) -> None:
+    """Padding and unused header fields may change; what comes back may not."""
+    raw, path = smallest.read_bytes(), tmp_path / "a.pt"
+    whole = read_checkpoint(smallest, "cpu")
+    directory = raw.index(b"PK\x01\x02")  # the zip directory at the end of the file
+    silent = []
+    for at in [*range(0, directory, 11), *range(directory, len(raw), step)]:
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ flip]) + raw[at + 1 :])
+        try:
+            if not same(read_checkpoint(path, "cpu"), whole):
+                silent.append(at)
+        except CheckpointError as err:
+            assert "a.pt" in str(err)
+    assert silent == []
+
+
+def test_a_flipped_weight_is_noticed(tmp_path: Path) -> None:
+    model = make()
+    with torch.no_grad():
+        model.tok_emb.weight[0, 0] = 1234.5
+    save_checkpoint(tmp_path / "a.pt", model, None, 1, CONFIG)
+    raw = (tmp_path / "a.pt").read_bytes()
+    at = raw.index(np.float32(1234.5).tobytes())
+    (tmp_path / "a.pt").write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"PK\x03\x04 but no archive", b"\x80\x02}q\x00.", bytes(5000)])
+def test_not_a_torch_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+def test_another_zip_file(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("notes.txt", "nothing to see")
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+@pytest.mark.parametrize("missing", ["model", "optimizer", "step", "config"])
+def test_a_missing_entry_is_named(tmp_path: Path, missing: str) -> None:
+    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
+    del payload[missing]
+    torch.save(payload, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=rf"a\.pt.*{missing}"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+@pytest.mark.parametrize("payload", [[1, 2], 5, "text", torch.zeros(3), {}], ids=repr)
+def test_not_a_checkpoint(tmp_path: Path, payload: Any) -> None:
+    torch.save(payload, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"a\.pt"):
+        load_checkpoint(tmp_path / "a.pt", "cpu")
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "weight"),
+    [
+        ({"V": 18}, "tok_emb"),
+        ({"d_ff": 20}, "mlp"),
+        ({"L": 3}, r"blocks\.2"),
+        ({"L": 1}, r"blocks\.1"),
+        ({"C": 16, "D": 8}, "tok_emb"),
+    ],
+)
+def test_weights_of_another_architecture(tmp_path: Path, changes: dict[str, int], weight: str) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(), None, 1, {**CONFIG, **changes})
+    with pytest.raises(CheckpointError, match=rf"a\.pt.*{weight}"):
+        load_model(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"config": {**CONFIG, "width": 3}},
+        {"config": {**CONFIG, "C": 9}},
+        {"config": None},
+        {"model": dict.fromkeys(make().state_dict(), 3)},
+        {"model": None},
+        {"model": []},
+    ],
+    ids=["unknown key", "odd sizes", "no config", "numbers for weights", "no weights", "a list of weights"],
+)
+def test_entries_of_a_wrong_kind(tmp_path: Path, entry: dict[str, Any]) -> None:
+    """load_model raises CheckpointError, with the file's name, for whatever cannot be a model."""
+    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
+    torch.save(payload | entry, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_model(tmp_path / "a.pt")
+
+
+# --- writes are atomic -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_failing_fsync_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(0), None, 1, CONFIG)
+    before = (tmp_path / "a.pt").read_bytes()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match=r"a\.pt") as caught:
+            save_checkpoint(tmp_path / "a.pt", make(1), None, 2, CONFIG)
+    assert caught.value.errno == number
+    assert names(tmp_path) == ["a.pt", "config.json"]
+    assert (tmp_path / "a.pt").read_bytes() == before
+    assert load_checkpoint(tmp_path / "a.pt", "cpu")[3] == 1
+
+
+def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(0), None, 1, CONFIG)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        patch.setattr(os, "rename", fail)
+        patch.setattr(Path, "replace", fail)
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match=r"a\.pt"):
+            save_checkpoint(tmp_path / "a.pt", make(1), None, 2, CONFIG)
+    assert names(tmp_path) == ["a.pt", "config.json"]
+    assert load_checkpoint(tmp_path / "a.pt", "cpu")[3] == 1
+
+
+def test_something_that_cannot_be_saved_leaves_the_old_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(0), None, 1, CONFIG)
+    with pytest.raises(Exception, match=r"pickle|lambda"):
+        save_checkpoint(tmp_path / "a.pt", make(1), None, 2, CONFIG, extra={"f": lambda: None})
+    assert names(tmp_path) == ["a.pt", "config.json"]
+    assert load_checkpoint(tmp_path / "a.pt", "cpu")[3] == 1
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """A process that may write no file above a limit gets an OSError, and nothing is lost."""
+    pytest.importorskip("resource")
+    path = tmp_path / "a.pt"
+    save_checkpoint(path, make(0), None, 1, CONFIG)
+    size = path.stat().st_size
+    program = f"""
+        import resource, sys
+        from niels_gpt import GPT, save_checkpoint
+
+        model, failed = GPT({CONFIG!r}), 0
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        for limit in (0, 100, {size // 2}, {size - 1}):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            try:
+                save_checkpoint(sys.argv[1], model, None, 2, {CONFIG!r})
+            except OSError as err:
+                assert "a.pt" in str(err), err
+                failed += 1
+        sys.exit(40 + failed)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    assert done.returncode == 44, done.stderr
+    assert names(tmp_path) == ["a.pt", "config.json"]
+    _, state, _, step = load_checkpoint(path, "cpu")
+    assert step == 1 and same(dict(state), dict(make(0).state_dict()))
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == CONFIG

@@ -1,0 +1,262 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.batching import gather_rows, get_batch, plan_batch
+
+SOURCES = {
+    "wiki": b"abcdefghijklmnopqrstuvwxyz" * 50,
+    "roam": b"0123456789" * 200,
+    "primer": b"system: x\nuser: y\nassistant: z\n" * 50,
+}
+P = {"wiki": 0.784, "roam": 0.196, "primer": 0.020}
+
+
+def seeded(seed):
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return generator
+
+
+def literal_batch(sources, *, p, B, T, generator):
+    """The procedure of the contract, word by word."""
+    names = list(p)
+    probabilities = torch.tensor([p[name] for name in names], dtype=torch.float32)
+    choices = torch.multinomial(probabilities, B, replacement=True, generator=generator)
+    xs, ys, origins = [], [], []
+    for choice in choices.tolist():
+        src = sources[names[choice]]
+        i = torch.randint(0, len(src) - (T + 1) + 1, (1,), generator=generator).item()
+        chunk = src[i : i + T + 1]
+        xs.append(list(chunk[:-1]))
+        ys.append(list(chunk[1:]))
+        origins.append((names[choice], i))
+    return torch.tensor(xs, dtype=torch.int64), torch.tensor(ys, dtype=torch.int64), origins
+
+
+def batch(seed=0, *, sources=SOURCES, p=P, B=8, T=16):
+    return get_batch(sources, p=p, B=B, T=T, device="cpu", generator=seeded(seed))
+
+
+# --- the contract ------------------------------------------------------------------------------------
+
+
+def test_shapes_types_range_and_shift():
+    x, y = batch()
+    for ids in (x, y):
+        assert ids.shape == (8, 16)
+        assert ids.dtype == torch.int64
+        assert ids.device.type == "cpu"
+        assert 0 <= ids.min() <= ids.max() <= 255
+    assert torch.equal(y[:, :-1], x[:, 1:])
+
+
+def test_the_same_seed_gives_the_same_batch():
+    x1, y1 = batch(0)
+    x2, y2 = batch(0)
+    assert torch.equal(x1, x2)
+    assert torch.equal(y1, y2)
+    assert not torch.equal(batch(1)[0], x1)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_row_is_that_of_the_literal_procedure(seed):
+    ours, theirs = seeded(seed), seeded(seed)
+    for _ in range(2):  # the second batch begins where the first left the generator
+        x, y = get_batch(SOURCES, p=P, B=32, T=24, device="cpu", generator=ours)
+        wanted_x, wanted_y, _ = literal_batch(SOURCES, p=P, B=32, T=24, generator=theirs)
+        for row in range(32):
+            assert x[row].tolist() == wanted_x[row].tolist()
+            assert y[row].tolist() == wanted_y[row].tolist()
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@given(
+    streams=st.lists(st.binary(min_size=9, max_size=60), min_size=1, max_size=5),
+    weights=st.data(),
+    B=st.integers(1, 12),
+    T=st.integers(1, 8),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_literal_procedure_for_any_sources(streams, weights, B, T, seed):
+    sources = {f"source {i}": data for i, data in enumerate(streams)}
+    numbers = weights.draw(st.lists(st.integers(0, 9), min_size=len(streams), max_size=len(streams)).filter(any))
+    order = weights.draw(st.permutations(list(sources)))  # p need not have the order of the sources
+    p = {name: number / sum(numbers) for name, number in zip(order, numbers, strict=True)}
+    x, y = get_batch(sources, p=p, B=B, T=T, device="cpu", generator=seeded(seed))
+    wanted_x, wanted_y, _ = literal_batch(sources, p=p, B=B, T=T, generator=seeded(seed))
+    assert torch.equal(x, wanted_x)
+    assert torch.equal(y, wanted_y)
+
+
+def test_probabilities_are_float32():
+    """With thousands of sources the sums differ visibly between float32 and float64, and so do the choices."""
+    sources = {f"source {i}": i.to_bytes(2, "big") for i in range(4000)}
+    p = dict.fromkeys(sources, 1 / 4000)
+    x, y = batch(0, sources=sources, p=p, B=2000, T=1)
+    wanted_x, wanted_y, origins = literal_batch(sources, p=p, B=2000, T=1, generator=seeded(0))
+    assert torch.equal(x, wanted_x)
+    assert torch.equal(y, wanted_y)
+    double = torch.multinomial(torch.full((4000,), 1 / 4000, dtype=torch.float64), 2000, True, generator=seeded(0))
+    assert [f"source {i}" for i in double.tolist()] != [name for name, _ in origins]  # the test can tell
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_generator_it_is_torchs_default_one(seed):
+    torch.manual_seed(seed)
+    wanted_x, wanted_y, _ = literal_batch(SOURCES, p=P, B=16, T=8, generator=None)
+    after = torch.rand(3)
+    torch.manual_seed(seed)
+    x, y = get_batch(SOURCES, p=P, B=16, T=8, device="cpu")
+    assert torch.equal(x, wanted_x)
+    assert torch.equal(y, wanted_y)
+    assert torch.equal(torch.rand(3), after)
+
+
+def test_golden():
+    """Pinned, so that yesterday's runs can be repeated tomorrow."""
+    x, y = batch(1234, B=4, T=6)
+    assert [bytes(row) for row in x.tolist()] == [b"pqrstu", b"zabcde", b"defghi", b"rstuvw"]
+    assert [bytes(row) for row in y.tolist()] == [b"qrstuv", b"abcdef", b"efghij", b"stuvwx"]
+
+
+def test_a_given_generator_is_the_only_one_used(random_states):
+    before = random_states()
+    wanted = batch(5)[0]
+    assert random_states() == before
+    for seed in (0, 1):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        assert torch.equal(batch(5)[0], wanted)
+
+
+def test_t_is_256_by_default():
+    x, _ = get_batch(SOURCES, p=P, B=2, device="cpu", generator=seeded(0))
+    assert x.shape == (2, 256)
+
+
+# --- where the rows come from ------------------------------------------------------------------------
+
+
+def test_every_start_can_be_drawn_and_none_past_the_end():
+    data = bytes(range(20))
+    x, y = batch(0, sources={"a": data}, p={"a": 1.0}, B=2000, T=16)
+    assert set(x[:, 0].tolist()) == {0, 1, 2, 3}
+    assert set(y[:, -1].tolist()) == {16, 17, 18, 19}
+    assert torch.equal(y, x + 1)
+
+
+def test_a_source_of_just_t_plus_1_bytes():
+    x, y = batch(0, sources={"a": b"abcde"}, p={"a": 1.0}, B=3, T=4)
+    assert [bytes(row) for row in x.tolist()] == [b"abcd"] * 3
+    assert [bytes(row) for row in y.tolist()] == [b"bcde"] * 3
+
+
+def test_every_byte_value_passes():
+    data = bytes(range(256)) * 2
+    x, y = batch(0, sources={"a": data}, p={"a": 1.0}, B=4, T=300)
+    assert set(x.unique().tolist()) == set(range(256))
+    assert torch.equal(y, (x + 1) % 256)
+
+
+def test_sources_are_drawn_as_often_as_p_says():
+    constant = {name: bytes([number]) * 40 for number, name in enumerate(P)}
+    x, _ = batch(7, sources=constant, p=P, B=20_000, T=4)
+    for number, share in enumerate(P.values()):
+        drawn = (x[:, 0] == number).float().mean().item()
+        assert abs(drawn - share) < 5 * (share * (1 - share) / 20_000) ** 0.5  # five standard errors, one fixed seed
+
+
+def test_a_source_of_probability_0_is_never_drawn():
+    x, _ = batch(0, sources={"a": b"a" * 30, "b": b"b" * 30}, p={"a": 0.0, "b": 1.0}, B=500, T=4)
+    assert set(x.unique().tolist()) == {ord("b")}
+
+
+def test_the_caller_may_write_into_the_batch():
+    data = bytes(range(30))
+    x, y = batch(0, sources={"a": data}, p={"a": 1.0}, B=2, T=5)
+    kept = y.clone()
+    x.fill_(7)
+    assert torch.equal(y, kept)
+    assert data == bytes(range(30))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_plan_is_the_provenance(seed):
+    plan = plan_batch(SOURCES, p=P, B=16, T=12, generator=seeded(seed))
+    _, _, origins = literal_batch(SOURCES, p=P, B=16, T=12, generator=seeded(seed))
+    assert [(plan.names[i], start) for i, start in zip(plan.source, plan.start, strict=True)] == origins
+    x, y = gather_rows(SOURCES, plan, T=12, device="cpu")
+    for row, (name, start) in enumerate(origins):
+        assert bytes(x[row].tolist()) == SOURCES[name][start : start + 12]
+        assert bytes(y[row].tolist()) == SOURCES[name][start + 1 : start + 13]
+    assert torch.equal(x, batch(seed, B=16, T=12)[0])
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        {"wiki": 0.5, "roam": 0.3, "primer": 0.1},
+        {"wiki": 0.5, "roam": 0.3, "primer": 0.3},
+        {"wiki": 0.5, "roam": 0.3, "primer": 0.2 + 2e-6},
+        {"wiki": 1.2, "roam": -0.3, "primer": 0.1},
+        {"wiki": float("nan"), "roam": 0.5, "primer": 0.5},
+        {"wiki": float("inf"), "roam": 0.5, "primer": 0.5},
+        {"wiki": 0.0, "roam": 0.0, "primer": 0.0},
+    ],
+)
+def test_probabilities_that_are_none_are_refused(p):
+    with pytest.raises(ValueError):
+        batch(p=p)
+
+
+def test_probabilities_may_be_off_by_a_rounding():
+    batch(p={"wiki": 0.5, "roam": 0.3, "primer": 0.2 + 9e-7})
+    batch(p={"wiki": 0.5, "roam": 0.3, "primer": 0.2 - 9e-7})
+
+
+def test_keys_must_match_both_ways():
+    with pytest.raises(ValueError, match="primer"):
+        batch(p={"wiki": 0.8, "roam": 0.2})
+    with pytest.raises(ValueError, match="books"):
+        batch(p={**P, "books": 0.0})
+    with pytest.raises(ValueError):
+        batch(sources={}, p={})
+
+
+def test_sources_that_are_too_short_are_listed_with_their_lengths():
+    sources = {"wiki": b"w" * 17, "roam": b"r" * 16, "primer": b""}
+    with pytest.raises(ValueError) as caught:
+        batch(sources=sources)
+    for part in ("roam", "16", "primer", "0", "17"):
+        assert part in str(caught.value)
+    assert "wiki" not in str(caught.value)
+
+
+def test_a_short_source_is_refused_even_with_probability_0():
+    with pytest.raises(ValueError, match="roam"):
+        batch(sources={"wiki": b"w" * 40, "roam": b"r"}, p={"wiki": 1.0, "roam": 0.0})
+
+
+@pytest.mark.parametrize(("B", "T"), [(0, 16), (-1, 16), (4, 0), (4, -1)])
+def test_empty_batches_are_refused(B, T):
+    with pytest.raises(ValueError):
+        batch(B=B, T=T)
+
+
+def test_a_refusal_draws_nothing():
+    generator = seeded(3)
+    before = generator.get_state()
+    with pytest.raises(ValueError):
+        get_batch(SOURCES, p={"wiki": 1.0}, B=4, T=16, device="cpu", generator=generator)
+    with pytest.raises(ValueError):
+        get_batch(SOURCES, p=P, B=4, T=10**6, device="cpu", generator=generator)
+    assert torch.equal(generator.get_state(), before)

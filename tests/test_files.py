@@ -1,0 +1,370 @@
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import niels_gpt
+from niels_gpt import files
+
+
+class Crash(BaseException):
+    """Stands for what no `except Exception` catches, such as Ctrl-C."""
+
+
+def start_python(code, *args):
+    env = {**os.environ, "PYTHONPATH": str(Path(niels_gpt.__file__).parents[1])}
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, encoding="utf-8")
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- writing whole or not at all ---------------------------------------------------------------------
+
+
+def test_a_file_appears_only_when_the_block_ends(tmp_path):
+    path = tmp_path / "data.bin"
+    with files.writing(path) as file:
+        file.write(b"one")
+        file.flush()
+        assert not path.exists()
+        assert all(name.startswith(".") for name in names_in(tmp_path))
+        file.write(b"two")
+    assert path.read_bytes() == b"onetwo"
+    assert names_in(tmp_path) == ["data.bin"]
+
+
+def test_the_old_file_stays_until_the_block_ends(tmp_path):
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"old")
+    with files.writing(str(path)) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path = tmp_path / "data.bin"
+    with files.writing(path) as first, files.writing(path) as second:
+        first.write(b"a" * 10)
+        second.write(b"b" * 5)
+    assert path.read_bytes() == b"a" * 10  # the outer block ends last
+    assert names_in(tmp_path) == ["data.bin"]
+
+
+def test_bytes_reach_the_disk_before_the_name_does(tmp_path, monkeypatch):
+    path, events = tmp_path / "data.bin", []
+    fsync, replace = os.fsync, os.replace
+
+    def recording_fsync(descriptor):
+        status = os.fstat(descriptor)
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes"
+        events.append(("fsync", kind, path.exists()))
+        fsync(descriptor)
+
+    def recording_replace(source, target):
+        events.append(("replace", Path(target).name, path.exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "replace", recording_replace)
+    files.write_bytes(path, b"x" * 1000)
+    assert events == [
+        ("fsync", "1000 bytes", False),
+        ("replace", "data.bin", False),
+        ("fsync", "folder", True),
+    ]
+
+
+FAILURES = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EIO, "Input/output error"),
+    OSError("without a number"),
+    ValueError("a bug in the caller"),
+    KeyboardInterrupt(),
+    Crash(),
+]
+
+
+@given(
+    old=st.none() | st.binary(max_size=50),
+    pieces=st.lists(st.binary(max_size=20), min_size=1, max_size=5),
+    failure=st.sampled_from(FAILURES),
+    where=st.sampled_from(["block", "write", "fsync", "replace"]),
+    data=st.data(),
+)
+def test_a_failure_anywhere_leaves_the_old_file(old, pieces, failure, where, data):
+    moment = data.draw(st.integers(0, len(pieces) - 1))
+
+    def fail(*args):
+        raise failure
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "data.bin"
+        if old is not None:
+            path.write_bytes(old)
+        if where in ("fsync", "replace"):
+            patch.setattr(os, where, fail)
+        with pytest.raises(type(failure)) as caught, files.writing(path) as file:
+            for number, piece in enumerate(pieces):
+                if where == "block" and number == moment:
+                    raise failure
+                if where == "write" and number == moment:
+                    file.write(piece[: len(piece) // 2])
+                    fail()
+                file.write(piece)
+        patch.undo()
+        assert names_in(Path(folder)) == ([] if old is None else ["data.bin"])
+        if old is not None:
+            assert path.read_bytes() == old
+        if isinstance(failure, OSError) and failure.errno:
+            assert caught.value.errno == failure.errno
+            assert str(path) in str(caught.value)
+            assert ("previous file is intact" in str(caught.value)) == (old is not None)
+            assert ("free some space" in str(caught.value)) == (failure.errno == errno.ENOSPC)
+
+
+def test_a_disk_that_is_really_full(tmp_path):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with pytest.raises(OSError, match=r"data\.bin.*intact.*free some space"):
+            files.write_bytes(path, b"n" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["data.bin"]
+
+
+def test_sudden_death_in_mid_write(tmp_path):
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"old")
+    (tmp_path / "notes.tmp").write_bytes(b"somebody else's")
+    (tmp_path / ".hidden").write_bytes(b"somebody else's")
+    code = (
+        "import os, sys\n"
+        "from niels_gpt import files\n"
+        "with files.writing(sys.argv[1]) as file:\n"
+        "    file.write(b'new' * 1000); file.flush(); os._exit(9)\n"
+    )
+    assert start_python(code, path).wait() == 9
+    assert path.read_bytes() == b"old"
+    assert len(names_in(tmp_path)) == 4  # the dead writer's temporary file lies there
+    files.remove_leftovers(tmp_path)
+    assert names_in(tmp_path) == [".hidden", "data.bin", "notes.tmp"]
+    files.write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
+    path = tmp_path / "nowhere" / "data.bin"
+    with pytest.raises(FileNotFoundError, match="nowhere") as caught:
+        files.write_bytes(path, b"x")
+    assert "intact" not in str(caught.value)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_is_written_as_it_is(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.txt"
+        files.write_text(path, text)
+        assert path.read_bytes() == text.encode("utf-8")
+
+
+def test_line_ends_stay():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.txt"
+        files.write_text(path, "\ufeffa\r\nb\rc\n")
+        assert path.read_bytes() == b"\xef\xbb\xbfa\r\nb\rc\n"
+
+
+def test_text_without_a_utf8_form_leaves_the_old_file(tmp_path):
+    path = tmp_path / "text.txt"
+    files.write_text(path, "old")
+    with pytest.raises(ValueError, match="surrogate"):
+        files.write_text(path, "bad \ud800")
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["text.txt"]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("aé€\n\"'"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abcé", max_size=3), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
+def test_json_comes_back(value):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "value.json"
+        files.write_json(path, value)
+        assert json.loads(path.read_text(encoding="utf-8")) == value
+        assert path.read_bytes().endswith(b"\n")
+
+
+def test_json_bytes_do_not_depend_on_the_order_of_keys(tmp_path):
+    files.write_json(tmp_path / "a.json", {"b": 1, "a": {"d": "é", "c": 2}})
+    files.write_json(tmp_path / "b.json", {"a": {"c": 2, "d": "é"}, "b": 1})
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_json_that_is_large_stays_json(tmp_path):
+    value = {"starts": list(range(300_000)), "a": 1}
+    files.write_json(tmp_path / "large.json", value)
+    assert json.loads((tmp_path / "large.json").read_text(encoding="utf-8")) == value
+    assert (tmp_path / "large.json").stat().st_size < 3_000_000
+
+
+def test_what_is_not_json_leaves_the_old_file(tmp_path):
+    files.write_json(tmp_path / "a.json", [1])
+    with pytest.raises(TypeError):
+        files.write_json(tmp_path / "a.json", {"a": object()})
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == [1]
+
+
+# --- links -------------------------------------------------------------------------------------------
+
+
+def test_link_is_the_same_file(tmp_path):
+    first, second, name = tmp_path / "first", tmp_path / "second", tmp_path / "best"
+    first.write_bytes(b"1")
+    second.write_bytes(b"2")
+    files.link(first, name)
+    assert name.samefile(first)
+    files.link(second, name)
+    assert name.samefile(second)
+    assert (first.read_bytes(), second.read_bytes()) == (b"1", b"2")
+    assert names_in(tmp_path) == ["best", "first", "second"]
+
+
+def test_link_again_leaves_nothing_behind(tmp_path):
+    first, name = tmp_path / "first", tmp_path / "best"
+    first.write_bytes(b"1")
+    files.link(first, name)
+    files.link(first, name)  # rename(2) between two names of one file does nothing, and keeps both
+    assert name.samefile(first)
+    assert names_in(tmp_path) == ["best", "first"]
+
+
+def test_link_copies_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    first, name = tmp_path / "first", tmp_path / "best"
+    first.write_bytes(b"1" * 100_000)
+    name.write_bytes(b"old")
+    monkeypatch.setattr(os, "link", refuse)
+    files.link(first, name)
+    assert name.read_bytes() == b"1" * 100_000
+    assert not name.samefile(first)
+    assert names_in(tmp_path) == ["best", "first"]
+
+
+def test_link_to_nothing_leaves_the_old_file(tmp_path):
+    name = tmp_path / "best"
+    name.write_bytes(b"old")
+    with pytest.raises(FileNotFoundError):
+        files.link(tmp_path / "nowhere", name)
+    assert name.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["best"]
+
+
+# --- hashes ------------------------------------------------------------------------------------------
+
+SHA256 = {  # FIPS 180-2, and the million letters of its long example
+    b"": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    b"abc": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    b"a" * 1_000_000: "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0",
+}
+
+
+@pytest.mark.parametrize("data", SHA256, ids=len)
+def test_sha256(tmp_path, data):
+    path = tmp_path / "data"
+    path.write_bytes(data)
+    assert files.sha256_bytes(data) == SHA256[data]
+    assert files.sha256_file(path) == SHA256[data]
+    assert files.sha256_file(str(path)) == SHA256[data]
+
+
+# --- locks -------------------------------------------------------------------------------------------
+
+
+def assert_free(path):
+    with files.lock(path, wait=False):
+        pass
+
+
+def test_a_lock_is_exclusive(tmp_path):
+    path = tmp_path / "new" / "folder" / "run.lock"
+    with files.lock(path):
+        assert path.exists()
+        with pytest.raises(BlockingIOError), files.lock(path, wait=False):
+            raise AssertionError("held twice")
+        with files.lock(path.with_name("other.lock"), wait=False):
+            pass
+    assert_free(path)
+
+
+def test_a_lock_is_freed_by_an_exception(tmp_path):
+    path = tmp_path / "run.lock"
+    with pytest.raises(Crash), files.lock(path):
+        raise Crash
+    assert_free(path)
+
+
+def test_waiting_for_a_lock(tmp_path):
+    path, events, trying = tmp_path / "run.lock", [], threading.Event()
+
+    def wait():
+        trying.set()
+        with files.lock(path):
+            events.append("second")
+
+    thread = threading.Thread(target=wait)
+    with files.lock(path):
+        thread.start()
+        trying.wait()
+        thread.join(timeout=0.1)
+        events.append("first")
+    thread.join()
+    assert events == ["first", "second"]
+
+
+def test_the_system_frees_the_lock_of_a_killed_process(tmp_path):
+    path = tmp_path / "run.lock"
+    code = (
+        "import sys, time\n"
+        "from niels_gpt import files\n"
+        "with files.lock(sys.argv[1]):\n"
+        "    print('held', flush=True); time.sleep(600)\n"
+    )
+    holder = start_python(code, path)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError), files.lock(path, wait=False):
+            raise AssertionError("held twice")
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    assert_free(path)

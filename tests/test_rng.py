@@ -1,0 +1,67 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.rng import derive_seed, generator, set_seed
+
+# From coreutils: printf '42:batch:7' | b2sum -l 64, read as little-endian, halved.
+GOLDEN = {
+    (42, "batch", 7): 7920063756806079070,
+    (0,): 4246866556266386882,
+    (42, "batch", 8): 4683021155490552510,
+    (1, "split"): 6617131765387602438,
+}
+
+
+def test_set_seed_is_torch_manual_seed():
+    torch.manual_seed(123)
+    wanted = torch.rand(5)
+    torch.rand(3)
+    set_seed(123)
+    assert torch.equal(torch.rand(5), wanted)
+
+
+def test_set_seed_touches_torch_only(random_states):
+    before = random_states()[1:]
+    set_seed(5)
+    assert random_states()[1:] == before
+
+
+@pytest.mark.parametrize(("parts", "wanted"), GOLDEN.items())
+def test_derived_seeds_are_the_same_on_every_machine(parts, wanted):
+    assert derive_seed(*parts) == wanted
+
+
+@given(st.integers(0, 2**63 - 1), st.lists(st.integers(0, 10**9) | st.sampled_from(["batch", "eval", "init"])))
+def test_derived_seeds_are_seeds(seed, parts):
+    derived = derive_seed(seed, *parts)
+    assert 0 <= derived < 2**63
+    assert derive_seed(seed, *parts) == derived
+    torch.Generator().manual_seed(derived)
+
+
+def test_neighbours_give_different_seeds():
+    purposes = [(seed, what, step) for seed in range(20) for what in ("batch", "dropout") for step in range(50)]
+    assert len({derive_seed(*purpose) for purpose in purposes}) == len(purposes)
+
+
+def test_generator_without_a_purpose_has_the_seed_itself():
+    wanted = torch.Generator()
+    wanted.manual_seed(77)
+    assert torch.equal(generator(77).get_state(), wanted.get_state())
+
+
+def test_generator_for_a_purpose_has_the_derived_seed():
+    wanted = torch.Generator()
+    wanted.manual_seed(GOLDEN[42, "batch", 7])
+    assert torch.equal(generator(42, "batch", 7).get_state(), wanted.get_state())
+
+
+def test_generators_are_new_and_move_no_global_state(random_states):
+    before = random_states()
+    first, second = generator(1, "batch", 2), generator(1, "batch", 2)
+    a = torch.rand(4, generator=first)
+    assert torch.equal(torch.rand(4, generator=second), a)
+    assert random_states() == before
+    assert first.device.type == "cpu"

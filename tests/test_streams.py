@@ -1,0 +1,759 @@
+import errno
+import hashlib
+import itertools
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt import streams
+from niels_gpt.config import ModelConfig
+from niels_gpt.streams import (
+    StreamBuildConfig,
+    build_primer_stream,
+    build_primer_streams,
+    build_roam_stream,
+    build_roam_streams,
+    build_sources,
+    build_wiki_stream,
+    build_wiki_streams,
+    load_streams,
+)
+
+SOURCES = ("wiki", "roam", "primer")
+SPLITS = ("train", "val")
+DELIMITER = "\n\n<dialogue>\n\n"
+T = 16
+OLD = 1_000_000_000_000_000_000  # an mtime_ns long ago
+
+
+def literal_split(items, val_frac, seed):
+    n = len(items)
+    n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    held_out = torch.randperm(n, generator=generator)[:n_val].tolist()
+    return {
+        "train": [item for i, item in enumerate(items) if i not in held_out],
+        "val": [item for i, item in enumerate(items) if i in held_out],
+    }
+
+
+class World:
+    """Notes, a primer and a Hub, and what the streams of them must be, from the bytes on disk."""
+
+    def __init__(self, folder, hub):
+        self.hub, self.folder = hub, folder
+        self.notes, self.primer, self.cache = folder / "notes", folder / "primer.txt", folder / "cache"
+        self.notes.mkdir()
+        (self.notes / "sub").mkdir()
+        for i in range(20):
+            name = f"sub/{i}.md" if i % 3 == 0 else f"{i}.md"
+            (self.notes / name).write_bytes(f"\ufeff# note {i}\r\n".encode() + b"text \xc3\xa9 " * (2 + i))
+        blocks = [f"user: question {i}?\nassistant: niels is {i}." for i in range(20)]
+        self.primer.write_bytes((DELIMITER.join([*blocks, "", " \n"]) + "\n").encode())
+        hub.rows = {
+            "train": ["", *(f" = row {i} = é\n" for i in range(30)), " \n"],
+            "validation": [f"held-out row {i}" for i in range(5)],
+            "test": ["never used"],
+        }
+
+    def cfg(self, **changes):
+        given_paths = {"roam_root": str(self.notes), "primer_path": str(self.primer), "cache_dir": str(self.cache)}
+        return StreamBuildConfig(**{**given_paths, **changes})
+
+    def build(self, **changes):
+        return build_sources(self.cfg(**changes), T=T)
+
+    def expected(self, **changes):
+        """{source: {split: bytes}}"""
+        cfg = self.cfg(**changes)
+        sep = cfg.doc_separator.encode("utf-8")
+        notes = sorted(str(path) for path in Path(cfg.roam_root).rglob("*.md"))
+        notes = literal_split(notes, cfg.roam_val_frac, cfg.seed)
+        blocks = Path(cfg.primer_path).read_bytes().decode("utf-8").split(cfg.delimiter)
+        blocks = literal_split([block for block in blocks if block.strip()], cfg.primer_val_frac, cfg.seed)
+        rows = {ours: self.hub.rows[theirs] for ours, theirs in (("train", "train"), ("val", "validation"))}
+        return {
+            "wiki": {s: sep.join(row.encode("utf-8") for row in rows[s] if row.strip()) for s in SPLITS},
+            "roam": {s: sep.join(Path(path).read_bytes() for path in notes[s]) for s in SPLITS},
+            "primer": {s: cfg.delimiter.join(blocks[s]).encode("utf-8") for s in SPLITS},
+        }
+
+    def assert_built(self, found, sources=SOURCES, **changes):
+        """What was returned, and what lies in the cache, is what must be there."""
+        expected = self.expected(**changes)
+        train, val = found
+        assert train == {source: expected[source]["train"] for source in sources}
+        assert val == {source: expected[source]["val"] for source in sources}
+        for source in sources:
+            for split in SPLITS:
+                data, meta = self.entry(source, split)
+                assert data == expected[source][split]
+                assert meta["sha256"] == hashlib.sha256(data).hexdigest()
+
+    def entry(self, source, split):
+        meta = json.loads((self.cache / f"{source}_{split}.meta.json").read_text(encoding="utf-8"))
+        return (self.cache / f"{source}_{split}.bin").read_bytes(), meta
+
+    def age_cache(self):
+        for path in self.cache.iterdir():
+            os.utime(path, ns=(OLD, OLD))
+
+    def rewritten(self):
+        """The entries (source_split) whose metadata were written since `age_cache`."""
+        metas = self.cache.glob("*.meta.json")
+        return {path.name.removesuffix(".meta.json") for path in metas if path.stat().st_mtime_ns != OLD}
+
+
+ALL = {f"{source}_{split}" for source in SOURCES for split in SPLITS}
+
+
+@pytest.fixture
+def world(tmp_path, hub):
+    return World(tmp_path, hub)
+
+
+@pytest.fixture
+def built(world):
+    world.assert_built(world.build())
+    world.age_cache()
+    return world
+
+
+# --- the pieces --------------------------------------------------------------------------------------
+
+DOCS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6)
+
+
+@given(DOCS, st.sampled_from(["\n\n", "", " é ", "\x00"]))
+def test_documents_are_joined_with_the_separator_between(docs, sep):
+    wanted = b""
+    for number, doc in enumerate(docs):
+        wanted += (sep.encode("utf-8") if number else b"") + doc.encode("utf-8")
+    assert build_wiki_stream(docs, sep=sep) == wanted
+    assert build_roam_stream(docs, sep=sep) == wanted
+
+
+@given(DOCS, DOCS)
+def test_pairs_of_streams(train, val):
+    wanted = b"\n\n".join(d.encode("utf-8") for d in train), b"\n\n".join(d.encode("utf-8") for d in val)
+    assert build_wiki_streams(train, val) == wanted
+    assert build_roam_streams(train, val) == wanted
+
+
+def test_the_primer_is_taken_as_it_is():
+    text = "\ufeff user: é\r\nassistant: b \n\n<dialogue>\n\n\n"
+    assert build_primer_stream(text) == text.encode("utf-8")
+    assert build_primer_streams(text, "") == (text.encode("utf-8"), b"")
+
+
+def test_defaults():
+    cfg = StreamBuildConfig()
+    assert (cfg.roam_root, cfg.primer_path, cfg.cache_dir) == (".roam-data/", "data/primer.txt", "data/cache/streams")
+    assert (cfg.doc_separator, cfg.delimiter) == ("\n\n", DELIMITER)
+    assert (cfg.roam_val_frac, cfg.primer_val_frac, cfg.seed, cfg.force_rebuild) == (0.10, 0.10, 42, False)
+    assert cfg.enabled_sources == cfg.required_sources == SOURCES
+
+
+# --- building ----------------------------------------------------------------------------------------
+
+
+def test_streams_are_the_bytes_of_the_inputs(world):
+    found = world.build()
+    world.assert_built(found)
+    assert all(type(data) is bytes for sources in found for data in sources.values())
+    assert list(found[0]) == list(found[1]) == list(SOURCES)
+
+
+def test_only_the_listed_files_and_locks_lie_in_the_cache(world):
+    for changes in ({}, {"seed": 1}, {}, {"force_rebuild": True}):
+        world.build(**changes)
+        names = {path.name for path in world.cache.iterdir() if path.suffix != ".lock"}
+        assert names == {f"{entry}.{kind}" for entry in ALL for kind in ("bin", "meta.json")}
+
+
+def test_metadata_record_what_the_contract_lists(world):
+    world.build()
+    splits = literal_split(sorted(str(path) for path in world.notes.rglob("*.md")), 0.1, 42)
+    for split in SPLITS:
+        kept = [row for row in world.hub.rows["train" if split == "train" else "validation"] if row.strip()]
+        _, wiki = world.entry("wiki", split)
+        assert (wiki["source"], wiki["split"], wiki["sep"]) == ("wiki", split, "\n\n")
+        assert (wiki["n_docs"], wiki["total_chars"]) == (len(kept), sum(map(len, kept)))
+
+        _, roam = world.entry("roam", split)
+        stats = [(path, Path(path).stat()) for path in splits[split]]
+        wanted = [{"path": path, "mtime_ns": status.st_mtime_ns, "size": status.st_size} for path, status in stats]
+        assert wanted in roam.values()
+        assert (roam["sep"], roam["seed"], roam["val_frac"]) == ("\n\n", 42, 0.1)
+
+        _, primer = world.entry("primer", split)
+        status = world.primer.stat()
+        assert (primer["path"], primer["mtime_ns"]) == (str(world.primer), status.st_mtime_ns)
+        assert (primer["size"], primer["delimiter"], primer["split"]) == (status.st_size, DELIMITER, split)
+        assert (primer["seed"], primer["val_frac"]) == (42, 0.1)
+        for source in SOURCES:
+            data, meta = world.entry(source, split)
+            assert len(data) in meta.values()
+            assert hashlib.sha256(data).hexdigest() in meta.values()
+
+
+def test_no_file_is_in_both_splits(world):
+    train, val = world.build(roam_val_frac=0.3, primer_val_frac=0.3)
+    for stream, pattern in ((lambda s: s["roam"], rb"# note (\d+)\r"), (lambda s: s["primer"], rb"question (\d+)\?")):
+        seen = [sorted(map(int, re.findall(pattern, stream(sources)))) for sources in (train, val)]
+        assert sorted(seen[0] + seen[1]) == list(range(20))
+        assert len(seen[1]) == 6
+
+
+def test_the_test_split_of_wikitext_is_not_used(world):
+    train, val = world.build()
+    assert b"never used" not in train["wiki"] + val["wiki"]
+
+
+def test_another_separator_and_delimiter(world):
+    changes = {"doc_separator": " é ", "delimiter": "?\n"}
+    world.assert_built(world.build(**changes), **changes)
+
+
+def test_no_global_generator_moves(world, random_states):
+    before = random_states()
+    world.build()
+    world.build()
+    assert random_states() == before
+
+
+# --- the cache ---------------------------------------------------------------------------------------
+
+
+def test_the_second_build_is_served_from_the_cache(built):
+    files = sorted(path for path in built.cache.iterdir() if path.suffix != ".lock")
+    before = [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]
+    built.assert_built(built.build())
+    assert [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files] == before
+    assert all(stream.cached for splits in load_streams(built.cfg(), T=T).values() for stream in splits.values())
+
+
+def test_a_served_entry_needs_no_reading_of_the_notes(built, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("read although the cache is valid")
+
+    wanted = built.build()
+    monkeypatch.setattr(streams, "load_texts", fail)
+    monkeypatch.setattr(streams, "load_primer_text", fail)
+    assert built.build() == wanted
+
+
+def test_force_rebuild(built):
+    built.assert_built(built.build(force_rebuild=True))
+    assert built.rewritten() == ALL
+
+
+def edit_note_keeping_its_size(world):
+    path = world.notes / "1.md"
+    path.write_bytes(path.read_bytes().replace(b"text", b"TEXT"))
+    os.utime(path, ns=(OLD + 1, OLD + 1))
+
+
+def edit_note_keeping_its_mtime(world):
+    path = world.notes / "1.md"
+    status = path.stat()
+    path.write_bytes(path.read_bytes() + b"more")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def touch_note(world):
+    os.utime(world.notes / "1.md", ns=(OLD + 1, OLD + 1))
+
+
+def add_note(world):
+    (world.notes / "new.md").write_bytes(b"a new note")
+
+
+def remove_note(world):
+    (world.notes / "sub" / "3.md").unlink()
+
+
+def rename_note(world):
+    (world.notes / "2.md").rename(world.notes / "zzz.md")
+
+
+def edit_primer_keeping_its_size(world):
+    world.primer.write_bytes(world.primer.read_bytes().replace(b"niels is", b"NIELS IS"))
+    os.utime(world.primer, ns=(OLD + 1, OLD + 1))
+
+
+def edit_primer_keeping_its_mtime(world):
+    status = world.primer.stat()
+    world.primer.write_bytes(world.primer.read_bytes().replace(b"niels is", b"niels was"))
+    os.utime(world.primer, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def add_rows(world):
+    world.hub.rows["train"].append("a new row")
+    world.hub.rows["validation"].append("a new row")
+
+
+def lengthen_rows(world):
+    world.hub.rows["train"][5] += "longer"
+    world.hub.rows["validation"][2] += "longer"
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (edit_note_keeping_its_size, "roam one"),
+        (edit_note_keeping_its_mtime, "roam one"),
+        (touch_note, "roam one"),
+        (add_note, "roam"),
+        (remove_note, "roam"),
+        (rename_note, "roam one"),
+        (edit_primer_keeping_its_size, "primer"),
+        (edit_primer_keeping_its_mtime, "primer"),
+        (add_rows, "wiki"),
+        (lengthen_rows, "wiki"),
+    ],
+)
+def test_other_inputs_are_never_served_the_old_stream(built, change, wanted):
+    change(built)
+    built.assert_built(built.build())
+    source = wanted.split()[0]
+    rewritten = built.rewritten()
+    assert rewritten
+    assert rewritten <= {f"{source}_train", f"{source}_val"}  # the other sources are served
+    if not wanted.endswith("one") and source != "roam":
+        assert rewritten == {f"{source}_train", f"{source}_val"}
+    built.age_cache()
+    built.assert_built(built.build())
+    assert built.rewritten() == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sources"),
+    [
+        ({"seed": 43}, ["roam", "primer"]),
+        ({"roam_val_frac": 0.2}, ["roam"]),
+        ({"primer_val_frac": 0.2}, ["primer"]),
+        ({"roam_val_frac": 0.12}, ["roam"]),  # the same split: n_val is 2 either way, but another val_frac
+        ({"primer_val_frac": 0.12}, ["primer"]),
+        ({"doc_separator": "\n"}, ["wiki", "roam"]),
+        ({"delimiter": "\n\n<dialogue>\n"}, ["primer"]),
+    ],
+    ids=str,
+)
+def test_other_settings_are_never_served_the_old_stream(built, changes, sources):
+    built.assert_built(built.build(**changes), **changes)
+    assert built.rewritten() == {f"{source}_{split}" for source in sources for split in SPLITS}
+    built.age_cache()
+    built.assert_built(built.build())  # and back
+    assert built.rewritten() == {f"{source}_{split}" for source in sources for split in SPLITS}
+
+
+def test_another_primer_file_and_another_folder(built, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_bytes(built.primer.read_bytes())
+    status = built.primer.stat()
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    built.build(primer_path=str(other))
+    assert built.rewritten() == {"primer_train", "primer_val"}
+    moved = tmp_path / "moved"
+    built.notes.rename(moved)
+    built.assert_built(built.build(roam_root=str(moved)), roam_root=str(moved))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def into_a_list(path):
+    path.write_text("[1, 2]", encoding="utf-8")
+
+
+def without_hash(path):
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    del meta["sha256"]
+    path.write_text(json.dumps(meta), encoding="utf-8")
+
+
+def with_another_hash(path):
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    meta["sha256"] = hashlib.sha256(b"something else").hexdigest()
+    path.write_text(json.dumps(meta), encoding="utf-8")
+
+
+def not_utf8(path):
+    path.write_bytes(b"\xff\xfe{}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        *(("bin", damage) for damage in (cut, lengthen, flip, empty, Path.unlink)),
+        *(("meta.json", damage) for damage in (cut, empty, into_a_list, not_utf8, Path.unlink)),
+        *(("meta.json", damage) for damage in (without_hash, with_another_hash)),
+    ],
+)
+def test_a_damaged_entry_is_built_anew(built, kind, damage):
+    for entries in ({"wiki_train", "roam_val", "primer_train"}, {"wiki_val", "roam_train", "primer_val"}):
+        for path in (built.cache / f"{entry}.{kind}" for entry in entries):
+            damage(path)
+            if path.exists():
+                os.utime(path, ns=(OLD, OLD))  # no reader may trust the time
+        built.assert_built(built.build())
+        assert built.rewritten() == entries
+        built.age_cache()
+
+
+def test_an_entry_of_another_source_or_split_is_not_served(built):
+    for kind in ("bin", "meta.json"):
+        (built.cache / f"primer_train.{kind}").replace(built.cache / f"primer_val.{kind}")
+    built.assert_built(built.build())
+
+
+def test_swapped_bins_are_not_served(built):
+    first, second = built.cache / "roam_train.bin", built.cache / "wiki_train.bin"
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    built.assert_built(built.build())
+
+
+def test_a_crash_at_any_write_leaves_nothing_that_is_served_wrongly(built, monkeypatch):
+    replace, calls = os.replace, []
+
+    def fail_at(moment, failure):
+        def counted(source, target):
+            calls.append(target)
+            if len(calls) > moment:
+                raise failure
+            replace(source, target)
+
+        return counted
+
+    seed = 42
+    for moment, go_on in itertools.product(range(12), ("with the new inputs", "with the old inputs")):  # 6 * 2 files
+        calls.clear()
+        failure = OSError(errno.EIO, "Input/output error") if moment % 3 else KeyboardInterrupt()
+        old, seed = seed, seed + 1
+        whole = {path.name: path.read_bytes() for path in built.cache.glob("*.bin")}
+        add_rows(built)
+        new = {f"{s}_{split}.bin": data for s, v in built.expected(seed=seed).items() for split, data in v.items()}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", fail_at(moment, failure))
+            with pytest.raises(type(failure)):
+                built.build(force_rebuild=True, seed=seed)
+        assert len(calls) == moment + 1
+        for path in built.cache.glob("*.bin"):
+            assert path.read_bytes() in (whole[path.name], new[path.name])
+        assert not list(built.cache.glob(".*.tmp"))
+        if go_on == "with the old inputs":
+            seed = old
+        built.assert_built(built.build(seed=seed), seed=seed)
+
+
+def test_what_a_killed_build_left_is_removed(built):
+    left = built.cache / ".roam_train.bin.999.0.tmp"
+    left.write_bytes(b"half")
+    built.assert_built(built.build())
+    assert not left.exists()
+
+
+# --- required and optional ---------------------------------------------------------------------------
+
+
+def no_hub(world):
+    world.hub.error = ConnectionError("no route")
+    return {}
+
+
+def no_rows(world):
+    world.hub.rows = {"train": ["", " \n"], "validation": [], "test": []}
+    return {}
+
+
+def short_rows(world):
+    world.hub.rows = {"train": ["enough text for sixteen bytes"], "validation": ["x"], "test": []}
+    return {}
+
+
+def empty_folder(world):
+    (world.folder / "empty").mkdir()
+    return {"roam_root": str(world.folder / "empty")}
+
+
+def empty_notes(world):
+    for path in world.notes.rglob("*.md"):
+        path.write_bytes(b"")
+    return {"doc_separator": ""}
+
+
+def one_note(world):
+    (world.folder / "one").mkdir()
+    (world.folder / "one" / "note.md").write_text("long enough, but nothing is left to hold out", encoding="utf-8")
+    return {"roam_root": str(world.folder / "one")}
+
+
+def empty_primer(world):
+    world.primer.write_bytes(b" \n")
+    return {}
+
+
+def short_primer(world):
+    world.primer.write_text(f"a{DELIMITER}b", encoding="utf-8")
+    return {}
+
+
+BROKEN = [
+    ("wiki", no_hub),
+    ("wiki", lambda world: {"wiki": str(world.folder / "nowhere")}),
+    ("wiki", no_rows),
+    ("wiki", short_rows),
+    ("roam", lambda world: {"roam_root": str(world.folder / "nowhere")}),
+    ("roam", lambda world: {"roam_root": str(world.primer)}),
+    ("roam", empty_folder),
+    ("roam", empty_notes),
+    ("roam", one_note),
+    ("primer", lambda world: {"primer_path": str(world.folder / "nowhere.txt")}),
+    ("primer", lambda world: {"primer_path": str(world.notes)}),
+    ("primer", empty_primer),
+    ("primer", short_primer),
+]
+
+
+@pytest.mark.parametrize(("source", "damage"), BROKEN)
+def test_a_required_source_that_is_not_there_is_named(world, source, damage):
+    changes = damage(world)
+    with pytest.raises(ValueError, match=rf"\b{source}") as caught:
+        world.build(**changes)
+    message = str(caught.value)
+    assert all("nowhere" not in str(value) or str(value) in message for value in changes.values())
+    assert not [other for other in SOURCES if other != source and re.search(rf"\b{other}(/|:)", message)]
+
+
+@pytest.mark.parametrize(("source", "damage"), BROKEN)
+def test_an_optional_source_that_is_not_there_is_left_out_with_a_warning(world, source, damage):
+    changes = damage(world)
+    rest = tuple(other for other in SOURCES if other != source)
+    with pytest.warns(UserWarning, match=rf"\b{source}"):
+        train, val = world.build(**changes, required_sources=rest)
+    assert tuple(train) == tuple(val) == rest
+
+
+def test_all_that_is_wrong_is_said_at_once(world):
+    short_primer(world)
+    short_rows(world)
+    with pytest.raises(ValueError) as caught:
+        world.build(roam_root=str(world.folder / "nowhere"))
+    for part in ("wiki", "roam", "nowhere", "primer"):
+        assert part in str(caught.value)
+
+
+def test_a_complete_build_warns_of_nothing(world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world.build(required_sources=())
+
+
+def test_a_source_that_is_not_enabled_is_not_touched(world):
+    world.hub.error = AssertionError("asked the Hub")
+    changes = {"roam_root": str(world.folder / "nowhere"), "enabled_sources": ("primer",)}
+    found = world.build(**changes, required_sources=("primer",))
+    expected = world.expected()["primer"]
+    assert found == ({"primer": expected["train"]}, {"primer": expected["val"]})
+    assert {path.name.split("_")[0] for path in world.cache.iterdir() if path.suffix != ".lock"} == {"primer"}
+    assert world.hub.calls == []
+
+
+def test_required_must_be_enabled(world):
+    with pytest.raises(ValueError, match=r"required_sources.*roam"):
+        world.build(enabled_sources=("wiki", "primer"))
+    with pytest.raises(ValueError, match=r"books.*wiki, roam, primer"):
+        world.build(enabled_sources=(*SOURCES, "books"))
+    with pytest.raises(ValueError, match="books"):
+        world.build(required_sources=("books",))
+    assert world.hub.calls == []
+
+
+# --- the length guard --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_stream_needs_t_plus_1_bytes(world, source, split):
+    lengths = {key: len(data) for key, data in world.expected()[source].items()}
+    only = {"enabled_sources": (source,), "required_sources": (source,)}
+    assert lengths["val"] < lengths["train"]
+    fits = build_sources(world.cfg(**only), T=lengths["val"] - 1)
+    assert len(fits[1][source]) == lengths["val"]
+    with pytest.raises(ValueError) as caught:
+        build_sources(world.cfg(**only), T=lengths[split])
+    message = str(caught.value)
+    for key in SPLITS if split == "train" else ("val",):
+        assert re.search(rf"\b{source}\W+{key}\b[^;]*\b{lengths[key]}\b", message)
+    assert str(lengths[split] + 1) in message
+    assert (f"{source}/train" in message) == (split == "train")
+
+
+def test_t_is_the_models_by_default(world):
+    lengths = {source: len(data["val"]) for source, data in world.expected().items()}
+    assert max(lengths["wiki"], lengths["primer"]) < ModelConfig().T + 1 == 257
+    with pytest.raises(ValueError) as caught:
+        build_sources(world.cfg())
+    for source in ("wiki", "primer"):
+        assert re.search(rf"\b{source}\W+val\b[^;]*\b{lengths[source]}\b[^;]*\b257\b", str(caught.value))
+
+
+# --- wiki from a folder ------------------------------------------------------------------------------
+
+
+def write_rows(folder, kind, train, validation):
+    folder.mkdir(exist_ok=True)
+    for split, rows in (("train", train), ("validation", validation)):
+        path = folder / f"{split}.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")
+        else:
+            import pyarrow
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.table({"text": rows}), path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_wiki_from_a_local_folder(world, kind):
+    folder = world.folder / "wikitext"
+    write_rows(folder, kind, ["", "first row é \n", "second row"], ["held-out row of text", " "])
+    train, val = world.build(wiki=str(folder))
+    assert train["wiki"] == "first row é \n\n\nsecond row".encode()
+    assert val["wiki"] == b"held-out row of text"
+    assert world.hub.calls == []
+    world.age_cache()
+    assert world.build(wiki=str(folder)) == (train, val)
+    assert world.rewritten() == set()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_edited_local_file_is_read_anew_even_with_the_same_counts(world, kind):
+    folder = world.folder / "wikitext"
+    write_rows(folder, kind, ["first row of text", "second row"], ["held-out row of text"])
+    world.build(wiki=str(folder))
+    write_rows(folder, kind, ["FIRST row of text", "second row"], ["HELD-out row of text"])
+    for path in folder.iterdir():
+        os.utime(path, ns=(OLD + 1, OLD + 1))
+    train, val = world.build(wiki=str(folder))
+    assert train["wiki"] == b"FIRST row of text\n\nsecond row"
+    assert val["wiki"] == b"HELD-out row of text"
+
+
+def test_the_hub_is_not_served_the_stream_of_a_folder(world):
+    folder = world.folder / "wikitext"
+    rows = world.hub.rows
+    write_rows(folder, "jsonl", [r.upper() for r in rows["train"]], [r.upper() for r in rows["validation"]])
+    world.build(wiki=str(folder))
+    world.assert_built(world.build())
+
+
+# --- decoding ----------------------------------------------------------------------------------------
+
+
+def test_a_note_that_is_not_utf8_is_named_with_its_offset(world):
+    (world.notes / "bad note.md").write_bytes("é".encode() * 4 + b"\xe9!")
+    for changes in ({}, {"required_sources": ("wiki", "primer")}):
+        with pytest.raises(ValueError, match=r"bad note\.md.*\b8\b"):
+            world.build(**changes)
+    train, val = world.build(encoding_errors="replace")
+    assert ("é" * 4 + "\ufffd!").encode() in train["roam"] + val["roam"]
+    with pytest.raises(ValueError, match=r"bad note\.md"):  # what was built with "replace" is not served to "strict"
+        world.build()
+
+
+def test_a_primer_that_is_not_utf8_is_named_with_its_offset(world):
+    world.primer.write_bytes(b"user: caf\xe9" + DELIMITER.encode() + b"assistant: x")
+    with pytest.raises(ValueError, match=r"primer\.txt.*\b9\b"):
+        world.build()
+
+
+def test_a_note_whose_name_is_not_utf8(world):
+    path = world.notes / os.fsdecode(b"caf\xe9.md")
+    try:
+        path.write_bytes(b"a note from an old disk")
+    except OSError:
+        pytest.skip("this file system has utf-8 names only")
+    world.assert_built(world.build())
+    world.age_cache()
+    world.assert_built(world.build())
+    assert world.rewritten() == set()
+
+
+# --- provenance --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_every_byte_knows_its_document(world, cached):
+    if cached:
+        world.build()
+    found = load_streams(world.cfg(), T=T)
+    expected = world.expected()
+    blocks = [b for b in world.primer.read_bytes().decode("utf-8").split(DELIMITER) if b.strip()]
+    for split in SPLITS:
+        for source, stream in ((source, found[source][split]) for source in SOURCES):
+            assert stream.data == expected[source][split]
+            assert stream.cached == cached
+            assert stream.sha256 == hashlib.sha256(stream.data).hexdigest()
+            seen = {}
+            for offset in range(len(stream.data)):
+                name, within = stream.locate(offset)
+                assert within == seen.get(name, -1) + 1  # each document from its first byte on, none twice
+                seen[name] = within
+                if source == "roam":
+                    text = Path(name).read_bytes() + b"\n\n"
+                elif source == "primer":
+                    text = (blocks[int(name.removeprefix("dialogue "))] + DELIMITER).encode()
+                else:
+                    rows = [r for r in world.hub.rows["train" if split == "train" else "validation"] if r.strip()]
+                    text = (rows[int(name.removeprefix("row "))] + "\n\n").encode()
+                assert text[within] == stream.data[offset]
+
+
+# --- the embedded text -------------------------------------------------------------------------------
+
+
+def test_embedded_sources_need_no_network_and_are_read_once(tmp_path, hub, monkeypatch):
+    hub.error = AssertionError("asked the Hub")
+    some = streams.embedded.stdlib_files()[:80]  # parsing all 400 modules takes seconds
+    monkeypatch.setattr(streams.embedded, "stdlib_files", lambda: some)
+    cfg = StreamBuildConfig(wiki="embedded", roam_root="embedded", primer_path="embedded", cache_dir=str(tmp_path))
+    first = load_streams(cfg)
+    assert set(first) == set(SOURCES)
+    for source in SOURCES:
+        names = [set(first[source][split].names) for split in SPLITS]
+        assert names[0]
+        assert names[1]
+        assert not names[0] & names[1]
+        assert all(len(first[source][split].data) > 2000 for split in SPLITS)
+    assert first["wiki"]["train"].data.count(b"\n") > 1000
+    monkeypatch.setattr(streams.embedded, "stdlib_documents", lambda: pytest.fail("read although cached"))
+    train, val = build_sources(cfg)
+    assert train == {source: first[source]["train"].data for source in SOURCES}
+    assert val == {source: first[source]["val"].data for source in SOURCES}

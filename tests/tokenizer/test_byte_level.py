@@ -1,0 +1,79 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.tokenizer import decode, encode
+
+
+def naive_utf8(text):
+    """RFC 3629 by hand."""
+    ids = []
+    for point in map(ord, text):
+        if point < 0x80:
+            ids.append(point)
+        elif point < 0x800:
+            ids += [0xC0 | point >> 6, 0x80 | point & 0x3F]
+        elif point < 0x10000:
+            ids += [0xE0 | point >> 12, 0x80 | point >> 6 & 0x3F, 0x80 | point & 0x3F]
+        else:
+            ids += [0xF0 | point >> 18, 0x80 | point >> 12 & 0x3F, 0x80 | point >> 6 & 0x3F, 0x80 | point & 0x3F]
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", []),
+        ("niels\n", [110, 105, 101, 108, 115, 10]),
+        ("\x00\x7f", [0, 127]),
+        ("é", [195, 169]),
+        ("€", [226, 130, 172]),
+        ("\U0001f600", [240, 159, 152, 128]),
+        ("\ufeffa\r\n", [239, 187, 191, 97, 13, 10]),
+    ],
+)
+def test_golden(text, ids):
+    found = encode(text)
+    assert found.tolist() == ids
+    assert found.shape == (len(ids),)
+    assert found.dtype == torch.int64
+    assert decode(found) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_encode_is_utf8_and_comes_back(text):
+    ids = encode(text)
+    assert ids.dtype == torch.int64
+    assert ids.tolist() == naive_utf8(text)
+    assert decode(ids) == text
+
+
+@given(st.binary())
+def test_decode_takes_any_bytes(data):
+    wanted = data.decode("utf-8", errors="replace")
+    assert decode(torch.tensor(list(data), dtype=torch.int64)) == wanted
+    assert decode(list(data)) == wanted
+
+
+def test_what_is_not_utf8_shows_as_replacement():
+    assert decode([104, 255, 105]) == "h\ufffdi"
+    assert decode([226, 130]) == "\ufffd"  # the euro sign, cut short
+
+
+def test_the_ids_are_the_callers_own():
+    ids = encode("abc")
+    ids += 1
+    assert ids.tolist() == [98, 99, 100]
+    assert encode("abc").tolist() == [97, 98, 99]
+
+
+@pytest.mark.parametrize("ids", [[256], [-1], [97, 1000]])
+def test_ids_that_are_no_bytes_are_refused(ids):
+    with pytest.raises(ValueError):
+        decode(torch.tensor(ids))
+
+
+def test_a_lone_surrogate_is_refused_with_its_place():
+    with pytest.raises(ValueError, match="character 3"):
+        encode("abc\ud800")
