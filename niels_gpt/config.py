@@ -64,7 +64,7 @@ class ModelConfig:
         object.__setattr__(self, "D", head)
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C)
-        if not isinstance(self.d_ff, int) or self.d_ff < 1:
+        if not isinstance(self.d_ff, int) or isinstance(self.d_ff, bool) or self.d_ff < 1:
             raise ValueError(f"model.d_ff must be an integer of at least 1, got {self.d_ff!r}")
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")

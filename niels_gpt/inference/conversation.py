@@ -10,6 +10,7 @@ from niels_gpt.chat.transcript import STOPS, check_content, fit_messages, format
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
+from niels_gpt.tokenizer import encode
 
 
 class Conversation:
@@ -48,7 +49,7 @@ class Conversation:
         return format_chat(fit_messages([*head, *self.turns], limit=3 * self.model.config.T // 4))
 
     def reply(self, text: str) -> Iterator[str]:
-        """Stream the answer to a user's message; both are remembered when it is complete.
+        """Stream the answer to a user's message; both are remembered, also a reply that was broken off.
 
         Raises ValueError for an empty message, or one that forges a turn.
         """
@@ -56,6 +57,7 @@ class Conversation:
         if not text:
             raise ValueError("the message is empty")
         check_content(text)
+        encode(text)  # refuses what has no bytes, before it is remembered
         self.turns.append({"role": "user", "content": text})
         answer = ""
         try:

@@ -107,7 +107,7 @@ def _draw(rows: int, steps: int, generators: Generators, sampling: Sampling) -> 
 
     One generator per row, or one for all: then several rows get streams of their own derived from it.
     """
-    if sampling.temperature == 0.0:
+    if sampling.temperature == 0.0 or rows == 0:
         return torch.zeros(rows, steps, dtype=torch.float64)
     if isinstance(generators, Sequence):
         if len(generators) != rows:

@@ -49,16 +49,18 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
     All filters look at the distribution after temperature; a token stays if every filter keeps it.
     """
-    logits = logits.double() / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        kth = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
+    logits = logits.double()
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature  # no overflow near temperature 0
     p = logits.softmax(dim=-1)
+    kept = p
+    if sampling.top_k is not None and sampling.top_k < p.shape[-1]:
+        kth = p.topk(sampling.top_k, dim=-1).values[:, -1:]
+        kept = kept.masked_fill(p < kth, 0.0)
     if sampling.min_p:
-        p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
+        kept = kept.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
     if sampling.top_p is not None and sampling.top_p < 1.0:
         ordered, index = p.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered  # the probability of all likelier tokens
-        ordered = ordered.masked_fill(before >= sampling.top_p * p.sum(dim=-1, keepdim=True), 0.0)
-        p = torch.zeros_like(p).scatter_(-1, index, ordered)
-    return p
+        outside = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, before >= sampling.top_p)
+        kept = kept.masked_fill(outside, 0.0)
+    return kept

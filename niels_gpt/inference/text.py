@@ -170,4 +170,4 @@ def _stops(stop: str | Sequence[str] | None) -> list[bytes]:
     texts = [stop] if isinstance(stop, str) else list(stop or ())
     if not all(texts):
         raise ValueError("a stop sequence is empty: give at least one character")
-    return [text.encode("utf-8") for text in texts]
+    return sorted((text.encode("utf-8") for text in texts), key=len, reverse=True)  # "ab" before its end "b"

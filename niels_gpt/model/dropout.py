@@ -34,7 +34,7 @@ def keep_mask(shape: torch.Size, p: float, *, dtype: torch.dtype = torch.float32
     """Of the given shape: 0 with probability p, else 1 / (1 - p); drawn from torch's CPU generator."""
     n = shape.numel()
     bits = torch.empty(-(-n // 4), dtype=torch.int64).random_(-(2**63), None)
-    threshold = round(p * 65536)  # of the 65536 values of an int16, this many drop
+    threshold = min(round(p * 65536), 65535)  # of the 65536 values of an int16, this many drop
     mask = torch.empty(n, dtype=dtype)
     torch.ge(bits.view(torch.int16)[:n], threshold - 32768, out=mask)
     return mask.mul_(65536 / (65536 - threshold)).view(shape)

@@ -60,6 +60,6 @@ class KVCache:
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(rows, device=self.k.device)
+        index = torch.tensor(rows, device=self.k.device, dtype=torch.int64)
         self.k, self.v = self.k.index_select(1, index), self.v.index_select(1, index)
         self.lengths = [self.lengths[row] for row in rows]

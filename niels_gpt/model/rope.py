@@ -51,6 +51,8 @@ def apply_rope(
     T, D = q.shape[-2:]
     if D % 2:
         raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
+    if k.shape[-2:] != q.shape[-2:] or k.dtype != q.dtype or k.device != q.device:
+        raise ValueError(f"q {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype} do not belong together")
     for name, table in (("sin", sin), ("cos", cos)):
         if table.shape != (1, 1, T, D // 2):
             raise ValueError(f"{name} must have shape (1, 1, {T}, {D // 2}), got {tuple(table.shape)}")

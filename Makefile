@@ -1,0 +1,49 @@
+# Every target sets up .venv itself if it is missing or older than what defines it, and only then.
+PYTHON ?= python3
+PIP := pip install --quiet --disable-pip-version-check -c constraints.txt
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test check bench bench-peers clean help
+
+help:
+	@echo "make demo         train, measure and talk to a small model, offline (about two minutes)"
+	@echo "make test         the tests"
+	@echo "make check        ruff, mypy, and the floors (import-linter)"
+	@echo "make bench        speed, beside peers where make bench-peers has installed them"
+	@echo "make setup        only the virtual environment"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (once; a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m $(PIP) -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/niels-gpt demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench-peers: $(PEERS)/.ready
+
+$(PEERS)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(PEERS): niels-gpt beside transformers and litgpt"
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m $(PIP) -e . transformers litgpt
+	@touch $@
+
+bench: setup
+	@if [ -f $(PEERS)/.ready ]; then $(PEERS)/bin/python -m bench; else $(BIN)/python -m bench; fi
+
+clean:
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
