@@ -130,6 +130,10 @@ class TrainConfig:
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"train.{name} must be a finite number of at least 0, got {value!r}")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"train.betas must be two numbers in [0, 1), got {self.betas!r}")
+        if self.seed >= 2**63:
+            raise ValueError(f"train.seed must be below 2**63, got {self.seed}")
         for name in ("p_train", "p_val"):
             check_probabilities(getattr(self, name), name=f"train.{name}")
 
@@ -140,7 +144,7 @@ class DataConfig:
 
     wiki: str = "auto"
     """`hub` (wikitext-103 from the Hugging Face Hub), `embedded` (docstrings of the Python standard
-    library), or a folder or file with wikitext rows. `auto` is `embedded`: nothing is downloaded unasked."""
+    library), or a folder with train and validation files. `auto` is `embedded`: nothing is downloaded unasked."""
     roam: str = "auto"
     """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, else `embedded`."""
     primer: str = "auto"
@@ -271,7 +275,11 @@ def dump_config(config: RunConfig) -> str:
     """The resolved config as YAML that `load_config` reads back to an equal config."""
     import yaml
 
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    _add_float_resolver(Dumper)  # a folder called 1e5 is quoted, so that it is read back as a name
+    return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -294,16 +302,20 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 def _loader() -> Any:
     """YAML's safe loader, except that 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
-    import re
-
     import yaml
 
     class Loader(yaml.SafeLoader):
         pass
 
-    number = re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    _add_float_resolver(Loader)
     return Loader
+
+
+def _add_float_resolver(cls: Any) -> None:
+    import re
+
+    number = re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$")
+    cls.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
 
 
 def _apply_override(tree: dict[str, Any], item: str) -> None:
@@ -340,6 +352,14 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
         elif get_origin(hints[key]) is Literal and value not in get_args(hints[key]):
             allowed = ", ".join(repr(a) for a in get_args(hints[key]))
             raise ValueError(f"{where}: {prefix}{key} must be one of {allowed}, got {value!r}")
+        else:
+            try:
+                json.dumps(value)
+            except TypeError:  # YAML also knows dates and sets
+                kind = type(value).__name__
+                raise ValueError(
+                    f"{where}: {prefix}{key} cannot be the {kind} {value!r}; quote it if it is text"
+                ) from None
 
 
 def _unknown_key(section: str, key: str, known: list[str]) -> str:

@@ -21,17 +21,17 @@ def resolve_device(name: str = "auto") -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else get_device()
     try:
-        kind = torch.device(name).type
+        wanted = torch.device(name)
     except RuntimeError:
         raise ValueError(f"--device {name!r} is not a device: use auto, cpu, cuda or mps") from None
     available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
     }
-    if not available.get(kind, False):
-        here = ", ".join(k for k, ok in available.items() if ok)
-        raise ValueError(f"--device {name}: this machine has no {kind} device; it has {here}")
+    if (wanted.index or 0) >= available.get(wanted.type, 0):
+        here = ", ".join(f"{n} x {kind}" if n > 1 else kind for kind, n in available.items() if n)
+        raise ValueError(f"--device {name}: this machine has no such device; it has {here}")
     return name
 
 

@@ -63,7 +63,11 @@ def write_json(path: str | Path, value: Any) -> None:
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     if len(text) > 1 << 20:  # for machines then; a million document starts need no line each
         text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    write_text(path, text + "\n")
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError:  # a file name that is not utf-8: keep it as an escape
+        data = json.dumps(value, indent=2, sort_keys=True).encode("ascii")
+    write_bytes(path, data + b"\n")
 
 
 def link(existing: Path, path: Path) -> None:
@@ -76,6 +80,7 @@ def link(existing: Path, path: Path) -> None:
             shutil.copyfileobj(source, target)
         return
     temporary.replace(path)
+    temporary.unlink(missing_ok=True)  # where both were the same file already, rename leaves it
     _sync_folder(path.parent)
 
 

@@ -23,7 +23,7 @@ from niels_gpt.data import embedded
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.split import split_items
-from niels_gpt.data.wikitext import load_wikitext, local_files
+from niels_gpt.data.wikitext import WikitextMissing, load_wikitext, local_files
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
 SPLITS = ("train", "val")
@@ -154,7 +154,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
                     for split, stream in streams.items()
                     if len(stream.data) < needed
                 )
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as err:
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, WikitextMissing) as err:
                 problem = f"{name}: {_reason(err)}"
             if not problem:
                 found[name] = streams
@@ -233,7 +233,7 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
         return _stdlib_inputs(cfg)
     docs = load_wikitext() if cfg.wiki == "hub" else load_wikitext(path=cfg.wiki)
     local = {} if cfg.wiki == "hub" else local_files(Path(cfg.wiki))
-    origin = {"files": [_stat(file) for names in local.values() for file in names]} if local else {}
+    origin = [_stat(file) for names in local.values() for file in names]
     describe = {
         split: {
             "source": "wiki",
@@ -241,7 +241,7 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
             "n_docs": len(docs[split]),
             "total_chars": sum(map(len, docs[split])),
             "sep": cfg.doc_separator,
-            **origin,
+            "files": origin,
         }
         for split in SPLITS
     }
@@ -315,8 +315,8 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
     return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
 
 
-def _reason(err: OSError) -> str:
-    return f"no file {err.filename}" if err.filename and err.strerror else str(err)
+def _reason(err: Exception) -> str:
+    return f"no file {err.filename}" if isinstance(err, OSError) and err.filename and err.strerror else str(err)
 
 
 _INPUTS: dict[str, Callable[[StreamBuildConfig], Inputs]] = {

@@ -220,6 +220,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with 0, 1 (something is wrong), 2 (usage) or 130 (interrupted)."""
     import warnings
 
+    # On a busy machine two OpenMP threads that spin for each other can take ten times as long; after 1000
+    # turns they sleep instead, which costs nothing on a quiet one. Read when torch loads, so set before.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"warning: {message}", file=sys.stderr)
 

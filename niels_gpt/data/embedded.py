@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sys
 import sysconfig
 import warnings
@@ -26,10 +27,13 @@ def stdlib_files() -> list[Path]:
     Raises ValueError where Python was installed without them.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(p for p in root.rglob("*.py") if not _SKIP.intersection(p.relative_to(root).parts))
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _SKIP]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
     if len(files) < 50:
         raise ValueError(f"the sources of the standard library are not in {root}; give --wiki FOLDER instead")
-    return files
+    return sorted(files)
 
 
 def stdlib_fingerprint() -> dict[str, str | int]:

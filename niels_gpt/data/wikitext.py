@@ -10,13 +10,17 @@ SPLITS = {"train": "train", "val": "validation", "test": "test"}
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
 
 
+class WikitextMissing(ValueError):
+    """Wikitext can be had neither from the Hub nor from the given place."""
+
+
 def load_wikitext(
     *, path: str | Path | None = None, dataset_id: str = "wikitext", config: str = "wikitext-103-raw-v1"
 ) -> dict[str, list[str]]:
     """{"train", "val", "test"}: the texts of each split; rows that are empty or white space are dropped.
 
     `path` is a folder with train, validation (and test) files instead of the Hub.
-    Raises ValueError that says what to do where neither can be had.
+    Raises WikitextMissing (a ValueError) that says what to do where neither can be had.
     """
     splits = _load_local(Path(path)) if path is not None else _load_hub(dataset_id, config)
     return {
@@ -35,7 +39,7 @@ def _load_hub(dataset_id: str, config: str) -> Any:
         RuntimeError,
     ) as err:  # datasets raises ConnectionError, FileNotFoundError, HfHubHTTPError
         reason = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
-        raise ValueError(
+        raise WikitextMissing(
             f"cannot load {dataset_id} ({config}) from the Hugging Face Hub: {reason}. "
             "Either connect to it, or use local text: --wiki FOLDER (train and validation files as "
             "parquet, jsonl or txt) or --wiki embedded"
@@ -45,19 +49,19 @@ def _load_hub(dataset_id: str, config: str) -> Any:
 def local_files(folder: Path) -> dict[str, list[str]]:
     """The data files of each Hub split in a folder, by their names (train*, validation* or val*, test*).
 
-    Raises ValueError if the folder is missing or holds no train and validation files.
+    Raises WikitextMissing if the folder is missing or holds no train and validation files.
     """
     if not folder.is_dir():
-        raise ValueError(f"no folder {folder} with wikitext files (train and validation, parquet, jsonl or txt)")
+        raise WikitextMissing(f"no folder {folder} with wikitext files (train and validation, parquet, jsonl or txt)")
     found: dict[str, list[str]] = {}
     for file in sorted(folder.iterdir()):
         if _suffix(file) in _FORMATS:
             for hub in SPLITS.values():
-                if file.name.startswith((hub, hub[:3] + ".", hub[:3] + "-", hub[:5] + ".")):
+                if file.name.startswith("val" if hub == "validation" else hub):
                     found.setdefault(hub, []).append(str(file))
     missing = [hub for hub in ("train", "validation") if hub not in found]
     if missing:
-        raise ValueError(
+        raise WikitextMissing(
             f"{folder} has no {' and no '.join(missing)} file; expected e.g. train.parquet and "
             "validation.parquet (also .jsonl, .jsonl.gz, .txt)"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from niels_gpt.inference.decode import Decoder, Generators
+from niels_gpt.inference.decoding import Decoder, Generators
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import encode

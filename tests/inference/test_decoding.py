@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
-from niels_gpt.inference.decode import Decoder
+from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.sampling import Sampling
 
 T, V = 16, 256
