@@ -9,6 +9,7 @@ import torch
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
+from niels_gpt.model.one_token import OneToken
 from niels_gpt.rng import generator as make_generator
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -45,9 +46,10 @@ class Decoder:
         self.ids = [list(prompt) for prompt in prompts]
         self.active = list(range(len(prompts)))
         self._sampling = sampling
-        self._use_cache = use_cache
+        self._use_cache = use_cache and type(model).forward is GPT.forward  # a model of another kind is just called
         self._cache: KVCache | None = None
         self._cached: list[int] = []  # the rows of the cache, in its order
+        self._one_token = OneToken(model) if self._use_cache else None
         self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling).to(model.device)  # (rows, steps)
         self._step = 0
 
@@ -87,8 +89,9 @@ class Decoder:
         if rows != self._cached:  # some have finished, or have grown past T
             self._cache.select([self._cached.index(row) for row in rows])
             self._cached = rows
-        last = torch.tensor([[self.ids[row][-1]] for row in rows], device=model.device)
-        return model(last, cache=self._cache)[:, -1]
+        last = torch.tensor([self.ids[row][-1] for row in rows], device=model.device)
+        assert self._one_token is not None
+        return self._one_token(last, self._cache)
 
     def _window_logits(self, rows: list[int]) -> torch.Tensor:
         """(len(rows), V) from the last T tokens of each row, without a cache."""

@@ -34,12 +34,13 @@ class Attention(nn.Module):
         B, n, C = x.shape
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = self.qkv(x).view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
-        q, k = rotate(qk, sin, cos).transpose(1, 3).unbind(2)  # (B, H, n, D) each
-        v = v.squeeze(2).transpose(1, 2)
+        qk = rotate(qk, sin, cos)
+        q, k = qk.transpose(1, 3).unbind(2)  # (B, H, n, D) each
         if cache is None:
+            v = v.squeeze(2).transpose(1, 2)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=n > 1)  # scaled by 1/sqrt(D)
         else:
-            k, v = cache.extend(layer, k, v)
+            k, v = cache.extend(layer, torch.cat((qk[:, :, 1:], v), dim=2))
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
         return self.out(y.transpose(1, 2).reshape(B, n, C))
 
@@ -119,12 +120,17 @@ class GPT(nn.Module):
             n = x.shape[1]
             sin, cos = self.sin[:n], self.cos[:n]
         else:
-            positions = cache.advance(x.shape[1])  # (n,) or (B, n)
+            start = cache.advance(x.shape[1])
+            positions = slice(start, start + x.shape[1]) if isinstance(start, int) else start  # else (B, n)
             sin, cos = self.sin[positions], self.cos[positions]
         h = self.drop(self.tok_emb(x))
         for layer, block in enumerate(self.blocks):
             h = block(h, sin, cos, layer, cache)
         return self.lm_head(self.norm(h))
+
+    def layers(self) -> list[Block]:
+        """The blocks, typed."""
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Static KV cache: keys and values of all layers in two buffers that are allocated once."""
+"""Static KV cache: keys and values of all layers in one buffer that is allocated once."""
 
 from __future__ import annotations
 
@@ -15,51 +15,50 @@ class KVCache:
     """
 
     def __init__(self, config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (config.L, batch, config.H, config.T, config.D)
         self.T = config.T
-        self.k = torch.zeros(shape, device=device, dtype=dtype)
-        self.v = torch.zeros(shape, device=device, dtype=dtype)
+        shape = (batch, 2, config.H, config.T, config.D)  # keys at [:, 0], values at [:, 1]
+        self.layers = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.L)]
         self.lengths: list[int] = [0] * batch
         self.mask: torch.Tensor | None = None  # (n, S) or (B, 1, n, S), True where a key may be seen
         self._end = 0
         self._write: int | torch.Tensor = 0
 
-    def advance(self, n: int) -> torch.Tensor:
-        """Make room for n more tokens in every row; their positions, (n,) or (B, n).
+    def advance(self, n: int) -> int | torch.Tensor:
+        """Make room for n more tokens in every row.
 
+        Their position: an int where all rows begin at the same place, else (B, n).
         Raises ValueError when a row would grow past T.
         """
-        starts, device = self.lengths, self.k.device
-        self._end = max(starts) + n
+        starts, device = self.lengths, self.layers[0].device
+        first, longest = starts[0], max(starts)
+        self._end = longest + n
         if self._end > self.T:
-            raise ValueError(f"the KV cache holds T={self.T} tokens; {max(starts)} + {n} do not fit")
+            raise ValueError(f"the KV cache holds T={self.T} tokens; {longest} + {n} do not fit")
         self.lengths = [start + n for start in starts]
-        if len(set(starts)) == 1:
-            self._write = starts[0]
-            positions = torch.arange(starts[0], self._end, device=device)  # (n,)
+        if starts.count(first) == len(starts):
+            self._write = first
             # One new token sees everything; several at once need the causal triangle.
+            keys = None if n == 1 else torch.arange(self._end, device=device)
+            self.mask = None if keys is None else keys <= keys[first:, None]  # (n, S)
+        else:
+            self._write = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)  # (B, n)
             keys = torch.arange(self._end, device=device)
-            self.mask = None if n == 1 else keys <= positions[:, None]  # (n, S)
-        else:
-            positions = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)  # (B, n)
-            self._write = positions
-            self.mask = (torch.arange(self._end, device=device) <= positions[..., None])[:, None]  # (B, 1, n, S)
-        return positions
+            self.mask = (keys <= self._write[..., None])[:, None]  # (B, 1, n, S)
+        return self._write
 
-    def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store k and v (B, H, n, D) of the new tokens; all keys and values so far, (B, H, S, D)."""
-        k_all, v_all = self.k[layer], self.v[layer]
+    def extend(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store kv (B, n, 2, H, D) of the new tokens; all keys and values so far, each (B, H, S, D)."""
+        buffer, n = self.layers[layer], kv.shape[1]
         if isinstance(self._write, int):
-            k_all[:, :, self._write : self._end] = k
-            v_all[:, :, self._write : self._end] = v
+            buffer.narrow(3, self._write, n).copy_(kv.permute(0, 2, 3, 1, 4))
         else:
-            rows = torch.arange(k.shape[0], device=k.device)[:, None]  # (B, 1) with positions (B, n)
-            k_all[rows, :, self._write] = k.transpose(1, 2)
-            v_all[rows, :, self._write] = v.transpose(1, 2)
-        return k_all[:, :, : self._end], v_all[:, :, : self._end]
+            rows = torch.arange(kv.shape[0], device=kv.device)[:, None]  # (B, 1) with positions (B, n)
+            buffer[rows, :, :, self._write] = kv
+        k, v = buffer.narrow(3, 0, self._end).unbind(1)
+        return k, v
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(rows, device=self.k.device, dtype=torch.int64)
-        self.k, self.v = self.k.index_select(1, index), self.v.index_select(1, index)
+        index = torch.tensor(rows, device=self.layers[0].device, dtype=torch.int64)
+        self.layers = [buffer.index_select(0, index) for buffer in self.layers]
         self.lengths = [self.lengths[row] for row in rows]

@@ -21,20 +21,21 @@ class Replying(nn.Module):
         self.replies = [reply.encode("utf-8") for reply in replies]
         self.prompts: list[str] = []
         self._at = 0
+        self._window = b""
 
     @property
     def device(self) -> torch.device:
         return self.tok_emb.weight.device
 
-    def forward(self, x: torch.Tensor, *, cache: object = None) -> torch.Tensor:
-        if x.shape[1] > 1:  # a new prompt; afterwards one token at a time comes out of the cache
-            self.prompts.append(bytes(x[0].tolist()).decode("utf-8"))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window = bytes(x[0].tolist())
+        if not window[:-1] or window[:-1] != self._window:  # not the last window and one byte more: a new prompt
+            self.prompts.append(window.decode("utf-8"))
             self._at = 0
+        self._window = window
         reply = self.replies[len(self.prompts) - 1]
         token = reply[self._at] if self._at < len(reply) else ord(".")
         self._at += 1
-        if cache is not None:
-            cache.lengths = [self._at + len(self.prompts[-1].encode())]
         return 50.0 * nn.functional.one_hot(torch.tensor(token), 256).float().expand(*x.shape, -1)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.sampling import Sampling
+from niels_gpt.model.one_token import OneToken
 
 T, V = 16, 256
 GREEDY = Sampling(temperature=0.0)
@@ -242,21 +243,24 @@ def test_finished_rows_do_not_disturb_the_others(
 # --- how it is computed ----------------------------------------------------------------------------
 
 
-def widths(prompt: list[int], steps: int, use_cache: bool) -> list[int]:
+def widths(monkeypatch: pytest.MonkeyPatch, prompt: list[int], steps: int, use_cache: bool) -> list[int]:
     """How many tokens each forward pass saw."""
     seen: list[int] = []
+    plain = OneToken.__call__
+    monkeypatch.setattr(OneToken, "__call__", lambda self, ids, cache: (seen.append(1), plain(self, ids, cache))[1])
     hook = model().register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     try:
         alone(prompt, steps, GREEDY, None, use_cache)
     finally:
         hook.remove()
+        monkeypatch.undo()
     return seen
 
 
-def test_the_cache_is_used_up_to_T_and_the_window_after() -> None:
-    assert widths([1, 2, 3], T, True) == [3] + [1] * (T - 3) + [T] * 2
-    assert widths([1, 2, 3], T, False) == [*range(3, T + 1), T, T]
-    assert widths(list(range(T + 9)), 3, True) == [T, T, T]
+def test_the_cache_is_used_up_to_T_and_the_window_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert widths(monkeypatch, [1, 2, 3], T, True) == [3] + [1] * (T - 3) + [T] * 2
+    assert widths(monkeypatch, [1, 2, 3], T, False) == [*range(3, T + 1), T, T]
+    assert widths(monkeypatch, list(range(T + 9)), 3, True) == [T, T, T]
 
 
 def test_prompts_are_not_changed() -> None:

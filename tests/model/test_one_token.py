@@ -1,0 +1,62 @@
+"""The one-token pass gives the logits of GPT.forward, which the other tests hold to a naive reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from niels_gpt import GPT, ModelConfig
+from niels_gpt.model.kv_cache import KVCache
+from niels_gpt.model.one_token import OneToken
+
+CONFIG = ModelConfig(V=50, T=12, C=32, L=3, H=4)
+
+
+def make_model() -> GPT:
+    torch.manual_seed(0)
+    model = GPT(CONFIG).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p))  # norms off 1, weights off their small start
+    return model
+
+
+def cache_for(model: GPT, batch: int) -> KVCache:
+    return KVCache(model.config, batch, device=model.device, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_token_by_token_equals_the_whole_window(batch: int) -> None:
+    model = make_model()
+    x = torch.randint(0, CONFIG.V, (batch, CONFIG.T))
+    cache, one = cache_for(model, batch), OneToken(model)
+    with torch.no_grad():
+        whole = model(x)
+        for t in range(CONFIG.T):
+            torch.testing.assert_close(one(x[:, t], cache), whole[:, t], rtol=1e-9, atol=1e-9)
+    assert cache.lengths == [CONFIG.T] * batch
+
+
+def test_rows_of_different_lengths_do_not_see_each_other() -> None:
+    model = make_model()
+    x = torch.randint(0, CONFIG.V, (3, CONFIG.T))
+    lengths = [2, 7, 4]
+    cache, one = cache_for(model, 3), OneToken(model)
+    with torch.no_grad():
+        model(x[:, :7], cache=cache)
+        cache.lengths = list(lengths)
+        for step in range(4):
+            ids = torch.stack([x[row, n + step] for row, n in enumerate(lengths)])
+            logits = one(ids, cache)
+            for row, n in enumerate(lengths):
+                alone = model(x[row : row + 1, : n + step + 1])[0, -1]
+                torch.testing.assert_close(logits[row], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_past_T_is_refused() -> None:
+    model = make_model()
+    cache, one = cache_for(model, 1), OneToken(model)
+    with torch.no_grad():
+        model(torch.zeros(1, CONFIG.T, dtype=torch.long), cache=cache)
+        with pytest.raises(ValueError, match="T=12"):
+            one(torch.tensor([0]), cache)
