@@ -1,39 +1,29 @@
 """The process of one contender: `python -m bench.worker CASE CONTENDER [--quick]`.
 
-Answers every line on stdin with one round and one JSON line on stdout, and ends with stdin. The first line
-on stdout comes unasked, after one round for warming up: {"amount", "gflop", "facts"}, or {"error"}.
+Says {"amount", "gflop", "facts"} once it is warm, then answers every line on stdin with one round and its
+{"seconds"}; JSON, a line each. {"error"} is the last it says. Ends with stdin.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from typing import IO, Any
 
 from bench.case import Contender, load_case
 
-
-def main(arguments: list[str]) -> None:
-    """Serve rounds of `CASE CONTENDER [--quick]` until stdin ends."""
-    quick = "--quick" in arguments
-    case, name = [argument for argument in arguments if argument != "--quick"]
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not get between the replies
-    serve(load_case(case)[name], quick, sys.stdin, replies)
+PEERS = ("transformers", "litgpt")
 
 
 def serve(contender: Contender, quick: bool, requests: IO[str], replies: IO[str]) -> None:
-    """Build the contender, then one round and one reply per request; an error is a reply and the end."""
+    """Build the contender and run one round to warm up, then one round and one reply per request."""
 
     def reply(**content: Any) -> None:
-        replies.write(json.dumps(content) + "\n")
-        replies.flush()
+        print(json.dumps(content), file=replies, flush=True)
 
-    if contender.needs and importlib.util.find_spec(contender.needs) is None:
-        return reply(error="not installed")
     try:
         work = contender.build(quick)
         work.run()
@@ -42,9 +32,15 @@ def serve(contender: Contender, quick: bool, requests: IO[str], replies: IO[str]
             began = time.perf_counter()
             work.run()
             reply(seconds=time.perf_counter() - began)
-    except Exception as err:  # reported in the table, so that one broken contender does not cost the others
-        reply(error=f"failed: {type(err).__name__}: {err}")
+    except Exception as err:  # for the table: one broken contender must not cost the others
+        missing = isinstance(err, ModuleNotFoundError) and err.name in PEERS
+        reply(error="not installed" if missing else f"failed: {type(err).__name__}: {err}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and with it stdin
+    case, name, *options = sys.argv[1:]
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print must not get between the replies
+    found = next(contender for contender in load_case(case).contenders if contender.name == name)
+    serve(found, "--quick" in options, sys.stdin, replies)

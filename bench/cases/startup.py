@@ -1,4 +1,4 @@
-"""What a user waits for before anything happens: the import, and the help of the command."""
+"""What a user waits for before anything happens: wall time of fresh processes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ from pathlib import Path
 
 from bench.case import Case, Contender, Work
 
-
-def _work(*command: str) -> Work:
-    return Work(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+COMMAND = str(Path(sys.executable).with_name("niels-gpt"))
 
 
-def _help(quick: bool) -> Work:
-    return _work(str(Path(sys.executable).with_name("niels-gpt")), "--help")
+def _work(quick: bool, *command: str) -> Work:
+    times = 1 if quick else 5
+    return Work(lambda: [subprocess.run(command, check=True, stdout=subprocess.DEVNULL) for _ in range(times)], times)
 
 
-CASE = Case(
-    "startup",
-    "wall time of a fresh process",
-    "ms",
-    (
-        Contender("python alone", lambda quick: _work(sys.executable, "-c", "pass"), role="baseline"),
-        Contender(
-            "import niels_gpt, less python alone",
-            lambda quick: _work(sys.executable, "-c", "import niels_gpt"),
-            role="ours",
-            minus="python alone",
-            at_most=50,
-        ),
-        Contender("niels-gpt --help", _help, role="ours", at_most=300),
-    ),
+BARE = Contender("bare python", lambda quick: _work(quick, sys.executable, "-c", "pass"), role="baseline")
+IMPORT = Contender(
+    "import niels_gpt, net",
+    lambda quick: _work(quick, sys.executable, "-c", "import niels_gpt"),
+    role="ours",
+    minus=BARE.name,
+    target=50,
 )
+HELP = Contender("niels-gpt --help", lambda quick: _work(quick, COMMAND, "--help"), role="ours", target=300)
+CASE = Case("startup", "ms", (BARE, IMPORT, HELP))

@@ -1,0 +1,120 @@
+"""The harness itself: its sums, its table and its JSON. How fast anything is, is not tested."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from bench.__main__ import main
+from bench.case import NAMES, Case, Contender, Work, load_case
+from bench.cases.get_batch import literal
+from bench.report import machine, table, write_json
+from bench.runner import Row, summarise
+from niels_gpt import get_batch
+
+
+def contender(name, role="peer", **options):
+    return Contender(name, lambda quick: Work(lambda: None), role=role, **options)
+
+
+def measured(seconds, amount=1.0, gflop=None):
+    return {"amount": amount, "gflop": gflop, "facts": {}, "seconds": seconds}
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios_to_the_fastest_peer():
+    case = Case("c", "ms", (contender("ours", "ours", target=2.5), contender("slow"), contender("fast")))
+    rows = summarise(case, {"ours": measured([1, 2, 10]), "slow": measured([9, 9, 99]), "fast": measured([4, 4, 30])})
+    ours, slow, fast = rows
+    assert (ours.median, ours.versus, ours.ratio) == (2000, "fast", 3)  # of 4, 2, 3
+    assert (ours.target, ours.met) == ("≥ 2.5x", True)
+    assert slow.ratio == pytest.approx(4 / 9)
+    assert fast.ratio == 1
+    assert ours.seconds == [1, 2, 10]
+
+
+def test_ratios_stay_within_a_group():
+    case = Case("c", "ms", (contender("a", "ours", group="1"), contender("b", group="2"), contender("c", "ours")))
+    rows = summarise(case, {name: measured([1.0]) for name in "abc"})
+    assert [row.versus for row in rows] == [None, "b", None]
+
+
+def test_rates_count_the_amount_of_work():
+    case = Case("c", "tokens/s", (contender("ours", "ours"), contender("peer")))
+    ours, _ = summarise(case, {"ours": measured([2, 4], amount=80), "peer": measured([1, 1], amount=10)})
+    assert ours.median == 30  # of 40 and 20
+    assert ours.ratio == pytest.approx((4 + 2) / 2)
+
+
+def test_a_baseline_is_subtracted_round_by_round_and_a_limit_is_judged():
+    case = Case("c", "ms", (contender("bare", "baseline"), contender("all", "ours", minus="bare", target=50)))
+    seconds = {"bare": measured([0.1, 0.2, 0.1], amount=2), "all": measured([0.3, 0.3, 0.4], amount=2)}
+    _, row = summarise(case, seconds)
+    assert row.median == pytest.approx(100)  # half of 0.2, 0.1, 0.3 s
+    assert (row.target, row.met) == ("≤ 50 ms", False)
+
+
+def test_the_peak_is_the_best_round_and_ours_is_set_against_it():
+    case = Case("c", "tokens/s", (contender("ours", "ours"), contender("peak", "peak")))
+    _, share, peak = summarise(case, {"ours": measured([1, 2, 4], gflop=8), "peak": measured([2, 1], gflop=10)})
+    assert (peak.median, peak.unit) == (10, "GFLOP/s")
+    assert (share.contender, share.median, share.unit) == ("ours", 40, "% of peak")
+
+
+def test_without_peers_the_target_stays_open():
+    case = Case("c", "ms", (contender("ours", "ours", target=3), contender("peer")))
+    ours, peer = summarise(case, {"ours": measured([1.0]), "peer": {"error": "not installed", "seconds": []}})
+    assert (ours.ratio, ours.target, ours.met) == (None, "≥ 3x", None)
+    assert (peer.error, peer.median) == ("not installed", None)
+
+
+def test_the_table_has_a_line_per_row_within_80_columns():
+    rows = [
+        Row("train_step", "niels-gpt, dropout 0.1", "ours", "tokens/s", 12345.6, 1.234, "x", "≥ 1.2x", False),
+        Row("generate", "litgpt", "peer", "tokens/s", error="not installed"),
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(rows))
+    lines = console.file.getvalue().splitlines()
+    (first,) = [line for line in lines if "niels-gpt" in line]
+    assert all(part in first for part in ("train_step", "12,346", "tokens/s", "1.23x", "≥ 1.2x missed"))
+    assert any("litgpt" in line and "not installed" in line for line in lines)
+
+
+def test_the_json_has_the_rows_and_the_machine(tmp_path):
+    write_json(tmp_path / "new" / "r.json", [Row("c", "ours", "ours", "ms", 1.5, seconds=[0.1])], machine=machine())
+    result = json.loads((tmp_path / "new" / "r.json").read_text(encoding="utf-8"))
+    assert result["rows"][0]["median"] == 1.5
+    assert result["machine"]["cpu"] and result["machine"]["cores"] and result["machine"]["torch"]
+
+
+def test_contenders_run_in_processes_of_their_own(tmp_path, capsys):
+    code = main(["tests.bench.fake", "--rounds", "3", "--quick", "--json", str(tmp_path / "r.json")])
+    assert code == 1  # because of the broken ones
+    rows = {row["contender"]: row for row in json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"]}
+    assert len(rows["ours"]["seconds"]) == len(rows["peer"]["seconds"]) == 3
+    assert rows["ours"]["versus"] == "peer"
+    assert rows["ours"]["facts"] == {"quick": True}
+    assert rows["broken"]["error"] == "failed: RuntimeError: no such luck"
+    assert rows["absent"]["error"] == "not installed"
+    assert rows["dying"]["error"] == "failed: exit code 3"
+    assert "not installed" in capsys.readouterr().out
+
+
+def test_every_case_loads_and_an_unknown_one_is_refused(capsys):
+    for name in NAMES:
+        case = load_case(name)
+        names = [c.name for c in case.contenders]
+        assert case.name == name and len(set(names)) == len(names)
+    with pytest.raises(SystemExit, match="2"):
+        main(["trian_step"])
+    assert "there are get_batch" in capsys.readouterr().err
+
+
+def test_the_literal_batch_is_the_batch():
+    options = {"p": {"a": 0.7, "b": 0.3}, "B": 8, "T": 16, "device": "cpu"}
+    sources = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1))}
+    ours = get_batch(sources, **options, generator=torch.Generator().manual_seed(1))
+    theirs = literal(sources, **options, generator=torch.Generator().manual_seed(1))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
