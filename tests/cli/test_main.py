@@ -1,0 +1,228 @@
+import os
+import pickle
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import niels_gpt
+from niels_gpt.config import RunConfig, load_config
+from tests.cli import call, error_of
+
+ROOT = Path(__file__).parents[2]
+ROAM_ONLY = "--set 'train.p_train={roam: 1.0}' --set 'train.p_val={roam: 1.0}'"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NIELS_GPT_DEBUG", raising=False)
+
+
+def test_help(capsys):
+    assert call("--help") == 0
+    shown = capsys.readouterr().out
+    for command in ("demo", "train", "eval", "generate", "chat", "batch"):
+        assert f"\n  {command} " in shown
+
+
+def test_no_command_is_help(capsys):
+    call()
+    assert "Usage: niels-gpt" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (["train"], "--config --run-dir --steps --checkpoint-every --resume --set --print-config --encoding-errors"),
+        (["eval"], "--run --checkpoint --stride --json"),
+        (["generate"], "--max-tokens --temperature --top-k --top-p --min-p --stop --seed --json"),
+        (["chat"], "--run --system --temperature"),
+        (["demo"], "--steps --run-dir"),
+        (["batch", "show"], "--run --step --json"),
+    ],
+)
+def test_help_of_the_commands(capsys, command, options):
+    assert call(*command, "--help") == 0
+    shown = capsys.readouterr().out
+    for option in options.split():
+        assert option in shown
+
+
+def test_version(capsys):
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"niels-gpt {niels_gpt.__version__}\n"
+
+
+def test_as_a_module_and_without_torch():
+    """`python -m niels_gpt` is the command; help needs none of the heavy imports."""
+    code = (
+        "import runpy, sys\nsys.argv = ['niels_gpt', '--help']\n"
+        "try:\n    runpy.run_module('niels_gpt', run_name='__main__')\nexcept SystemExit as end:\n"
+        "    assert not end.code\n"
+        "assert not {'torch', 'datasets', 'matplotlib', 'numpy'} & set(sys.modules), 'heavy'"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert "Usage: niels-gpt" in done.stdout
+
+
+# --- mistakes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "mentioned"),
+    [
+        ("train --config none.yaml", "none.yaml"),
+        ("train --resume", "--run-dir"),
+        ("train --resume --run-dir none", "none"),
+        ("train --set train.base_lrr=1", "train.base_lrr; did you mean base_lr?"),
+        ("train --set trian.base_lr=1", "trian; did you mean train?"),
+        ("train --set train.B=many", "train.B"),
+        ("train --set train.B=2.5", "train.B"),
+        ("train --set train.B=true", "train.B"),
+        ("train --set train.B", "section.key=value"),
+        ("train --set task=chess", "'bytes'"),
+        ("train --set 'train.p_train={wiki: 0.5}'", "train.p_train must sum to 1"),
+        ("train --set 'train.p_train={notes: 1.0}'", "'notes'"),
+        ("train --set model.C=30", "model.C=30"),
+        (f"train --steps 200 {ROAM_ONLY}", "warm-up of 200"),
+        ("train --device tpu", "tpu"),
+        ("train --encoding-errors ignore", "encoding_errors"),
+        (f"train --roam none {ROAM_ONLY}", "none"),
+        (f"train --primer none.txt {ROAM_ONLY.replace('roam', 'primer')}", "none.txt"),
+        ("train --wiki none", "none"),
+        ("eval", "no run in runs/"),
+        ("eval --run none", "none is not a run"),
+        ("eval --checkpoint none.pt", "none.pt"),
+        ("generate hello", "no run in runs/"),
+        ("generate hello --run none", "none"),
+        ("chat --checkpoint none.pt", "none.pt"),
+        ("batch show --step 1", "no run in runs/"),
+        ("generate hello --top-p 2", "top_p"),
+        ("generate hello --temperature -1", "temperature"),
+        ("generate hello --top-k -3", "top_k"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_1(capsys, tmp_path, command, mentioned):
+    assert call(*shlex.split(command)) == 1
+    assert mentioned in error_of(capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fly", "train --fly", "train --steps many", "train --steps 0", "generate", "batch show", "batch show --step -1"],
+)
+def test_wrong_usage_is_exit_code_2(capsys, command):
+    assert call(*command.split()) == 2
+    errors = capsys.readouterr().err
+    assert "Usage: niels-gpt" in errors
+    assert "Traceback" not in errors
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path("pwned").touch, ())
+
+
+@pytest.mark.parametrize("command", ["generate hello", "chat", "eval"])
+@pytest.mark.parametrize("kind", ["pickle", "torch", "text", "empty"])
+def test_a_checkpoint_that_is_none(capsys, tmp_path, command, kind):
+    path = tmp_path / "bad.pt"
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(Evil()))
+    elif kind == "torch":
+        torch.save({"model": {}, "optimizer": None, "step": Evil(), "config": {}}, path)
+    else:
+        path.write_text("hello" if kind == "text" else "", encoding="utf-8")
+    assert call(*command.split(), "--checkpoint", path) == 1
+    assert "bad.pt" in error_of(capsys)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_seed_that_is_too_large(capsys, tmp_path):
+    from niels_gpt.model.checkpoint import save_checkpoint
+    from niels_gpt.model.gpt import GPT
+
+    model = GPT({"T": 8, "C": 4, "L": 1, "H": 1, "dropout": 0.0})
+    save_checkpoint(tmp_path / "m.pt", model, None, 0, model.config)
+    assert call("generate", "hello", "--checkpoint", "m.pt", "--seed", 2**64) in (1, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("NIELS_GPT_DEBUG", "1")
+    with pytest.raises(ValueError, match=r"none\.yaml"):
+        call("train", "--config", "none.yaml")
+
+
+def test_an_error_of_the_system_is_one_line_too(capsys, monkeypatch):
+    from niels_gpt.cli import training
+
+    def full(**options):
+        raise OSError(28, "cannot write x.pt: No space left on device")
+
+    monkeypatch.setattr(training, "run_train", full)
+    assert call("train") == 1
+    assert error_of(capsys) == "cannot write x.pt: No space left on device"
+
+
+def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
+    from niels_gpt.cli import training
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_train", interrupted)
+    assert call("train") == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# --- the config --------------------------------------------------------------------------------------
+
+
+def printed(capsys, *options):
+    assert call("train", *options, "--print-config") == 0
+    return capsys.readouterr().out
+
+
+def test_print_config_shows_the_defaults_and_trains_nothing(capsys, tmp_path):
+    text = printed(capsys)
+    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
+    assert load_config(tmp_path / "c.yaml") == RunConfig()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml"]
+
+
+def test_print_config_round_trip(capsys, tmp_path):
+    options = ["--set", "train.base_lr=1e-3", "--set", "train.p_train={roam: 0.5, wiki: 0.5}", "--steps", "300"]
+    options += ["--checkpoint-every", "7", "--roam", "my notes", "--encoding-errors", "replace"]
+    options += ["--set", "output.sample_prompt='#: é'"]
+    text = printed(capsys, *options)
+    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
+    assert printed(capsys, "--config", "c.yaml") == text
+    config = load_config(tmp_path / "c.yaml")
+    assert (config.train.base_lr, config.train.total_steps, config.output.checkpoint_every) == (1e-3, 300, 7)
+    assert config.train.p_train == {"roam": 0.5, "wiki": 0.5}
+    assert (config.data.roam, config.data.encoding_errors) == ("my notes", "replace")
+    assert config.output.sample_prompt == "#: é"
+
+
+def test_what_is_set_beats_the_file_and_the_last_one_wins(capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("train: {B: 8, seed: 5, warmup_steps: 0}\n", encoding="utf-8")
+    text = printed(capsys, "--config", "c.yaml", "--set", "train.B=4", "--set", "train.B=2", "--steps", "9")
+    (tmp_path / "d.yaml").write_text(text, encoding="utf-8")
+    config = load_config(tmp_path / "d.yaml")
+    assert (config.train.B, config.train.seed, config.train.total_steps) == (2, 5, 9)
+
+
+def test_an_unknown_key_in_the_file_is_named_with_the_file(capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("model: {droput: 0.1}\n", encoding="utf-8")
+    assert call("train", "--config", "c.yaml") == 1
+    message = error_of(capsys)
+    assert "c.yaml" in message
+    assert "model.droput; did you mean dropout?" in message

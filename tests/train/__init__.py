@@ -1,0 +1,120 @@
+"""What the tests of training share: texts on disk, a small config, and what a run left behind."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from niels_gpt.config import RunConfig, load_config
+
+WORDS = [
+    "the",
+    "a",
+    "note",
+    "model",
+    "byte",
+    "loss",
+    "step",
+    "learns",
+    "from",
+    "reads",
+    "writes",
+    "small",
+    "large",
+    "never",
+    "again",
+    "and",
+    "so",
+    "then",
+    "é",
+    "ß",
+]
+DELIMITER = "\n\n<dialogue>\n\n"
+
+SMALL = [
+    "model.T=16",
+    "model.C=16",
+    "model.L=1",
+    "model.H=2",
+    "model.dropout=0.1",
+    "train.total_steps=12",
+    "train.warmup_steps=2",
+    "train.base_lr=1e-2",
+    "train.min_lr=1e-3",
+    "train.B=4",
+    "train.seed=7",
+    "train.p_train={roam: 0.6, primer: 0.4}",
+    "train.p_val={roam: 0.25, primer: 0.75}",
+    "output.checkpoint_every=4",
+    "output.eval_every=3",
+    "output.eval_steps=2",
+    "output.sample_every=0",
+    "output.sample_tokens=4",
+]
+
+
+def sentence(number: int, words: int) -> str:
+    """Always the same words for the same numbers, on every machine."""
+    picked = []
+    for _ in range(words):
+        number = (number * 1103515245 + 12345) % 2**31
+        picked.append(WORDS[(number >> 16) % len(WORDS)])
+    return " ".join(picked)
+
+
+def write_texts(folder: Path) -> Path:
+    """notes/*.md and primer.txt in the folder, the same everywhere; the folder."""
+    notes = folder / "notes"
+    notes.mkdir(parents=True)
+    for i in range(12):
+        text = f"# note {i}\n\n{sentence(i, 60 + 7 * i)}\n"
+        (notes / f"note_{i:02d}.md").write_text(text, encoding="utf-8")
+    dialogues = [
+        f"user: {sentence(100 + i, 6 + i % 5)}?\nassistant: {sentence(200 + i, 12 + i % 7)}." for i in range(40)
+    ]
+    (folder / "primer.txt").write_text(DELIMITER.join(dialogues), encoding="utf-8")
+    return folder
+
+
+def data_options(folder: Path) -> list[str]:
+    """The overrides that take the texts of `write_texts`."""
+    return [
+        f"data.roam={folder / 'notes'}",
+        f"data.primer={folder / 'primer.txt'}",
+        f"data.cache_dir={folder / 'cache'}",
+    ]
+
+
+def small_config(folder: Path, *overrides: str) -> RunConfig:
+    """A model of 5 000 weights on the texts of the folder."""
+    return load_config(None, overrides=[*SMALL, *data_options(folder), *overrides])
+
+
+def weights_sha256(checkpoint: Path) -> str:
+    """Of the names and the bits of all weights."""
+    state = torch.load(checkpoint, weights_only=True)["model"]
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode())
+        digest.update(state[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def metric_lines(run_dir: Path) -> list[dict]:
+    """metrics.jsonl without the speed, which no two runs share."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        assert line.pop("tokens_per_s") > 0
+    return lines
+
+
+def same(a, b) -> bool:
+    """Equality of nested lists and dicts, bit for bit where there are tensors."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
+    return a == b

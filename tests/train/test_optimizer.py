@@ -1,0 +1,195 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from niels_gpt.config import TrainConfig
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.optimizer import make_optimizer
+from tests.train import same
+
+SIZES = {"V": 32, "T": 8, "C": 16, "L": 2, "H": 2, "dropout": 0.0}
+LR, DECAY, BETAS = 0.02, 0.3, (0.8, 0.9)
+
+
+def settings(optimizer):
+    return TrainConfig(base_lr=LR, weight_decay=DECAY, betas=BETAS, optimizer=optimizer)
+
+
+def new_model():
+    torch.manual_seed(0)
+    return GPT(SIZES)
+
+
+def give_gradients(model, seed):
+    drawn_from = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=drawn_from)
+
+
+def weights(model):
+    return {name: p.detach().double().numpy().copy() for name, p in model.named_parameters()}
+
+
+def gradients(model):
+    return {name: p.grad.double().numpy().copy() for name, p in model.named_parameters()}
+
+
+class NaiveAdamW:
+    """Loshchilov & Hutter, algorithm 2, in float64."""
+
+    def __init__(self, decay):
+        self.decay, self.m, self.v, self.t = decay, 0.0, 0.0, 0
+
+    def step(self, w, g, lr):
+        self.t += 1
+        self.m = BETAS[0] * self.m + (1 - BETAS[0]) * g
+        self.v = BETAS[1] * self.v + (1 - BETAS[1]) * g * g
+        m, v = self.m / (1 - BETAS[0] ** self.t), self.v / (1 - BETAS[1] ** self.t)
+        return w - lr * self.decay * w - lr * m / (np.sqrt(v) + 1e-8)
+
+
+class NaiveMuon:
+    """Keller Jordan's Muon: Nesterov momentum, made orthogonal by the quintic iteration, in float64."""
+
+    def __init__(self, decay):
+        self.decay, self.momentum = decay, 0.0
+
+    def step(self, w, g, lr):
+        self.momentum = 0.95 * self.momentum + 0.05 * g
+        update = 0.05 * g + 0.95 * self.momentum
+        wide = update if update.shape[0] <= update.shape[1] else update.T
+        x = wide / np.linalg.norm(wide)
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        x = x if update.shape[0] <= update.shape[1] else x.T
+        return w - lr * self.decay * w - lr * 0.2 * np.sqrt(max(w.shape)) * x
+
+
+def is_hidden(name, shape):
+    return len(shape) == 2 and name != "tok_emb.weight"
+
+
+def test_adamw_decays_matrices_and_nothing_else():
+    model = new_model()
+    optimizer = make_optimizer(model, settings("adamw"))
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: decay.pop(id(p)) for name, p in model.named_parameters()} == {
+        name: DECAY if p.dim() == 2 else 0.0 for name, p in model.named_parameters()
+    }
+    assert not decay  # the tied matrix is there once
+    assert all(tuple(group["betas"]) == BETAS for group in optimizer.param_groups)
+
+
+def test_adamw_is_adamw():
+    model = new_model()
+    optimizer = make_optimizer(model, settings("adamw"))
+    naive = {name: NaiveAdamW(DECAY if p.dim() == 2 else 0.0) for name, p in model.named_parameters()}
+    expected = weights(model)
+    for step in range(3):
+        give_gradients(model, step)
+        grads = gradients(model)
+        optimizer.step()
+        expected = {name: naive[name].step(w, grads[name], LR) for name, w in expected.items()}
+    for name, w in weights(model).items():
+        np.testing.assert_allclose(w, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
+    model = new_model()
+    optimizer = make_optimizer(model, settings("muon"))
+    naive = {
+        name: NaiveMuon(DECAY) if is_hidden(name, p.shape) else NaiveAdamW(0.0) for name, p in model.named_parameters()
+    }
+    expected = weights(model)
+    for step in range(3):
+        give_gradients(model, step)
+        grads = gradients(model)
+        optimizer.step()
+        expected = {name: naive[name].step(w, grads[name], LR) for name, w in expected.items()}
+    for name, w in weights(model).items():
+        if isinstance(naive[name], NaiveMuon):  # torch iterates in bfloat16
+            error = np.linalg.norm(w - expected[name]) / (LR * 0.2 * np.sqrt(max(w.shape) * min(w.shape)))
+            assert error < 0.1, name
+        else:
+            np.testing.assert_allclose(w, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert sum(isinstance(one, NaiveMuon) for one in naive.values()) == 4 * SIZES["L"]
+
+
+def test_muon_updates_are_nearly_orthogonal_and_of_adamw_size():
+    model = new_model()
+    optimizer = make_optimizer(model, TrainConfig(base_lr=LR, weight_decay=0.0, optimizer="muon"))
+    before = weights(model)
+    give_gradients(model, 0)
+    for p in model.parameters():
+        if p.dim() == 2:  # directions whose sizes differ by ten: Muon evens them out
+            u, s, vh = torch.linalg.svd(p.grad, full_matrices=False)
+            p.grad = u * torch.linspace(1.0, 0.1, len(s)) @ vh
+    optimizer.step()
+    for name, w in weights(model).items():
+        update = (w - before[name]) / LR
+        if is_hidden(name, w.shape):
+            singular = np.linalg.svd(update, compute_uv=False) / (0.2 * np.sqrt(max(w.shape)))
+            assert singular.min() > 0.5, name
+            assert singular.max() < 1.5, name
+            assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.25), name
+        else:  # AdamW's first step moves every weight by the learning rate
+            np.testing.assert_allclose(np.abs(update), 1.0, rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_saved_state_goes_on_identically(kind):
+    model = new_model()
+    optimizer = make_optimizer(model, settings(kind))
+    for step in range(3):
+        give_gradients(model, step)
+        optimizer.step()
+    state, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    for step in range(3, 6):
+        give_gradients(model, step)
+        optimizer.step()
+
+    other = new_model()
+    other.load_state_dict(state)
+    again = make_optimizer(other, settings(kind))
+    again.load_state_dict(saved)
+    for step in range(3, 6):
+        give_gradients(other, step)
+        again.step()
+    assert same(model.state_dict(), other.state_dict())
+    assert same(optimizer.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_learning_rate_set_in_the_groups_reaches_every_weight(kind, loaded):
+    model = new_model()
+    optimizer = make_optimizer(model, settings(kind))
+    if loaded:
+        give_gradients(model, 0)
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = copy.deepcopy(model.state_dict())
+    give_gradients(model, 1)
+    optimizer.step()
+    assert same(before, model.state_dict())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    for name, w in model.state_dict().items():
+        assert not torch.equal(w, before[name]), name
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_gradients_are_cleared(kind):
+    model = new_model()
+    optimizer = make_optimizer(model, settings(kind))
+    give_gradients(model, 0)
+    optimizer.zero_grad(set_to_none=True)
+    assert all(p.grad is None for p in model.parameters())

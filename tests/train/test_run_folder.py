@@ -1,0 +1,234 @@
+import json
+
+import pytest
+import torch
+
+from niels_gpt.model.checkpoint import CheckpointError
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.run_folder import MetricsLog, RunFolder
+from tests.train import small_config
+
+SIZES = {"V": 8, "T": 4, "C": 4, "L": 1, "H": 1, "dropout": 0.0}
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    return folder
+
+
+def save(run, step, *, numbered=True, best=False, keep=3):
+    """A checkpoint whose weights tell its step."""
+    torch.manual_seed(0)
+    model = GPT(SIZES)
+    with torch.no_grad():
+        model.tok_emb.weight.fill_(step)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run.save(model, optimizer, step, {"best": None}, numbered=numbered, best=best, keep=keep)
+
+
+def step_of(path):
+    payload = torch.load(path, weights_only=True)
+    assert payload["model"]["tok_emb.weight"][0, 0].item() == payload["step"]
+    return payload["step"]
+
+
+def truncate(path, size=100):
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+# --- checkpoints -------------------------------------------------------------------------------------
+
+
+def test_the_newest_stay_and_latest_is_the_last(run):
+    for step in (2, 4, 6, 8, 100):
+        save(run, step)
+        assert step_of(run.latest) == step
+    assert [step_of(path) for path in run.step_files()] == [100, 8, 6]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "config.json",
+        "latest.pt",
+        "step_00000006.pt",
+        "step_00000008.pt",
+        "step_00000100.pt",
+    ]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_keep(run, keep):
+    for step in range(1, 7):
+        save(run, step, keep=keep)
+    assert [step_of(path) for path in run.step_files()] == list(range(6, 6 - keep, -1))
+    assert step_of(run.latest) == 6
+
+
+def test_the_best_outlives_retention(run):
+    save(run, 1, best=True)
+    for step in (2, 3, 4):
+        save(run, step, keep=1)
+    assert step_of(run.best) == 1
+    assert step_of(run.latest) == 4
+    assert run.model_path() == run.best
+
+
+def test_a_best_between_two_checkpoints(run):
+    save(run, 2)
+    save(run, 3, numbered=False, best=True)
+    assert step_of(run.best) == 3
+    assert step_of(run.latest) == 2
+    assert [step_of(path) for path in run.step_files()] == [2]
+
+
+def test_neither_numbered_nor_best_writes_nothing(run):
+    save(run, 2, numbered=False)
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_the_model_to_use(run):
+    with pytest.raises(ValueError, match="no checkpoint"):
+        run.model_path()
+    save(run, 2)
+    assert run.model_path() == run.latest
+    save(run, 4, best=True)
+    assert run.model_path() == run.best
+
+
+def test_the_newest_checkpoint(run):
+    assert run.newest_checkpoint("cpu") == (None, {}, [])
+    save(run, 2)
+    save(run, 4)
+    path, payload, warnings = run.newest_checkpoint("cpu")
+    assert (path, payload["step"], warnings) == (run.latest, 4, [])
+
+
+def test_a_damaged_latest_falls_back_to_an_older_one(run):
+    for step in (2, 4, 6):
+        save(run, step)
+    truncate(run.latest)  # a hard link of step 6, so that is gone too
+    _, payload, warnings = run.newest_checkpoint("cpu")
+    assert payload["step"] == 4
+    assert any(str(run.latest) in text for text in warnings)
+
+
+def test_a_missing_latest_falls_back_to_the_numbered_ones(run):
+    save(run, 2)
+    save(run, 4)
+    run.latest.unlink()
+    path, payload, _ = run.newest_checkpoint("cpu")
+    assert (path, payload["step"]) == (run.step_path(4), 4)
+
+
+def test_all_damaged_is_an_error_that_names_one(run):
+    save(run, 2)
+    save(run, 4)
+    for path in (run.latest, *run.step_files()):
+        truncate(path)
+    with pytest.raises(CheckpointError, match=r"latest\.pt"):
+        run.newest_checkpoint("cpu")
+
+
+def test_a_failing_save_leaves_the_old_ones(run, monkeypatch):
+    save(run, 2, best=True)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"step_00000004\.pt"):
+        save(run, 4, best=True)
+    monkeypatch.undo()
+    assert step_of(run.latest) == step_of(run.best) == step_of(run.step_path(2)) == 2
+    assert not [path for path in run.checkpoints.iterdir() if path.name.endswith(".tmp")]
+
+
+# --- metrics -----------------------------------------------------------------------------------------
+
+
+def write_metrics(run, steps, tail=""):
+    text = "".join(json.dumps({"step": step, "loss": step / 8}) + "\n" for step in steps)
+    run.metrics_path.write_text(text + tail, encoding="utf-8")
+
+
+def test_no_metrics_yet(run):
+    assert run.metrics() == []
+    run.keep_metrics_before(3)
+    assert run.metrics() == []
+
+
+@pytest.mark.parametrize("torn", ['{"step": 5, "lo', '{"step": 5, "loss": 1.25', "{", "\0\0\0\0"])
+def test_a_torn_last_line_is_left_out(run, torn):
+    write_metrics(run, range(5), torn)
+    assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4]
+    run.keep_metrics_before(5)
+    log = MetricsLog(run.metrics_path)
+    log.write({"step": 5, "loss": 0.625})
+    log.close()
+    lines = [json.loads(line) for line in run.metrics_path.read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 6, 9])
+def test_the_lines_that_will_be_written_again_are_dropped(run, step):
+    write_metrics(run, range(6))
+    run.keep_metrics_before(step)
+    assert run.metrics() == [{"step": s, "loss": s / 8} for s in range(min(step, 6))]
+
+
+def test_numbers_come_back_exactly(run):
+    values = [0.1 + 0.2, 1e-300, 3.0000000000000004]
+    log = MetricsLog(run.metrics_path)
+    for step, value in enumerate(values):
+        log.write({"step": step, "loss": value})
+        assert len(run.metrics()) == step + 1  # readable at once, not only at the end
+    log.sync()
+    log.close()
+    run.keep_metrics_before(3)
+    assert [line["loss"] for line in run.metrics()] == values
+
+
+def test_a_log_appends(run):
+    for step in (0, 1):
+        log = MetricsLog(run.metrics_path)
+        log.write({"step": step})
+        log.close()
+    assert [line["step"] for line in run.metrics()] == [0, 1]
+
+
+# --- the folder --------------------------------------------------------------------------------------
+
+
+def test_the_config_comes_back(tmp_path, run):
+    assert not run.exists
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        run.read_config()
+    config = small_config(tmp_path)
+    run.write_config(config)
+    assert run.exists
+    assert run.read_config() == config
+
+
+def test_one_holder_at_a_time(run):
+    with run.lock():
+        with pytest.raises(ValueError, match="another process"), RunFolder(run.path).lock():
+            pytest.fail("two held the lock")
+        assert run.samples.is_dir()
+    with run.lock():
+        pass
+
+
+def test_the_lock_is_freed_after_an_error(run):
+    with pytest.raises(KeyError), run.lock():
+        raise KeyError
+    with run.lock():
+        pass
+
+
+def test_half_files_of_a_killed_writer_go(run):
+    half = run.checkpoints / ".step_00000004.pt.123.0.tmp"
+    half.write_bytes(b"half")
+    save(run, 2)
+    with run.lock():
+        assert not half.exists()
+        assert step_of(run.latest) == 2

@@ -1,0 +1,210 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from niels_gpt.rng import derive_seed, generator
+from niels_gpt.train.task import describe_sources, open_task
+from tests.train import DELIMITER, small_config, write_texts
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts") / "data")
+
+
+@pytest.fixture(scope="module")
+def task(texts):
+    return open_task(small_config(texts))
+
+
+def held_out(n, share, seed):
+    """The contract's split, word by word."""
+    n_val = 0 if n < 2 or share == 0 else min(n - 1, max(1, int(n * share)))
+    return set(torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_val].tolist())
+
+
+def roam_files(texts, split):
+    paths = sorted(str(path) for path in (texts / "notes").iterdir())
+    out = held_out(len(paths), 0.10, 42)
+    return [Path(path) for i, path in enumerate(paths) if (i in out) == (split == "val")]
+
+
+def roam_stream(texts, split="train"):
+    return b"\n\n".join(path.read_bytes() for path in roam_files(texts, split))
+
+
+def dialogues(texts):
+    return (texts / "primer.txt").read_text(encoding="utf-8").split(DELIMITER)
+
+
+def primer_stream(texts, split="train"):
+    blocks = dialogues(texts)
+    out = held_out(len(blocks), 0.10, 42)
+    return DELIMITER.join(b for i, b in enumerate(blocks) if (i in out) == (split == "val")).encode("utf-8")
+
+
+def literal_batch(sources, *, p, B, T, drawn_from):
+    """`get_batch` of the contract, word by word."""
+    names = list(p)
+    shares = torch.tensor([p[name] for name in names], dtype=torch.float32)
+    rows = []
+    for choice in torch.multinomial(shares, B, replacement=True, generator=drawn_from).tolist():
+        source = sources[names[choice]]
+        start = torch.randint(0, len(source) - T, (1,), generator=drawn_from).item()
+        rows.append((names[choice], start, source[start : start + T + 1]))
+    return rows
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 77, 10**6])
+def test_a_batch_is_the_procedure_of_the_contract_on_the_generator_of_the_step(texts, task, step):
+    sources = {"roam": roam_stream(texts), "primer": primer_stream(texts)}
+    p = {"roam": 0.6, "primer": 0.4}
+    rows = literal_batch(sources, p=p, B=4, T=16, drawn_from=generator(7, "batch", step))
+    batch = task.batch(step, "cpu")
+    assert batch.x.tolist() == [list(chunk[:-1]) for _, _, chunk in rows]
+    assert batch.targets.tolist() == [list(chunk[1:]) for _, _, chunk in rows]
+    assert batch.x.dtype == batch.targets.dtype == torch.int64
+    assert [(o.row, o.source, o.stream_offset) for o in task.origins(step)] == [
+        (row, name, start) for row, (name, start, _) in enumerate(rows)
+    ]
+
+
+def test_a_batch_depends_on_seed_and_step_alone(texts, task):
+    wanted = {step: task.batch(step, "cpu").x for step in range(8)}
+    torch.manual_seed(99)
+    for step in (5, 0, 7, 7, 3):  # any order, any number of times
+        assert torch.equal(task.batch(step, "cpu").x, wanted[step])
+    again = open_task(small_config(texts, "train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1"))
+    assert torch.equal(again.batch(3, "cpu").x, wanted[3])
+    other = open_task(small_config(texts, "train.seed=8"))
+    assert not torch.equal(other.batch(3, "cpu").x, wanted[3])
+    assert len({tuple(x.flatten().tolist()) for x in wanted.values()}) == len(wanted)
+
+
+def test_no_global_generator_is_moved(task, random_states):
+    before = random_states()
+    task.batch(0, "cpu")
+    task.origins(0)
+    assert random_states() == before
+
+
+def test_steps_have_unrelated_seeds():
+    seeds = {derive_seed(seed, "batch", step) for seed in range(30) for step in range(30)}
+    assert len(seeds) == 900
+
+
+def test_origins_name_the_document_where_the_text_stands(texts, task):
+    blocks = dialogues(texts)
+    sources, inside = set(), 0
+    for step in range(40):
+        rows = task.origins(step)
+        x = task.batch(step, "cpu").x
+        assert len(rows) == 4
+        for origin, ids in zip(rows, x, strict=True):
+            data = bytes(ids.tolist())
+            assert origin.text == data.decode("utf-8", errors="replace")
+            if origin.source == "roam":
+                assert Path(origin.document) in roam_files(texts, "train")
+                document, gap = Path(origin.document).read_bytes(), b"\n\n"
+            else:
+                kind, number = origin.document.split()
+                assert kind == "dialogue"
+                document, gap = blocks[int(number)].encode("utf-8"), DELIMITER.encode()
+            here = (document + gap)[origin.offset :]
+            assert here, "the offset lies behind the document and its separator"
+            assert data.startswith(here[:16]) or here.startswith(data)
+            inside += len(here) >= 16
+            sources.add(origin.source)
+    assert sources == {"roam", "primer"}
+    assert inside > 80
+
+
+def test_origins_in_rows_of_wikitext_give_the_number_of_the_row(texts, tmp_path):
+    rows = [f"row number {i} é has {i} words" for i in range(30)]
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    config = small_config(texts, "train.p_train={wiki: 1.0}", "train.p_val={wiki: 1.0}", f"data.wiki={tmp_path}")
+    wiki = open_task(config)
+    assert list(wiki.streams) == ["wiki"]  # nothing is built that is not drawn from
+    for step in range(5):
+        for origin, ids in zip(wiki.origins(step), wiki.batch(step, "cpu").x, strict=True):
+            kind, number = origin.document.split()
+            assert kind == "row"
+            here = (rows[int(number)].encode("utf-8") + b"\n\n")[origin.offset :]
+            assert here
+            assert bytes(ids.tolist())[: len(here)] == here[:16]
+
+
+def test_the_fingerprint_is_the_sha256_of_each_training_stream(texts, task):
+    assert task.fingerprint() == {
+        "roam": hashlib.sha256(roam_stream(texts)).hexdigest(),
+        "primer": hashlib.sha256(primer_stream(texts)).hexdigest(),
+    }
+
+
+def test_the_fingerprint_follows_the_text_and_the_split_but_not_the_settings(tmp_path):
+    texts = write_texts(tmp_path / "data")
+    before = open_task(small_config(texts)).fingerprint()
+    assert open_task(small_config(texts, "train.seed=8", "train.B=2")).fingerprint() == before
+    assert open_task(small_config(texts, "data.seed=43")).fingerprint()["roam"] != before["roam"]
+    file = roam_files(texts, "train")[0]
+    file.write_text(file.read_text(encoding="utf-8").upper(), encoding="utf-8")
+    after = open_task(small_config(texts)).fingerprint()
+    assert after["roam"] != before["roam"]
+    assert after["primer"] == before["primer"]
+
+
+def test_evaluation_is_weighted_by_p_val_and_always_on_the_same_held_out_windows(texts, task):
+    from niels_gpt.model.gpt import GPT
+
+    torch.manual_seed(0)
+    model = GPT(task.config.model)
+    losses, value = task.evaluate(model, "cpu")
+    assert list(losses) == ["val_roam", "val_chat"]
+    assert value == pytest.approx(0.25 * losses["val_roam"] + 0.75 * losses["val_chat"])
+    assert task.evaluate(model, "cpu") == (losses, value)
+    assert model.training
+    drawn_from = generator(7, "eval")
+    with torch.no_grad():
+        model.eval()
+        for name, stream in (("val_roam", roam_stream(texts, "val")), ("val_chat", primer_stream(texts, "val"))):
+            means = []
+            for _ in range(2):
+                rows = literal_batch({"s": stream}, p={"s": 1.0}, B=4, T=16, drawn_from=drawn_from)
+                ids = torch.tensor([list(chunk) for _, _, chunk in rows])
+                logits = model(ids[:, :-1])
+                means.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item())
+            assert losses[name] == pytest.approx(sum(means) / 2, rel=1e-5)
+
+
+def test_a_source_without_share_is_neither_drawn_nor_needed(texts):
+    config = small_config(
+        texts, "train.p_train={roam: 1.0, primer: 0.0}", "train.p_val={roam: 1.0}", "data.primer=/does/not/exist"
+    )
+    task = open_task(config)
+    assert {o.source for step in range(5) for o in task.origins(step)} == {"roam"}
+    assert list(task.fingerprint()) == ["roam"]
+
+
+@pytest.mark.parametrize("key", ["p_train", "p_val"])
+def test_an_unknown_source_is_named_with_its_key(texts, key):
+    with pytest.raises(ValueError, match=rf"{key}.*'notes'.*roam"):
+        open_task(small_config(texts, f"train.{key}={{notes: 1.0}}"))
+
+
+def test_sources_are_described(texts, tmp_path):
+    config = small_config(texts, f"data.cache_dir={tmp_path / 'fresh'}")
+    first = describe_sources(config, open_task(config))
+    second = describe_sources(config, open_task(config))
+    assert [(row["source"], row["cached"]) for row in first] == [("roam", False), ("primer", False)]
+    assert [(row["source"], row["cached"]) for row in second] == [("roam", True), ("primer", True)]
+    roam, primer = second
+    assert roam["documents"] == 12
+    assert primer["documents"] == 40
+    assert roam["train_bytes"] == len(roam_stream(texts))
+    assert roam["val_bytes"] == len(roam_stream(texts, "val"))
+    assert primer["train_bytes"] == len(primer_stream(texts))
+    assert (roam["share"], primer["share"]) == (0.6, 0.4)
+    assert roam["from"] == str(texts / "notes")
