@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import shlex
 import time
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from niels_gpt.cli.measuring import score_all, show_scores
 from niels_gpt.cli.runs import Loaded, new_run
-from niels_gpt.cli.training import train_and_report, with_data
+from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig, config_from_dict
 from niels_gpt.device import resolve_device
 from niels_gpt.inference.conversation import Conversation
@@ -57,11 +57,9 @@ def run_demo(
     config = with_data(demo_config(steps=steps or STEPS), {"wiki": wiki, "roam": roam, "primer": primer})
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     device = resolve_device(device)
-    console.print(f"[bold]niels-gpt demo[/]: a small GPT, trained here and now, into {run.path}\n")
+    console.print(f"[bold]niels-gpt demo[/]: a small GPT, trained here and now, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device)
-    if result.stopped_by:
-        console.print(f"{result.stopped_by}: saved. Go on with\n  niels-gpt train --run-dir {run.path} --resume")
-        sys.exit(130 if result.stopped_by == "SIGINT" else 143)
+    exit_if_stopped(result, run)
 
     model, step = load_model(run.best, device)
     console.print(
@@ -79,9 +77,8 @@ def run_demo(
     console.print(f"you>   {QUESTION}")
     console.print(f"niels> {escape(''.join(talk.reply(QUESTION)))}", style="green")
 
-    console.print(
-        f"\nDone in {duration(time.monotonic() - began)}. Everything lies in {run.path}. Three commands to try next:"
-    )
-    console.print(f"  niels-gpt chat --run {run.path}", soft_wrap=True)
-    console.print(f"  niels-gpt batch show --run {run.path} --step 100", soft_wrap=True)
-    console.print("  niels-gpt train --roam ~/notes", soft_wrap=True)
+    place = shlex.quote(str(run.path))
+    print(f"\nDone in {duration(time.monotonic() - began)}. Everything lies in {run.path}. Three commands to try next:")
+    print(f"  niels-gpt chat --run {place}")
+    print(f"  niels-gpt batch show --run {place} --step 100")
+    print("  niels-gpt train --roam ~/notes")

@@ -230,12 +230,6 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = show
     try:
         app(args=arguments, prog_name="niels-gpt")
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except (ValueError, OSError, ArithmeticError) as err:
         if os.environ.get("NIELS_GPT_DEBUG"):
             raise

@@ -82,17 +82,12 @@ def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) ->
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
         return
-    console = Console(highlight=False)
     beyond = " (past the end of the run)" if step >= config.train.total_steps else ""
-    console.print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} rows of {config.model.T} bytes")
+    print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} rows of {config.model.T} bytes")
     for row in rows:
-        console.print(
-            f"\n[bold]row {row.row}[/]  {row.source}  {row.document}  offset {row.offset}"
-            f"  [dim](stream {row.stream_offset})[/]",
-            soft_wrap=True,
-        )
+        print(f"\nrow {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
-        console.print(repr(text)[1:-1], markup=False)
+        print(repr(text)[1:-1])
 
 
 def _check_unchanged(task: ByteTask, saved: dict[str, Any], where: str) -> None:

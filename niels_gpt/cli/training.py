@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from niels_gpt.cli.runs import new_run
@@ -17,6 +19,7 @@ from niels_gpt.report.curves import plot_losses
 from niels_gpt.train.loop import Result, train
 from niels_gpt.train.progress import count, reporter
 from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import ByteTask, describe_sources, open_task
 
 
@@ -53,15 +56,20 @@ def run_train(
         allow_data_change=allow_data_change,
         allow_config_change=allow_config_change,
     )
-    console = Console(highlight=False, soft_wrap=True)
-    if result.stopped_by:
-        console.print(f"{result.stopped_by}: saved {run.latest} after {result.step} updates. Go on with")
-        console.print(f"  niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume")
-        sys.exit(130 if result.stopped_by == "SIGINT" else 143)
+    exit_if_stopped(result, run)
     if result.best:
-        console.print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
-    console.print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
-    console.print(f"next: niels-gpt eval --run {run.path}   niels-gpt chat --run {run.path}")
+        print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
+    print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
+    place = shlex.quote(str(run.path))
+    print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
+
+
+def exit_if_stopped(result: Result, run: RunFolder) -> None:
+    """After a signal: say how to go on, and exit with 128 + its number."""
+    if result.stopped_by:
+        print(f"{result.stopped_by}: saved {run.latest} after {result.step} updates. Go on with")
+        print(f"  niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume")
+        sys.exit(130 if result.stopped_by == "SIGINT" else 143)
 
 
 def train_and_report(
@@ -76,6 +84,7 @@ def train_and_report(
     """Show the sources, train with a progress display, and leave loss.png whatever happens."""
     if run.exists and not resume:  # before minutes go into building streams
         raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
+    lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
     task = open_task(config)
     show_sources(config, task)
     try:
@@ -90,7 +99,8 @@ def train_and_report(
             report=reporter(),
         )
     finally:
-        plot_losses(run)
+        with contextlib.suppress(OSError):  # a full disk has said so already
+            plot_losses(run)
 
 
 def with_data(config: RunConfig, data: Mapping[str, str | None]) -> RunConfig:
@@ -115,6 +125,6 @@ def show_sources(config: RunConfig, task: ByteTask) -> None:
             count(row["train_bytes"]) + "B",
             count(row["val_bytes"]) + "B",
             str(row["documents"]),
-            f"{row['from']} ({state})",
+            escape(f"{row['from']} ({state})"),
         )
     Console(highlight=False).print(table)

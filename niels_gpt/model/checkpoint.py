@@ -7,6 +7,7 @@ or host name, so that it can be published (what the weights themselves remember 
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
         raise FileNotFoundError(f"no checkpoint {path}")
     try:
         _check_archive(path)
-        payload = torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice on odd pickles; we refuse them
+            payload = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as err:
         if zipfile.is_zipfile(path):
             raise CheckpointError(f"{path} was refused: it holds code or objects, not only weights") from err

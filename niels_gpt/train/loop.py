@@ -86,6 +86,8 @@ def train(
         raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
     task = open_task(config) if task is None else task
     with run.lock(), _signals() as caught:
+        if run.exists and not resume:  # another process may have been here since
+            raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
         state = _start(config, device)
         if resume:
             _restore(state, config, task, run, device, allow_data_change, allow_config_change, report)
@@ -125,11 +127,11 @@ def _restore(
         return
     extra = saved["extra"]
     changed = differences(extra.get("config", {}), _identity(config))
-    model_changed = [key for key in changed if key.startswith(("model.", "task"))]
+    model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
     if changed and (model_changed or not allow_config_change):
         listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         remedy = (
-            "start a new run for another model"
+            "start a new run for another model or optimizer"
             if model_changed
             else "use the config of the run, or pass --allow-config-change to go on all the same"
         )
@@ -142,7 +144,10 @@ def _restore(
             "or pass --allow-data-change to go on all the same"
         )
     load_weights(state.model, saved["model"], where=str(path))
+    fresh = [{k: v for k, v in group.items() if k != "params"} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(saved["optimizer"])
+    for group, settings in zip(state.optimizer.param_groups, fresh, strict=True):
+        group.update(settings)  # those of this config: they may have been changed on purpose
     state.step = saved["step"]
     state.best = extra["best"] if run.best.exists() else None
     report.note(f"resuming {run.path} at step {state.step}")
@@ -175,6 +180,8 @@ def _loop(
         improved = False
         if last or state.step % out.eval_every == 0:
             evals, value = task.evaluate(state.model, device)
+            if not math.isfinite(value):
+                raise _diverged(run, state.step - 1, f"the validation loss became {value} after step {state.step - 1}")
             line["evals"] = evals
             improved = state.best is None or value < state.best["loss"]
             if improved:
@@ -212,12 +219,8 @@ def _update(state: _State, config: RunConfig, task: Task, device: str, run: RunF
     loss = _backward(model, batch, settings.accumulate)
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm))
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        what = "loss" if not math.isfinite(loss) else "gradient"
-        good = f"the last good checkpoint is {run.latest}" if run.latest.exists() else "there is no checkpoint yet"
-        raise TrainingDiverged(
-            f"the {what} became {loss if what == 'loss' else norm} at step {state.step} (learning rate {lr:g}); "
-            f"{good}. Try a lower train.base_lr or a longer warm-up"
-        )
+        what = f"loss became {loss}" if not math.isfinite(loss) else f"gradient became {norm}"
+        raise _diverged(run, state.step, f"the {what} at step {state.step} (learning rate {lr:g})")
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     seconds = time.perf_counter() - began
@@ -228,6 +231,13 @@ def _update(state: _State, config: RunConfig, task: Task, device: str, run: RunF
         "grad_norm": norm,
         "tokens_per_s": round(batch.x.numel() / seconds, 1),
     }
+
+
+def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
+    """The error for a run that broke at a step; good is a checkpoint from before it."""
+    good = next((path for path in run.step_files() if run.step_path(step) > path), None)
+    where = f"the last good checkpoint is {good}" if good else "there is no checkpoint from before"
+    return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up")
 
 
 def _backward(model: GPT, batch: Batch, parts: int) -> float:

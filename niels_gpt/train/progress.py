@@ -119,7 +119,7 @@ class _Clock:
 def count(number: float) -> str:
     """12.3k, 4.5M: a number as a person reads it."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
 

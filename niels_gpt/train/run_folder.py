@@ -37,7 +37,7 @@ class RunFolder:
         """Hold the run for writing. Raises ValueError while another process trains into it."""
         try:
             with files.lock(self.path / "run.lock", wait=False):
-                for folder in (self.path, self.checkpoints, self.samples):
+                for folder in (self.checkpoints, self.samples):
                     folder.mkdir(parents=True, exist_ok=True)
                     files.remove_leftovers(folder)
                 yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -116,14 +117,13 @@ def open_task(config: RunConfig) -> ByteTask:
 
 def stream_config(config: RunConfig) -> StreamBuildConfig:
     """What to build the streams from: the sources that training or validation draws on, all required."""
-    from pathlib import Path
-
     data = config.data
     train = config.train
     names = tuple(n for n in EVAL_NAMES if train.p_train.get(n) or train.p_val.get(n))
-    unknown = [n for n in (*train.p_train, *train.p_val) if n not in EVAL_NAMES]
-    if unknown:
-        raise ValueError(f"train.p_train: unknown source {unknown[0]!r}; known are {', '.join(EVAL_NAMES)}")
+    for key in ("p_train", "p_val"):
+        for name in getattr(train, key):
+            if name not in EVAL_NAMES:
+                raise ValueError(f"train.{key}: unknown source {name!r}; known are {', '.join(EVAL_NAMES)}")
 
     def place(value: str, usual: str) -> str:
         if value == "auto":

@@ -358,7 +358,7 @@ def test_the_step_and_the_last_good_checkpoint_are_named(texts, run, whole, monk
     with pytest.raises(TrainingDiverged) as err:
         train(config, run, task=Poisoned(config, 10, lambda: made[-1].model))
     assert "step 10" in str(err.value)
-    assert str(run.latest) in str(err.value)
+    assert str(run.step_path(8)) in str(err.value)
     assert content(run.latest)["step"] == 8
     assert weights_sha256(run.latest) == weights_sha256(whole.step_path(8))
     assert len(losses(run)) == 10
