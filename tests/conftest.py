@@ -5,6 +5,9 @@ import shutil
 import socket
 import tempfile
 
+# One thread: the models here are tiny, and two OpenMP threads on a busy machine wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 

@@ -22,16 +22,16 @@ from niels_gpt.rng import generator
 from niels_gpt.train.progress import count, duration
 from niels_gpt.train.run_folder import RunFolder
 
-STEPS = 1500
+STEPS = 1200
 QUESTION = "what is niels?"
 
 
 def demo_config(*, steps: int = STEPS) -> RunConfig:
     """A quarter of v0's weights, Muon, and many rows from the dialogues: it answers after two minutes."""
-    shares = {"wiki": 0.33, "roam": 0.22, "primer": 0.45}
+    shares = {"wiki": 0.27, "roam": 0.18, "primer": 0.55}
     return config_from_dict(
         {
-            "model": {"C": 128, "L": 4, "H": 4, "T": 256, "dropout": 0.05},
+            "model": {"C": 128, "L": 4, "H": 2, "T": 256, "dropout": 0.05},
             "train": {
                 "total_steps": steps,
                 "warmup_steps": min(50, steps - 1),
@@ -43,7 +43,7 @@ def demo_config(*, steps: int = STEPS) -> RunConfig:
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
             "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "cache_dir": "data/cache/demo"},
-            "output": {"checkpoint_every": 500, "eval_every": 250, "eval_steps": 10, "sample_every": 500},
+            "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 10, "sample_every": 400},
         }
     )
 

@@ -51,6 +51,7 @@ class Decoder:
         self._cached: list[int] = []  # the rows of the cache, in its order
         self._one_token = OneToken(model) if self._use_cache else None
         self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling).to(model.device)  # (rows, steps)
+        self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # the rows of the last step, their tokens
         self._step = 0
 
     def finish(self, row: int) -> None:
@@ -70,11 +71,18 @@ class Decoder:
             parts.append(self._window_logits(outside))
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         rows = inside + outside
-        chosen = choose(logits, self._sampling, self._uniform[rows, self._step]).tolist()
+        ids = choose(logits, self._sampling, self._numbers(rows))
+        self._last = (rows, ids)
+        chosen = ids.tolist()
         self._step += 1
         for row, token in zip(rows, chosen, strict=True):
             self.ids[row].append(token)
         return dict(zip(rows, chosen, strict=True))
+
+    def _numbers(self, rows: list[int]) -> torch.Tensor:
+        """The uniform number of each row for this step."""
+        column = self._uniform[:, self._step]
+        return column if len(rows) == len(column) and rows == sorted(rows) else column[rows]
 
     def _cached_logits(self, rows: list[int]) -> torch.Tensor:
         """(len(rows), V) for rows of at most T tokens; all but their last token are in the cache already."""
@@ -89,7 +97,10 @@ class Decoder:
         if rows != self._cached:  # some have finished, or have grown past T
             self._cache.select([self._cached.index(row) for row in rows])
             self._cached = rows
-        last = torch.tensor([self.ids[row][-1] for row in rows], device=model.device)
+        if rows == self._last[0]:
+            last = self._last[1]  # still on the device
+        else:
+            last = torch.tensor([self.ids[row][-1] for row in rows], device=model.device)
         assert self._one_token is not None
         return self._one_token(last, self._cache)
 

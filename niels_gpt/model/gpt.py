@@ -40,7 +40,7 @@ class Attention(nn.Module):
             v = v.squeeze(2).transpose(1, 2)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=n > 1)  # scaled by 1/sqrt(D)
         else:
-            k, v = cache.extend(layer, torch.cat((qk[:, :, 1:], v), dim=2))
+            k, v = cache.extend(layer, torch.stack((k, v.squeeze(2).transpose(1, 2)), dim=1))
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
         return self.out(y.transpose(1, 2).reshape(B, n, C))
 

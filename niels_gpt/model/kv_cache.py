@@ -16,12 +16,15 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype) -> None:
         self.T = config.T
-        shape = (batch, 2, config.H, config.T, config.D)  # keys at [:, 0], values at [:, 1]
-        self.layers = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.L)]
+        # (L, B, 2, H, T, D): keys at [:, :, 0], values at [:, :, 1]
+        self.buffer = torch.zeros((config.L, batch, 2, config.H, config.T, config.D), device=device, dtype=dtype)
         self.lengths: list[int] = [0] * batch
         self.mask: torch.Tensor | None = None  # (n, S) or (B, 1, n, S), True where a key may be seen
-        self._end = 0
-        self._write: int | torch.Tensor = 0
+        self._write: torch.Tensor | None = None  # (B, n): where each row's new tokens go, if not all in one place
+        # Views of the buffer per layer, made once per forward pass: slicing costs as much as small products do.
+        self._slots: tuple[torch.Tensor, ...] = ()  # (B, 2, H, n, D): where the new tokens go
+        self._keys: tuple[torch.Tensor, ...] = ()  # (B, H, S, D)
+        self._values: tuple[torch.Tensor, ...] = ()
 
     def advance(self, n: int) -> int | torch.Tensor:
         """Make room for n more tokens in every row.
@@ -29,36 +32,37 @@ class KVCache:
         Their position: an int where all rows begin at the same place, else (B, n).
         Raises ValueError when a row would grow past T.
         """
-        starts, device = self.lengths, self.layers[0].device
+        starts, device = self.lengths, self.buffer.device
         first, longest = starts[0], max(starts)
-        self._end = longest + n
-        if self._end > self.T:
+        end = longest + n
+        if end > self.T:
             raise ValueError(f"the KV cache holds T={self.T} tokens; {longest} + {n} do not fit")
         self.lengths = [start + n for start in starts]
+        seen = self.buffer.narrow(4, 0, end)
+        self._keys, self._values = seen.select(2, 0).unbind(0), seen.select(2, 1).unbind(0)
         if starts.count(first) == len(starts):
-            self._write = first
+            self._write = None
+            self._slots = self.buffer.narrow(4, first, n).unbind(0)
             # One new token sees everything; several at once need the causal triangle.
-            keys = None if n == 1 else torch.arange(self._end, device=device)
+            keys = None if n == 1 else torch.arange(end, device=device)
             self.mask = None if keys is None else keys <= keys[first:, None]  # (n, S)
-        else:
-            self._write = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)  # (B, n)
-            keys = torch.arange(self._end, device=device)
-            self.mask = (keys <= self._write[..., None])[:, None]  # (B, 1, n, S)
+            return first
+        self._write = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)  # (B, n)
+        self._slots = self.buffer.unbind(0)
+        self.mask = (torch.arange(end, device=device) <= self._write[..., None])[:, None]  # (B, 1, n, S)
         return self._write
 
     def extend(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store kv (B, n, 2, H, D) of the new tokens; all keys and values so far, each (B, H, S, D)."""
-        buffer, n = self.layers[layer], kv.shape[1]
-        if isinstance(self._write, int):
-            buffer.narrow(3, self._write, n).copy_(kv.permute(0, 2, 3, 1, 4))
+        """Store kv (B, 2, H, n, D) of the new tokens; all keys and values so far, each (B, H, S, D)."""
+        if self._write is None:
+            self._slots[layer].copy_(kv)
         else:
             rows = torch.arange(kv.shape[0], device=kv.device)[:, None]  # (B, 1) with positions (B, n)
-            buffer[rows, :, :, self._write] = kv
-        k, v = buffer.narrow(3, 0, self._end).unbind(1)
-        return k, v
+            self._slots[layer][rows, :, :, self._write] = kv.permute(0, 3, 1, 2, 4)
+        return self._keys[layer], self._values[layer]
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
-        index = torch.tensor(rows, device=self.layers[0].device, dtype=torch.int64)
-        self.layers = [buffer.index_select(0, index) for buffer in self.layers]
+        index = torch.tensor(rows, device=self.buffer.device, dtype=torch.int64)
+        self.buffer = self.buffer.index_select(1, index)
         self.lengths = [self.lengths[row] for row in rows]

@@ -24,7 +24,8 @@ class OneToken:
         self._head = model.lm_head.weight
         self._norm = model.norm.weight
         self._eps = model.norm.eps
-        self._turn = torch.complex(model.cos, model.sin)[:, 0]  # (T, 1, D/2)
+        turn = torch.complex(model.cos, model.sin)  # (T, 1, 1, D/2)
+        self._turn = torch.cat((turn, turn, torch.ones_like(turn)), dim=1)  # (T, 3, 1, D/2): v is not turned
         self._layers = [
             (
                 block.norm_attn.weight,
@@ -40,15 +41,16 @@ class OneToken:
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Logits (B, V) for one more id per row (B,); the cache grows by it. No gradients."""
         B, C, H, D, eps = ids.shape[0], self.config.C, self.config.H, self.config.D, self._eps
-        width = (C,)
+        width, half = (C,), D // 2
         position = cache.advance(1)
-        turn = self._turn[position] if isinstance(position, int) else self._turn[position[:, 0], None]
+        turn = self._turn[position] if isinstance(position, int) else self._turn[position[:, 0]]
         h = F.embedding(ids, self._embedding)  # (B, C)
         for layer, (norm1, qkv_weight, out_weight, norm2, up_weight, down_weight) in enumerate(self._layers):
-            qkv = F.linear(torch.layer_norm(h, width, norm1, None, eps, False), qkv_weight).view(B, 3, H, D)
-            torch.view_as_complex(qkv.view(B, 3, H, D // 2, 2)[:, :2]).mul_(turn)
-            k, v = cache.extend(layer, qkv[:, None, 1:])
-            y = F.scaled_dot_product_attention(qkv[:, 0, :, None], k, v, attn_mask=cache.mask)
+            flat = F.linear(torch.layer_norm(h, width, norm1, None, eps, False), qkv_weight)  # (B, 3C)
+            torch.view_as_complex(flat.view(B, 3, H, half, 2)).mul_(turn)
+            qkv = flat.view(B, 3, H, 1, D)
+            k, v = cache.extend(layer, qkv.narrow(1, 1, 2))
+            y = F.scaled_dot_product_attention(qkv.select(1, 0), k, v, attn_mask=cache.mask)  # (B, H, 1, D)
             h = torch.addmm(h, y.reshape(B, C), out_weight)
             u = F.linear(torch.layer_norm(h, width, norm2, None, eps, False), up_weight)
             h = torch.addmm(h, _gelu(u), down_weight)

@@ -35,7 +35,8 @@ def rotate(x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tenso
     """x (..., D) with its neighbouring pairs turned; sin and cos (..., D/2) broadcast against it."""
     pairs = x.unflatten(-1, (-1, 2))  # (..., D/2, 2)
     if x.dtype in (torch.float32, torch.float64):
-        turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)
+        even = pairs.stride(-1) == 1 and not any(s % 2 for s in (*pairs.stride()[:-1], pairs.storage_offset()))
+        turned = torch.view_as_complex(pairs if even else pairs.contiguous()) * torch.complex(cos, sin)
         return torch.view_as_real(turned).flatten(-2)
     a, b = pairs.unbind(-1)
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
