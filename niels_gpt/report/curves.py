@@ -36,8 +36,8 @@ def plot_losses(run: RunFolder) -> None:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """A running mean that forgets over about a twentieth of the run, unbiased at its beginning."""
-    keep = 1 - 1 / max(len(values) / 20, 1)
+    """A running mean that forgets over about a sixtieth of the run, unbiased at its beginning."""
+    keep = 1 - 1 / max(len(values) / 60, 1)
     mean, weight, result = 0.0, 0.0, []
     for value in values:
         mean = keep * mean + (1 - keep) * value

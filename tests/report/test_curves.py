@@ -89,7 +89,7 @@ def test_drawing_needs_no_screen(run, monkeypatch):
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=120))
 def test_smooth_is_the_weighted_mean_of_what_came_before(values):
-    keep = 1 - 1 / max(len(values) / 20, 1)
+    keep = 1 - 1 / max(len(values) / 60, 1)
     result = smooth(values)
     assert len(result) == len(values)
     for i, got in enumerate(result):
