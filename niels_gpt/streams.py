@@ -163,10 +163,9 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
             else:
                 warnings.warn(f"source left out: {problem}", stacklevel=3)
     if refused:
-        raise ValueError(
-            f"{'; '.join(refused)}. Give more text, hold out more of it (val_frac), use a smaller T, "
-            "or take the source out of enabled_sources"
-        )
+        short = any("fewer than" in problem for problem in refused)
+        remedy = ". Give more text, hold out more of it (val_frac), or use a smaller T" if short else ""
+        raise ValueError("; ".join(refused) + remedy)
     return found
 
 

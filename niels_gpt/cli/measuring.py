@@ -64,7 +64,7 @@ def show_scores(scores: dict[str, dict[str, float]]) -> None:
     """The table of `eval`."""
     table = Table(box=None, pad_edge=False)
     table.add_column("held out")
-    for name in ("bytes", "nats/byte", "perplexity", "model", "xz", "gzip", "unigram", "uniform"):
+    for name in ("bytes", "nats/byte", "ppl", "model", "xz", "gzip", "unigram", "uniform"):
         table.add_column(name, justify="right", style="bold" if name == "model" else None)
     for name, s in scores.items():
         bits = [s[k] for k in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
