@@ -43,7 +43,7 @@ def demo_config(*, steps: int = STEPS) -> RunConfig:
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
             "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "cache_dir": "data/cache/demo"},
-            "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 5, "sample_every": 400},
+            "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 10, "sample_every": 400},
         }
     )
 

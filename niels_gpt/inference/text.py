@@ -58,7 +58,8 @@ def stream_text(
 
     Held back is only what may yet turn out to be a stop sequence, or half of a character.
     """
-    return _run(model, [prompt_text], max_new_tokens, sampling, generator, _stops(stop), use_cache)
+    rows = _rows(model, [prompt_text], max_new_tokens, sampling, generator, _stops(stop), use_cache)
+    return (piece for _, piece in rows)
 
 
 def generate_batch(
@@ -78,19 +79,6 @@ def generate_batch(
     for row, piece in rows:
         texts[row] += piece
     return texts
-
-
-def _run(
-    model: GPT,
-    prompts: Sequence[str],
-    max_new_tokens: int,
-    sampling: Sampling,
-    generators: Generators,
-    stops: list[bytes],
-    use_cache: bool,
-) -> Iterator[str]:
-    for _, piece in _rows(model, prompts, max_new_tokens, sampling, generators, stops, use_cache):
-        yield piece
 
 
 def _rows(
