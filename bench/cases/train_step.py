@@ -56,12 +56,14 @@ def _contender(name: str, make: Callable[[], Any], group: str, **options: Any) -
     return Contender(f"{name}, {group}", lambda quick: _work(make, quick), group=group, **options)
 
 
+# The target is against the fastest peer of all, so it stands in the group that has them all: only GPT-2 drops
+# out on the residual branches as v0 does, and being faster than the slowest peer alone is no target met.
 CONTENDERS = (
     _contender("niels-gpt", models.niels_gpt, "dropout 0", role="ours", target=1.2),
     _contender("GPT-2", models.gpt2, "dropout 0"),
     _contender("Llama", models.llama, "dropout 0"),
     _contender("litgpt", models.litgpt, "dropout 0"),
-    _contender("niels-gpt", lambda: models.niels_gpt(0.1), "dropout 0.1", role="ours", target=1.2),
+    _contender("niels-gpt", lambda: models.niels_gpt(0.1), "dropout 0.1", role="ours"),
     _contender("GPT-2", lambda: models.gpt2(0.1), "dropout 0.1"),
     Contender("matmul peak (best)", _peak, role="peak"),
 )
