@@ -35,6 +35,13 @@ def resolve_device(name: str = "auto") -> str:
     return name
 
 
+def multiplies_bf16(device: str) -> bool:
+    """Whether matrices are multiplied faster in bfloat16 than in float32 there: CUDA, or Intel AMX."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device == "cpu" and torch.cpu._is_amx_tile_supported()
+
+
 @functools.cache
 def keep_freed_memory() -> None:
     """Ask glibc to keep freed blocks, once per process; does nothing elsewhere.

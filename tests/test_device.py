@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from niels_gpt import device
-from niels_gpt.device import get_device, keep_freed_memory, resolve_device
+from niels_gpt.device import get_device, keep_freed_memory, multiplies_bf16, resolve_device
 
 
 @pytest.fixture
@@ -96,3 +96,10 @@ def test_other_systems_are_left_alone(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
     keep_freed_memory.__wrapped__()
     assert libc.calls == []
+
+
+@pytest.mark.parametrize("has_amx", [False, True])
+def test_bf16_pays_where_the_hardware_multiplies_it(monkeypatch, has_amx):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    assert multiplies_bf16("cpu") == has_amx
+    assert not multiplies_bf16("mps")

@@ -13,7 +13,7 @@ from niels_gpt.cli.measuring import score_all, show_scores
 from niels_gpt.cli.runs import Loaded, new_run
 from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig, config_from_dict
-from niels_gpt.device import resolve_device
+from niels_gpt.device import multiplies_bf16, resolve_device
 from niels_gpt.inference.conversation import Conversation
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import generate
@@ -26,7 +26,7 @@ STEPS = 1200
 QUESTION = "what is niels?"
 
 
-def demo_config(*, steps: int = STEPS) -> RunConfig:
+def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
     """A quarter of v0's weights, Muon, and many rows from the dialogues: it answers after two minutes."""
     shares = {"wiki": 0.27, "roam": 0.18, "primer": 0.55}
     return config_from_dict(
@@ -39,6 +39,7 @@ def demo_config(*, steps: int = STEPS) -> RunConfig:
                 "min_lr": 0.0005,
                 "B": 8,
                 "optimizer": "muon",
+                "precision": precision,
                 "p_train": shares,
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
@@ -54,9 +55,11 @@ def run_demo(
     """Train, show the loss table, a sample and a chat exchange, and say what to try next."""
     began = time.monotonic()
     console = Console(highlight=False)
-    config = with_data(demo_config(steps=steps or STEPS), {"wiki": wiki, "roam": roam, "primer": primer})
-    run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     device = resolve_device(device)
+    precision = "bf16" if multiplies_bf16(device) else "fp32"
+    config = demo_config(steps=steps or STEPS, precision=precision)
+    config = with_data(config, {"wiki": wiki, "roam": roam, "primer": primer})
+    run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     console.print(f"[bold]niels-gpt demo[/]: a small GPT, trained here and now, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device)
     exit_if_stopped(result, run)

@@ -31,9 +31,22 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, layer: int, cache: KVCache | None
     ) -> torch.Tensor:
-        B, n, C = x.shape
+        qkv = self.qkv(x)
+        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
+            with torch.autocast("cpu", enabled=False):
+                y = self._attend(qkv.float(), sin, cos, layer, cache)
+        else:
+            y = self._attend(qkv, sin, cos, layer, cache)
+        return self.out(y)
+
+    def _attend(
+        self, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, layer: int, cache: KVCache | None
+    ) -> torch.Tensor:
+        """What the heads bring back, side by side (B, n, C)."""
+        B, n, _ = qkv.shape
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
-        qk, v = self.qkv(x).view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
+        qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
         qk = rotate(qk, sin, cos)
         q, k = qk.transpose(1, 3).unbind(2)  # (B, H, n, D) each
         if cache is None:
@@ -42,7 +55,7 @@ class Attention(nn.Module):
         else:
             k, v = cache.extend(layer, torch.stack((k, v.squeeze(2).transpose(1, 2)), dim=1))
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
-        return self.out(y.transpose(1, 2).reshape(B, n, C))
+        return y.transpose(1, 2).reshape(B, n, self.H * self.D)
 
 
 class MLP(nn.Module):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from niels_gpt import files
-from niels_gpt.config import RunConfig, differences, to_dict
+from niels_gpt.config import RunConfig, differences, to_dict, with_defaults
 from niels_gpt.inference.text import generate
 from niels_gpt.model.checkpoint import load_weights
 from niels_gpt.model.gpt import GPT
@@ -126,7 +126,7 @@ def _restore(
         report.note(f"{run.path} has no checkpoint yet: starting at step 0")
         return
     extra = saved["extra"]
-    changed = differences(extra.get("config", {}), _identity(config))
+    changed = differences(with_defaults(extra.get("config", {})), _identity(config))
     model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
     if changed and (model_changed or not allow_config_change):
         listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
@@ -216,7 +216,7 @@ def _update(state: _State, config: RunConfig, task: Task, device: str, run: RunF
     set_seed(derive_seed(settings.seed, "dropout", state.step))
     batch = task.batch(state.step, device)
     model.train()
-    loss = _backward(model, batch, settings.accumulate)
+    loss = _backward(model, batch, parts=settings.accumulate, precision=settings.precision)
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         what = f"loss became {loss}" if not math.isfinite(loss) else f"gradient became {norm}"
@@ -240,16 +240,21 @@ def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
     return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up")
 
 
-def _backward(model: GPT, batch: Batch, parts: int) -> float:
+def _backward(model: GPT, batch: Batch, *, parts: int, precision: str) -> float:
     """Add the gradient of the batch's mean loss over its targets, in `parts` forward passes; that loss."""
+
+    def loss_of(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return loss_fn(model(x), targets)
+
     if parts == 1:
-        loss = loss_fn(model(batch.x), batch.targets)
+        loss = loss_of(batch.x, batch.targets)
         loss.backward()
         return loss.item()
     total = (batch.targets != -100).sum()
     mean = 0.0
     for x, targets in zip(batch.x.chunk(parts), batch.targets.chunk(parts), strict=True):
-        share = loss_fn(model(x), targets) * ((targets != -100).sum() / total)
+        share = loss_of(x, targets) * ((targets != -100).sum() / total)
         share.backward()
         mean += share.item()
     return mean

@@ -9,6 +9,7 @@ import torch
 
 from niels_gpt.config import TrainConfig
 from niels_gpt.model.gpt import GPT
+from niels_gpt.train.muon import Muon
 
 
 def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
@@ -26,20 +27,13 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon (momentum made orthogonal) on the hidden matrices, AdamW on embedding and norms.
+    """Muon on the hidden matrices, AdamW on embedding and norms, with one learning rate.
 
-    On the embedded data it reaches the loss of AdamW after about half the steps (docs/log.md). Its
-    updates are scaled to the size of AdamW's, so that one learning rate serves both.
+    On the embedded data it reaches the loss of AdamW after about half the steps (docs/log.md).
     """
 
     def __init__(self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], config: TrainConfig) -> None:
-        self._muon = torch.optim.Muon(
-            matrices,
-            lr=config.base_lr,
-            weight_decay=config.weight_decay,
-            momentum=0.95,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        self._muon = Muon(matrices, lr=config.base_lr, weight_decay=config.weight_decay)
         self._adamw = torch.optim.AdamW(others, lr=config.base_lr, betas=config.betas, weight_decay=0.0, fused=True)
         super().__init__([*matrices, *others], {})
         # The very groups of the two, so that a learning rate set here reaches them.

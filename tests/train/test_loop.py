@@ -150,6 +150,31 @@ def test_every_update_is_that_of_a_naive_loop(texts, run):
         torch.testing.assert_close(weight, model.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
+def test_bf16_multiplies_in_bf16_and_keeps_the_rest(texts, tmp_path, monkeypatch):
+    seen = {"linear": set(), "attention": set()}
+    linear, attention = torch.nn.functional.linear, torch.nn.functional.scaled_dot_product_attention
+
+    def watch_linear(x, *rest):
+        y = linear(x, *rest)
+        seen["linear"].add((y.dtype, torch.is_grad_enabled()))
+        return y
+
+    def watch_attention(q, *rest, **options):
+        seen["attention"].add(q.dtype)
+        return attention(q, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watch_linear)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch_attention)
+    half, full = RunFolder(tmp_path / "half"), RunFolder(tmp_path / "full")
+    train(small_config(texts, "train.precision=bf16"), half)
+    assert seen["linear"] == {(torch.bfloat16, True), (torch.float32, False)}  # training, evaluation
+    assert seen["attention"] == {torch.float32}
+    train(small_config(texts), full)
+    assert losses(half) != losses(full)
+    assert losses(half) == pytest.approx(losses(full), rel=0.01)
+    assert {w.dtype for w in content(half.latest)["model"].values()} == {torch.float32}
+
+
 @pytest.mark.parametrize("parts", [2, 4])
 def test_accumulation_gives_the_same_losses(texts, tmp_path, parts):
     plain, split = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "split")
@@ -413,9 +438,11 @@ def test_a_run_that_was_cut_off_goes_on_bit_for_bit(texts, whole, run, step):
     assert result.best == content(whole.latest)["extra"]["best"]
 
 
-@pytest.mark.parametrize("options", [("train.optimizer=muon",), ("train.accumulate=2",), ("output.keep=1",)])
-def test_that_holds_for_other_settings(texts, tmp_path, options):
-    config = small_config(texts, *options)
+@pytest.mark.parametrize(
+    "option", ["train.optimizer=muon", "train.accumulate=2", "output.keep=1", "train.precision=bf16"]
+)
+def test_that_holds_for_other_settings(texts, tmp_path, option):
+    config = small_config(texts, option)
     whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     train(config, whole)
     for step in (6, 7, 11):  # three times in one run
@@ -519,6 +546,7 @@ def half(texts, run):
         ("train.seed=8", r"train\.seed was 7, is 8"),
         ("train.p_train={roam: 0.5, primer: 0.5}", r"train\.p_train"),
         ("train.optimizer=muon", r"train\.optimizer was 'adamw', is 'muon'"),
+        ("train.precision=bf16", r"train\.precision was 'fp32', is 'bf16'"),
         ("model.C=32", r"model\.C was 16, is 32.*new run"),
         ("model.dropout=0.0", r"model\.dropout was 0\.1, is 0\.0"),
     ],
@@ -529,6 +557,17 @@ def test_resume_with_another_config_is_refused(texts, half, change, named):
         train(small_config(texts, change), half, resume=True)
     assert snapshot(half.path) == before
     assert train(small_config(texts), half, resume=True).step == 12
+
+
+def test_a_checkpoint_from_before_an_option_existed_is_that_of_its_default(texts, whole, half):
+    for path in half.step_files():
+        saved = content(path)
+        del saved["extra"]["config"]["train"]["precision"]
+        torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"train\.precision was 'fp32', is 'bf16'"):
+        train(small_config(texts, "train.precision=bf16"), half, resume=True)
+    train(small_config(texts), half, resume=True)
+    check_same(half, whole)
 
 
 def test_habits_of_output_may_change(texts, whole, half):

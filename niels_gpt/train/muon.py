@@ -1,0 +1,70 @@
+"""Muon: momentum whose directions all get the same size.
+
+A momentum matrix U S V^T becomes about U V^T, by five rounds of a polynomial that pushes every singular
+value towards 1 (Newton-Schulz; Keller Jordan's coefficients, which end between 0.7 and 1.2 and need no
+more). Matrices of one shape go through it in one stack, wide ones turned: a model of L layers takes three
+stacks, where one matrix at a time costs 30 L products. At the demo's size that is 9 ms a step for 19.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+ROUNDS = 5
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum made orthogonal, with decoupled weight decay, for matrices only.
+
+    Updates are scaled by 0.2 sqrt(longer side), so that their root mean square is that of AdamW's and one
+    learning rate serves both.
+    """
+
+    def __init__(
+        self, matrices: Iterable[torch.Tensor], *, lr: float, weight_decay: float, momentum: float = 0.95
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            gradients = [p.grad for p in params]
+            buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
+            torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+            updates = torch._foreach_lerp(gradients, buffers, group["momentum"])
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            stacks: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for i, p in enumerate(params):
+                stacks[min(p.shape), max(p.shape)].append(i)
+            for (short, long), members in stacks.items():
+                lying = [u if u.shape[0] == short else u.mT for u in (updates[i] for i in members)]
+                level = orthogonal(torch.stack(lying)).to(params[members[0]].dtype)
+                for i, update in zip(members, level, strict=True):
+                    turned = update if params[i].shape[0] == short else update.mT
+                    params[i].add_(turned, alpha=-group["lr"] * 0.2 * long**0.5)
+
+
+def orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """For a stack (k, m, n) with m <= n: each matrix with its singular values brought near 1."""
+    x = x.to(_dtype(x.device.type))
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(ROUNDS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC), x, beta=LINEAR)
+    return x
+
+
+@functools.cache
+def _dtype(device: str) -> torch.dtype:
+    """bfloat16 is enough here, and twice as fast where the processor multiplies it; elsewhere it is slow."""
+    fast = device == "cuda" or (device == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if fast else torch.float32
