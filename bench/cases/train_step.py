@@ -1,4 +1,4 @@
-"""Updates of v0 on 32 x 256 tokens: forward, loss, backward, clipping, fused AdamW; fp32.
+"""Updates of v0 on 32 x 256 tokens: forward, loss, backward, clipping, fused AdamW; fp32, and bf16 autocast.
 
 The share of the peak counts 6 N + 12 L C T operations per token, N being the parameters without the
 embedding but with the head (tied: all of them); the peak is the best square matmul of the same run.
@@ -13,7 +13,7 @@ from bench import models
 from bench.case import Case, Contender, Work
 
 
-def _work(make: Callable[[], Any], quick: bool) -> Work:
+def _work(make: Callable[[], Any], quick: bool, bf16: bool) -> Work:
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -33,8 +33,10 @@ def _work(make: Callable[[], Any], quick: bool) -> Work:
 
     def run() -> None:
         for _ in range(steps):
-            logits = model(x, use_cache=False).logits if package == "transformers" else model(x)
-            cross_entropy(logits.reshape(-1, 256), y.reshape(-1)).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = model(x, use_cache=False).logits if package == "transformers" else model(x)
+                loss = cross_entropy(logits.reshape(-1, 256), y.reshape(-1))
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -53,7 +55,7 @@ def _peak(quick: bool) -> Work:
 
 
 def _contender(name: str, make: Callable[[], Any], group: str, **options: Any) -> Contender:
-    return Contender(f"{name}, {group}", lambda quick: _work(make, quick), group=group, **options)
+    return Contender(f"{name}, {group}", lambda quick: _work(make, quick, group == "bf16"), group=group, **options)
 
 
 # The target is against the fastest peer of all, so it stands in the group that has them all: only GPT-2 drops
@@ -65,6 +67,10 @@ CONTENDERS = (
     _contender("litgpt", models.litgpt, "dropout 0"),
     _contender("niels-gpt", lambda: models.niels_gpt(0.1), "dropout 0.1", role="ours"),
     _contender("GPT-2", lambda: models.gpt2(0.1), "dropout 0.1"),
+    _contender("niels-gpt", models.niels_gpt, "bf16", role="ours"),
+    _contender("GPT-2", models.gpt2, "bf16"),
+    _contender("Llama", models.llama, "bf16"),
+    _contender("litgpt", models.litgpt, "bf16"),
     Contender("matmul peak (best)", _peak, role="peak"),
 )
 CASE = Case("train_step", "tokens/s", CONTENDERS)
