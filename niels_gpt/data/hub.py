@@ -1,0 +1,329 @@
+"""Rows of a dataset, from the Hugging Face Hub or from local files, through `datasets.load_dataset`.
+
+Every loader reads through here. What the Hub does to a reader happens here once: transient failures are
+waited out, a stream that breaks goes on from where it was, and what is final says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from socket import gaierror
+from typing import Any
+
+from niels_gpt.data.local import VARIABLE, builder, choose_split, find_files, find_local
+from niels_gpt.data.unreadable import explain
+
+log = logging.getLogger("niels_gpt.data")
+
+ATTEMPTS = 5
+"""Tries without any new row before a transient failure counts as final."""
+LONGEST_PAUSE = 60.0
+"""Seconds; pauses double from one second up to this, each times a random factor of 0.5 to 1.5."""
+TABLE_ROWS = 1000
+"""Rows taken at once from a dataset that lies on disk."""
+
+
+class DataUnavailable(OSError, ValueError):
+    """A dataset can be had neither from the Hub nor from here; the message says what to do."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows to read."""
+
+    dataset_id: str
+    """On the Hub; also the key in NIELS_GPT_DATA."""
+    config: str | None = None
+    split: str | None = "train"
+    """None: all splits, as a dict."""
+    streaming: bool = False
+    path: str | Path | None = None
+    """A local file or folder instead."""
+    text_file_is_document: bool = False
+    """Whether a .txt file is one row (a book) or a row per line."""
+    columns: tuple[str, ...] | None = None
+    """The only columns that are needed of a dataset on disk; those it has not are passed over."""
+
+    def __str__(self) -> str:
+        return self.dataset_id + (f" ({self.config})" if self.config else "")
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How to shuffle: all rows of a dataset on disk, a buffer of rows of a stream."""
+
+    seed: int
+    buffer_size: int = 10_000
+
+
+class Reader:
+    """Iterates over (row number, row) of one split; the number is None where a shuffled stream does not tell it.
+
+    A stream that breaks is opened again and goes on: the same order, nothing twice, nothing lost (the rows
+    before are read again, for only so is a shuffle buffer what it was). Raises DataUnavailable.
+    """
+
+    def __init__(self, request: Request, *, shuffle: Shuffle | None = None) -> None:
+        self.request, self.shuffle = request, shuffle
+        self.revision: str | None = None
+        """The commit of the dataset, once rows have come and if the Hub tells it."""
+
+    def __iter__(self) -> Iterator[tuple[int | None, dict[str, Any]]]:
+        request, done, failures = self.request, 0, 0
+        place = find_local(request.dataset_id, request.path)
+        while True:
+            try:
+                dataset = _load(request, place)
+                revision = revision_of(dataset)
+                if done and revision != self.revision:
+                    was, now = self.revision, revision
+                    raise DataUnavailable(f"{request} changed on the Hub while it was read ({was}, now {now}): start again")
+                self.revision = revision
+                for item in itertools.islice(_iterate(dataset, request, self.shuffle), done, None):
+                    done += 1
+                    failures = 0
+                    yield item
+                return
+            except Exception as err:
+                failures += 1
+                _wait_or_raise(request, place, err, failures, after=done)
+
+
+def open_dataset(request: Request) -> Any:
+    """The `datasets` object itself, transient failures waited out. Raises DataUnavailable."""
+    place = find_local(request.dataset_id, request.path)
+    for failures in itertools.count(1):
+        try:
+            return _load(request, place)
+        except Exception as err:
+            _wait_or_raise(request, place, err, failures, after=0)
+    raise AssertionError("unreachable")
+
+
+def go_offline() -> None:
+    """From now on nothing in this process asks the Hub; what is cached or local can still be read."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name, flag in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
+        if name in sys.modules:
+            setattr(sys.modules[name], flag, True)
+
+
+def revision_of(dataset: Any) -> str | None:
+    """The commit that a dataset from the Hub was read at, where it tells: it stands in the names of its files."""
+    places: list[Any] = [getattr(getattr(dataset, "info", None), "download_checksums", None)]
+    places.append(getattr(dataset, "cache_files", None))
+    inner = getattr(dataset, "_ex_iterable", None)
+    while inner is not None:
+        places.append(getattr(inner, "kwargs", None))
+        inner = getattr(inner, "ex_iterable", None)
+    commit = re.search(r"(?:@|/0\.0\.0/)([0-9a-f]{40})/", " ".join(map(str, places)))
+    return commit[1] if commit else None
+
+
+# --- opening and iterating ---------------------------------------------------------------------------
+
+
+def _load(request: Request, place: Path | None) -> Any:
+    import datasets
+
+    with _quiet(datasets, local=place is not None):
+        if place is None:
+            arguments = [request.dataset_id] + ([request.config] if request.config else [])
+            if request.split is None:
+                return datasets.load_dataset(*arguments)
+            return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming)
+        files = find_files(place, request.config)
+        if request.split is not None:
+            name = request.split.partition("[")[0]  # "train[:100]" is a part of train
+            files = {name: choose_split(files, name, place)}
+        elif "" in files:
+            files = {"train": files[""]}
+        kind = builder(next(iter(files.values())))
+        options = {"sample_by": "document"} if kind == "text" and request.text_file_is_document else {}
+        try:
+            return datasets.load_dataset(
+                kind, data_files=files, split=request.split, streaming=request.streaming, **options
+            )
+        except Exception as err:
+            raise _unreadable(err, files) from err
+
+
+def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    if request.streaming and not hasattr(dataset, "__len__"):
+        if shuffle is None:
+            yield from enumerate(dataset)
+        else:
+            for row in dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size):
+                yield None, row
+        return
+    import numpy as np
+
+    table = dataset if hasattr(dataset, "__len__") else list(dataset)
+    if request.columns and not isinstance(table, list):
+        table = table.select_columns([name for name in table.column_names if name in request.columns])
+    order = np.arange(len(table))
+    if shuffle is not None:
+        order = np.random.default_rng(shuffle.seed).permutation(len(table))
+    if isinstance(table, list):
+        for number in order.tolist():
+            yield number, table[number]
+        return
+    for start in range(0, len(table), TABLE_ROWS):  # whole columns at once: three times as fast as row by row
+        part = order[start : start + TABLE_ROWS]
+        columns = table[part] if shuffle is not None else table[start : start + TABLE_ROWS]
+        names = tuple(columns)
+        for number, values in zip(part.tolist(), zip(*columns.values(), strict=True), strict=True):
+            yield number, dict(zip(names, values, strict=True))
+
+
+@contextlib.contextmanager
+def _quiet(datasets: Any, *, local: bool) -> Iterator[None]:
+    """No log lines of `datasets` about what we report ourselves; no progress bars for local files."""
+    logger = logging.getLogger("datasets")
+    level, bars = logger.level, datasets.utils.are_progress_bars_disabled()
+    logger.setLevel(logging.CRITICAL)
+    if local or not sys.stderr.isatty():
+        datasets.utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not bars:
+            datasets.utils.enable_progress_bars()
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+
+def _wait_or_raise(request: Request, place: Path | None, err: Exception, failures: int, *, after: int) -> None:
+    """Sleep if the failure may pass; else raise what the user should read."""
+    if isinstance(err, DataUnavailable):
+        raise err
+    if place is not None:
+        library = type(err).__module__.partition(".")[0] in ("datasets", "pyarrow") or isinstance(err, UnicodeError)
+        if (isinstance(err, ValueError) and not library) or (isinstance(err, OSError) and err.filename):
+            raise err  # it names the file already
+        raise _unreadable(err, find_files(place, request.config)) from err
+    if not is_transient(err) or failures >= ATTEMPTS:
+        raise _final(request, err, failures, after) from err
+    pause = max(min(2.0 ** (failures - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.5), _retry_after(err))
+    log.warning(
+        "%s: %s (after %d rows); trying again in %.0f s (%d of %d)",
+        request, _reason(err), after, pause, failures, ATTEMPTS - 1,
+    )  # fmt: skip
+    time.sleep(pause)
+
+
+_PASSING_ERRNO = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH,
+                  errno.ETIMEDOUT, errno.EPIPE, errno.EAGAIN, errno.EIO}  # fmt: skip
+_HTTP_LIBRARIES = {"httpx", "httpcore", "requests", "urllib3", "aiohttp", "http", "huggingface_hub"}
+_PASSING_NAMES = {"TransportError", "ConnectionError", "Timeout", "HTTPException", "ClientError", "ProtocolError",
+                  "TimeoutError", "IncompleteRead", "ChunkedEncodingError", "ContentDecodingError"}  # fmt: skip
+_FINAL_NAMES = {"OfflineModeIsEnabled", "DatasetNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError",
+                "GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError",
+                "SSLCertVerificationError", "LocalProtocolError", "UnsupportedProtocol"}  # fmt: skip
+
+
+def is_transient(err: BaseException) -> bool:
+    """Whether the failure may pass by itself: timeouts, broken connections, 429 and 5xx of the Hub."""
+    chain = _chain(err)
+    names = [{cls.__name__ for cls in type(e).__mro__} for e in chain]
+    # LocalEntryNotFoundError is how huggingface_hub says that the network is down and nothing is cached.
+    if any(mro & _FINAL_NAMES and "LocalEntryNotFoundError" not in mro for mro in names):
+        return False
+    if "OfflineModeIsEnabled" in str(err) or isinstance(err, ValueError) and not isinstance(err, OSError):
+        return False
+    status = next(filter(None, map(_status, chain)), None)
+    if status is not None:
+        return status in (408, 425, 429) or status >= 500
+    for e in chain:
+        if isinstance(e, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+            continue
+        if isinstance(e, OSError) and (e.errno is None or e.errno in _PASSING_ERRNO or isinstance(e, gaierror)):
+            return True
+        for cls in type(e).__mro__:
+            if cls.__name__ in _PASSING_NAMES and cls.__module__.partition(".")[0] in _HTTP_LIBRARIES:
+                return True
+    return False
+
+
+def _chain(err: BaseException) -> list[BaseException]:
+    """The error and what it came from."""
+    chain: list[BaseException] = []
+    current: BaseException | None = err
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    return chain
+
+
+def _status(err: BaseException) -> int | None:
+    """The HTTP status that an error carries."""
+    response = getattr(err, "response", None)
+    for value in (getattr(response, "status_code", None), getattr(err, "status", None), getattr(err, "code", None)):
+        if isinstance(value, int) and 100 <= value < 600:
+            return value
+    return None
+
+
+def _retry_after(err: BaseException) -> float:
+    """The seconds that the Hub asks to wait for, if it does."""
+    for e in _chain(err):
+        headers = getattr(getattr(e, "response", None), "headers", None) or {}
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            return min(float(headers.get("Retry-After", 0)), 5 * LONGEST_PAUSE)
+    return 0.0
+
+
+def _final(request: Request, err: Exception, failures: int, after: int) -> DataUnavailable:
+    """What the user reads: which dataset, what happened, the two ways out."""
+    status = next(filter(None, map(_status, _chain(err))), None)
+    text = " ".join(str(e) for e in _chain(err)).lower()
+    page = f"https://huggingface.co/datasets/{request.dataset_id}"
+    names = {cls.__name__ for e in _chain(err) for cls in type(e).__mro__}
+    if "gated" in text or "GatedRepoError" in names or status in (401, 403):
+        remedy = f"It is gated or private: ask for access at {page}, log in with `hf auth login`, and try again; "
+    elif "unknown split" in text or "bad split" in text or "BuilderConfig" in str(err):
+        return DataUnavailable(f"{request}, split {request.split!r}: {_reason(err)}")
+    elif names & {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"} and "Offline" not in str(err):
+        remedy = f"Check the id: {page} should exist; "
+    else:
+        remedy = "Either connect to the Hub (unset HF_HUB_OFFLINE, no --offline) and try again; "
+    tried = f" ({failures} tries, {after} rows read)" if failures > 1 else ""
+    name = request.dataset_id.rpartition("/")[2]
+    return DataUnavailable(
+        f"cannot read {request} from the Hugging Face Hub: {_reason(err)}{tried}. {remedy}"
+        f"or give its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
+        f"FOLDER/{name}/"
+    )
+
+
+def _unreadable(err: Exception, files: dict[str, list[str]]) -> ValueError:
+    """A local file that is not what its name says: which, and where in it."""
+    names = [name for part in files.values() for name in part]
+    found = explain(names)
+    if found is None and isinstance(err, ValueError) and "split" in str(err).lower():
+        return ValueError(f"{names[0]}: {_reason(err)}")
+    return ValueError(found or f"cannot read {', '.join(names[:3])}: {_reason(err)}")
+
+
+def _reason(err: BaseException) -> str:
+    """The first line of the deepest cause that says something."""
+    texts = [str(e).strip() for e in _chain(err)]
+    if type(err).__module__.startswith("datasets") and "generating" in texts[0] and len(texts) > 1:
+        texts = texts[1:]
+    return next((text.splitlines()[0] for text in texts if text), type(err).__name__)

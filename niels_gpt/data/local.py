@@ -1,0 +1,119 @@
+"""Local files with the rows of a Hub dataset: where they lie, and which belongs to which split.
+
+A folder may look as people keep such things: `train.jsonl.gz`, `train-00000-of-00002.parquet`,
+`validation/part.parquet`, a sub-folder per config. Files that name no split are the training split.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+VARIABLE = "NIELS_GPT_DATA"
+"""The environment variable: a folder with one sub-folder per Hub id, or a YAML file `id: path`."""
+FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
+"""File suffix -> the `datasets` builder that reads it; .gz may follow, but for parquet."""
+SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation",
+          "dev": "validation", "test": "test"}  # fmt: skip
+"""What a file or folder name may begin with -> the Hub's name of the split."""
+
+_WORD = re.compile(r"[a-z]+", re.IGNORECASE)
+
+
+def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
+    """Where the rows of a Hub id lie here: `path` if given, else what NIELS_GPT_DATA says; None: nowhere.
+
+    Raises ValueError for a path that does not exist, or a NIELS_GPT_DATA that cannot be used.
+    """
+    if path is not None:
+        return _existing(Path(path).expanduser(), f"the local path for {dataset_id}")
+    value = os.environ.get(VARIABLE)
+    if not value:
+        return None
+    root = _existing(Path(value).expanduser(), VARIABLE)
+    names = (dataset_id, dataset_id.rpartition("/")[2])
+    if root.is_dir():
+        return next((root / name for name in names if (root / name).exists()), None)
+    places = _read_map(root)
+    found = next((places[name] for name in names if name in places), None)
+    if found is None:
+        return None
+    return _existing(root.parent / Path(found).expanduser(), f"{dataset_id} in {root}")
+
+
+def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
+    """split -> its files, sorted, all of one format. Of a folder the sub-folder `config`, if it has one.
+
+    Raises ValueError where there is no file of a known format, or where formats are mixed.
+    """
+    if path.is_file():
+        return {_split_of(path.name) or "": [str(path)]}
+    folders = [path / part / config for part in ("", "data") if config] + [path]
+    root = next(folder for folder in folders if folder.is_dir())
+
+    def refuse(err: OSError) -> None:
+        raise err  # os.walk would leave an unreadable folder out in silence
+
+    found: dict[str, list[str]] = {}
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in sorted(names):
+            file = Path(folder, name)
+            if suffix(file) in FORMATS and not name.startswith("."):
+                parents = (_split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
+                split = _split_of(name) or next(filter(None, parents), None) or "train"
+                found.setdefault(split, []).append(str(file))
+    if not found:
+        raise ValueError(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
+    kinds = sorted({suffix(Path(file)) for files in found.values() for file in files})
+    if len({FORMATS[kind] for kind in kinds}) > 1:
+        raise ValueError(f"{root} mixes {' and '.join(kinds)} files; keep one kind, or name the file itself")
+    return found
+
+
+def choose_split(files: dict[str, list[str]], split: str, where: Path) -> list[str]:
+    """The files of a split; a file that stands alone and names none serves any.
+
+    Raises ValueError that names the splits there are.
+    """
+    if split in files or "" in files:
+        return files.get(split) or files[""]
+    raise ValueError(f"{where} has no split {split!r}; it has {', '.join(sorted(files))}")
+
+
+def builder(files: list[str]) -> str:
+    """The `datasets` builder that reads these files. Raises ValueError for an unknown format."""
+    kind = suffix(Path(files[0]))
+    if kind not in FORMATS:
+        raise ValueError(f"{files[0]}: not a format that can be read; use .parquet, .jsonl, .jsonl.gz or .txt")
+    return FORMATS[kind]
+
+
+def suffix(file: Path) -> str:
+    """The suffix that names the format: .jsonl for both x.jsonl and x.jsonl.gz."""
+    return file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
+
+
+def _split_of(name: str) -> str | None:
+    """The split that a file or folder name begins with: `train-00000-of-00001.parquet` -> train."""
+    word = _WORD.match(name)
+    return SPLITS.get(word[0].lower()) if word else None
+
+
+def _existing(path: Path, what: str) -> Path:
+    if not path.exists():
+        raise ValueError(f"{what} is {path}, but there is no such file or folder")
+    return path
+
+
+def _read_map(path: Path) -> dict[str, str]:
+    import yaml
+
+    try:
+        places = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        places = None
+    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        raise ValueError(f"{VARIABLE} is {path}: neither a folder nor a YAML file with lines `dataset id: path`")
+    return {str(name): place for name, place in places.items()}
