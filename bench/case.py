@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-NAMES = ("get_batch", "train_step", "muon", "generate", "startup")
+NAMES = ("get_batch", "train_step", "muon", "generate", "loaders", "startup")
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,22 @@ import bisect
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from niels_gpt import files
 from niels_gpt.chat.transcript import DELIMITER
-from niels_gpt.config import ModelConfig
+from niels_gpt.config import ModelConfig, SourceConfig
 from niels_gpt.data import embedded
+from niels_gpt.data.local import DataUnavailable, find_files, find_local
+from niels_gpt.data.own import iter_own, kind_of, own_files
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.split import split_items
-from niels_gpt.data.wikitext import WikitextMissing, load_wikitext, local_files
+from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
 SPLITS = ("train", "val")
@@ -59,6 +62,8 @@ class StreamBuildConfig:
     """`hub`, `embedded` (Python's docstrings), or a folder with train and validation files."""
     encoding_errors: str = "strict"
     """How notes and primer are decoded: `strict` or `replace`."""
+    own: Mapping[str, SourceConfig] = field(default_factory=dict)
+    """Sources of the user's own, by name; a tenth of their documents is held out."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +152,14 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
         files.remove_leftovers(folder)
         for name in cfg.enabled_sources:
             try:
-                inputs = _INPUTS[name](cfg)
+                inputs = _INPUTS[name](cfg) if name in _INPUTS else _own_inputs(cfg, name)
                 streams = {split: _load_or_build(cfg, name, split, inputs) for split in SPLITS}
                 problem = "; ".join(
                     f"{name}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
                     for split, stream in streams.items()
                     if len(stream.data) < needed
                 )
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, WikitextMissing) as err:
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataUnavailable) as err:
                 problem = f"{name}: {_reason(err)}"
             if not problem:
                 found[name] = streams
@@ -171,8 +176,8 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
 
 def _check_names(cfg: StreamBuildConfig) -> None:
     for name in (*cfg.enabled_sources, *cfg.required_sources):
-        if name not in _INPUTS:
-            raise ValueError(f"unknown source {name!r}; known are {', '.join(_INPUTS)}")
+        if name not in _INPUTS and name not in cfg.own:
+            raise ValueError(f"unknown source {name!r}; known are {', '.join([*_INPUTS, *cfg.own])}")
     extra = [name for name in cfg.required_sources if name not in cfg.enabled_sources]
     if extra:
         raise ValueError(f"required_sources must be among enabled_sources, but {', '.join(extra)} is not")
@@ -230,8 +235,13 @@ def _stat(path: str | Path) -> dict[str, Any]:
 def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
     if cfg.wiki == "embedded":
         return _stdlib_inputs(cfg)
-    docs = load_wikitext() if cfg.wiki == "hub" else load_wikitext(path=cfg.wiki)
-    local = {} if cfg.wiki == "hub" else local_files(Path(cfg.wiki))
+    path = None if cfg.wiki == "hub" else cfg.wiki
+    try:
+        docs = load_wikitext(path=path)
+    except DataUnavailable as err:
+        raise DataUnavailable(f"{err}. To train: --wiki FOLDER, or --wiki embedded, which needs no network") from err
+    place = find_local(DATASET_ID, path)
+    local = find_files(place, CONFIG) if place else {}
     origin = [_stat(file) for names in local.values() for file in names]
     describe = {
         split: {
@@ -312,6 +322,33 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
         return build_primer_stream(part), names, _starts(sizes, gap=len(cfg.delimiter.encode("utf-8")))
 
     return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
+
+
+def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
+    source = cfg.own[name]
+    chat = kind_of(name, source) == "chat"
+    sep = cfg.delimiter if chat else cfg.doc_separator
+    described = {"source": name, **asdict(source), "files": [_stat(file) for file in own_files(name, source)]}
+    described |= {"sep": sep, "seed": cfg.seed, "val_frac": OWN_VAL_FRAC, "encoding_errors": cfg.encoding_errors}
+    documents: list[tuple[str, str]] = []
+
+    def read(split: str) -> Content:
+        if not documents:
+            for sample in iter_own(name, source, errors=cfg.encoding_errors):
+                label = sample.meta.get("path", f"row {sample.meta.get('row')}")
+                documents.append((label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)))
+        part = split_items(documents, val_frac=OWN_VAL_FRAC, seed=cfg.seed)[SPLITS.index(split)]
+        return _join([text for _, text in part], [label for label, _ in part], sep)
+
+    return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
+
+
+OWN_VAL_FRAC = 0.10
+"""Share of the documents of a source of the user's own that is held out."""
+
+
+def _transcript(sample: ChatSample) -> str:
+    return "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
 
 
 def _reason(err: Exception) -> str:

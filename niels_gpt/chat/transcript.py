@@ -47,6 +47,21 @@ def extract_assistant_reply(generated_text: str) -> str:
     return ""
 
 
+def parse_chat(text: str) -> list[dict[str, str]]:
+    """The messages of a transcript, contents stripped: what `format_chat` wrote, without its closing prompt.
+
+    Raises ValueError for text that does not begin with a turn.
+    """
+    tags = list(_TAG.finditer(text))
+    if not tags or text[: tags[0].start()].strip():
+        raise ValueError(f"this does not begin with a turn such as 'user: ': {text.strip()[:40]!r}")
+    ends = [tag.start() for tag in tags[1:]] + [len(text)]
+    messages = [{"role": tag[1], "content": text[tag.end() : end].strip()} for tag, end in zip(tags, ends, strict=True)]
+    if messages[-1] == {"role": "assistant", "content": ""}:
+        messages.pop()  # a prompt, not a turn
+    return messages
+
+
 def check_content(text: str) -> None:
     """Raise ValueError for text from outside that would forge a turn."""
     tag = _TAG.search(text)

@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 batch_app = typer.Typer(help="Look at what a training step learned from.", no_args_is_help=True)
 app.add_typer(batch_app, name="batch")
+data_app = typer.Typer(help="The sources of text: which there are, and what is in them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 
 Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
 Count = Optional[int]  # noqa: UP045
@@ -48,6 +50,25 @@ TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest b
 MinPOption = Annotated[Share, typer.Option("--min-p", help="Only bytes at least this likely, next to the likeliest.")]
 SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text again.")]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest continuation, in bytes.")]
+SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test: what the source has.")]
+SubsetOption = Annotated[Text, typer.Option("--subset", help="The dataset's config, e.g. wikitext-2-raw-v1.")]
+PathOption = Annotated[Place, typer.Option("--path", help="A local file or folder with the source's rows.")]
+SourceConfigOption = Annotated[
+    Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")
+]
+
+
+def _go_offline(offline: bool) -> bool:
+    if offline:
+        from niels_gpt.data.hub import go_offline
+
+        go_offline()
+    return offline
+
+
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", callback=_go_offline, help="Never ask the Hub: local files and caches only.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -216,8 +237,70 @@ def batch_show(
     run_batch_show(run=run, step=step, chars=chars, as_json=json)
 
 
+@data_app.command("list")
+def data_list(config: SourceConfigOption = None, offline: OfflineOption = False, json: JsonOption = False) -> None:
+    """Name, kind, id and licence of every source, and where it would come from now."""
+    from niels_gpt.cli.sources import run_list
+
+    run_list(config=config, as_json=json)
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A source of `niels-gpt data list`.")],
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many samples.")] = 3,
+    split: SplitOption = "train",
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Not the first ones.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="For --shuffle.")] = 42,
+    subset: SubsetOption = None,
+    path: PathOption = None,
+    config: SourceConfigOption = None,
+    chars: Annotated[int, typer.Option("--chars", min=0, help="Characters per text or message; 0 for all.")] = 400,
+    offline: OfflineOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Print samples of a source; with --json one per line."""
+    from niels_gpt.cli.sources import run_show
+
+    run_show(
+        name=name,
+        number=number,
+        split=split,
+        shuffle=shuffle,
+        seed=seed,
+        subset=subset,
+        path=path,
+        config=config,
+        chars=chars,
+        as_json=json,
+    )
+
+
+@data_app.command("stats")
+def data_stats(
+    name: Annotated[str, typer.Argument(help="A source of `niels-gpt data list`.")],
+    take: Annotated[
+        Count, typer.Option("--take", min=1, help="Only so many samples; default: all, or 10,000 of a huge one.")
+    ] = None,
+    split: SplitOption = "train",
+    subset: SubsetOption = None,
+    path: PathOption = None,
+    config: SourceConfigOption = None,
+    png: Annotated[
+        Place, typer.Option("--png", help="Where to write the histogram; default: data/stats/NAME.png.")
+    ] = None,
+    offline: OfflineOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Samples, characters, languages, lengths, roles and turns of a source."""
+    from niels_gpt.cli.sources import run_stats
+
+    run_stats(name=name, take=take, split=split, subset=subset, path=path, config=config, png=png, as_json=json)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with 0, 1 (something is wrong), 2 (usage) or 130 (interrupted)."""
+    import logging
     import warnings
 
     # On a busy machine two OpenMP threads that spin for each other can take ten times as long; after 1000
@@ -228,6 +311,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
+    logging.basicConfig(format="%(message)s")  # of the loaders: what was left out, what is tried again
     try:
         app(args=arguments, prog_name="niels-gpt")
     except (ValueError, OSError, ArithmeticError) as err:

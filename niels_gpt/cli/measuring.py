@@ -16,7 +16,7 @@ from niels_gpt.cli.training import with_data
 from niels_gpt.config import RunConfig, config_from_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import score_stream
-from niels_gpt.train.task import EVAL_NAMES, ByteTask, open_task
+from niels_gpt.train.task import SOURCES, ByteTask, eval_name, open_task
 
 
 def run_eval(
@@ -43,14 +43,15 @@ def score_all(
 ) -> dict[str, dict[str, float]]:
     """The exact score of a model on every held-out stream, with the reference points."""
     config = loaded.run.read_config() if loaded.run is not None else RunConfig()
-    everything = {name: 1 / len(EVAL_NAMES) for name in EVAL_NAMES}
+    names = (*SOURCES, *config.data.sources)
+    everything = {name: 1 / len(names) for name in names}
     tree = {"train": {"p_train": everything, "p_val": everything}, "model": {"T": loaded.model.config.T}}
     whole = config_from_dict({**tree, "data": dataclasses.asdict(with_data(config, data).data)})
     task = open_task(whole)
     scores = {}
     for name, streams in task.streams.items():
         score = score_stream(loaded.model, streams["val"].data, stride=stride)
-        scores[EVAL_NAMES[name]] = {
+        scores[eval_name(name)] = {
             "bytes": score.tokens,
             "nats_per_token": score.nats_per_token,
             "bits_per_byte": score.bits_per_byte,

@@ -65,7 +65,7 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     """Why a row is no exchange."""
     for key in ("instruction", "response", "context"):
         value = row.get(key)
-        if value is None or isinstance(value, str) and not value.strip():
+        if value is None or (isinstance(value, str) and not value.strip()):
             if key != "context":
                 return f"without {key}"
         elif not isinstance(value, str):

@@ -21,7 +21,7 @@ from pathlib import Path
 from socket import gaierror
 from typing import Any
 
-from niels_gpt.data.local import VARIABLE, builder, choose_split, find_files, find_local
+from niels_gpt.data.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
 from niels_gpt.data.unreadable import explain
 
 log = logging.getLogger("niels_gpt.data")
@@ -32,13 +32,6 @@ LONGEST_PAUSE = 60.0
 """Seconds; pauses double from one second up to this, each times a random factor of 0.5 to 1.5."""
 TABLE_ROWS = 1000
 """Rows taken at once from a dataset that lies on disk."""
-
-
-class DataUnavailable(OSError, ValueError):
-    """A dataset can be had neither from the Hub nor from here; the message says what to do."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,9 @@ class Reader:
                 revision = revision_of(dataset)
                 if done and revision != self.revision:
                     was, now = self.revision, revision
-                    raise DataUnavailable(f"{request} changed on the Hub while it was read ({was}, now {now}): start again")
+                    raise DataUnavailable(
+                        f"{request} changed on the Hub while it was read ({was}, now {now}): start again"
+                    )
                 self.revision = revision
                 for item in itertools.islice(_iterate(dataset, request, self.shuffle), done, None):
                     done += 1
@@ -245,7 +240,7 @@ def is_transient(err: BaseException) -> bool:
     # LocalEntryNotFoundError is how huggingface_hub says that the network is down and nothing is cached.
     if any(mro & _FINAL_NAMES and "LocalEntryNotFoundError" not in mro for mro in names):
         return False
-    if "OfflineModeIsEnabled" in str(err) or isinstance(err, ValueError) and not isinstance(err, OSError):
+    if "OfflineModeIsEnabled" in str(err) or (isinstance(err, ValueError) and not isinstance(err, OSError)):
         return False
     status = next(filter(None, map(_status, chain)), None)
     if status is not None:
@@ -296,13 +291,13 @@ def _final(request: Request, err: Exception, failures: int, after: int) -> DataU
     page = f"https://huggingface.co/datasets/{request.dataset_id}"
     names = {cls.__name__ for e in _chain(err) for cls in type(e).__mro__}
     if "gated" in text or "GatedRepoError" in names or status in (401, 403):
-        remedy = f"It is gated or private: ask for access at {page}, log in with `hf auth login`, and try again; "
+        remedy = f"It is gated or private: ask for access at {page} and log in with `hf auth login`, "
     elif "unknown split" in text or "bad split" in text or "BuilderConfig" in str(err):
         return DataUnavailable(f"{request}, split {request.split!r}: {_reason(err)}")
     elif names & {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"} and "Offline" not in str(err):
-        remedy = f"Check the id: {page} should exist; "
+        remedy = f"Check the id ({page} should exist), "
     else:
-        remedy = "Either connect to the Hub (unset HF_HUB_OFFLINE, no --offline) and try again; "
+        remedy = "Either connect to the Hub (without HF_HUB_OFFLINE and --offline) and try again, "
     tried = f" ({failures} tries, {after} rows read)" if failures > 1 else ""
     name = request.dataset_id.rpartition("/")[2]
     return DataUnavailable(

@@ -18,13 +18,21 @@ SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validat
           "dev": "validation", "test": "test"}  # fmt: skip
 """What a file or folder name may begin with -> the Hub's name of the split."""
 
+
+class DataUnavailable(OSError, ValueError):
+    """A dataset can be had neither from the Hub nor from here; the message says what to do."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 _WORD = re.compile(r"[a-z]+", re.IGNORECASE)
 
 
 def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
     """Where the rows of a Hub id lie here: `path` if given, else what NIELS_GPT_DATA says; None: nowhere.
 
-    Raises ValueError for a path that does not exist, or a NIELS_GPT_DATA that cannot be used.
+    Raises DataUnavailable for a path that does not exist, or a NIELS_GPT_DATA that cannot be used.
     """
     if path is not None:
         return _existing(Path(path).expanduser(), f"the local path for {dataset_id}")
@@ -45,12 +53,14 @@ def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
 def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
     """split -> its files, sorted, all of one format. Of a folder the sub-folder `config`, if it has one.
 
-    Raises ValueError where there is no file of a known format, or where formats are mixed.
+    Raises DataUnavailable where there is no file of a known format, ValueError where formats are mixed.
     """
     if path.is_file():
         return {_split_of(path.name) or "": [str(path)]}
     folders = [path / part / config for part in ("", "data") if config] + [path]
     root = next(folder for folder in folders if folder.is_dir())
+    if config and root == path:
+        _refuse_other_configs(path, config)
 
     def refuse(err: OSError) -> None:
         raise err  # os.walk would leave an unreadable folder out in silence
@@ -65,21 +75,32 @@ def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
                 split = _split_of(name) or next(filter(None, parents), None) or "train"
                 found.setdefault(split, []).append(str(file))
     if not found:
-        raise ValueError(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
+        raise DataUnavailable(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
     kinds = sorted({suffix(Path(file)) for files in found.values() for file in files})
     if len({FORMATS[kind] for kind in kinds}) > 1:
         raise ValueError(f"{root} mixes {' and '.join(kinds)} files; keep one kind, or name the file itself")
     return found
 
 
+def _refuse_other_configs(path: Path, config: str) -> None:
+    """Raise DataUnavailable where a folder keeps its files in sub-folders by config, and this one is not there."""
+    base = path / "data" if (path / "data").is_dir() else path
+    entries = [entry for entry in sorted(base.iterdir()) if not entry.name.startswith(".")]
+    others = [entry.name for entry in entries if entry.is_dir() and _split_of(entry.name) is None]
+    if others and not any(entry.is_file() and suffix(entry) in FORMATS for entry in entries):
+        raise DataUnavailable(
+            f"{path} has no {config}; it has {', '.join(others)}: choose one, or give its folder as the path"
+        )
+
+
 def choose_split(files: dict[str, list[str]], split: str, where: Path) -> list[str]:
     """The files of a split; a file that stands alone and names none serves any.
 
-    Raises ValueError that names the splits there are.
+    Raises DataUnavailable that names the splits there are.
     """
     if split in files or "" in files:
         return files.get(split) or files[""]
-    raise ValueError(f"{where} has no split {split!r}; it has {', '.join(sorted(files))}")
+    raise DataUnavailable(f"{where} has no split {split!r}; it has {', '.join(sorted(files))}")
 
 
 def builder(files: list[str]) -> str:
@@ -103,7 +124,7 @@ def _split_of(name: str) -> str | None:
 
 def _existing(path: Path, what: str) -> Path:
     if not path.exists():
-        raise ValueError(f"{what} is {path}, but there is no such file or folder")
+        raise DataUnavailable(f"{what} is {path}, but there is no such file or folder")
     return path
 
 

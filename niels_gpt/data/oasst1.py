@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -145,7 +146,7 @@ def _problem(path: list[Message]) -> str | None:
     """Why a thread is not to be emitted."""
     if not all(message[2] for message in path):
         return "threads with an empty message"
-    if any(a[1] == b[1] for a, b in zip(path, path[1:], strict=False)):
+    if any(a[1] == b[1] for a, b in itertools.pairwise(path)):
         return "threads with two turns of one role in a row"
     return None
 

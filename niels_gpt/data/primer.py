@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from niels_gpt.chat.transcript import DELIMITER
+from collections.abc import Iterator
+from pathlib import Path
+
+from niels_gpt.chat.transcript import DELIMITER, parse_chat
+from niels_gpt.data.documents import check_take
+from niels_gpt.data.drops import Drops
 from niels_gpt.data.roam import read_text
 from niels_gpt.data.split import split_items
+from niels_gpt.data.types import ChatMessage, ChatSample
 
 
 def load_primer_text(path: str, *, errors: str = "strict") -> str:
@@ -23,3 +29,38 @@ def split_primer_dialogues(
     """(train_text, val_text): whole dialogues held out, each part joined again with the delimiter."""
     train, val = split_items(primer_dialogues(text, delimiter=delimiter), val_frac=val_frac, seed=seed)
     return delimiter.join(train), delimiter.join(val)
+
+
+def iter_primer_sft(
+    path: str | Path = "data/primer.txt",
+    *,
+    take: int | None = None,
+    delimiter: str = DELIMITER,
+    errors: str = "strict",
+    stats: dict[str, int] | None = None,
+) -> Iterator[ChatSample]:
+    """The dialogues of a primer as messages, at most `take`; meta has the `dialogue` number.
+
+    Left out and counted: dialogues that do not begin with a turn, with an empty turn, or without a reply.
+    Raises as `load_texts` does.
+    """
+    check_take(take)
+    blocks = primer_dialogues(read_text(path, errors=errors), delimiter=delimiter)
+    given = 0
+    with Drops("primer", stats, unit="dialogues") as drops:
+        for number, block in enumerate(blocks):
+            if given == take:
+                return
+            try:
+                turns = parse_chat(block)
+            except ValueError:
+                drops.add("without a turn at the start")
+                continue
+            if not all(turn["content"] for turn in turns):
+                drops.add("with an empty turn")
+            elif not any(turn["role"] == "assistant" for turn in turns):
+                drops.add("without a reply")
+            else:
+                messages = [ChatMessage(turn["role"], turn["content"]) for turn in turns]  # type: ignore[arg-type]
+                yield ChatSample(messages, "primer", {"dialogue": number})
+                given += 1

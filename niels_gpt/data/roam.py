@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from niels_gpt.data.documents import check_take
+from niels_gpt.data.drops import Drops
 from niels_gpt.data.split import split_items
+from niels_gpt.data.types import PretrainSample
 
 
 def list_roam_paths(root_dir: str) -> list[str]:
@@ -19,6 +22,14 @@ def list_roam_paths(root_dir: str) -> list[str]:
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is a file; notes are given as a folder of .md files")
+    return list_files(root, (".md",))
+
+
+def list_files(root: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """The paths of all regular files with one of the suffixes below a folder, sorted as strings.
+
+    Raises OSError for a folder below that cannot be read.
+    """
 
     def refuse(err: OSError) -> None:
         raise err  # os.walk would leave an unreadable folder out in silence
@@ -27,7 +38,7 @@ def list_roam_paths(root_dir: str) -> list[str]:
     for folder, _, names in os.walk(root, onerror=refuse):
         for name in names:
             path = os.path.join(folder, name)  # noqa: PTH118 (a quarter of the time of Path, per file)
-            if name.endswith(".md") and os.path.isfile(path):  # noqa: PTH113
+            if name.endswith(suffixes) and os.path.isfile(path):  # noqa: PTH113
                 paths.append(path)
     return sorted(paths)
 
@@ -56,3 +67,29 @@ def read_text(path: str | Path, *, errors: str = "strict") -> str:
 def split_roam_paths(paths: list[str], *, val_frac: float = 0.1, seed: int) -> tuple[list[str], list[str]]:
     """(train_paths, val_paths): whole files held out, both in input order."""
     return split_items(paths, val_frac=val_frac, seed=seed)
+
+
+def iter_roam(
+    root_dir: str | Path = ".roam-data",
+    *,
+    take: int | None = None,
+    errors: str = "strict",
+    stats: dict[str, int] | None = None,
+) -> Iterator[PretrainSample]:
+    """The notes of a folder, sorted by path, at most `take`; meta has the `path` within the folder.
+
+    Notes that are empty or blank are left out and counted. Raises as `list_roam_paths` and `load_texts` do.
+    """
+    check_take(take)
+    root = Path(root_dir).expanduser().absolute()
+    given = 0
+    with Drops("roam", stats, unit="notes") as drops:
+        for path in list_roam_paths(str(root)):
+            if given == take:
+                return
+            text = read_text(path, errors=errors)
+            if not text.strip():
+                drops.add("empty")
+                continue
+            yield PretrainSample(text, "roam", {"path": Path(path).relative_to(root).as_posix()})
+            given += 1

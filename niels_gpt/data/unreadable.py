@@ -28,7 +28,8 @@ def _problem(path: Path) -> str | None:
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for line in file:
+                number += 1
                 text = line.decode("utf-8")
                 if plain.suffix == ".jsonl" and line.strip():
                     json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from niels_gpt.data.documents import documents
 from niels_gpt.data.hub import Request, open_dataset
+from niels_gpt.data.local import DataUnavailable, find_local
 from niels_gpt.data.types import PretrainSample
 
 DATASET_ID = "wikitext"
@@ -40,6 +41,13 @@ def load_wikitext(
     Raises DataUnavailable (a ValueError) that says what to do where neither can be had.
     """
     splits = open_dataset(Request(dataset_id, config, split=None, path=path))
+    missing = [hub for hub in ("train", "validation") if hub not in splits]
+    if missing:
+        where = find_local(dataset_id, path) or dataset_id
+        raise DataUnavailable(
+            f"{where} has no {' and no '.join(missing)} split; expected e.g. train.parquet and validation.parquet "
+            "(also .jsonl, .jsonl.gz, .txt)"
+        )
     return {
         ours: [text for text in splits[hub]["text"] if text and not text.isspace()] if hub in splits else []
         for ours, hub in SPLITS.items()

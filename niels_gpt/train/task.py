@@ -15,8 +15,13 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
 
-EVAL_NAMES = {"wiki": "val_wiki", "roam": "val_roam", "primer": "val_chat"}
-"""What the held-out stream of a source is called."""
+SOURCES = ("wiki", "roam", "primer")
+"""The sources that are always there; data.sources adds others."""
+
+
+def eval_name(source: str) -> str:
+    """What the held-out stream of a source is called."""
+    return "val_chat" if source == "primer" else f"val_{source}"
 
 
 class Batch(NamedTuple):
@@ -97,14 +102,14 @@ class ByteTask:
         weights = {name: w for name, w in self.config.train.p_val.items() if w}
         losses = evaluate(
             model,
-            {EVAL_NAMES[name]: self.streams[name]["val"].data for name in weights},
+            {eval_name(name): self.streams[name]["val"].data for name in weights},
             eval_steps=self.config.output.eval_steps,
             B=self.config.train.B,
             T=self.config.model.T,
             device=device,
             generator=generator(self.config.train.seed, "eval"),
         )
-        return losses, sum(w * losses[EVAL_NAMES[name]] for name, w in weights.items())
+        return losses, sum(w * losses[eval_name(name)] for name, w in weights.items())
 
     def fingerprint(self) -> dict[str, str]:
         return {name: self.streams[name]["train"].sha256 for name in self._p}
@@ -119,11 +124,12 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
     """What to build the streams from: the sources that training or validation draws on, all required."""
     data = config.data
     train = config.train
-    names = tuple(n for n in EVAL_NAMES if train.p_train.get(n) or train.p_val.get(n))
+    known = (*SOURCES, *data.sources)
+    names = tuple(n for n in known if train.p_train.get(n) or train.p_val.get(n))
     for key in ("p_train", "p_val"):
         for name in getattr(train, key):
-            if name not in EVAL_NAMES:
-                raise ValueError(f"train.{key}: unknown source {name!r}; known are {', '.join(EVAL_NAMES)}")
+            if name not in known:
+                raise ValueError(f"train.{key}: unknown source {name!r}; known are {', '.join(known)}")
 
     def place(value: str, usual: str) -> str:
         if value == "auto":
@@ -139,6 +145,7 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,
         encoding_errors=data.encoding_errors,
+        own=data.sources,
         enabled_sources=names,
         required_sources=names,
     )
@@ -148,6 +155,7 @@ def describe_sources(config: RunConfig, task: ByteTask) -> list[dict[str, Any]]:
     """One entry per source: where it comes from, its sizes, whether the cache served it."""
     cfg = stream_config(config)
     places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
+    places |= {name: source.path for name, source in cfg.own.items()}
     return [
         {
             "source": name,

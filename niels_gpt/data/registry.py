@@ -1,0 +1,261 @@
+"""All sources by name: those of the package, of the user's config, and of installed packages.
+
+A package adds a source with an entry point in the group `niels_gpt.sources`, whose object is a Source
+(or a function that returns one):
+
+    [project.entry-points."niels_gpt.sources"]
+    poems = "my_package:POEMS"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from niels_gpt.config import DataConfig, SourceConfig
+from niels_gpt.data import embedded
+from niels_gpt.data.dolly import DATASET_ID as DOLLY
+from niels_gpt.data.dolly import iter_dolly_sft
+from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
+from niels_gpt.data.fineweb_edu import iter_fineweb_edu
+from niels_gpt.data.gutenberg import DATASET_ID as GUTENBERG
+from niels_gpt.data.gutenberg import iter_gutenberg
+from niels_gpt.data.local import find_local
+from niels_gpt.data.oasst1 import DATASET_ID as OASST1
+from niels_gpt.data.oasst1 import iter_oasst1_sft
+from niels_gpt.data.own import iter_own, kind_of
+from niels_gpt.data.primer import iter_primer_sft
+from niels_gpt.data.roam import iter_roam
+from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
+from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
+from niels_gpt.data.wikitext import iter_wikitext
+
+GROUP = "niels_gpt.sources"
+ROAM, PRIMER = ".roam-data", "data/primer.txt"
+"""The usual places of notes and dialogues, relative to where a command runs."""
+Sample = PretrainSample | ChatSample
+
+
+class Origin(NamedTuple):
+    """Where a source would come from now."""
+
+    kind: Literal["local", "embedded", "cache", "hub", "missing"]
+    place: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of samples."""
+
+    name: str
+    kind: Literal["text", "chat", "auto"]
+    licence: str
+    open: Callable[..., Iterator[Sample]]
+    """Called with split, take, shuffle, seed, path, stats (see `samples`) and options of its own."""
+    where: Callable[[], Origin]
+    dataset_id: str | None = None
+    """On the Hub."""
+    large: bool = False
+    """Whether reading all of it is out of the question: commands then look at a part unless told otherwise."""
+    splits: tuple[str, ...] | None = None
+    """The splits it has; None: the dataset knows."""
+    subset_option: str | None = None
+    """The loader's option that chooses a config of the dataset."""
+
+    def samples(
+        self,
+        *,
+        subset: str | None = None,
+        split: str = "train",
+        take: int | None = None,
+        shuffle: bool = False,
+        seed: int = 42,
+        path: str | Path | None = None,
+        stats: dict[str, int] | None = None,
+        **options: Any,
+    ) -> Iterator[Sample]:
+        """Its samples, at most `take`, in the dataset's order unless `shuffle`; `options` are the loader's own.
+
+        Raises ValueError for a split it has not, DataUnavailable where the rows cannot be had.
+        """
+        if self.splits is not None and split not in self.splits:
+            raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        if subset is not None:
+            if self.subset_option is None:
+                raise ValueError(f"{self.name} has no subsets, so there is no {subset!r} to choose")
+            options[self.subset_option] = subset
+        return self.open(split=split, take=take, shuffle=shuffle, seed=seed, path=path, stats=stats, **options)
+
+
+def sources(data: DataConfig | None = None) -> dict[str, Source]:
+    """name -> Source. Raises ValueError where the config gives a name that is taken."""
+    found = {source.name: source for source in [*_built_in(), *_installed()]}
+    for name, config in (data.sources if data else {}).items():
+        if name in found:
+            raise ValueError(f"data.sources.{name}: there is a source of that name already; choose another")
+        found[name] = _own(name, config)
+    return found
+
+
+def get_source(name: str, data: DataConfig | None = None) -> Source:
+    """The source of that name. Raises ValueError that lists the names there are."""
+    found = sources(data)
+    if name not in found:
+        raise ValueError(f"no source {name!r}; there are {', '.join(found)}")
+    return found[name]
+
+
+# --- the package's own -------------------------------------------------------------------------------
+
+
+def _built_in() -> list[Source]:
+    return [
+        Source(
+            "fineweb_edu",
+            "text",
+            "ODC-By 1.0",
+            iter_fineweb_edu,
+            _hub(FINEWEB),
+            FINEWEB,
+            large=True,
+            subset_option="name",
+        ),
+        Source(
+            "wikitext",
+            "text",
+            "CC BY-SA 3.0, GFDL",
+            _wikitext,
+            _hub(WIKITEXT, WIKITEXT_CONFIG),
+            WIKITEXT,
+            subset_option="config",
+        ),
+        Source("gutenberg", "text", "public domain (US)", iter_gutenberg, _hub(GUTENBERG), GUTENBERG, large=True),
+        Source("dolly15k", "chat", "CC BY-SA 3.0", iter_dolly_sft, _hub(DOLLY), DOLLY),
+        Source("oasst1", "chat", "Apache-2.0", _oasst1, _hub(OASST1), OASST1),
+        Source("roam", "text", "yours, or MIT", _roam, _usual(ROAM), splits=("train",)),
+        Source("primer", "chat", "yours, or MIT", _primer, _usual(PRIMER), splits=("train",)),
+        Source("stdlib", "text", "PSF-2.0", _stdlib, _this_python, splits=("train",)),
+    ]
+
+
+def _wikitext(*, shuffle: bool, seed: int, **rest: Any) -> Iterator[Sample]:
+    return iter_wikitext(**rest)  # lines of articles, in order: shuffled they would mean nothing
+
+
+def _oasst1(*, take: int | None, shuffle: bool, **rest: Any) -> Iterator[Sample]:
+    return itertools.islice(iter_oasst1_sft(shuffle_trees=shuffle, **rest), take)
+
+
+def _roam(*, path: str | Path | None, take: int | None, stats: dict[str, int] | None, **_: Any) -> Iterator[Sample]:
+    usual = Path(ROAM)
+    return iter_roam(path or (usual if usual.exists() else embedded.NOTES), take=take, stats=stats)
+
+
+def _primer(*, path: str | Path | None, take: int | None, stats: dict[str, int] | None, **_: Any) -> Iterator[Sample]:
+    usual = Path(PRIMER)
+    return iter_primer_sft(path or (usual if usual.exists() else embedded.PRIMER), take=take, stats=stats)
+
+
+def _stdlib(*, take: int | None, **_: Any) -> Iterator[Sample]:
+    for name, text in itertools.islice(embedded.stdlib_documents(), take):
+        yield PretrainSample(text, "stdlib", {"module": name})
+
+
+# --- where they are ----------------------------------------------------------------------------------
+
+
+def _hub(dataset_id: str, config: str | None = None) -> Callable[[], Origin]:
+    def where() -> Origin:
+        try:
+            place = find_local(dataset_id)
+        except ValueError as err:
+            return Origin("missing", str(err))
+        if place is not None:
+            return Origin("local", str(place))
+        cached = _cached(dataset_id, config)
+        if cached is not None:
+            return Origin("cache", str(cached))
+        if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+            return Origin("missing", "offline, and neither cached nor in NIELS_GPT_DATA")
+        return Origin("hub", dataset_id)
+
+    return where
+
+
+def _cached(dataset_id: str, config: str | None) -> Path | None:
+    """Where `datasets` keeps its copy, if it has one; found without importing it."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    root = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
+    for name in (dataset_id, f"Salesforce/{dataset_id}"):  # where the Hub redirects wikitext to
+        folder = root / name.replace("/", "___").lower()
+        place = folder / config if config else folder
+        if place.is_dir():
+            return place
+    return None
+
+
+def _this_python() -> Origin:
+    return Origin("embedded", "docstrings of this Python")
+
+
+def _usual(path: str) -> Callable[[], Origin]:
+    def where() -> Origin:
+        return Origin("local", path) if Path(path).exists() else Origin("embedded", "shipped with niels-gpt")
+
+    return where
+
+
+# --- the user's, and those of other packages ---------------------------------------------------------
+
+
+def _own(name: str, config: SourceConfig) -> Source:
+    def open_(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
+        chosen = config if path is None else SourceConfig(str(path), config.kind, config.field, config.licence)
+        return iter_own(name, chosen, **rest)
+
+    def where() -> Origin:
+        place = Path(config.path).expanduser()
+        return Origin("local", str(place)) if place.exists() else Origin("missing", f"{place} does not exist")
+
+    kind: Any = config.kind
+    if kind == "auto" and where().kind == "local":
+        with contextlib.suppress(ValueError, OSError):  # said when it is read
+            kind = kind_of(name, config)
+    return Source(name, kind, config.licence or "yours", open_, where)
+
+
+def _installed() -> list[Source]:
+    """The sources of other packages; one that does not load is left out with a warning that names it."""
+    found = []
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            made = entry.load()
+            made = made() if not isinstance(made, Source) and callable(made) else made
+            if not isinstance(made, Source):
+                raise TypeError(f"it is a {type(made).__name__}, not a niels_gpt.data.registry.Source")
+        except Exception as err:  # whatever a stranger's import raises
+            warnings.warn(f"source {entry.name} ({entry.value}) cannot be used: {err}", stacklevel=2)
+        else:
+            found.append(made)
+    return found
+
+
+def describe(source: Source) -> Mapping[str, str | None]:
+    """A row of `niels-gpt data list`."""
+    origin = source.where()
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "id": source.dataset_id,
+        "licence": source.licence,
+        "from": origin.kind,
+        "place": origin.place,
+    }

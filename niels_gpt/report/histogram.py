@@ -1,0 +1,57 @@
+"""How long the samples of a source are: a histogram over doubling lengths, as text and as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from niels_gpt import files
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def count_by_doubling(lengths: Sequence[int] | np.ndarray) -> list[tuple[int, int, int]]:
+    """(from, up to but not including, how many): 0, then 1-2, 2-4, 4-8, ..., without empty ends."""
+    values = np.asarray(lengths, dtype=np.int64)
+    if not len(values):
+        return []
+    bins = np.zeros(len(values), dtype=np.int64)
+    bins[values > 0] = np.frexp(values[values > 0].astype(np.float64))[1]  # 1 + floor(log2)
+    counts = np.bincount(bins)
+    first = int(bins.min())
+    return [(2 ** (b - 1) if b else 0, 2**b if b else 1, int(counts[b])) for b in range(first, len(counts))]
+
+
+def histogram_text(lengths: Sequence[int] | np.ndarray, *, width: int = 40) -> list[str]:
+    """One line per bin: its range, a bar, the number."""
+    bins = count_by_doubling(lengths)
+    most = max((number for _, _, number in bins), default=0)
+    labels = [f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}" for low, high, _ in bins]
+    pad = max(map(len, labels), default=0)
+    lines = []
+    for label, (_, _, number) in zip(labels, bins, strict=True):
+        eighths = -(-number * width * 8 // most)  # rounded up: what is there shows
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        lines.append(f"{label:>{pad}}  {bar:<{width}}  {number:,}")
+    return lines
+
+
+def plot_histogram(lengths: Sequence[int] | np.ndarray, path: Path, *, title: str) -> None:
+    """Write the histogram as a PNG, whole or not at all."""
+    from matplotlib.figure import Figure
+
+    bins = count_by_doubling(lengths)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar(range(len(bins)), [number for *_, number in bins], width=0.92, color="#3b6ea5")
+    axes.set_xticks([i - 0.5 for i in range(len(bins))], [f"{low:,}" for low, *_ in bins], rotation=45, ha="right")
+    axes.set_xlabel("characters per sample")
+    axes.set_ylabel("samples")
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    files.write_bytes(path, picture.getvalue())

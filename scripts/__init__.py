@@ -1,0 +1,1 @@
+"""Scripts for hand and CI: `python -m scripts.NAME`."""

@@ -1,0 +1,773 @@
+"""Broken streams, failing Hubs, and what the user reads about them. The fakes raise; the `datasets` objects are real."""
+
+import errno
+import functools
+import http.client
+import itertools
+import logging
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+from types import SimpleNamespace
+
+import datasets
+import huggingface_hub.errors
+import pytest
+from huggingface_hub.utils import hf_raise_for_status
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_gpt.data import hub as hub_module
+from niels_gpt.data.fineweb_edu import iter_fineweb_edu
+from niels_gpt.data.gutenberg import iter_gutenberg
+from niels_gpt.data.hub import (
+    ATTEMPTS,
+    DataUnavailable,
+    Reader,
+    Request,
+    Shuffle,
+    go_offline,
+    is_transient,
+    open_dataset,
+    revision_of,
+)
+from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
+
+httpx = sys.modules[huggingface_hub.errors.HTTPError.__module__.partition(".")[0]]  # what huggingface_hub talks through
+
+NAME = "someone/some-texts"
+STREAM = Request(NAME, "some-config", "train", streaming=True)
+TABLE = Request(NAME, "some-config", "train")
+TWO_WAYS = (NAME, "connect to the Hub", "path=", "NIELS_GPT_DATA")
+
+
+def numbered(n):
+    return [{"text": f"row {i}", "number": i} for i in range(n)]
+
+
+class Fake:
+    """Stands in for `datasets.load_dataset`. Opening k ends as `plan[k]` says; the ones after that end well.
+
+    A plan is (row, error): the error comes instead of that row; row None: at the opening already.
+    """
+
+    def __init__(self, rows, plan=(), *, revisions=(), files=1):
+        self.rows, self.plan, self.files = rows, list(plan), files
+        self.revisions = list(revisions)
+        self.calls = []
+        self.pauses = []
+
+    def load_dataset(self, *args, split=None, streaming=False, **kwargs):
+        opening = len(self.calls)
+        self.calls.append((args, {"split": split, "streaming": streaming, **kwargs}))
+        at, error = self.plan[opening] if opening < len(self.plan) else (None, None)
+        if error is not None and at is None:
+            raise error
+        revision = self.revisions[opening] if opening < len(self.revisions) else None
+        names = [f"hf://datasets/{NAME}@{revision or 'main'}/data/train-{i}.parquet" for i in range(self.files)]
+        if not streaming:
+            table = datasets.Dataset.from_list(self.rows)
+            table.info.download_checksums = {name: {} for name in names}
+            return table
+        rows, files = self.rows, self.files
+
+        def generate(names):
+            for name in names:
+                first = int(name.rpartition("-")[2].partition(".")[0])
+                for i in range(first, len(rows), files):
+                    if i == at:
+                        raise error
+                    yield dict(rows[i])
+                if at == len(rows) and first == 0:
+                    raise error
+
+        return datasets.IterableDataset.from_generator(generate, gen_kwargs={"names": names})
+
+    def install(self, monkeypatch):
+        monkeypatch.setattr(datasets, "load_dataset", self.load_dataset)
+        monkeypatch.setattr(time, "sleep", self.pauses.append)
+        return self
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A function that puts a fake in the place of the Hub."""
+
+    def install(*args, **kwargs):
+        return Fake(*args, **kwargs).install(monkeypatch)
+
+    return install
+
+
+def read(request=STREAM, shuffle=None):
+    return [row for _, row in Reader(request, shuffle=shuffle)]
+
+
+def unbroken(rows, shuffle, files=1):
+    """The order in which `datasets` itself gives the rows."""
+    stream = Fake(rows, files=files).load_dataset(NAME, split="train", streaming=True)
+    if shuffle is not None:
+        stream = stream.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size)
+    return list(stream)
+
+
+def reset():
+    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+class Refused(Exception):
+    """An error with a response, such as every HTTP library has."""
+
+    def __init__(self, status, headers=None):
+        super().__init__(f"HTTP {status}")
+        self.response = SimpleNamespace(status_code=status, headers=headers or {})
+
+
+def hub_error(status, headers=None, url=f"https://huggingface.co/api/datasets/{NAME}"):
+    """What huggingface_hub itself raises for a response."""
+    response = httpx.Response(status, headers=headers, request=httpx.Request("GET", url))
+    try:
+        hf_raise_for_status(response)
+    except huggingface_hub.errors.HfHubHTTPError as err:
+        return err
+    raise AssertionError(f"{status} is no error")
+
+
+def caused(error, cause):
+    """`error`, raised from `cause`."""
+    try:
+        try:
+            raise cause
+        except type(cause) as err:
+            raise error from err
+    except type(error) as err:
+        return err
+
+
+# --- rows as they are --------------------------------------------------------------------------------
+
+
+def test_a_stream_gives_its_rows_and_their_numbers(fake):
+    rows = numbered(12)
+    hub = fake(rows)
+    assert list(Reader(STREAM)) == list(enumerate(rows))
+    assert hub.calls == [((NAME, "some-config"), {"split": "train", "streaming": True})]
+    assert hub.pauses == []
+
+
+def test_without_a_config_none_is_passed_on(fake):
+    hub = fake(numbered(1))
+    assert len(list(Reader(Request(NAME, streaming=True)))) == 1
+    assert hub.calls[0][0] in ((NAME,), (NAME, None))
+
+
+@pytest.mark.parametrize("files", [1, 3, 12])
+def test_a_shuffled_stream_is_in_the_order_of_datasets(fake, files):
+    rows, shuffle = numbered(50), Shuffle(7, 8)
+    wanted = unbroken(rows, shuffle, files)
+    fake(rows, files=files)
+    found = list(Reader(STREAM, shuffle=shuffle))
+    assert [row for _, row in found] == wanted
+    assert wanted != rows
+    assert sorted(row["number"] for row in wanted) == list(range(50))
+    assert {number for number, _ in found} == {None}
+
+
+@pytest.mark.parametrize("n", [0, 1, 999, 1000, 1001, 2500])
+def test_a_table_gives_its_rows_and_their_numbers(fake, n):
+    rows = numbered(n)
+    fake(rows)
+    assert list(Reader(TABLE)) == list(enumerate(rows))
+
+
+@pytest.mark.parametrize("n", [1, 1000, 2500])
+def test_a_shuffled_table_has_every_row_once_with_its_number(fake, n):
+    rows = numbered(n)
+    fake(rows)
+    found = list(Reader(TABLE, shuffle=Shuffle(3)))
+    assert [row for _, row in found] == list(datasets.Dataset.from_list(rows).shuffle(seed=3))
+    assert all(row == rows[number] for number, row in found)
+    assert found == list(Reader(TABLE, shuffle=Shuffle(3)))
+    if n > 1:
+        assert found != list(Reader(TABLE, shuffle=Shuffle(4)))
+
+
+def test_only_the_columns_that_are_asked_for(fake):
+    fake([{"text": "a", "number": 1, "rest": "x"}, {"text": "b", "number": 2, "rest": "y"}])
+    request = Request(NAME, columns=("number", "text", "not there"))
+    assert list(Reader(request)) == [(0, {"text": "a", "number": 1}), (1, {"text": "b", "number": 2})]
+
+
+def test_a_reader_can_be_read_twice(fake):
+    rows = numbered(5)
+    fake(rows)
+    reader = Reader(STREAM)
+    assert list(reader) == list(reader) == list(enumerate(rows))
+
+
+def test_rows_come_one_at_a_time(fake):
+    pulled = []
+
+    def generate():
+        for row in numbered(100):
+            pulled.append(row)
+            yield row
+
+    hub = fake([])
+    hub.load_dataset = lambda *args, **kwargs: datasets.IterableDataset.from_generator(generate)
+    datasets.load_dataset = hub.load_dataset
+    rows = list(itertools.islice(Reader(STREAM), 7))
+    assert [row for _, row in rows] == numbered(7)
+    assert len(pulled) == 7
+
+
+# --- streams that break ------------------------------------------------------------------------------
+
+ORDERS = [None, Shuffle(0, 1), Shuffle(1, 4), Shuffle(2, 20), Shuffle(3, 1000)]
+
+
+@pytest.mark.parametrize("shuffle", ORDERS, ids=str)
+@pytest.mark.parametrize("at", [None, 0, 1, 2, 10, 18, 19, 20])
+def test_a_stream_broken_once(fake, shuffle, at):
+    rows = numbered(20)
+    wanted = unbroken(rows, shuffle)
+    hub = fake(rows, [(at, reset())])
+    assert read(shuffle=shuffle) == wanted
+    assert len(hub.calls) == 2
+    assert len(hub.pauses) == 1
+
+
+@pytest.mark.parametrize("shuffle", ORDERS, ids=str)
+@pytest.mark.parametrize(
+    "places", [[5, 5, 5], [0, 0, 0, 0], [12, 3, 15], [20, 20], [1, None, 2, None], [19, 0, 20, 1]], ids=str
+)
+def test_a_stream_broken_several_times(fake, shuffle, places):
+    rows = numbered(20)
+    wanted = unbroken(rows, shuffle)
+    hub = fake(rows, [(at, reset()) for at in places])
+    assert read(shuffle=shuffle) == wanted
+    assert len(hub.calls) == len(places) + 1
+    assert len({str(call) for call in hub.calls}) == 1
+
+
+@pytest.mark.parametrize("at", [0, 3, 17, 29])
+def test_a_shuffled_stream_of_several_files(fake, at):
+    rows, shuffle = numbered(30), Shuffle(5, 6)
+    wanted = unbroken(rows, shuffle, files=4)
+    fake(rows, [(at, reset()), (29, reset())], files=4)
+    assert read(shuffle=shuffle) == wanted
+
+
+def test_the_numbers_go_on_after_a_break(fake):
+    rows = numbered(9)
+    fake(rows, [(4, reset()), (7, reset())])
+    assert list(Reader(STREAM)) == list(enumerate(rows))
+
+
+@given(
+    n=st.integers(0, 25),
+    places=st.lists(st.one_of(st.none(), st.integers(0, 26)), max_size=ATTEMPTS - 1),
+    shuffle=st.one_of(st.none(), st.builds(Shuffle, st.integers(0, 2**32), st.integers(1, 30))),
+    files=st.integers(1, 3),
+)
+@settings(max_examples=60)
+def test_a_stream_broken_anywhere_gives_the_same_rows(n, places, shuffle, files):
+    rows = numbered(n)
+    wanted = unbroken(rows, shuffle, files)
+    with pytest.MonkeyPatch.context() as patch:
+        Fake(rows, [(at, reset()) for at in places], files=files).install(patch)
+        assert read(shuffle=shuffle) == wanted
+
+
+@given(places=st.sets(st.integers(1, 30), max_size=15))
+@settings(max_examples=30)
+def test_a_stream_that_makes_progress_may_break_as_often_as_it_likes(places):
+    rows = numbered(30)
+    with pytest.MonkeyPatch.context() as patch:
+        hub = Fake(rows, [(at, reset()) for at in sorted(places)]).install(patch)
+        assert read() == rows
+    assert len(hub.pauses) == len(places)
+    assert all(0.5 <= pause <= 1.5 for pause in hub.pauses)  # each time the first failure again
+
+
+def test_progress_makes_the_next_failure_the_first(fake):
+    hub = fake(numbered(10), [(2, reset()), (2, reset()), (2, reset()), (3, reset()), (3, reset())])
+    assert read() == numbered(10)
+    bounds = [(0.5, 1.5), (1, 3), (2, 6), (0.5, 1.5), (1, 3)]
+    # The fourth opening gave row 2, so its break is the first failure after progress.
+    assert [low <= pause <= high for pause, (low, high) in zip(hub.pauses, bounds, strict=True)] == [True] * 5
+
+
+def test_rows_read_again_are_no_progress(fake):
+    hub = fake(numbered(20), [(10, reset()), (9, reset()), (5, reset()), (10, reset()), (0, reset()), (19, reset())])
+    found = []
+    with pytest.raises(DataUnavailable, match="10 rows"):
+        for row in Reader(STREAM):
+            found.append(row)  # noqa: PERF402
+    assert found == list(enumerate(numbered(10)))
+    assert len(hub.calls) == ATTEMPTS
+
+
+def test_a_stream_that_always_breaks_at_one_row_ends(fake):
+    hub = fake(numbered(20), [(3, reset()) for _ in range(50)])
+    found = []
+    with pytest.raises(DataUnavailable) as caught:
+        for _, row in Reader(STREAM):
+            found.append(row)  # noqa: PERF402
+    assert found == numbered(3)
+    assert len(hub.calls) == ATTEMPTS == 5
+    assert len(hub.pauses) == 4
+    for part in (*TWO_WAYS, "some-config", "Connection reset by peer", "5 tries", "3 rows"):
+        assert part in str(caught.value)
+
+
+def test_a_take_that_is_satisfied_is_not_disturbed_by_a_break_after_it(fake, monkeypatch):
+    noise = []
+    monkeypatch.setattr(sys, "unraisablehook", noise.append)
+    for at in range(3, 20):
+        hub = fake(numbered(20), [(at, reset())])
+        rows = list(itertools.islice(Reader(STREAM), 3))
+        assert [row for _, row in rows] == numbered(3)
+        assert len(hub.calls) == 1
+        fake(numbered(20), [(at, reset())])
+        assert len(list(itertools.islice(Reader(STREAM, shuffle=Shuffle(0, 4)), 2))) == 2
+    assert [str(event.exc_value) for event in noise] == []
+
+
+def test_no_global_generator_moves_when_a_stream_breaks(fake, random_states):
+    hub = fake(numbered(20), [(3, reset()), (8, reset())])
+    before = random_states()
+    assert len(read(shuffle=Shuffle(0, 5))) == 20
+    assert len(hub.pauses) == 2
+    assert random_states() == before
+
+
+# --- what has changed on the Hub ---------------------------------------------------------------------
+
+OLD, NEW = "0123456789abcdef" * 2 + "01234567", "fedcba9876543210" * 2 + "fedcba98"
+
+
+def test_another_revision_in_the_middle_is_refused(fake):
+    hub = fake(numbered(10), [(4, reset())], revisions=[OLD, NEW, NEW, NEW, NEW, NEW])
+    found = []
+    with pytest.raises(DataUnavailable) as caught:
+        for _, row in Reader(STREAM):
+            found.append(row)  # noqa: PERF402
+    assert found == numbered(4)
+    assert len(hub.calls) == 2  # no use in trying again
+    for part in (NAME, OLD, NEW):
+        assert part in str(caught.value)
+
+
+def test_another_revision_before_the_first_row_is_fine(fake):
+    fake(numbered(10), [(0, reset())], revisions=[OLD, NEW])
+    reader = Reader(STREAM)
+    assert [row for _, row in reader] == numbered(10)
+    assert reader.revision == NEW
+
+
+def test_the_same_revision_goes_on(fake):
+    fake(numbered(10), [(4, reset())], revisions=[OLD, OLD])
+    reader = Reader(STREAM)
+    assert [row for _, row in reader] == numbered(10)
+    assert reader.revision == OLD
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_revision_stands_in_the_meta(fake, streaming, shuffle):
+    fake(numbered(3), revisions=[OLD])
+    samples = list(iter_fineweb_edu(streaming=streaming, shuffle=shuffle))
+    assert [sample.meta["revision"] for sample in samples] == [OLD] * 3
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_no_revision_where_none_is_told(fake, streaming):
+    fake(numbered(3))
+    assert [sample.meta for sample in iter_fineweb_edu(streaming=streaming, shuffle=False)] == [
+        {"number": 0},
+        {"number": 1},
+        {"number": 2},
+    ]
+
+
+def test_revision_of_a_dataset():
+    stream = Fake(numbered(3), revisions=[OLD]).load_dataset(NAME, streaming=True)
+    assert revision_of(stream) == OLD
+    assert revision_of(stream.shuffle(seed=1, buffer_size=2)) == OLD
+    assert revision_of(stream.filter(lambda row: True)) == OLD
+    assert revision_of(Fake(numbered(3), revisions=[NEW]).load_dataset(NAME)) == NEW
+    assert revision_of(datasets.Dataset.from_list(numbered(3))) is None
+    assert revision_of(Fake(numbered(3), revisions=["main"]).load_dataset(NAME, streaming=True)) is None
+    assert revision_of(Fake(numbered(3), revisions=[OLD[:39]]).load_dataset(NAME, streaming=True)) is None
+    assert revision_of(object()) is None
+
+
+def test_local_files_have_no_revision(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    for streaming in (True, False):
+        assert revision_of(open_dataset(Request(NAME, streaming=streaming, path=tmp_path))) is None
+
+
+# --- pauses ------------------------------------------------------------------------------------------
+
+
+def failing_pauses(fake, error=reset, **kwargs):
+    hub = fake([], [(None, error()) for _ in range(100)], **kwargs)
+    with pytest.raises(DataUnavailable):
+        read()
+    return hub.pauses
+
+
+def test_pauses_grow_and_are_never_quite_the_same(fake):
+    runs = [failing_pauses(fake) for _ in range(30)]
+    for pauses in runs:
+        assert len(pauses) == 4
+        for k, pause in enumerate(pauses):
+            assert 0.5 * 2**k <= pause <= 1.5 * 2**k
+        assert pauses[2] > pauses[0] and pauses[3] > pauses[1]
+    for k in range(4):
+        factors = [pauses[k] / 2**k for pauses in runs]
+        assert len(set(factors)) > 25
+        assert max(factors) - min(factors) > 0.5  # spread over the whole of 0.5 to 1.5
+
+
+def test_pauses_have_an_end(fake, monkeypatch):
+    monkeypatch.setattr(hub_module, "ATTEMPTS", 12)
+    pauses = failing_pauses(fake)
+    assert len(pauses) == 11
+    assert all(30 <= pause <= 90 for pause in pauses[6:])
+
+
+def test_open_dataset_waits_too(fake):
+    hub = fake(numbered(4), [(None, reset()), (None, Refused(503)), (None, TimeoutError())])
+    assert list(open_dataset(TABLE)) == numbered(4)
+    assert len(hub.pauses) == 3
+    hub = fake([], [(None, reset()) for _ in range(9)])
+    with pytest.raises(DataUnavailable) as caught:
+        open_dataset(TABLE)
+    assert len(hub.calls) == 5 and len(hub.pauses) == 4
+    for part in TWO_WAYS:
+        assert part in str(caught.value)
+
+
+def test_open_dataset_without_a_split_asks_for_all(hub):
+    hub.rows = {"train": ["a", "b"], "validation": ["c"], "test": []}
+    splits = open_dataset(Request("wikitext", "wikitext-103-raw-v1", split=None))
+    assert {name: list(rows["text"]) for name, rows in splits.items()} == hub.rows
+    assert hub.calls == [("wikitext", "wikitext-103-raw-v1")]
+
+
+def test_each_wait_is_said(fake, caplog):
+    fake(numbered(9), [(2, reset()), (2, Refused(503))])
+    with caplog.at_level(logging.WARNING, logger="niels_gpt.data"):
+        assert read() == numbered(9)
+    assert len(caplog.messages) == 2
+    for message, reason in zip(caplog.messages, ("Connection reset by peer", "HTTP 503"), strict=True):
+        assert NAME in message and reason in message and "2 rows" in message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: Refused(429, {"Retry-After": "100"}),
+        lambda: hub_error(429, {"Retry-After": "100"}),
+        lambda: hub_error(503, {"retry-after": "100"}),
+        lambda: caused(ConnectionError("could not read"), hub_error(429, {"Retry-After": "100"})),
+        lambda: caused(datasets.exceptions.DatasetGenerationError("generating"), Refused(429, {"Retry-After": "100"})),
+    ],
+    ids=["response", "429", "503", "cause of a ConnectionError", "cause of a DatasetGenerationError"],
+)
+def test_the_hub_says_how_long_to_wait(fake, error):
+    hub = fake(numbered(3), [(1, error())])
+    assert read() == numbered(3)
+    assert len(hub.pauses) == 1
+    assert 100 <= hub.pauses[0] < 160
+
+
+def test_an_endless_wait_is_not_waited_for(fake):
+    assert all(pause <= 600 for pause in failing_pauses(fake, lambda: Refused(429, {"Retry-After": "1000000"})))
+
+
+@pytest.mark.parametrize("value", ["0", "0.01", "-5", "nan", "soon", "", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_wait_that_is_none_leaves_the_back_off(fake, value):
+    pauses = failing_pauses(fake, lambda: Refused(429, {"Retry-After": value}))
+    assert len(pauses) == 4
+    assert all(0.5 * 2**k <= pause <= 1.5 * 2**k for k, pause in enumerate(pauses))
+
+
+# --- what passes and what does not -------------------------------------------------------------------
+
+PASSING = {
+    "ConnectionError": ConnectionError("Couldn't reach the Hub"),
+    "reset": reset(),
+    "refused": ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+    "broken pipe": BrokenPipeError(errno.EPIPE, "Broken pipe"),
+    "unreachable": OSError(errno.ENETUNREACH, "Network is unreachable"),
+    "TimeoutError": TimeoutError("timed out"),
+    "timeout with errno": TimeoutError(errno.ETIMEDOUT, "Connection timed out"),
+    "no name server": socket.gaierror(-3, "Temporary failure in name resolution"),
+    "OSError": OSError(),
+    "URLError": urllib.error.URLError("no route"),
+    "IncompleteRead": http.client.IncompleteRead(b"half"),
+    "RemoteDisconnected": http.client.RemoteDisconnected("bye"),
+    "cause": caused(RuntimeError("while reading"), reset()),
+    "generating": caused(datasets.exceptions.DatasetGenerationError("An error occurred while generating"), reset()),
+    **{f"status {status}": Refused(status) for status in (408, 429, 500, 502, 503, 504)},
+    **{f"hub status {status}": hub_error(status) for status in (429, 500, 502, 503, 504)},
+    "wrapped 503": caused(RuntimeError("while reading"), hub_error(503)),
+    **{
+        name: getattr(httpx, name)("the network")
+        for name in ("ReadTimeout", "ConnectTimeout", "PoolTimeout", "ConnectError", "ReadError", "RemoteProtocolError")
+    },
+    "network down, nothing cached": caused(
+        huggingface_hub.errors.LocalEntryNotFoundError("not in the cache, and the Hub is out of reach"),
+        httpx.ConnectError("no route"),
+    ),
+    "datasets' words for it": caused(
+        ConnectionError(f"Couldn't reach '{NAME}' on the Hub (LocalEntryNotFoundError)"),
+        caused(huggingface_hub.errors.LocalEntryNotFoundError("not cached"), httpx.ConnectTimeout("slow")),
+    ),
+}
+GATED = {"X-Error-Code": "GatedRepo"}
+MISSING = {"X-Error-Code": "RepoNotFound"}
+FINAL = {
+    **{f"status {status}": Refused(status) for status in (400, 401, 403, 404, 410, 451)},
+    **{f"hub status {status}": hub_error(status) for status in (400, 401, 403, 404)},
+    "missing repo": hub_error(404, MISSING),
+    "missing or private repo": hub_error(401, MISSING),
+    "gated repo": hub_error(403, GATED),
+    "missing file": hub_error(404, {"X-Error-Code": "EntryNotFound"}),
+    "missing revision": hub_error(404, {"X-Error-Code": "RevisionNotFound"}),
+    "DatasetNotFoundError": datasets.exceptions.DatasetNotFoundError(f"Dataset '{NAME}' doesn't exist on the Hub"),
+    "DataFilesNotFoundError": datasets.exceptions.DataFilesNotFoundError("No (supported) data files found"),
+    "gated": caused(
+        datasets.exceptions.DatasetNotFoundError(f"Dataset '{NAME}' is a gated dataset"), hub_error(403, GATED)
+    ),
+    "unknown split": ValueError("Unknown split \"nosuch\". Should be one of ['train', 'test']."),
+    "bad split": ValueError("Bad split: nosuch. Available splits: ['train', 'test']"),
+    "bad config": ValueError("BuilderConfig 'nosuch' not found. Available: ['one', 'two']"),
+    "offline": huggingface_hub.errors.OfflineModeIsEnabled("Cannot reach the Hub: offline mode is enabled"),
+    "offline, in datasets' words": ConnectionError(f"Couldn't reach '{NAME}' on the Hub (OfflineModeIsEnabled)"),
+    "FileNotFoundError": FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
+    "PermissionError": PermissionError(errno.EACCES, "Permission denied", "cache"),
+    "disk full": OSError(errno.ENOSPC, "No space left on device"),
+    "certificate": caused(httpx.ConnectError("TLS"), ssl.SSLCertVerificationError("self-signed certificate")),
+    "unsupported protocol": httpx.UnsupportedProtocol("ftp"),
+    "KeyError": KeyError("train"),
+    "TypeError": TypeError("a bug"),
+    "MemoryError": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_what_may_pass_is_tried_again(fake, name):
+    assert is_transient(PASSING[name])
+    hub = fake(numbered(5), [(None, PASSING[name]), (2, PASSING[name])])
+    assert read() == numbered(5)
+    assert len(hub.calls) == 3 and len(hub.pauses) == 2
+
+
+@pytest.mark.parametrize("name", FINAL)
+@pytest.mark.parametrize("at", [None, 2])
+def test_what_is_final_is_said_at_once(fake, name, at):
+    assert not is_transient(FINAL[name])
+    hub = fake(numbered(5), [(at, FINAL[name])])
+    with pytest.raises(DataUnavailable) as caught:
+        read()
+    assert hub.pauses == []
+    assert len(hub.calls) == 1
+    message = str(caught.value)
+    assert NAME in message
+    assert "\n" not in message
+
+
+def test_the_error_is_both_an_oserror_and_a_valueerror(fake):
+    fake([], [(None, FINAL["KeyError"])])
+    with pytest.raises(DataUnavailable) as caught:
+        read()
+    assert isinstance(caught.value, OSError) and isinstance(caught.value, ValueError)
+    assert caught.value.__cause__ is FINAL["KeyError"]
+
+
+def said_of(fake, error, request=STREAM):
+    fake([], [(None, error)])
+    with pytest.raises(DataUnavailable) as caught:
+        read(request)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gated", "gated repo", "status 401", "status 403", "hub status 403"])
+def test_gated_says_log_in(fake, name):
+    message = said_of(fake, FINAL[name])
+    for part in (NAME, "hf auth login", f"https://huggingface.co/datasets/{NAME}", "path=", "NIELS_GPT_DATA"):
+        assert part in message
+
+
+@pytest.mark.parametrize("name", ["missing repo", "DatasetNotFoundError", "hub status 404", "status 404"])
+def test_missing_says_check_the_id(fake, name):
+    message = said_of(fake, FINAL[name])
+    for part in (NAME, "Check the id", f"https://huggingface.co/datasets/{NAME}", "path=", "NIELS_GPT_DATA"):
+        assert part in message
+    assert "HF_HUB_OFFLINE" not in message
+
+
+def test_missing_as_the_hub_says_it_to_who_is_not_logged_in(fake):
+    # The Hub answers 401 for an id that does not exist, and huggingface_hub speaks of "private or gated" then.
+    missing = hub_error(401, MISSING)
+    assert "gated" in str(missing)
+    words = f"Dataset '{NAME}' doesn't exist on the Hub or cannot be accessed."
+    message = said_of(fake, caused(datasets.exceptions.DatasetNotFoundError(words), missing))
+    assert "Check the id" in message
+    assert "It is gated" not in message
+
+
+def test_an_id_with_gated_in_it_is_not_gated(fake):
+    error = ConnectionError("Couldn't reach 'me/aggregated-books' on the Hub (OfflineModeIsEnabled)")
+    message = said_of(fake, error, Request("me/aggregated-books", streaming=True))
+    assert "It is gated" not in message
+    assert "connect to the Hub" in message
+
+
+@pytest.mark.parametrize("name", ["unknown split", "bad split"])
+def test_an_unknown_split_names_those_there_are(fake, name):
+    message = said_of(fake, FINAL[name], Request(NAME, "some-config", "nosuch", streaming=True))
+    for part in (NAME, "nosuch", "'train', 'test'"):
+        assert part in message
+    assert "connect" not in message and "log in" not in message
+
+
+def test_a_bad_config_names_those_there_are(fake):
+    message = said_of(fake, FINAL["bad config"], Request(NAME, "nosuch", streaming=True))
+    for part in (NAME, "nosuch", "'one', 'two'"):
+        assert part in message
+    assert "connect" not in message and "log in" not in message
+
+
+def test_only_the_first_line_of_a_long_error(fake):
+    message = said_of(fake, TypeError("first line\nsecond line\nthird"))
+    assert "first line" in message and "second line" not in message
+
+
+# --- offline -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sockets(monkeypatch):
+    """A list of what was tried with sockets, and with time.sleep."""
+    tried = []
+
+    def refuse(what, *args, **kwargs):
+        tried.append((what, args))
+        raise OSError(errno.ENETUNREACH, f"a test tried {what}")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, functools.partialmethod(lambda _, *a, n: refuse(n, *a), n=name))
+    for name in ("getaddrinfo", "gethostbyname", "create_connection"):
+        monkeypatch.setattr(socket, name, functools.partial(refuse, name))
+    monkeypatch.setattr(time, "sleep", lambda seconds: tried.append(("sleep", seconds)))
+    return tried
+
+
+OFFLINE = {
+    "fineweb, streamed": (lambda: list(iter_fineweb_edu(take=1)), "HuggingFaceFW/fineweb-edu"),
+    "fineweb": (lambda: list(iter_fineweb_edu(take=1, streaming=False)), "HuggingFaceFW/fineweb-edu"),
+    "gutenberg": (lambda: list(iter_gutenberg(take=1)), "nikolina-p/gutenberg_clean_en_splits"),
+    "gutenberg, raw": (lambda: list(iter_gutenberg(dataset_id="manu/project_gutenberg")), "manu/project_gutenberg"),
+    "wikitext": (lambda: list(iter_wikitext(take=1)), "wikitext"),
+    "all of wikitext": (load_wikitext, "wikitext"),
+}
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_offline_and_without_local_data_the_error_names_the_two_ways(sockets, name):
+    loader, dataset_id = OFFLINE[name]
+    with pytest.raises(DataUnavailable) as caught:
+        loader()
+    assert sockets == []
+    name = dataset_id.rpartition("/")[2]
+    for part in (dataset_id, "connect to the Hub", "HF_HUB_OFFLINE", "path=", "NIELS_GPT_DATA=", f"/{name}/"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("given", ["path", "variable"])
+def test_local_files_need_no_socket(sockets, tmp_path, monkeypatch, streaming, given):
+    folder = tmp_path / "fineweb-edu"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"text": "here"}\n', encoding="utf-8")
+    if given == "variable":
+        monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
+    samples = list(iter_fineweb_edu(path=folder if given == "path" else None, streaming=streaming))
+    assert [sample.text for sample in samples] == ["here"]
+    assert sockets == []
+
+
+def test_go_offline_sets_the_variable(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    go_offline()
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert datasets.config.HF_HUB_OFFLINE is True
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is True
+
+
+def test_go_offline_also_once_everything_is_imported(tmp_path):
+    script = """
+        import socket, sys, time
+        import datasets, huggingface_hub
+        from niels_gpt.data.hub import DataUnavailable, go_offline
+        from niels_gpt.data.fineweb_edu import iter_fineweb_edu
+
+        tried = []
+        def refuse(*args, **kwargs):
+            tried.append(args)
+            raise OSError("no network here")
+        socket.socket.connect = socket.getaddrinfo = refuse
+        time.sleep = tried.append
+
+        assert not huggingface_hub.constants.HF_HUB_OFFLINE
+        go_offline()
+        try:
+            list(iter_fineweb_edu(take=1))
+        except DataUnavailable as err:
+            print("said:", err)
+        print("tried:", tried)
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "NIELS_GPT_", "TRANSFORMERS_"))}
+    environment |= {"HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^said: .*HuggingFaceFW/fineweb-edu.*NIELS_GPT_DATA", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1] == "tried: []"
+
+
+# --- what is left as it was --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+@pytest.mark.parametrize("works", [True, False])
+def test_datasets_logs_and_bars_are_left_as_they_were(fake, tmp_path, disabled, works):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' if works else "{", encoding="utf-8")
+    logger = logging.getLogger("datasets")
+    level, bars = logger.level, datasets.utils.are_progress_bars_disabled()
+    try:
+        logger.setLevel(17)
+        (datasets.utils.disable_progress_bars if disabled else datasets.utils.enable_progress_bars)()
+        if works:
+            assert len(list(Reader(Request(NAME, path=tmp_path)))) == 1
+        else:
+            with pytest.raises(ValueError, match=r"train\.jsonl"):
+                list(Reader(Request(NAME, path=tmp_path)))
+        assert logger.level == 17
+        assert datasets.utils.are_progress_bars_disabled() is disabled
+    finally:
+        logger.setLevel(level)
+        (datasets.utils.disable_progress_bars if bars else datasets.utils.enable_progress_bars)()

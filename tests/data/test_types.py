@@ -1,0 +1,89 @@
+import dataclasses
+import typing
+
+import pytest
+
+from niels_gpt.data import types
+from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+
+FIELDS = {
+    PretrainSample: ["text", "source", "meta"],
+    ChatMessage: ["role", "content"],
+    ChatSample: ["messages", "source", "meta"],
+}
+
+
+def made():
+    message = ChatMessage(role="user", content="hi")
+    return [
+        PretrainSample(text="a text", source="roam", meta={"path": "a.md"}),
+        message,
+        ChatSample(messages=[message], source="oasst1", meta={}),
+    ]
+
+
+@pytest.mark.parametrize(("cls", "names"), FIELDS.items())
+def test_fields_in_order_all_required(cls, names):
+    fields = dataclasses.fields(cls)
+    assert [field.name for field in fields] == names
+    for field in fields:
+        assert field.default is dataclasses.MISSING
+        assert field.default_factory is dataclasses.MISSING
+    positional = cls(*names)
+    assert [getattr(positional, name) for name in names] == names
+    with pytest.raises(TypeError):
+        cls(*names[:-1])
+
+
+@pytest.mark.parametrize("sample", made(), ids=lambda sample: type(sample).__name__)
+def test_frozen(sample):
+    for field in dataclasses.fields(sample):
+        before = getattr(sample, field.name)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(sample, field.name, before)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(sample, field.name)
+        assert getattr(sample, field.name) is before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sample.another = 1
+
+
+def test_equal_by_value():
+    for one, other in zip(made(), made(), strict=True):
+        assert one == other
+        assert one is not other
+    assert ChatMessage("user", "hi") != ChatMessage("assistant", "hi")
+    assert ChatMessage("user", "hi") != ChatMessage("user", "hi ")
+    assert PretrainSample("a", "roam", {}) != PretrainSample("a", "roam", {"path": "b"})
+    assert ChatSample([], "dolly15k", {}) != ChatSample([], "oasst1", {})
+
+
+def test_a_message_can_be_in_a_set():
+    assert len({ChatMessage("user", "a"), ChatMessage("user", "a"), ChatMessage("user", "b")}) == 2
+
+
+def test_the_roles():
+    assert typing.get_args(types.Role) == ("system", "user", "assistant")
+
+
+def test_annotations():
+    assert typing.get_type_hints(ChatMessage) == {"role": types.Role, "content": str}
+    hints = typing.get_type_hints(ChatSample)
+    assert (hints["messages"], hints["source"]) == (list[ChatMessage], str)
+    pretrain = typing.get_type_hints(PretrainSample)
+    assert (pretrain["text"], pretrain["source"]) == (str, str)
+    for meta in (hints["meta"], pretrain["meta"]):
+        assert (typing.get_origin(meta) or meta) is dict
+
+
+def test_no_conversion_and_no_copy():
+    messages, meta = [ChatMessage("user", " hi\r\n")], {"row": 0}
+    sample = ChatSample(messages, "dolly15k", meta)
+    assert sample.messages is messages
+    assert sample.meta is meta
+    assert sample.messages[0].content == " hi\r\n"
+    assert dataclasses.asdict(sample) == {
+        "messages": [{"role": "user", "content": " hi\r\n"}],
+        "source": "dolly15k",
+        "meta": {"row": 0},
+    }
