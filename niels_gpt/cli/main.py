@@ -109,6 +109,7 @@ def train(
     roam: RoamOption = None,
     primer: PrimerOption = None,
     encoding_errors: EncodingOption = None,
+    offline: OfflineOption = False,
     device: DeviceOption = "auto",
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
     allow_data_change: Annotated[bool, typer.Option("--allow-data-change", help="Resume on other data.")] = False,
@@ -146,6 +147,7 @@ def eval_(
     roam: RoamOption = None,
     primer: PrimerOption = None,
     encoding_errors: EncodingOption = None,
+    offline: OfflineOption = False,
     device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:

@@ -69,7 +69,7 @@ def _problem(row: Mapping[str, Any]) -> str | None:
             if key != "context":
                 return f"without {key}"
         elif not isinstance(value, str):
-            return f"with a {key} that is no text"
+            return f"whose {key} is no text"
         elif not is_text(value):
-            return f"with a {key} that is not utf-8"
+            return f"whose {key} is not utf-8"
     return None

@@ -40,6 +40,8 @@ def iter_oasst1_sft(
     _check_length(max_messages)
     reader = Reader(Request(DATASET_ID, None, split, path=path, columns=COLUMNS))
     with Drops("oasst1", stats, unit="messages or threads") as drops:
+        if take_trees == 0:
+            return
         forest = _Forest((row for _, row in reader), english_only=english_only, drops=drops)
         ids = list(forest.trees)
         if shuffle_trees:
@@ -81,7 +83,7 @@ class _Forest:
         for record in records:
             key, parent = record.get("message_id"), record.get("parent_id")
             if not isinstance(key, str) or not isinstance(parent, str | None):
-                drops.add("messages without an id")
+                drops.add("messages without a proper id or parent id")
             elif key in seen:
                 drops.add("messages with the id of another")
             else:

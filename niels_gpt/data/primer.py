@@ -41,11 +41,12 @@ def iter_primer_sft(
 ) -> Iterator[ChatSample]:
     """The dialogues of a primer as messages, at most `take`; meta has the `dialogue` number.
 
-    Left out and counted: dialogues that do not begin with a turn, with an empty turn, or without a reply.
-    Raises as `load_texts` does.
+    Left out and counted: dialogues that do not begin with a turn, with an empty turn, without a reply, or with a mark
+    inside that should have stood between blank lines. Windows line ends and a byte order mark do no harm. Raises as `load_texts` does.
     """
     check_take(take)
-    blocks = primer_dialogues(read_text(path, errors=errors), delimiter=delimiter)
+    text = read_text(path, errors=errors).removeprefix("\ufeff").replace("\r\n", "\n")
+    blocks = primer_dialogues(text, delimiter=delimiter)
     given = 0
     with Drops("primer", stats, unit="dialogues") as drops:
         for number, block in enumerate(blocks):
@@ -58,6 +59,8 @@ def iter_primer_sft(
                 continue
             if not all(turn["content"] for turn in turns):
                 drops.add("with an empty turn")
+            elif delimiter.strip() in block:
+                drops.add("with a dialogue mark inside")
             elif not any(turn["role"] == "assistant" for turn in turns):
                 drops.add("without a reply")
             else:

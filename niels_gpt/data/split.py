@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-import torch
-
 Item = TypeVar("Item")
 
 
@@ -18,6 +16,8 @@ def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[l
     """
     if not 0.0 <= val_frac <= 1.0:
         raise ValueError(f"val_frac must be in [0, 1], got {val_frac!r}")
+    import torch  # here: listing the sources must not cost two seconds
+
     n = len(items)
     n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))

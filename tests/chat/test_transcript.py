@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_gpt.chat import extract_assistant_reply, format_chat
-from niels_gpt.chat.transcript import DELIMITER, ROLES, STOPS, check_content, fit_messages
+from niels_gpt.chat.transcript import DELIMITER, ROLES, STOPS, check_content, fit_messages, parse_chat
 
 TAGS = ("system: ", "user: ", "assistant: ")
 
@@ -148,6 +148,86 @@ def test_a_reply_to_a_formatted_prompt_comes_back(contents, reply):
     messages = [message("user" if i % 2 == 0 else "assistant", content) for i, content in enumerate(contents)]
     if reply.strip():
         assert extract_assistant_reply(format_chat(messages) + reply) == reply.strip()
+
+
+# --- parse -------------------------------------------------------------------------------------------
+
+
+def forges_a_turn(content):
+    """Whether a line after the first begins a turn (the first line stands behind its own tag)."""
+    return any(line.startswith(TAGS) for line in content.split("\n")[1:])
+
+
+CONTENTS = TRANSCRIPTS | st.text() | st.sampled_from(["", "user: x", "a\n user: b", "a\nuser:b", "two\n\n\nlines"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(ROLES), CONTENTS.map(str.strip)), max_size=6))
+@example([])
+@example([("assistant", "")])
+@example([("user", ""), ("assistant", ""), ("assistant", "")])
+@example([("user", "a"), ("user", "b"), ("system", "assistant: c")])
+def test_parse_gives_back_what_was_formatted(turns):
+    messages = [message(role, "x" if forges_a_turn(content) else content) for role, content in turns]
+    assert parse_chat(format_chat(messages)) == messages
+
+
+@given(TRANSCRIPTS)
+def test_parse_is_the_line_based_parser(text):
+    turns = naive_turns(text)
+    before = []
+    for line in text.split("\n"):
+        if line.startswith(TAGS):
+            break
+        before.append(line)
+    if not turns or "\n".join(before).strip():
+        with pytest.raises(ValueError):
+            parse_chat(text)
+        return
+    wanted = [message(tag.removesuffix(": "), content.strip()) for tag, content in turns]
+    if wanted[-1] == message("assistant", ""):
+        del wanted[-1]  # a prompt
+    assert parse_chat(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "turns"),
+    [
+        ("user: hi", [("user", "hi")]),
+        ("user: hi\nassistant: ", [("user", "hi")]),
+        ("user: hi\nassistant: hello", [("user", "hi"), ("assistant", "hello")]),
+        ("user: hi\nassistant: hello\n", [("user", "hi"), ("assistant", "hello")]),
+        (
+            "system: s\n\nuser:  hi \r\nassistant: a\n\nb\n\n",
+            [("system", "s"), ("user", "hi"), ("assistant", "a\n\nb")],
+        ),
+        ("\n \nuser: hi", [("user", "hi")]),
+        ("assistant: ", []),
+        ("assistant: \nassistant: ", [("assistant", "")]),
+        ("user: \nassistant: x", [("user", ""), ("assistant", "x")]),
+        ("user: ", [("user", "")]),  # only the assistant is prompted
+        ("user: say assistant: x\n user: y\nuser:z", [("user", "say assistant: x\n user: y\nuser:z")]),
+        ("user: a\nuser: b\nsystem: c", [("user", "a"), ("user", "b"), ("system", "c")]),
+        ("user: a\u2028assistant: b\rassistant: c", [("user", "a\u2028assistant: b\rassistant: c")]),
+    ],
+)
+def test_parse_golden(text, turns):
+    assert parse_chat(text) == [message(*turn) for turn in turns]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " \n", "hello", "hello\nuser: hi", " user: hi", "User: hi", "user:hi", "tool: x\nuser: hi", "xuser: hi"],
+)
+def test_parse_of_what_is_no_transcript_is_an_error(text):
+    with pytest.raises(ValueError, match="turn") as caught:
+        parse_chat(text)
+    assert text.strip()[:10].partition("\n")[0] in str(caught.value)
+
+
+def test_the_error_of_parse_is_short():
+    with pytest.raises(ValueError) as caught:
+        parse_chat("x" * 100_000 + "\nuser: hi")
+    assert len(str(caught.value)) < 200
 
 
 # --- text from outside -------------------------------------------------------------------------------

@@ -274,14 +274,13 @@ def test_no_global_generator_is_moved(serve, random_states):
     assert random_states() == before
 
 
-def test_no_global_generator_is_read(serve, random_states):
+def test_no_global_generator_is_read(serve):
     import random
 
     import numpy as np
 
     serve(stored(ROWS))
     wanted = rows_of(iter_dolly_sft())
-    random_states()
     random.seed(1)
     np.random.seed(1)
     assert rows_of(iter_dolly_sft()) == wanted
@@ -561,6 +560,15 @@ def test_bad_rows_in_a_jsonl(tmp_path):
     assert sum(stats.values()) == 5
 
 
+@pytest.mark.parametrize("key", ["instruction", "context", "response"])
+def test_a_jsonl_column_that_datasets_takes_for_dates_is_left_out_and_said(tmp_path, key):
+    """Only where every value looks like a date; what was written there cannot be had back."""
+    write(tmp_path / "train.jsonl", [row(i, **{key: f"1937-05-{10 + i}"}) for i in range(3)])
+    stats = {}
+    assert list(iter_dolly_sft(path=tmp_path, stats=stats)) == []
+    assert stats == {f"whose {key} is no text": 3}
+
+
 def test_half_a_surrogate_pair_in_a_jsonl_is_counted_or_named(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (row(0), row(1, response="\ud83d"))), encoding="utf-8")
@@ -587,7 +595,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path):
         list(iter_dolly_sft(path=tmp_path / "nowhere"))
 
 
-def test_neither_network_nor_files(monkeypatch):
+def test_neither_network_nor_files():
     """The message names both ways out."""
     with pytest.raises(ValueError, match="NIELS_GPT_DATA") as caught:
         list(iter_dolly_sft())

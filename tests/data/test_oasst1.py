@@ -15,7 +15,7 @@ from niels_gpt.data.oasst1 import iter_oasst1_sft, reconstruct_threads
 from niels_gpt.data.types import ChatMessage, ChatSample
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
-NO_ID = "messages without an id"
+NO_ID = "messages without a proper id or parent id"
 DUPLICATE = "messages with the id of another"
 LANGUAGE = "messages in another language"
 UNKNOWN_ROLE = "messages with an unknown role"

@@ -1,9 +1,14 @@
+import logging
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.chat import format_chat
+from niels_gpt.data.embedded import PRIMER
+from niels_gpt.data.primer import iter_primer_sft, load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.data.types import ChatMessage, ChatSample
 
 DELIMITER = "\n\n<dialogue>\n\n"
 
@@ -111,3 +116,187 @@ def test_a_tenth_is_held_out_by_default():
     text = DELIMITER.join(f"block {i}" for i in range(20))
     train, val = split_primer_dialogues(text, seed=0)
     assert (len(train.split(DELIMITER)), len(val.split(DELIMITER))) == (18, 2)
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("niels_gpt")]
+
+
+@pytest.fixture
+def primer(tmp_path):
+    """Writes a primer of these blocks; returns its path."""
+
+    def write(*blocks):
+        path = tmp_path / "primer.txt"
+        path.write_bytes(DELIMITER.join(blocks).encode())
+        return path
+
+    return write
+
+
+GOOD = "user: {0}?\nassistant: {0}."
+
+
+def test_a_sample_per_dialogue(primer):
+    path = primer(
+        "system: be brief.\nuser: who is niels?\nassistant: niels is here.",
+        "user: hi\nassistant: one\n\n  two: three\nuser: \tmore \nassistant: é\n",
+    )
+    wanted = [
+        ChatSample(
+            [
+                ChatMessage("system", "be brief."),
+                ChatMessage("user", "who is niels?"),
+                ChatMessage("assistant", "niels is here."),
+            ],
+            "primer",
+            {"dialogue": 0},
+        ),
+        ChatSample(
+            [
+                ChatMessage("user", "hi"),
+                ChatMessage("assistant", "one\n\n  two: three"),
+                ChatMessage("user", "more"),
+                ChatMessage("assistant", "é"),
+            ],
+            "primer",
+            {"dialogue": 1},
+        ),
+    ]
+    assert list(iter_primer_sft(path)) == wanted
+    assert list(iter_primer_sft(str(path))) == wanted
+
+
+def test_the_embedded_primer_parses_whole(caplog):
+    caplog.set_level(logging.INFO)
+    blocks = naive_blocks(PRIMER.read_bytes().decode("utf-8"))
+    stats = {}
+    found = list(iter_primer_sft(PRIMER, stats=stats))
+    assert len(found) == len(blocks) >= 200
+    assert [sample.meta["dialogue"] for sample in found] == list(range(len(blocks)))
+    for sample, block in zip(found, blocks, strict=True):
+        turns = [{"role": message.role, "content": message.content} for message in sample.messages]
+        assert format_chat(turns) == block.removesuffix("\n") + "\nassistant: "
+        assert sample.source == "primer"
+    assert (stats, said(caplog)) == ({}, [])
+
+
+def test_the_default_file(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "primer.txt").write_text("user: a\nassistant: b", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (found,) = iter_primer_sft()
+    assert found.messages == [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "no turn at all",
+        "before\nuser: a\nassistant: b",
+        "# title\n\nuser: a\nassistant: b",
+        " user: a",
+        "User: a\nAssistant: b",
+        "user: \nassistant: b",
+        "user: a\nassistant: \nuser: c\nassistant: d",
+        "user: a\nassistant: b\nuser:  \n",
+        "user: a",
+        "user: a\nassistant: ",  # a prompt, no reply
+        "system: a\nuser: b\n",
+    ],
+)
+def test_dialogues_that_are_none_are_left_out_counted_and_said_once(primer, caplog, bad):
+    caplog.set_level(logging.INFO)
+    stats = {}
+    found = iter_primer_sft(primer(GOOD.format("a"), bad, GOOD.format("b"), bad), stats=stats)
+    assert next(found).messages == [ChatMessage("user", "a?"), ChatMessage("assistant", "a.")]
+    assert said(caplog) == []
+    assert [sample.messages[1].content for sample in found] == ["b."]
+    ((reason, number),) = stats.items()
+    assert number == 2
+    (line,) = said(caplog)
+    assert "primer" in line
+    assert f"2 {reason}" in line
+
+
+def test_other_reasons_are_counted_apart(primer):
+    stats = {}
+    blocks = ["nothing", "user: \nassistant: b", "user: a", "user: a\nassistant: b", "nothing"]
+    assert len(list(iter_primer_sft(primer(*blocks), stats=stats))) == 1
+    assert sorted(stats.values()) == [1, 1, 2]
+
+
+def test_a_closing_prompt_is_no_turn(primer):
+    (found,) = iter_primer_sft(primer("user: a\nassistant: b\nassistant: "))
+    assert found.messages == [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
+
+
+@pytest.mark.parametrize("take", [0, 1, 3, 4, 9, None])
+def test_take_counts_what_is_given(primer, take):
+    blocks = ["nothing", *map(GOOD.format, "ab"), "nothing", *map(GOOD.format, "cd")]
+    path = primer(*blocks)
+    assert [sample.messages[1].content for sample in iter_primer_sft(path, take=take)] == ["a.", "b.", "c.", "d."][
+        :take
+    ]
+
+
+def test_a_negative_take_is_an_error(primer):
+    with pytest.raises(ValueError, match="take"):
+        list(iter_primer_sft(primer(GOOD), take=-1))
+
+
+def test_blank_blocks_are_no_dialogues(primer):
+    stats = {}
+    assert len(list(iter_primer_sft(primer("", GOOD.format("a"), " \n", GOOD.format("b"), ""), stats=stats))) == 2
+    assert stats == {}
+    assert list(iter_primer_sft(primer("\n"), stats=stats)) == []
+    assert stats == {}
+
+
+def test_samples_with_another_delimiter(tmp_path):
+    path = tmp_path / "primer.txt"
+    path.write_text("user: a\nassistant: b\n---\nuser: c\nassistant: d", encoding="utf-8")
+    found = list(iter_primer_sft(path, delimiter="\n---\n"))
+    assert [[message.content for message in sample.messages] for sample in found] == [["a", "b"], ["c", "d"]]
+
+
+def test_samples_of_a_file_that_is_not_utf8(tmp_path):
+    path = tmp_path / "primer.txt"
+    path.write_bytes(b"user: caf\xe9\nassistant: b")
+    with pytest.raises(ValueError, match=r"primer\.txt.*\b9\b"):
+        list(iter_primer_sft(path))
+    (found,) = iter_primer_sft(path, errors="replace")
+    assert found.messages[0] == ChatMessage("user", "caf\ufffd")
+
+
+def test_samples_of_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        list(iter_primer_sft(tmp_path / "nowhere.txt"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user: a?\r\nassistant: a.\r\n\r\n<dialogue>\r\n\r\nuser: b?\r\nassistant: b.\r\n",
+        "user: a?\nassistant: a.\n<dialogue>\nuser: b?\nassistant: b.\n",
+    ],
+    ids=["other line ends", "no empty lines"],
+)
+def test_no_message_holds_a_delimiter(tmp_path, text):
+    """Two dialogues never become one with the delimiter in its middle: they are split, or left out and counted."""
+    path = tmp_path / "primer.txt"
+    path.write_bytes(text.encode())
+    stats = {}
+    found = list(iter_primer_sft(path, stats=stats))
+    assert [m.content for sample in found for m in sample.messages if "<dialogue>" in m.content] == []
+    assert len(found) == 2 or sum(stats.values()) > 0
+
+
+def test_a_byte_order_mark_costs_no_dialogue(tmp_path):
+    path = tmp_path / "primer.txt"
+    path.write_bytes(b"\xef\xbb\xbfuser: a\nassistant: b")
+    (found,) = iter_primer_sft(path)
+    assert found.messages == [ChatMessage("user", "a"), ChatMessage("assistant", "b")]

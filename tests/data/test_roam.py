@@ -1,10 +1,12 @@
+import logging
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
+from niels_gpt.data.roam import iter_roam, list_roam_paths, load_texts, split_roam_paths
+from niels_gpt.data.types import PretrainSample
 
 
 def make(root, *names):
@@ -154,3 +156,116 @@ def test_split_is_by_file_and_seeded():
 def test_a_tenth_is_held_out_by_default():
     train, val = split_roam_paths([f"/notes/{i}.md" for i in range(30)], seed=0)
     assert (len(train), len(val)) == (27, 3)
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("niels_gpt")]
+
+
+def test_a_sample_per_note(tmp_path):
+    make(tmp_path, "b.md", "a/z.md", "a.md", "é/ü.md", "left out.txt")
+    wanted = ["a.md", "a/z.md", "b.md", "é/ü.md"]
+    for root in (tmp_path, str(tmp_path)):
+        assert list(iter_roam(root)) == [PretrainSample(f"text of {name}", "roam", {"path": name}) for name in wanted]
+
+
+def test_samples_come_in_the_order_of_the_paths_with_every_character(tmp_path):
+    contents = {
+        "z.md": "a\r\nb\rc\n",
+        "a b/c.md": "\ufeff# title\n",
+        "a/b.md": "\n\n x \n\n",
+        "a-b.md": "é€\U0001f600\x00\u2028",
+        "A.md": ".",
+    }
+    for name, text in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    found = list(iter_roam(tmp_path))
+    assert [sample.meta["path"] for sample in found] == ["A.md", "a b/c.md", "a-b.md", "a/b.md", "z.md"]
+    assert {sample.meta["path"]: sample.text for sample in found} == contents
+    assert {sample.source for sample in found} == {"roam"}
+
+
+@pytest.mark.parametrize("spelling", ["notes", "notes/", "./notes", "other/../notes", "~/notes"])
+def test_the_path_is_that_within_the_folder_whatever_the_spelling(tmp_path, monkeypatch, spelling):
+    make(tmp_path, "notes/a.md", "notes/b/c.md", "other/d.md")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [sample.meta["path"] for sample in iter_roam(spelling)] == ["a.md", "b/c.md"]
+
+
+def test_the_default_folder(tmp_path, monkeypatch):
+    make(tmp_path, ".roam-data/a.md")
+    monkeypatch.chdir(tmp_path)
+    assert list(iter_roam()) == [PretrainSample("text of .roam-data/a.md", "roam", {"path": "a.md"})]
+
+
+def test_blank_notes_are_left_out_counted_and_said_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    make(tmp_path, "b.md", "d.md")
+    for name, text in {"a.md": "", "c.md": " \r\n\t", "e.md": "\u3000\n"}.items():
+        (tmp_path / name).write_bytes(text.encode())
+    stats = {}
+    found = iter_roam(tmp_path, stats=stats)
+    assert next(found).meta["path"] == "b.md"
+    assert said(caplog) == []
+    assert [sample.meta["path"] for sample in found] == ["d.md"]
+    ((reason, number),) = stats.items()
+    assert number == 3
+    (line,) = said(caplog)
+    assert "roam" in line
+    assert f"3 {reason}" in line
+
+
+def test_nothing_is_said_where_nothing_is_dropped(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    make(tmp_path, "a.md")
+    stats = {}
+    assert len(list(iter_roam(tmp_path, stats=stats))) == 1
+    assert (stats, said(caplog)) == ({}, [])
+
+
+@pytest.mark.parametrize("take", [0, 1, 3, 4, 9, None])
+def test_take_counts_what_is_given(tmp_path, take):
+    make(tmp_path, "b.md", "c.md", "e.md", "f.md")
+    for name in ("a.md", "d.md"):
+        (tmp_path / name).write_text(" ", encoding="utf-8")
+    found = [sample.meta["path"] for sample in iter_roam(tmp_path, take=take)]
+    assert found == ["b.md", "c.md", "e.md", "f.md"][:take]
+
+
+def test_take_reads_no_further(tmp_path):
+    make(tmp_path, "a.md", "b.md")
+    (tmp_path / "c.md").write_bytes(b"\xff")
+    assert len(list(iter_roam(tmp_path, take=2))) == 2
+    with pytest.raises(ValueError, match=r"c\.md"):
+        list(iter_roam(tmp_path, take=3))
+
+
+def test_a_negative_take_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="take"):
+        list(iter_roam(tmp_path, take=-1))
+
+
+def test_a_note_that_is_not_utf8(tmp_path):
+    make(tmp_path, "a.md", "c.md")
+    (tmp_path / "b.md").write_bytes(b"caf\xe9")
+    found = iter_roam(tmp_path)
+    assert next(found).text == "text of a.md"
+    with pytest.raises(ValueError, match=r"b\.md.*\b3\b"):
+        next(found)
+    replaced = [sample.text for sample in iter_roam(tmp_path, errors="replace")]
+    assert replaced == ["text of a.md", "caf\ufffd", "text of c.md"]
+
+
+def test_no_folder_of_notes_no_samples(tmp_path):
+    make(tmp_path, "file.md")
+    (tmp_path / "empty").mkdir()
+    assert list(iter_roam(tmp_path / "empty")) == []
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        list(iter_roam(tmp_path / "nowhere"))
+    with pytest.raises(NotADirectoryError, match=r"file\.md"):
+        list(iter_roam(tmp_path / "file.md"))

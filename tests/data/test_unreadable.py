@@ -1,0 +1,257 @@
+import gzip
+import json
+import logging
+import random
+import time
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.data.fineweb_edu import iter_fineweb_edu
+from niels_gpt.data.unreadable import explain
+
+LINE = '{"text": "a good row", "id": 1}\n'
+GOOD = LINE * 20
+
+
+def parquet_bytes(folder, rows=4000):
+    file = folder / "source.bin"
+    noise = random.Random(0)
+    texts = ["".join(noise.choices("abcdefgh ", k=50)) for _ in range(rows)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file)
+    data = file.read_bytes()
+    file.unlink()
+    return data
+
+
+def noise_lines(n):
+    noise = random.Random(0)
+    return "".join(json.dumps({"text": "".join(noise.choices("abcdefgh ", k=400))}) + "\n" for _ in range(n)).encode()
+
+
+def cut_gzip(_):
+    return gzip.compress(noise_lines(1000))[:-5000]
+
+
+def gzip_without_its_end(_):
+    return gzip.compress(GOOD.encode("utf-8"))[:-4]
+
+
+def gzip_with_another_sum(_):
+    data = gzip.compress(GOOD.encode("utf-8"))
+    return data[:-8] + b"\x00\x01\x02\x03" + data[-4:]
+
+
+def gzip_damaged_inside(_):
+    data = bytearray(gzip.compress(noise_lines(1000)))
+    data[len(data) // 2 : len(data) // 2 + 200] = b"\xff" * 200
+    return bytes(data)
+
+
+def cut_parquet(folder):
+    data = parquet_bytes(folder)
+    return data[: len(data) // 2]
+
+
+def damaged_parquet(folder):
+    data = parquet_bytes(folder)
+    return data[:4] + b"\xff" * 2000 + data[2004:]
+
+
+# name -> (file name, what it holds, what is said of it)
+DAMAGE = {
+    "cut gzip": ("train.jsonl.gz", cut_gzip, ["gzip", "after line"]),
+    "gzip without its end": ("train.jsonl.gz", gzip_without_its_end, ["gzip", "after line 20"]),
+    "gzip with another sum": ("train.jsonl.gz", gzip_with_another_sum, ["gzip"]),
+    "gzip damaged inside": ("train.jsonl.gz", gzip_damaged_inside, ["gzip"]),
+    "gzip that is none": ("train.jsonl.gz", lambda _: GOOD.encode("utf-8"), ["gzip"]),
+    "parquet that is none": ("train.parquet", lambda _: b"this is no parquet file\n" * 20, ["not a parquet file"]),
+    "short parquet that is none": ("train.parquet", lambda _: b"no", ["not a parquet file"]),
+    "cut parquet": ("train.parquet", cut_parquet, ["parquet"]),
+    "damaged parquet": ("train.parquet", damaged_parquet, ["parquet"]),
+    "bad line": ("train.jsonl", lambda _: (GOOD + '{"text": "cut sho\n' + GOOD).encode("utf-8"), ["line 21", "JSON"]),
+    "bad first line": ("train.jsonl", lambda _: ("no json\n" + GOOD).encode("utf-8"), ["line 1 ", "JSON"]),
+    "bad last line": ("train.jsonl", lambda _: (GOOD + '{"text": "cut').encode("utf-8"), ["line 21", "JSON"]),
+    "bad line after blank ones": (
+        "train.jsonl",
+        lambda _: (GOOD + "\n\n" + "]\n").encode("utf-8"),
+        ["line 23", "JSON"],
+    ),
+    "bad line in a gzip": (
+        "train.jsonl.gz",
+        lambda _: gzip.compress((GOOD + "{no\n").encode("utf-8")),
+        ["line 21", "JSON"],
+    ),
+    "not utf-8": ("train.jsonl", lambda _: (GOOD + '{"text": "café"}\n').encode("latin-1"), ["line 21", "utf-8"]),
+    "text not utf-8": ("train.txt", lambda _: "one\ntwo\ncafé\n".encode("latin-1"), ["line 3", "utf-8"]),
+    "utf-16": ("train.txt", lambda _: "words\n".encode("utf-16"), ["line 1 ", "utf-8"]),
+    "lone surrogate": ("train.jsonl", lambda _: (GOOD + '{"text": "a\\ud800b"}\n').encode(), ["line 21", "surrogate"]),
+    "lone surrogate in a key": (
+        "train.jsonl",
+        lambda _: (GOOD + '{"\\udfff": 1}\n').encode(),
+        ["line 21", "surrogate"],
+    ),
+    "empty jsonl": ("train.jsonl", lambda _: b"", ["empty"]),
+    "empty parquet": ("train.parquet", lambda _: b"", ["empty"]),
+    "empty gzip file": ("train.jsonl.gz", lambda _: b"", ["empty"]),
+    "gzip of nothing": ("train.jsonl.gz", lambda _: gzip.compress(b""), ["no line"]),
+}
+
+
+@pytest.fixture(params=DAMAGE)
+def damaged(request, tmp_path):
+    """(a file, what should be said of it)"""
+    name, make, parts = DAMAGE[request.param]
+    data = make(tmp_path)
+    file = tmp_path / name
+    file.write_bytes(data)
+    return file, parts
+
+
+def test_what_is_said_of_a_file(damaged):
+    file, parts = damaged
+    for name in (file, str(file)):
+        message = explain([name])
+        assert message.startswith(f"cannot read {file}: ")
+        assert "\n" not in message
+        for part in parts:
+            assert part in message
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("given", ["file", "folder"])
+def test_a_loader_says_it(damaged, monkeypatch, streaming, shuffle, given):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    file, parts = damaged
+    path = file if given == "file" else file.parent
+    with pytest.raises(Exception) as caught:
+        list(iter_fineweb_edu(path=path, streaming=streaming, shuffle=shuffle))
+    assert isinstance(caught.value, ValueError), repr(caught.value)
+    message = str(caught.value)
+    assert str(file) in message
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    assert not [pause for pause in pauses if pause < 5]  # `datasets` itself rests 5 s after a parquet stream
+
+
+def test_good_files_have_no_problem(tmp_path):
+    (tmp_path / "a.jsonl").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "blank.jsonl").write_text(f"\n{LINE}\n  \n{LINE}\r\n", encoding="utf-8")
+    (tmp_path / "no end.jsonl").write_text(LINE.strip(), encoding="utf-8")
+    (tmp_path / "pair.jsonl").write_text('{"text": "\\ud83d\\ude00 é 😀"}\n', encoding="utf-8")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(GOOD.encode("utf-8")))
+    (tmp_path / "c.txt").write_text("no json\n{", encoding="utf-8")
+    (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"no json"))
+    (tmp_path / "e.parquet").write_bytes(parquet_bytes(tmp_path))
+    (tmp_path / "f.json").write_text(json.dumps([{"text": "a"}], indent=1), encoding="utf-8")
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 9
+    assert [explain([file]) for file in files] == [None] * 9
+    assert explain(files) is None
+    assert explain([]) is None
+
+
+def test_the_first_bad_file_is_the_one(tmp_path):
+    names = [tmp_path / f"train-{i}.jsonl" for i in range(4)]
+    for file, content in zip(names, (GOOD, GOOD, "{\n", ""), strict=True):
+        file.write_text(content, encoding="utf-8")
+    assert str(names[2]) in explain(names)
+    assert str(names[3]) in explain(reversed(names))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_bad_one_of_several_files_is_named(tmp_path, streaming):
+    for i, content in enumerate((GOOD, GOOD + "{no\n", GOOD)):
+        (tmp_path / f"train-{i}.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="line 21 is not JSON") as caught:
+        list(iter_fineweb_edu(path=tmp_path, streaming=streaming))
+    assert str(tmp_path / "train-1.jsonl") in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_files_of_other_splits_are_not_blamed(tmp_path, streaming):
+    (tmp_path / "test.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "train-0.jsonl").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "train-1.jsonl").write_text(GOOD + "{no\n", encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        list(iter_fineweb_edu(path=tmp_path, streaming=streaming))
+    assert str(tmp_path / "train-1.jsonl") in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_files_of_other_splits_are_not_even_read(tmp_path, streaming):
+    (tmp_path / "train.jsonl").write_text(LINE, encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("{no", encoding="utf-8")
+    assert len(list(iter_fineweb_edu(path=tmp_path, streaming=streaming))) == 1
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.json", '[{"text": "a"}, {"te'),
+        ("rows.jsonl", "[1, 2]\n[3]\n"),
+        ("rows.jsonl", '"a"\n"b"\n'),
+        ("rows.jsonl", "1\n2\n"),
+        ("rows.parquet.gz", "what is this"),
+    ],
+)
+def test_whatever_else_cannot_be_read_is_named(tmp_path, streaming, name, content):
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(Exception) as caught:
+        list(iter_fineweb_edu(path=file, streaming=streaming))
+    assert isinstance(caught.value, ValueError), repr(caught.value)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_rows_before_the_damage_are_given_or_not_but_the_error_comes(tmp_path, streaming):
+    # 30 MB of good rows: `datasets` reads 10 MB at a time.
+    good = json.dumps({"text": "x" * 9_990}) + "\n"
+    (tmp_path / "train.jsonl").write_text(good * 3000 + "{no\n", encoding="utf-8")
+    found = []
+    with pytest.raises(ValueError, match=r"train\.jsonl: line 3001 is not JSON"):
+        for sample in iter_fineweb_edu(path=tmp_path, streaming=streaming, shuffle=False):
+            found.append(len(sample.text))
+    assert set(found) <= {9_990} and len(found) <= 3000
+    assert not streaming or len(found) > 500
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_it_is_said_once_and_not_by_datasets_too(tmp_path, streaming):
+    (tmp_path / "train.jsonl").write_text(GOOD + "{no\n", encoding="utf-8")
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("datasets")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ValueError, match="line 21"):
+            list(iter_fineweb_edu(path=tmp_path, streaming=streaming))
+    finally:
+        logger.removeHandler(handler)
+    assert [record.getMessage() for record in records] == []
+
+
+@given(
+    lines=st.lists(st.dictionaries(st.text(max_size=5), st.one_of(st.none(), st.integers(), st.text(max_size=9)))),
+    where=st.integers(0, 10),
+    bad=st.sampled_from([(b"{", "JSON"), (b'{"a": 1} x', "JSON"), (b'"\\ud800"', "surrogate"), (b'"\xff"', "utf-8")]),
+    packed=st.booleans(),
+)
+def test_the_line_that_is_bad_is_named(tmp_path_factory, lines, where, bad, packed):
+    content, kind = bad
+    encoded = [json.dumps(line).encode("utf-8") for line in lines]
+    where = min(where, len(encoded))
+    data = b"".join(line + b"\n" for line in [*encoded[:where], content, *encoded[where:]])
+    file = tmp_path_factory.mktemp("bad") / ("rows.jsonl.gz" if packed else "rows.jsonl")
+    file.write_bytes(gzip.compress(data) if packed else data)
+    assert f"line {where + 1} " in explain([file])
+    assert kind in explain([file])
