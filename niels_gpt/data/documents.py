@@ -9,18 +9,26 @@ from niels_gpt.data.drops import Drops, is_text
 from niels_gpt.data.hub import Reader, Request, Shuffle
 from niels_gpt.data.types import PretrainSample
 
+TEXTLESS_ROWS = 100
+"""So many rows without any text, from the first on, are not bad luck but another dataset."""
+
 
 def select_text_field(sample: Mapping[str, Any]) -> str:
     """The text of a row: its `text`, else its first string field. A null counts as absent.
 
     Raises ValueError that shows the keys where there is none.
     """
-    text = sample.get("text")
-    if isinstance(text, str):
-        return text
-    for value in sample.values():
+    text: str = sample[text_key(sample)]
+    return text
+
+
+def text_key(sample: Mapping[str, Any]) -> str:
+    """The key of the field that `select_text_field` takes."""
+    if isinstance(sample.get("text"), str):
+        return "text"
+    for key, value in sample.items():
         if isinstance(value, str):
-            return value
+            return key
     raise ValueError(f"no text in this row: none of its fields is a string ({', '.join(map(str, sample))})")
 
 
@@ -35,41 +43,47 @@ def documents(
     """The texts of a dataset, at most `take`; meta holds the other fields of the row.
 
     Left out and counted: rows that are empty or only white space, that have no text, or one that is no utf-8.
-    Raises ValueError if already the first row has no text at all: these are other rows than was thought.
+    Raises ValueError if none of the first rows has any: these are other rows than was thought.
     """
     check_take(take)
     given = 0
     reader = Reader(request, shuffle=shuffle)
+    textless: ValueError | None = None  # of the first row, while no row has had a text
     with Drops(source, stats) as drops:
         if take == 0:
             return
         for number, (_, row) in enumerate(reader):
-            text = row.get("text")
-            if not isinstance(text, str):
+            key = "text"
+            if not isinstance(row.get(key), str):
                 try:
-                    text = select_text_field(row)
-                except ValueError:
-                    if number == 0:
-                        raise
+                    key = text_key(row)
+                except ValueError as err:
+                    if number == 0 and row and "text" not in row:
+                        textless = err
+                    if textless and number + 1 >= TEXTLESS_ROWS:
+                        raise textless from None
                     drops.add("without text")
                     continue
+            textless = None
+            text: str = row[key]
             if not text or text.isspace():
                 drops.add("empty")
                 continue
             if not is_text(text):
                 drops.add("not utf-8")
                 continue
-            meta = dict(row)
-            meta.pop("text", None)
+            meta = {name: value for name, value in row.items() if name != key}
             if reader.revision:
                 meta["revision"] = reader.revision
             yield PretrainSample(text, source, meta)
             given += 1
             if given == take:
                 return
+        if textless:
+            raise textless
 
 
 def check_take(take: int | None, name: str = "take") -> None:
     """Raise ValueError for a number of samples that is none."""
-    if take is not None and take < 0:
-        raise ValueError(f"{name} must be at least 0, got {take}")
+    if take is not None and (not isinstance(take, int) or take < 0):
+        raise ValueError(f"{name} must be a whole number of at least 0, or None, got {take!r}")

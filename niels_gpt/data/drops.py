@@ -13,7 +13,7 @@ class Drops:
     A context manager: on leaving it logs one line, if anything was left out.
     """
 
-    def __init__(self, source: str, stats: dict[str, int] | None, *, unit: str = "rows") -> None:
+    def __init__(self, source: str, stats: dict[str, int] | None, *, unit: str = "row") -> None:
         self.source, self.unit = source, unit
         self.counts: dict[str, int] = {}
         self._stats = stats if stats is not None else {}
@@ -29,7 +29,9 @@ class Drops:
     def __exit__(self, *_: object) -> None:
         if self.counts:
             listed = ", ".join(f"{number} {reason}" for reason, number in self.counts.items())
-            log.warning("%s: left out %d %s: %s", self.source, sum(self.counts.values()), self.unit, listed)
+            total = sum(self.counts.values())
+            unit = self.unit if total == 1 else " or ".join(f"{word}s" for word in self.unit.split(" or "))
+            log.warning("%s: left out %d %s: %s", self.source, total, unit, listed)
 
 
 def is_text(value: object) -> bool:

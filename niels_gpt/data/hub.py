@@ -22,7 +22,7 @@ from socket import gaierror
 from typing import Any
 
 from niels_gpt.data.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
-from niels_gpt.data.unreadable import explain
+from niels_gpt.data.unreadable import explain, refuse_odd_json
 
 log = logging.getLogger("niels_gpt.data")
 
@@ -78,10 +78,10 @@ class Reader:
 
     def __iter__(self) -> Iterator[tuple[int | None, dict[str, Any]]]:
         request, done, failures = self.request, 0, 0
-        place = find_local(request.dataset_id, request.path)
+        files = _local_files(request)
         while True:
             try:
-                dataset = _load(request, place)
+                dataset = _load(request, files)
                 revision = revision_of(dataset)
                 if done and revision != self.revision:
                     was, now = self.revision, revision
@@ -96,17 +96,17 @@ class Reader:
                 return
             except Exception as err:
                 failures += 1
-                _wait_or_raise(request, place, err, failures, after=done)
+                _wait_or_raise(request, files, err, failures, after=done)
 
 
 def open_dataset(request: Request) -> Any:
     """The `datasets` object itself, transient failures waited out. Raises DataUnavailable."""
-    place = find_local(request.dataset_id, request.path)
+    files = _local_files(request)
     for failures in itertools.count(1):
         try:
-            return _load(request, place)
+            return _load(request, files)
         except Exception as err:
-            _wait_or_raise(request, place, err, failures, after=0)
+            _wait_or_raise(request, files, err, failures, after=0)
     raise AssertionError("unreachable")
 
 
@@ -133,38 +133,46 @@ def revision_of(dataset: Any) -> str | None:
 # --- opening and iterating ---------------------------------------------------------------------------
 
 
-def _load(request: Request, place: Path | None) -> Any:
+Files = dict[str, list[str]]  # split -> its files
+
+
+def _local_files(request: Request) -> Files | None:
+    """The local files of the split (or of all) that are asked for; None: it is the Hub's."""
+    place = find_local(request.dataset_id, request.path)
+    if place is None:
+        return None
+    files = find_files(place, request.config)
+    if request.split is not None:
+        name = request.split.partition("[")[0]  # "train[:100]" is a part of train
+        files = {name: choose_split(files, name, place)}
+    elif "" in files:
+        files = {"train": files[""]}
+    refuse_odd_json([file for part in files.values() for file in part])
+    return files
+
+
+def _load(request: Request, files: Files | None) -> Any:
     import datasets
 
-    with _quiet(datasets, local=place is not None):
-        if place is None:
+    with _quiet(datasets, local=files is not None):
+        if files is None:
             arguments = [request.dataset_id] + ([request.config] if request.config else [])
             if request.split is None:
                 return datasets.load_dataset(*arguments)
             return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming)
-        files = find_files(place, request.config)
-        if request.split is not None:
-            name = request.split.partition("[")[0]  # "train[:100]" is a part of train
-            files = {name: choose_split(files, name, place)}
-        elif "" in files:
-            files = {"train": files[""]}
         kind = builder(next(iter(files.values())))
         options = {"sample_by": "document"} if kind == "text" and request.text_file_is_document else {}
-        try:
-            return datasets.load_dataset(
-                kind, data_files=files, split=request.split, streaming=request.streaming, **options
-            )
-        except Exception as err:
-            raise _unreadable(err, files) from err
+        return datasets.load_dataset(
+            kind, data_files=files, split=request.split, streaming=request.streaming, **options
+        )
 
 
 def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
     if request.streaming and not hasattr(dataset, "__len__"):
-        if shuffle is None:
-            yield from enumerate(dataset)
-        else:
-            for row in dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size):
-                yield None, row
+        if shuffle is not None:
+            dataset = dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size)
+        for number, row in enumerate(dataset):
+            yield (number if shuffle is None else None), row
         return
     table = dataset if hasattr(dataset, "__len__") else list(dataset)
     if request.columns and not isinstance(table, list):
@@ -189,32 +197,35 @@ def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterato
 
 @contextlib.contextmanager
 def _quiet(datasets: Any, *, local: bool) -> Iterator[None]:
-    """No log lines of `datasets` about what we report ourselves; no progress bars for local files."""
-    logger = logging.getLogger("datasets")
-    level, bars = logger.level, datasets.utils.are_progress_bars_disabled()
-    logger.setLevel(logging.CRITICAL)
+    """No log lines of `datasets` about files that we explain ourselves; no progress bars for local files."""
+    for handler in logging.getLogger("datasets").handlers:
+        if _is_news not in handler.filters:
+            handler.addFilter(_is_news)  # for good: rows are read long after the dataset was opened
+    shown = not datasets.utils.are_progress_bars_disabled()
     if local or not sys.stderr.isatty():
         datasets.utils.disable_progress_bars()
     try:
         yield
     finally:
-        logger.setLevel(level)
-        if not bars:
+        if shown:
             datasets.utils.enable_progress_bars()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(("Failed to load JSON", "Failed to read"))
 
 
 # --- failures ----------------------------------------------------------------------------------------
 
 
-def _wait_or_raise(request: Request, place: Path | None, err: Exception, failures: int, *, after: int) -> None:
+def _wait_or_raise(request: Request, files: Files | None, err: Exception, failures: int, *, after: int) -> None:
     """Sleep if the failure may pass; else raise what the user should read."""
-    if isinstance(err, DataUnavailable):
+    if isinstance(err, DataUnavailable) or (files is not None and isinstance(err, OSError) and err.filename):
         raise err
-    if place is not None:
-        library = type(err).__module__.partition(".")[0] in ("datasets", "pyarrow") or isinstance(err, UnicodeError)
-        if (isinstance(err, ValueError) and not library) or (isinstance(err, OSError) and err.filename):
-            raise err  # it names the file already
-        raise _unreadable(err, find_files(place, request.config)) from err
+    if files is not None:
+        names = [name for part in files.values() for name in part]
+        listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+        raise ValueError(explain(names) or f"cannot read {listed}: {_reason(err)}") from err
     if not is_transient(err) or failures >= ATTEMPTS:
         raise _final(request, err, failures, after) from err
     pause = max(min(2.0 ** (failures - 1), LONGEST_PAUSE) * _jitter.uniform(0.5, 1.5), _retry_after(err))
@@ -227,7 +238,17 @@ def _wait_or_raise(request: Request, place: Path | None, err: Exception, failure
 
 _PASSING_ERRNO = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH,
                   errno.ETIMEDOUT, errno.EPIPE, errno.EAGAIN, errno.EIO}  # fmt: skip
-_HTTP_LIBRARIES = {"httpx", "httpcore", "requests", "urllib3", "aiohttp", "http", "huggingface_hub"}
+_HTTP_LIBRARIES = {
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "httpcore2",
+    "requests",
+    "urllib3",
+    "aiohttp",
+    "http",
+    "huggingface_hub",
+}
 _PASSING_NAMES = {"TransportError", "ConnectionError", "Timeout", "HTTPException", "ClientError", "ProtocolError",
                   "TimeoutError", "IncompleteRead", "ChunkedEncodingError", "ContentDecodingError"}  # fmt: skip
 _FINAL_NAMES = {"OfflineModeIsEnabled", "DatasetNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError",
@@ -281,8 +302,8 @@ def _retry_after(err: BaseException) -> float:
     """The seconds that the Hub asks to wait for, if it does."""
     for e in _chain(err):
         headers = getattr(getattr(e, "response", None), "headers", None) or {}
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            return min(float(headers.get("Retry-After", 0)), 5 * LONGEST_PAUSE)
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            return min(float(headers["Retry-After"]), 5 * LONGEST_PAUSE)
     return 0.0
 
 
@@ -292,12 +313,14 @@ def _final(request: Request, err: Exception, failures: int, after: int) -> DataU
     text = " ".join(str(e) for e in _chain(err)).lower()
     page = f"https://huggingface.co/datasets/{request.dataset_id}"
     names = {cls.__name__ for e in _chain(err) for cls in type(e).__mro__}
-    if "gated" in text or "GatedRepoError" in names or status in (401, 403):
-        remedy = f"It is gated or private: ask for access at {page} and log in with `hf auth login`, "
-    elif "unknown split" in text or "bad split" in text or "BuilderConfig" in str(err):
+    if "unknown split" in text or "bad split" in text or "BuilderConfig" in str(err):
         return DataUnavailable(f"{request}, split {request.split!r}: {_reason(err)}")
-    elif names & {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"} and "Offline" not in str(err):
-        remedy = f"Check the id ({page} should exist), "
+    if "GatedRepoError" in names or "is a gated dataset" in text:
+        remedy = f"It is gated: ask for access at {page} and log in with `hf auth login`, "
+    elif names & {"DatasetNotFoundError", "RepositoryNotFoundError"} or status == 404:
+        remedy = f"Check the id ({page} should exist; if it is private, log in with `hf auth login`), "
+    elif status in (401, 403):
+        remedy = f"It is gated or private: ask for access at {page} and log in with `hf auth login`, "
     else:
         remedy = "Either connect to the Hub (without HF_HUB_OFFLINE and --offline) and try again, "
     tried = f" ({failures} tries, {after} rows read)" if failures > 1 else ""
@@ -307,15 +330,6 @@ def _final(request: Request, err: Exception, failures: int, after: int) -> DataU
         f"or give its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
         f"FOLDER/{name}/"
     )
-
-
-def _unreadable(err: Exception, files: dict[str, list[str]]) -> ValueError:
-    """A local file that is not what its name says: which, and where in it."""
-    names = [name for part in files.values() for name in part]
-    found = explain(names)
-    if found is None and isinstance(err, ValueError) and "split" in str(err).lower():
-        return ValueError(f"{names[0]}: {_reason(err)}")
-    return ValueError(found or f"cannot read {', '.join(names[:3])}: {_reason(err)}")
 
 
 def _reason(err: BaseException) -> str:

@@ -26,7 +26,8 @@ class DataUnavailable(OSError, ValueError):
         return str(self.args[0])
 
 
-_WORD = re.compile(r"[a-z]+", re.IGNORECASE)
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.")
+_PART = re.compile(r"([a-z]+)(?:[-_.]?(?:\d+|of|part|shard|chunk))*(?:\.|$)", re.IGNORECASE)
 
 
 def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
@@ -53,10 +54,14 @@ def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
 def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
     """split -> its files, sorted, all of one format. Of a folder the sub-folder `config`, if it has one.
 
-    Raises DataUnavailable where there is no file of a known format, ValueError where formats are mixed.
+    A file that is named itself serves any split and stands under "", whatever it is called.
+
+    Raises DataUnavailable where there is no file of a known format, or where formats are mixed.
     """
-    if path.is_file():
-        return {_split_of(path.name) or "": [str(path)]}
+    if not path.is_dir():
+        if not path.is_file():
+            raise DataUnavailable(f"{path} is neither a file nor a folder; write the rows to a file first")
+        return {"": [str(path)]}
     folders = [path / part / config for part in ("", "data") if config] + [path]
     root = next(folder for folder in folders if folder.is_dir())
     if config and root == path:
@@ -78,7 +83,7 @@ def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
         raise DataUnavailable(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
     kinds = sorted({suffix(Path(file)) for files in found.values() for file in files})
     if len({FORMATS[kind] for kind in kinds}) > 1:
-        raise ValueError(f"{root} mixes {' and '.join(kinds)} files; keep one kind, or name the file itself")
+        raise DataUnavailable(f"{root} mixes {' and '.join(kinds)} files; keep one kind, or name the file itself")
     return found
 
 
@@ -94,7 +99,7 @@ def _refuse_other_configs(path: Path, config: str) -> None:
 
 
 def choose_split(files: dict[str, list[str]], split: str, where: Path) -> list[str]:
-    """The files of a split; a file that stands alone and names none serves any.
+    """The files of a split.
 
     Raises DataUnavailable that names the splits there are.
     """
@@ -104,22 +109,28 @@ def choose_split(files: dict[str, list[str]], split: str, where: Path) -> list[s
 
 
 def builder(files: list[str]) -> str:
-    """The `datasets` builder that reads these files. Raises ValueError for an unknown format."""
+    """The `datasets` builder that reads these files. Raises DataUnavailable for an unknown format."""
     kind = suffix(Path(files[0]))
     if kind not in FORMATS:
-        raise ValueError(f"{files[0]}: not a format that can be read; use .parquet, .jsonl, .jsonl.gz or .txt")
+        raise DataUnavailable(f"{files[0]}: not a format that can be read; use .parquet, .jsonl, .jsonl.gz or .txt")
     return FORMATS[kind]
 
 
 def suffix(file: Path) -> str:
     """The suffix that names the format: .jsonl for both x.jsonl and x.jsonl.gz."""
-    return file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
+    return (file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix).lower()
 
 
 def _split_of(name: str) -> str | None:
-    """The split that a file or folder name begins with: `train-00000-of-00001.parquet` -> train."""
-    word = _WORD.match(name)
-    return SPLITS.get(word[0].lower()) if word else None
+    """The split that a file or folder is named for: `train.jsonl`, `val_2.txt`, `en-00000-of-00002.parquet` -> en.
+
+    A book called `Test of Time.txt` is not for a split.
+    """
+    shard = _SHARD.match(name)
+    if shard:
+        return SPLITS.get(shard[1].lower(), shard[1])
+    part = _PART.match(name)
+    return SPLITS.get(part[1].lower()) if part else None
 
 
 def _existing(path: Path, what: str) -> Path:

@@ -39,7 +39,7 @@ def iter_oasst1_sft(
     check_take(take_trees, "take_trees")
     _check_length(max_messages)
     reader = Reader(Request(DATASET_ID, None, split, path=path, columns=COLUMNS))
-    with Drops("oasst1", stats, unit="messages or threads") as drops:
+    with Drops("oasst1", stats, unit="message or thread") as drops:
         if take_trees == 0:
             return
         forest = _Forest((row for _, row in reader), english_only=english_only, drops=drops)
@@ -68,7 +68,7 @@ def reconstruct_threads(
     Time and memory are linear in the number of messages, whatever the shape.
     """
     _check_length(max_messages)
-    with Drops("oasst1", stats, unit="messages or threads") as drops:
+    with Drops("oasst1", stats, unit="message or thread") as drops:
         forest = _Forest(records, english_only=english_only, drops=drops)
         return [sample for tree in forest.trees for sample in forest.threads(tree, max_messages, drops)]
 

@@ -42,13 +42,14 @@ def iter_primer_sft(
     """The dialogues of a primer as messages, at most `take`; meta has the `dialogue` number.
 
     Left out and counted: dialogues that do not begin with a turn, with an empty turn, without a reply, or with a mark
-    inside that should have stood between blank lines. Windows line ends and a byte order mark do no harm. Raises as `load_texts` does.
+    inside that should have stood between blank lines. Windows line ends and a byte order mark do no harm.
+    Raises as `load_texts` does.
     """
     check_take(take)
     text = read_text(path, errors=errors).removeprefix("\ufeff").replace("\r\n", "\n")
     blocks = primer_dialogues(text, delimiter=delimiter)
     given = 0
-    with Drops("primer", stats, unit="dialogues") as drops:
+    with Drops("primer", stats, unit="dialogue") as drops:
         for number, block in enumerate(blocks):
             if given == take:
                 return

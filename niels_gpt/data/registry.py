@@ -194,10 +194,11 @@ def _cached(dataset_id: str, config: str | None) -> Path | None:
     """Where `datasets` keeps its copy, if it has one; found without importing it."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     root = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
-    for name in (dataset_id, f"Salesforce/{dataset_id}"):  # where the Hub redirects wikitext to
-        folder = root / name.replace("/", "___").lower()
+    # Salesforce is where the Hub redirects wikitext to; `datasets` has changed its mind about capitals.
+    names = {name.replace("/", "___").lower() for name in (dataset_id, f"Salesforce/{dataset_id}")}
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
         place = folder / config if config else folder
-        if place.is_dir():
+        if folder.name.lower() in names and place.is_dir():
             return place
     return None
 

@@ -83,7 +83,7 @@ def iter_roam(
     check_take(take)
     root = Path(root_dir).expanduser().absolute()
     given = 0
-    with Drops("roam", stats, unit="notes") as drops:
+    with Drops("roam", stats, unit="note") as drops:
         for path in list_roam_paths(str(root)):
             if given == take:
                 return

@@ -1,4 +1,7 @@
-"""After a file could not be read: which one, and where in it. Slow and careful; runs only then."""
+"""Files that are not what their names say: which one, and where in it.
+
+`explain` is slow and careful and runs only after a failure; `refuse_odd_json` is quick and runs before.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,45 @@ def explain(files: Iterable[str | Path]) -> str | None:
     return None
 
 
+def refuse_odd_json(files: Iterable[str | Path]) -> None:
+    """Raise ValueError for a .jsonl that does not begin with a row: pyarrow 26 crashes on a `null` there."""
+    for name in files:
+        path = Path(name)
+        if (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower() != ".jsonl":
+            continue
+        try:
+            with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+                head = file.read(4096)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            continue  # explained when it is read
+        start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if start and not start.startswith((b"{", b"[")):
+            line = head[: len(head) - len(start)].count(b"\n") + 1
+            raise ValueError(f"cannot read {path}: line {line} is not a JSON object; repair or remove the line")
+
+
 def _problem(path: Path) -> str | None:
     if path.stat().st_size == 0:
         return "it is empty"
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return _parquet_problem(path)
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     number = 0
+    if path.suffix == ".gz":
+        try:
+            with gzip.open(path, "rb") as file:
+                for _ in file:
+                    number += 1
+        except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+            return f"the gzip data is damaged or cut off after line {number} ({str(err).lower()}); fetch the file again"
+        number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for line in file:
                 number += 1
                 text = line.decode("utf-8")
-                if plain.suffix == ".jsonl" and line.strip():
+                if plain.suffix.lower() == ".jsonl" and line.strip():
                     json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        return f"the gzip data is damaged or cut off after line {number} ({str(err).lower()}); fetch the file again"
     except UnicodeDecodeError as err:
         return f"line {number or 1} is not utf-8 (byte {err.start} of it); convert the file"
     except UnicodeEncodeError:

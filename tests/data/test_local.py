@@ -289,19 +289,31 @@ def test_a_folder_without_configs(tmp_path, config):
     assert relative(find_files(tmp_path, config), tmp_path) == {"train": ["train.jsonl"], "test": ["test.jsonl"]}
 
 
+@pytest.mark.parametrize("above", ["", "data/"])
+def test_other_configs_are_not_taken_for_the_one_asked_for(tmp_path, above):
+    touch(tmp_path, "README.md", f"{above}wikitext-2-raw-v1/train.parquet", f"{above}wikitext-2-v1/train.parquet")
+    with pytest.raises(ValueError) as caught:
+        find_files(tmp_path, "wikitext-103-raw-v1")
+    for part in (str(tmp_path), "wikitext-103-raw-v1", "wikitext-2-raw-v1", "wikitext-2-v1"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["train/a.jsonl", "data/a.jsonl", "data/train/a.jsonl", "validation/more/a.jsonl"])
+def test_folders_that_are_no_configs(tmp_path, name):
+    touch(tmp_path, name, ".cache/x/train.jsonl")
+    assert list(relative(find_files(tmp_path, "some-config"), tmp_path).values()) == [[name]]
+
+
 def test_a_config_whose_name_begins_like_a_split(tmp_path):
     touch(tmp_path, "test-config/rows.jsonl")
     assert relative(find_files(tmp_path, "test-config"), tmp_path) == {"train": ["test-config/rows.jsonl"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [("rows.jsonl", ""), ("notes.txt", ""), ("train.jsonl", "train"), ("val-1.parquet", "validation")],
-)
-def test_a_single_file(tmp_path, name, split):
+@pytest.mark.parametrize("name", ["rows.jsonl", "notes.txt", "train.jsonl", "val-1.parquet", "en-00000-of-00002.jsonl"])
+def test_a_file_that_is_named_itself_serves_any_split(tmp_path, name):
     touch(tmp_path, name, "another.jsonl")
-    assert find_files(tmp_path / name) == {split: [str(tmp_path / name)]}
-    assert find_files(tmp_path / name, "some-config") == {split: [str(tmp_path / name)]}
+    assert find_files(tmp_path / name) == {"": [str(tmp_path / name)]}
+    assert find_files(tmp_path / name, "some-config") == {"": [str(tmp_path / name)]}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,12 @@
+import functools
 import gzip
+import io
 import json
 import logging
 import random
+import subprocess
+import sys
+import textwrap
 import time
 
 import pyarrow
@@ -17,47 +22,47 @@ LINE = '{"text": "a good row", "id": 1}\n'
 GOOD = LINE * 20
 
 
-def parquet_bytes(folder, rows=4000):
-    file = folder / "source.bin"
+@functools.cache
+def parquet_bytes():
     noise = random.Random(0)
-    texts = ["".join(noise.choices("abcdefgh ", k=50)) for _ in range(rows)]
+    texts = ["".join(noise.choices("abcdefgh ", k=50)) for _ in range(4000)]
+    file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file)
-    data = file.read_bytes()
-    file.unlink()
-    return data
+    return file.getvalue()
 
 
+@functools.cache
 def noise_lines(n):
     noise = random.Random(0)
     return "".join(json.dumps({"text": "".join(noise.choices("abcdefgh ", k=400))}) + "\n" for _ in range(n)).encode()
 
 
-def cut_gzip(_):
+def cut_gzip():
     return gzip.compress(noise_lines(1000))[:-5000]
 
 
-def gzip_without_its_end(_):
+def gzip_without_its_end():
     return gzip.compress(GOOD.encode("utf-8"))[:-4]
 
 
-def gzip_with_another_sum(_):
+def gzip_with_another_sum():
     data = gzip.compress(GOOD.encode("utf-8"))
     return data[:-8] + b"\x00\x01\x02\x03" + data[-4:]
 
 
-def gzip_damaged_inside(_):
+def gzip_damaged_inside():
     data = bytearray(gzip.compress(noise_lines(1000)))
     data[len(data) // 2 : len(data) // 2 + 200] = b"\xff" * 200
     return bytes(data)
 
 
-def cut_parquet(folder):
-    data = parquet_bytes(folder)
+def cut_parquet():
+    data = parquet_bytes()
     return data[: len(data) // 2]
 
 
-def damaged_parquet(folder):
-    data = parquet_bytes(folder)
+def damaged_parquet():
+    data = parquet_bytes()
     return data[:4] + b"\xff" * 2000 + data[2004:]
 
 
@@ -67,37 +72,37 @@ DAMAGE = {
     "gzip without its end": ("train.jsonl.gz", gzip_without_its_end, ["gzip", "after line 20"]),
     "gzip with another sum": ("train.jsonl.gz", gzip_with_another_sum, ["gzip"]),
     "gzip damaged inside": ("train.jsonl.gz", gzip_damaged_inside, ["gzip"]),
-    "gzip that is none": ("train.jsonl.gz", lambda _: GOOD.encode("utf-8"), ["gzip"]),
-    "parquet that is none": ("train.parquet", lambda _: b"this is no parquet file\n" * 20, ["not a parquet file"]),
-    "short parquet that is none": ("train.parquet", lambda _: b"no", ["not a parquet file"]),
+    "gzip that is none": ("train.jsonl.gz", lambda: GOOD.encode("utf-8"), ["gzip"]),
+    "parquet that is none": ("train.parquet", lambda: b"this is no parquet file\n" * 20, ["not a parquet file"]),
+    "short parquet that is none": ("train.parquet", lambda: b"no", ["not a parquet file"]),
     "cut parquet": ("train.parquet", cut_parquet, ["parquet"]),
     "damaged parquet": ("train.parquet", damaged_parquet, ["parquet"]),
-    "bad line": ("train.jsonl", lambda _: (GOOD + '{"text": "cut sho\n' + GOOD).encode("utf-8"), ["line 21", "JSON"]),
-    "bad first line": ("train.jsonl", lambda _: ("no json\n" + GOOD).encode("utf-8"), ["line 1 ", "JSON"]),
-    "bad last line": ("train.jsonl", lambda _: (GOOD + '{"text": "cut').encode("utf-8"), ["line 21", "JSON"]),
+    "bad line": ("train.jsonl", lambda: (GOOD + '{"text": "cut sho\n' + GOOD).encode("utf-8"), ["line 21", "JSON"]),
+    "bad first line": ("train.jsonl", lambda: ("no json\n" + GOOD).encode("utf-8"), ["line 1 ", "JSON"]),
+    "bad last line": ("train.jsonl", lambda: (GOOD + '{"text": "cut').encode("utf-8"), ["line 21", "JSON"]),
     "bad line after blank ones": (
         "train.jsonl",
-        lambda _: (GOOD + "\n\n" + "]\n").encode("utf-8"),
+        lambda: (GOOD + "\n\n" + "]\n").encode("utf-8"),
         ["line 23", "JSON"],
     ),
     "bad line in a gzip": (
         "train.jsonl.gz",
-        lambda _: gzip.compress((GOOD + "{no\n").encode("utf-8")),
+        lambda: gzip.compress((GOOD + "{no\n").encode("utf-8")),
         ["line 21", "JSON"],
     ),
-    "not utf-8": ("train.jsonl", lambda _: (GOOD + '{"text": "café"}\n').encode("latin-1"), ["line 21", "utf-8"]),
-    "text not utf-8": ("train.txt", lambda _: "one\ntwo\ncafé\n".encode("latin-1"), ["line 3", "utf-8"]),
-    "utf-16": ("train.txt", lambda _: "words\n".encode("utf-16"), ["line 1 ", "utf-8"]),
-    "lone surrogate": ("train.jsonl", lambda _: (GOOD + '{"text": "a\\ud800b"}\n').encode(), ["line 21", "surrogate"]),
+    "not utf-8": ("train.jsonl", lambda: (GOOD + '{"text": "café"}\n').encode("latin-1"), ["line 21", "utf-8"]),
+    "text not utf-8": ("train.txt", lambda: "one\ntwo\ncafé\n".encode("latin-1"), ["line 3", "utf-8"]),
+    "utf-16": ("train.txt", lambda: "words\n".encode("utf-16"), ["line 1 ", "utf-8"]),
+    "lone surrogate": ("train.jsonl", lambda: (GOOD + '{"text": "a\\ud800b"}\n').encode(), ["line 21", "surrogate"]),
     "lone surrogate in a key": (
         "train.jsonl",
-        lambda _: (GOOD + '{"\\udfff": 1}\n').encode(),
+        lambda: (GOOD + '{"\\udfff": 1}\n').encode(),
         ["line 21", "surrogate"],
     ),
-    "empty jsonl": ("train.jsonl", lambda _: b"", ["empty"]),
-    "empty parquet": ("train.parquet", lambda _: b"", ["empty"]),
-    "empty gzip file": ("train.jsonl.gz", lambda _: b"", ["empty"]),
-    "gzip of nothing": ("train.jsonl.gz", lambda _: gzip.compress(b""), ["no line"]),
+    "empty jsonl": ("train.jsonl", lambda: b"", ["empty"]),
+    "empty parquet": ("train.parquet", lambda: b"", ["empty"]),
+    "empty gzip file": ("train.jsonl.gz", lambda: b"", ["empty"]),
+    "gzip of nothing": ("train.jsonl.gz", lambda: gzip.compress(b""), ["no line"]),
 }
 
 
@@ -105,9 +110,8 @@ DAMAGE = {
 def damaged(request, tmp_path):
     """(a file, what should be said of it)"""
     name, make, parts = DAMAGE[request.param]
-    data = make(tmp_path)
     file = tmp_path / name
-    file.write_bytes(data)
+    file.write_bytes(make())
     return file, parts
 
 
@@ -118,7 +122,7 @@ def test_what_is_said_of_a_file(damaged):
         assert message.startswith(f"cannot read {file}: ")
         assert "\n" not in message
         for part in parts:
-            assert part in message
+            assert part in message.replace(str(file), "")
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -136,7 +140,7 @@ def test_a_loader_says_it(damaged, monkeypatch, streaming, shuffle, given):
     assert str(file) in message
     assert "\n" not in message
     for part in parts:
-        assert part in message
+        assert part in message.replace(str(file), "")
     assert not [pause for pause in pauses if pause < 5]  # `datasets` itself rests 5 s after a parquet stream
 
 
@@ -148,7 +152,7 @@ def test_good_files_have_no_problem(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(GOOD.encode("utf-8")))
     (tmp_path / "c.txt").write_text("no json\n{", encoding="utf-8")
     (tmp_path / "d.txt.gz").write_bytes(gzip.compress(b"no json"))
-    (tmp_path / "e.parquet").write_bytes(parquet_bytes(tmp_path))
+    (tmp_path / "e.parquet").write_bytes(parquet_bytes())
     (tmp_path / "f.json").write_text(json.dumps([{"text": "a"}], indent=1), encoding="utf-8")
     files = sorted(tmp_path.iterdir())
     assert len(files) == 9
@@ -209,6 +213,21 @@ def test_whatever_else_cannot_be_read_is_named(tmp_path, streaming, name, conten
         list(iter_fineweb_edu(path=file, streaming=streaming))
     assert isinstance(caught.value, ValueError), repr(caught.value)
     assert str(file) in str(caught.value)
+
+
+def test_a_null_for_a_row_does_not_end_python(tmp_path):
+    # pyarrow 26 dies of a segmentation fault when the first line of a JSON file is null.
+    (tmp_path / "rows.jsonl").write_text('null\n{"text": "a"}\n', encoding="utf-8")
+    script = f"""
+        from niels_gpt.data.fineweb_edu import iter_fineweb_edu
+        try:
+            print("texts:", [sample.text for sample in iter_fineweb_edu(path={str(tmp_path)!r})])
+        except ValueError as err:
+            print("said:", err)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr}"
+    assert done.stdout.startswith("texts: ['a']") or str(tmp_path / "rows.jsonl") in done.stdout
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -1,9 +1,14 @@
 import gzip
+import inspect
 import json
+import logging
+import time
 
 import pytest
 
-from niels_gpt.data.wikitext import load_wikitext, local_files
+from niels_gpt.data.local import find_files
+from niels_gpt.data.types import PretrainSample
+from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
 
 ROWS = {
     "train": ["", " = Title = \n", " \n", "First paragraph , é . \n", None, "\t", "Second", "\u3000\n", "0"],
@@ -59,11 +64,13 @@ def test_load_dataset_is_looked_up_when_it_runs(hub):
 @pytest.mark.parametrize(
     "error", [ConnectionError("no route to the Hub"), FileNotFoundError("no such dataset"), OSError()]
 )
-def test_a_hub_out_of_reach_says_what_to_do(hub, error):
+@pytest.mark.parametrize("load", [load_wikitext, lambda: list(iter_wikitext())])
+def test_a_hub_out_of_reach_says_what_to_do(hub, monkeypatch, error, load):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     hub.error = error
     with pytest.raises(ValueError) as caught:
-        load_wikitext()
-    for part in ("wikitext", "wikitext-103-raw-v1", "--wiki", str(error)):
+        load()
+    for part in ("wikitext", "wikitext-103-raw-v1", "path=", "NIELS_GPT_DATA", str(error)):
         assert part in str(caught.value)
 
 
@@ -103,7 +110,7 @@ def test_names_of_the_validation_file(tmp_path, name):
     write_jsonl(tmp_path / "train.jsonl", ["a"])
     write_jsonl(tmp_path / name, ["b"])
     assert load_wikitext(path=tmp_path) == {"train": ["a"], "val": ["b"], "test": []}
-    assert local_files(tmp_path) == {
+    assert find_files(tmp_path) == {
         "train": [str(tmp_path / "train.jsonl")],
         "validation": [str(tmp_path / name)],
     }
@@ -120,7 +127,7 @@ def test_an_edited_file_is_read_anew(tmp_path):
 @pytest.mark.parametrize(("there", "missing"), [("train", "validation"), ("validation", "train")])
 def test_a_split_without_file_is_named(tmp_path, there, missing):
     write_jsonl(tmp_path / f"{there}.jsonl", ["a"])
-    with pytest.raises(ValueError, match=f"has no {missing} file") as caught:
+    with pytest.raises(ValueError, match=f"has no {missing}") as caught:
         load_wikitext(path=tmp_path)
     assert str(tmp_path) in str(caught.value)
 
@@ -133,18 +140,18 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_mixed_kinds_are_refused(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", ["a"])
     write_parquet(tmp_path / "validation.parquet", ["b"])
-    with pytest.raises(ValueError, match="json and parquet"):
+    with pytest.raises(ValueError, match=r"\.jsonl and \.parquet"):
         load_wikitext(path=tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_broken_file_is_an_error_with_the_folder(tmp_path, suffix):
+def test_a_broken_file_is_an_error_with_its_name(tmp_path, suffix):
     write = write_parquet if suffix == "parquet" else write_jsonl
     write(tmp_path / f"validation.{suffix}", ["b"])
     (tmp_path / f"train.{suffix}").write_bytes(b'{"text": "cut sho')
     with pytest.raises(ValueError) as caught:
         load_wikitext(path=tmp_path)
-    assert str(tmp_path) in str(caught.value)
+    assert str(tmp_path / f"train.{suffix}") in str(caught.value)
 
 
 def test_rows_without_text_are_an_error_with_the_column(tmp_path):
@@ -160,3 +167,124 @@ def test_no_global_generator_moves(tmp_path, random_states):
     before = random_states()
     load_wikitext(path=tmp_path)
     assert random_states() == before
+
+
+def test_the_variable_names_the_place(tmp_path, monkeypatch):
+    (tmp_path / "wikitext").mkdir()
+    for split, rows in ROWS.items():
+        write_jsonl(tmp_path / "wikitext" / f"{split}.jsonl", rows)
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
+    assert_real_lists(load_wikitext(), KEPT)
+
+
+def test_a_folder_per_config(tmp_path):
+    for config in ("wikitext-2-raw-v1", "wikitext-103-raw-v1"):
+        (tmp_path / config).mkdir()
+        for split in ROWS:
+            write_parquet(tmp_path / config / f"{split}-00000-of-00001.parquet", [f"{split} of {config}"])
+    assert load_wikitext(path=tmp_path)["val"] == ["validation of wikitext-103-raw-v1"]
+    assert load_wikitext(path=tmp_path, config="wikitext-2-raw-v1")["train"] == ["train of wikitext-2-raw-v1"]
+
+
+# --- one line at a time ------------------------------------------------------------------------------
+
+
+def texts(samples):
+    return [sample.text for sample in samples]
+
+
+def test_the_signature():
+    parameters = inspect.signature(iter_wikitext).parameters
+    wanted = {"config": "wikitext-103-raw-v1", "split": "train", "take": None}
+    assert {name: parameters[name].default for name in wanted} == wanted
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("split", "wanted"), [("train", "train"), ("val", "val"), ("validation", "val"), ("test", "test")]
+)
+def test_lines_of_a_split_in_order_without_blank_ones(hub, split, wanted):
+    hub.rows = ROWS
+    assert list(iter_wikitext(split=split)) == [PretrainSample(text, "wikitext", {}) for text in KEPT[wanted]]
+    assert hub.calls == [("wikitext", "wikitext-103-raw-v1")]
+
+
+def test_lines_of_another_config(hub):
+    hub.rows = ROWS
+    assert texts(iter_wikitext(config="wikitext-2-raw-v1")) == KEPT["train"]
+    assert hub.calls == [("wikitext", "wikitext-2-raw-v1")]
+
+
+@pytest.mark.parametrize("take", [0, 1, 3, 4, 5, 100])
+def test_take(hub, take):
+    hub.rows = ROWS
+    assert texts(iter_wikitext(take=take)) == KEPT["train"][:take]
+
+
+def test_a_negative_take_is_refused(hub):
+    hub.rows = ROWS
+    with pytest.raises(ValueError, match="-1"):
+        list(iter_wikitext(take=-1))
+    assert hub.calls == []
+
+
+def test_blank_lines_are_counted_and_said_once(hub, caplog):
+    hub.rows = ROWS
+    stats = {}
+    with caplog.at_level(logging.INFO):
+        assert texts(iter_wikitext(stats=stats)) == KEPT["train"]
+    assert stats == {"empty": 4, "without text": 1}
+    (message,) = [message for message in caplog.messages if "left out" in message]
+    for part in ("wikitext", "5", "4 empty", "1 without text"):
+        assert part in message
+
+
+def test_wikitext_begins_with_a_blank_line(hub):
+    hub.rows = {**ROWS, "train": ["", " = Title = ", ""]}
+    assert texts(iter_wikitext()) == [" = Title = "]
+
+
+def test_a_null_line_at_the_beginning(hub):
+    hub.rows = {**ROWS, "train": [None, " = Title = ", ""]}
+    assert texts(iter_wikitext()) == [" = Title = "]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("given", ["path", "folder", "map"])
+def test_local_lines(tmp_path, monkeypatch, suffix, given):
+    write = write_parquet if suffix == "parquet" else write_jsonl
+    folder = tmp_path / "wikitext"
+    folder.mkdir()
+    for split, rows in ROWS.items():
+        write(folder / f"{split}.{suffix}", rows)
+    (tmp_path / "map.yaml").write_text("wikitext: ./wikitext\n", encoding="utf-8")
+    if given != "path":
+        monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path if given == "folder" else tmp_path / "map.yaml"))
+    path = folder if given == "path" else None
+    assert {split: texts(iter_wikitext(path=path, split=split)) for split in KEPT} == KEPT
+
+
+def test_local_text_files_have_a_line_per_sample(tmp_path):
+    (tmp_path / "train.txt").write_text("one\n\n  \ntwo é\n", encoding="utf-8")
+    assert texts(iter_wikitext(path=tmp_path)) == ["one", "two é"]
+
+
+@pytest.mark.parametrize("split", ["nosuch", "Train", "training"])
+def test_an_unknown_local_split_names_those_there_are(tmp_path, split):
+    write_jsonl(tmp_path / "train.jsonl", ["a"])
+    write_jsonl(tmp_path / "val.jsonl", ["b"])
+    with pytest.raises(ValueError) as caught:
+        list(iter_wikitext(path=tmp_path, split=split))
+    for part in (str(tmp_path), repr(split), "train, validation"):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_split_of_the_hub_names_those_there_are(hub, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    hub.error = ValueError("Unknown split \"nosuch\". Should be one of ['test', 'train', 'validation'].")
+    with pytest.raises(ValueError) as caught:
+        list(iter_wikitext(split="nosuch"))
+    for part in ("wikitext", "nosuch", "'test', 'train', 'validation'"):
+        assert part in str(caught.value)
+    assert len(hub.calls) == 1 and pauses == []

@@ -1,0 +1,556 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets  # now, while the environment says offline: it reads that once
+import matplotlib.image
+import pytest
+
+from tests.cli import call, error_of
+
+ROOT = Path(__file__).parents[2]
+BUILT_IN = ["fineweb_edu", "wikitext", "gutenberg", "dolly15k", "oasst1", "roam", "primer", "stdlib"]
+IDS = {
+    "fineweb_edu": "HuggingFaceFW/fineweb-edu",
+    "wikitext": "wikitext",
+    "gutenberg": "nikolina-p/gutenberg_clean_en_splits",
+    "dolly15k": "databricks/databricks-dolly-15k",
+    "oasst1": "OpenAssistant/oasst1",
+}
+DOLLY = [
+    {
+        "instruction": f"ask {i}?" * (i + 1),
+        "context": f"context {i}" if i % 3 == 0 else "",
+        "response": f"answer {i}",
+        "category": "open_qa",
+    }
+    for i in range(7)
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working directory and cache; online, as far as the environment says; a wide terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "NIELS_GPT_DATA", "NIELS_GPT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write(path, text):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def write_rows(path, rows):
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_config(**sources):
+    """c.yaml with sources of one's own."""
+    return write("c.yaml", json.dumps({"data": {"sources": sources}}))  # JSON is YAML
+
+
+def out(capsys, *arguments):
+    """What a command prints; it must succeed, and say nothing on stderr."""
+    assert call("data", *arguments) == 0
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    return output
+
+
+def printed_json(capsys, *arguments):
+    return json.loads(out(capsys, *arguments, "--json"))
+
+
+def shown(capsys, *arguments):
+    """The samples that `show --json` prints, one per line."""
+    lines = out(capsys, "show", *arguments, "--json").split("\n")
+    assert lines.pop() == ""
+    return [json.loads(line) for line in lines]
+
+
+def dolly_text(row):
+    context = f"\n\ncontext:\n{row['context']}" if row["context"] else ""
+    return [row["instruction"] + context, row["response"]]
+
+
+# --- list --------------------------------------------------------------------------------------------
+
+
+def test_list(capsys):
+    head, *lines = out(capsys, "list").splitlines()
+    assert head.split() == ["name", "kind", "from", "licence", "id", "place"]
+    assert [line.split()[0] for line in lines] == BUILT_IN
+    for line in lines:
+        name, kind, origin = line.split()[:3]
+        assert kind == ("chat" if name in ("dolly15k", "oasst1", "primer") else "text")
+        assert origin == ("hub" if name in IDS else "embedded")
+        if name in IDS:
+            assert IDS[name] in line.split()
+    assert "CC BY-SA 3.0" in lines[3] and "Apache-2.0" in lines[4] and "ODC-By" in lines[0]
+
+
+def test_list_breaks_no_name_in_a_narrow_terminal(capsys, monkeypatch):
+    wide = out(capsys, "list")
+    monkeypatch.setenv("COLUMNS", "30")
+    assert out(capsys, "list") == wide
+
+
+def test_list_json(capsys, monkeypatch):
+    write_rows("data-here/oasst1/train.jsonl", [{}])
+    monkeypatch.setenv("NIELS_GPT_DATA", "data-here")
+    write(".roam-data/a.md", "a note")
+    rows = {row["name"]: row for row in printed_json(capsys, "list")}
+    assert list(rows) == BUILT_IN
+    assert all(set(row) == {"name", "kind", "id", "licence", "from", "place"} for row in rows.values())
+    assert {name: row["id"] for name, row in rows.items() if row["id"]} == IDS
+    assert rows["wikitext"] | {"licence": ""} == {
+        "name": "wikitext",
+        "kind": "text",
+        "id": "wikitext",
+        "licence": "",
+        "from": "hub",
+        "place": "wikitext",
+    }
+    assert (rows["oasst1"]["from"], Path(rows["oasst1"]["place"])) == ("local", Path("data-here/oasst1"))
+    assert (rows["roam"]["from"], rows["roam"]["place"]) == ("local", ".roam-data")
+    assert rows["primer"]["from"] == rows["stdlib"]["from"] == "embedded"
+
+
+def test_list_offline(capsys):
+    rows = {row["name"]: row["from"] for row in printed_json(capsys, "list", "--offline")}
+    assert rows == {name: "missing" if name in IDS else "embedded" for name in BUILT_IN}
+    table = out(capsys, "list", "--offline")
+    assert table.count(" missing ") == 5 and "NIELS_GPT_DATA" in table
+
+
+def test_list_says_what_is_in_the_cache(capsys, tmp_path):
+    place = tmp_path / "hf" / "datasets" / "databricks___databricks-dolly-15k"
+    (place / "default" / "0.0.0" / "abc").mkdir(parents=True)
+    rows = {row["name"]: row for row in printed_json(capsys, "list", "--offline")}
+    assert rows["dolly15k"]["from"] == "cache"
+    assert rows["dolly15k"]["place"].startswith(str(place))
+    assert rows["wikitext"]["from"] == "missing"
+
+
+def test_list_with_sources_of_ones_own(capsys):
+    write("poems/a.txt", "roses")
+    write_rows("chats.jsonl", [{"messages": [{"role": "user", "content": "hi"}]}])
+    write_config(
+        poems={"path": "poems", "licence": "CC0"}, chats={"path": "chats.jsonl"}, gone={"path": "no such place"}
+    )
+    rows = {row["name"]: row for row in printed_json(capsys, "list", "--config", "c.yaml")}
+    assert list(rows) == [*BUILT_IN, "poems", "chats", "gone"]
+    assert rows["poems"] == {
+        "name": "poems",
+        "kind": "text",
+        "id": None,
+        "licence": "CC0",
+        "from": "local",
+        "place": "poems",
+    }
+    assert (rows["chats"]["kind"], rows["chats"]["licence"]) == ("chat", "yours")
+    assert rows["gone"]["from"] == "missing" and "no such place" in rows["gone"]["place"]
+    lines = out(capsys, "list", "--config", "c.yaml").splitlines()
+    assert lines[-3].split() == ["poems", "text", "local", "CC0", "-", "poems"]
+
+
+def test_list_as_a_module_of_its_own():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "niels_gpt", "data", "list"], env=environment, capture_output=True, encoding="utf-8"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *lines = done.stdout.splitlines()
+    assert head.startswith("name ")
+    assert [line.split()[0] for line in lines] == BUILT_IN
+
+
+# --- show --------------------------------------------------------------------------------------------
+
+
+def test_show_text(capsys):
+    write("notes/a.md", "# first\n\n[bold]not markup[/bold] :smile: [[link]]\n")
+    write("notes/b.md", "second " + "word " * 60 + "end")
+    write("notes/c.md", "third")
+    write("notes/d.md", "fourth")
+    output = out(capsys, "show", "roam", "--path", "notes")
+    assert "[bold]not markup[/bold] :smile: [[link]]" in output
+    assert "second " + "word " * 60 + "end" in output  # not broken into lines
+    assert "third" in output and "fourth" not in output
+    assert [line for line in output.splitlines() if line.startswith(("1. ", "2. ", "3. ", "4. "))] == [
+        "1. roam  path=a.md",
+        "2. roam  path=b.md",
+        "3. roam  path=c.md",
+    ]
+
+
+def test_show_chat(capsys):
+    write_rows("dolly.jsonl", DOLLY)
+    output = out(capsys, "show", "dolly15k", "--path", "dolly.jsonl", "-n", 2)
+    wanted = ["user: ask 0?", "", "context:", "context 0", "assistant: answer 0"]
+    lines = output.splitlines()
+    assert lines[0].startswith("1. dolly15k  ") and "category=open_qa" in lines[0] and "row=0" in lines[0]
+    assert lines[1:6] == wanted
+    assert lines[6] == "" and lines[7].startswith("2. dolly15k  ")
+    assert lines[8:] == ["user: ask 1?ask 1?", "assistant: answer 1"]
+
+
+def test_show_json_has_one_whole_sample_per_line(capsys):
+    write_rows("dolly.jsonl", DOLLY)
+    samples = shown(capsys, "dolly15k", "--path", "dolly.jsonl", "-n", 50)
+    assert samples == [
+        {
+            "messages": [
+                {"role": role, "content": text}
+                for role, text in zip(("user", "assistant"), dolly_text(row), strict=True)
+            ],
+            "source": "dolly15k",
+            "meta": {"category": "open_qa", "row": i},
+        }
+        for i, row in enumerate(DOLLY)
+    ]
+    assert len(shown(capsys, "dolly15k", "--path", "dolly.jsonl")) == 3
+    write("notes/a.md", "é\u2028\n" + "long " * 500)
+    (note,) = shown(capsys, "roam", "--path", "notes")
+    assert note == {"text": "é\u2028\n" + "long " * 500, "source": "roam", "meta": {"path": "a.md"}}
+
+
+def test_show_json_of_values_that_json_does_not_know(capsys):
+    write_rows("rows.jsonl", [{"text": "t", "date": "2024-01-02T03:04:05"}])
+    (sample,) = shown(capsys, "fineweb_edu", "--path", "rows.jsonl")
+    assert sample["text"] == "t"
+    assert sample["meta"]["date"].startswith("2024-01-02")
+
+
+def test_show_cuts_long_texts(capsys):
+    write("notes/a.md", "x" * 1000)
+    assert "x" * 400 + "... (1,000 characters)\n" in out(capsys, "show", "roam", "--path", "notes")
+    assert "\nxxxxx... (1,000 characters)\n" in out(capsys, "show", "roam", "--path", "notes", "--chars", 5)
+    for chars in (0, 1000, 2000):
+        output = out(capsys, "show", "roam", "--path", "notes", "--chars", chars)
+        assert "\n" + "x" * 1000 + "\n" in output and "characters" not in output
+
+
+def test_show_shuffled(capsys):
+    write_rows("dolly.jsonl", DOLLY)
+    options = ["dolly15k", "--path", "dolly.jsonl", "-n", 7]
+    orders = {
+        seed: [sample["meta"]["row"] for sample in shown(capsys, *options, "--shuffle", "--seed", seed)]
+        for seed in (1, 2, 3)
+    }
+    assert all(sorted(order) == list(range(7)) for order in orders.values())
+    assert len({tuple(order) for order in orders.values()} | {tuple(range(7))}) > 2
+    again = shown(capsys, *options, "--shuffle", "--seed", 2)
+    assert [sample["meta"]["row"] for sample in again] == orders[2]
+    assert [sample["meta"]["row"] for sample in shown(capsys, *options, "--seed", 2)] == list(range(7))
+
+
+def test_show_shuffled_notes_are_not_the_first_ones(capsys):
+    for i in range(10):
+        write(f"notes/{i}.md", f"note {i}")
+    write_config(mine={"path": "notes"})
+    for options in (["roam", "--path", "notes"], ["mine", "--config", "c.yaml"]):
+        firsts = {shown(capsys, *options, "-n", 1, "--shuffle", "--seed", seed)[0]["text"] for seed in range(6)}
+        assert len(firsts) > 1, options
+
+
+def test_show_a_split_and_a_subset(capsys, hub):
+    hub.rows = {"train": ["of train"], "validation": ["of validation"], "test": ["of test"]}
+    for split in ("train", "validation", "test"):
+        (sample,) = shown(capsys, "wikitext", "--split", split, "--subset", "wikitext-2-raw-v1")
+        assert sample["text"] == f"of {split}"
+    assert set(hub.calls) == {("wikitext", "wikitext-2-raw-v1")}
+    (sample,) = shown(capsys, "fineweb_edu")
+    assert hub.calls[-1] == ("HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10")
+
+
+def test_show_local_data_by_the_environment(capsys, monkeypatch):
+    write_rows("here/databricks-dolly-15k/train.jsonl", DOLLY)
+    monkeypatch.setenv("NIELS_GPT_DATA", "here")
+    assert len(shown(capsys, "dolly15k", "--offline", "-n", 10)) == 7
+
+
+@pytest.mark.parametrize("name", ["roam", "primer", "stdlib"])
+def test_show_what_is_always_there(capsys, name):
+    samples = shown(capsys, name, "-n", 2, "--offline")
+    assert [sample["source"] for sample in samples] == [name, name]
+    assert ("messages" in samples[0]) == (name == "primer")
+
+
+def test_show_a_source_of_ones_own(capsys):
+    write_rows("rows.jsonl", [{"body": f"poem {i}", "n": i} for i in range(4)])
+    write_rows("others.jsonl", [{"body": "another"}])
+    write_config(poems={"path": "rows.jsonl", "field": "body"})
+    samples = shown(capsys, "poems", "--config", "c.yaml", "-n", 2)
+    assert samples == [{"text": f"poem {i}", "source": "poems", "meta": {"n": i, "row": i}} for i in range(2)]
+    (other,) = shown(capsys, "poems", "--config", "c.yaml", "--path", "others.jsonl")
+    assert other["text"] == "another"
+    assert "poem 3" in out(capsys, "show", "poems", "--config", "c.yaml", "-n", 9)
+
+
+# --- stats -------------------------------------------------------------------------------------------
+
+
+def quantile(lengths, tenths):
+    return sorted(lengths)[(len(lengths) - 1) * tenths // 10]
+
+
+def is_picture(path):
+    return matplotlib.image.imread(path).std() > 0
+
+
+def test_stats_of_texts(capsys, tmp_path):
+    texts = ["é" * n for n in (1, 2, 3, 10, 100, 1000)]
+    write_rows("pages.jsonl", [{"text": text, "language": "fr" if len(text) > 5 else "en"} for text in texts])
+    with Path("pages.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"text": ""}\n{"text": null}\n{"text": " "}\n')
+    summary = printed_json(capsys, "stats", "fineweb_edu", "--path", "pages.jsonl")
+    assert summary == {
+        "source": "fineweb_edu",
+        "split": "train",
+        "samples": 6,
+        "characters": 1116,
+        "bytes": 2232,
+        "mean_length": 186.0,
+        "length_quantiles": {"min": 1, "10 %": 1, "median": 3, "90 %": 100, "99 %": 100, "max": 1000},
+        "languages": {"en": 3, "fr": 3},
+        "left_out": {"empty": 2, "without text": 1},
+        "png": str(Path("data/stats/fineweb_edu.png")),
+    }
+    assert is_picture(tmp_path / "data" / "stats" / "fineweb_edu.png")
+    assert [path.name for path in (tmp_path / "data" / "stats").iterdir()] == ["fineweb_edu.png"]
+
+
+def test_stats_of_chats(capsys):
+    write_rows("dolly.jsonl", [*DOLLY, {"instruction": "no answer", "context": "", "response": ""}])
+    summary = printed_json(capsys, "stats", "dolly15k", "--path", "dolly.jsonl")
+    pairs = [dolly_text(row) for row in DOLLY]
+    lengths = [len(ask) + len(answer) for ask, answer in pairs]
+    assert summary["samples"] == 7
+    assert summary["characters"] == summary["bytes"] == sum(lengths)
+    assert summary["mean_length"] == round(sum(lengths) / 7, 1)
+    found = summary["length_quantiles"]
+    assert (found["min"], found["max"]) == (min(lengths), max(lengths))
+    assert [found["10 %"], found["median"], found["90 %"]] == [quantile(lengths, tenths) for tenths in (1, 5, 9)]
+    assert summary["roles"] == {
+        "user": {"messages": 7, "characters": sum(len(ask) for ask, _ in pairs)},
+        "assistant": {"messages": 7, "characters": sum(len(answer) for _, answer in pairs)},
+    }
+    assert summary["turns"] == {"2": 7}
+    assert summary["left_out"] == {"without response": 1}
+    assert "languages" not in summary
+
+
+def test_stats_for_people(capsys, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "x" * 4}], "lang": "de"}] * 1500
+    rows += [{"messages": [{"role": r, "content": "y"} for r in ("system", "user", "assistant")], "lang": "en"}] * 2
+    rows += [{"messages": [], "lang": "en"}] * 1234
+    write_rows("chats.jsonl", rows)
+    write_config(mine={"path": "chats.jsonl"})
+    output = out(capsys, "stats", "mine", "--config", "c.yaml", "--png", "pictures/of [bold]mine[/].png")
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert lines[0] == "mine, train: 1,502 samples"
+    assert lines[1].startswith("characters 6,006 ")
+    assert lines[2] == "length min 3 10 % 4 median 4 90 % 4 99 % 4 max 4 mean 4.0"
+    assert "languages de: 1,500 en: 2" in lines
+    assert "turns 1: 1,500 3: 2" in lines
+    assert "user 1,502 messages, 6,002 characters" in lines
+    assert "system 2 messages, 2 characters" in lines and "assistant 2 messages, 2 characters" in lines
+    assert "left out 1,234 without messages" in lines
+    bars = [line.split() for line in output.splitlines() if "█" in line or "▏" in line]
+    assert [(bar[:-2], bar[-1]) for bar in bars] == [(["2", "to", "3"], "2"), (["4", "to", "7"], "1,500")]
+    assert set(bars[1][-2]) == {"█"} and len(bars[0][-2]) == 1
+    assert lines[-1].endswith(str(Path("pictures/of [bold]mine[/].png")))
+    assert is_picture(tmp_path / "pictures" / "of [bold]mine[/].png")
+    assert not Path("data").exists()
+
+
+def test_stats_in_a_narrow_terminal_lose_no_number(capsys, monkeypatch):
+    write_rows("pages.jsonl", [{"text": "x" * 1234567}, {"text": "y"}])
+    monkeypatch.setenv("COLUMNS", "40")
+    output = out(capsys, "stats", "fineweb_edu", "--path", "pages.jsonl")
+    for number in ("1,234,568", "1,234,567", "617,284.0"):
+        assert number in output
+
+
+def test_stats_of_a_part(capsys):
+    write_rows("dolly.jsonl", DOLLY)
+    first = [dolly_text(row) for row in DOLLY[:2]]
+    summary = printed_json(capsys, "stats", "dolly15k", "--path", "dolly.jsonl", "--take", 2)
+    assert (summary["samples"], summary["characters"]) == (2, sum(len(text) for pair in first for text in pair))
+    assert "2 samples (the first 2)" in out(capsys, "stats", "dolly15k", "--path", "dolly.jsonl", "--take", 2)
+    assert "the first" not in out(capsys, "stats", "dolly15k", "--path", "dolly.jsonl", "--take", 20)
+
+
+def test_stats_of_a_huge_source_are_of_its_first_ten_thousand(capsys, hub, monkeypatch):
+    hub.rows = {"train": [f"page {i}" for i in range(10_003)], "validation": ["v"], "test": ["t"]}
+    assert printed_json(capsys, "stats", "fineweb_edu")["samples"] == 10_000
+    assert printed_json(capsys, "stats", "wikitext")["samples"] == 10_003
+    assert printed_json(capsys, "stats", "fineweb_edu", "--take", 10_001)["samples"] == 10_001
+    write_rows("here/fineweb-edu/train.jsonl", [{"text": "x"}] * 10_003)
+    monkeypatch.setenv("NIELS_GPT_DATA", "here")
+    assert printed_json(capsys, "stats", "fineweb_edu")["samples"] == 10_003
+
+
+def test_stats_of_a_split(capsys, tmp_path):
+    write_rows("rows/train.jsonl", DOLLY)
+    write_rows("rows/validation.jsonl", DOLLY[:1])
+    summary = printed_json(capsys, "stats", "dolly15k", "--path", "rows", "--split", "validation")
+    assert (summary["split"], summary["samples"]) == ("validation", 1)
+
+
+def test_stats_of_threads(capsys):
+    rows = [
+        {"message_id": i, "parent_id": p, "message_tree_id": "a", "role": r, "text": t, "lang": lang}
+        for i, p, r, t, lang in [
+            ("a", None, "prompter", "why?", "en"),
+            ("b", "a", "assistant", "because.", "en"),
+            ("c", "a", "assistant", "so.", "en"),
+            ("d", "c", "prompter", "warum?", "de"),
+        ]
+    ]
+    write_rows("trees.jsonl", rows)
+    summary = printed_json(capsys, "stats", "oasst1", "--path", "trees.jsonl")
+    assert summary["samples"] == 2
+    assert summary["turns"] == {"2": 2}
+    assert summary["roles"]["user"] == {"messages": 2, "characters": 8}
+    assert summary["languages"] == {"en": 2}
+    assert sum(summary["left_out"].values()) == 1
+
+
+def test_what_is_left_out_is_said_on_stderr_too():
+    """By `show` as well, which has no table."""
+    write_rows("dolly.jsonl", [{"instruction": "", "context": "", "response": "r"}] * 3 + DOLLY)
+    command = [sys.executable, "-m", "niels_gpt", "data", "show", "dolly15k", "--path", "dolly.jsonl", "-n", "20"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 7
+    (line,) = done.stderr.splitlines()
+    assert "dolly15k" in line and "3 without instruction" in line
+
+
+# --- mistakes ----------------------------------------------------------------------------------------
+
+
+def prepare():
+    write_rows("rows/train.jsonl", DOLLY)
+    write("empty/readme.csv", "a,b")
+    write("notes/a.md", "a note")
+    write("blank/a.md", " \n")
+    write("bad.jsonl", '{"instruction": "a", "response": "b"}\n{"instruction": \n')
+    write("bad.parquet", "this is no parquet file")
+    Path("cut.jsonl.gz").write_bytes(gzip.compress(b'{"instruction": "a", "response": "b"}\n' * 99)[:-20])
+    Path("latin.md").write_bytes(b"caf\xe9")
+    Path("latin").mkdir()
+    Path("latin/a.md").write_bytes(b"caf\xe9")
+    write_config(mine={"path": "notes"}, gone={"path": "no such place"}, nothing={"path": "empty"})
+    write("typo.yaml", "data: {sources: {mine: {paht: notes}}}")
+    write("taken.yaml", "data: {sources: {dolly15k: {path: notes}}}")
+
+
+@pytest.mark.parametrize("command", ["show", "stats"])
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [
+        ("dolly", ["'dolly'", "dolly15k", "stdlib"]),
+        ("mine", ["'mine'", "wikitext"]),
+        ("roam --split validation", ["roam", "'validation'", "train"]),
+        ("dolly15k --path rows --split tset", ["'tset'", "train", "rows"]),
+        ("dolly15k --path nowhere", ["nowhere", "databricks/databricks-dolly-15k"]),
+        ("roam --path nowhere", ["nowhere"]),
+        ("primer --path nowhere", ["nowhere"]),
+        ("dolly15k --subset big", ["dolly15k", "'big'"]),
+        ("dolly15k --path bad.jsonl", ["bad.jsonl", "line 2"]),
+        ("dolly15k --path bad.parquet", ["bad.parquet", "parquet"]),
+        ("dolly15k --path cut.jsonl.gz", ["cut.jsonl.gz", "gzip"]),
+        ("dolly15k --path empty", ["empty", ".jsonl"]),
+        ("primer --path latin.md", ["latin.md", "offset 3"]),
+        ("roam --path latin", ["a.md", "offset 3"]),
+        ("roam --path blank", ["roam", "no sample"]),
+        ("mine --config none.yaml", ["none.yaml"]),
+        ("mine --config typo.yaml", ["data.sources.mine.paht", "path"]),
+        ("mine --config taken.yaml", ["dolly15k", "already"]),
+        ("gone --config c.yaml", ["gone", "no such place"]),
+        ("nothing --config c.yaml", ["empty", ".txt", ".jsonl"]),
+        ("mine --config c.yaml --split test", ["'test'", "train"]),
+        ("mine --config c.yaml --subset x", ["mine", "'x'"]),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, tmp_path, command, options, mentioned):
+    prepare()
+    assert call("data", command, *options.split()) == 1
+    message = error_of(capsys)
+    for part in mentioned:
+        assert part in message
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_missing_own_source_given_by_path_is_named_as_it_was_given(capsys):
+    prepare()
+    assert call("data", "show", "mine", "--config", "c.yaml", "--path", "elsewhere") == 1
+    message = error_of(capsys)
+    assert "elsewhere" in message
+    assert "data.sources.mine.path is" not in message  # the config does not say so
+
+
+def test_the_remedy_for_other_encodings_is_one_that_the_command_has(capsys):
+    prepare()
+    assert call("data", "show", "roam", "--path", "latin") == 1
+    message = error_of(capsys)
+    if "--encoding-errors" in message:
+        assert call("data", "show", "roam", "--path", "latin", "--encoding-errors", "replace") == 0
+
+
+@pytest.mark.parametrize("command", ["show", "stats"])
+@pytest.mark.parametrize("name", IDS)
+def test_offline_without_data_says_the_two_ways(capsys, monkeypatch, command, name):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    assert call("data", command, name, "--offline") == 1
+    message = error_of(capsys)
+    assert IDS[name] in message
+    assert "connect to the Hub" in message and "--offline" in message
+    assert "--path" in message and "NIELS_GPT_DATA" in message and IDS[name].rpartition("/")[2] in message
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("file", ["bad.jsonl", "cut.jsonl.gz"])
+def test_a_damaged_file_is_one_line_of_the_whole_process(file):
+    """Nothing of the libraries below beside it."""
+    prepare()
+    command = [sys.executable, "-m", "niels_gpt", "data", "show", "dolly15k", "--path", file]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and file in line
+
+
+@pytest.mark.parametrize(
+    "options", ["show roam -n 0", "show roam --chars -1", "stats roam --take 0", "show", "lits", "show roam --seed -1"]
+)
+def test_usage(capsys, options):
+    assert call("data", *options.split()) == 2
+    assert "Usage: niels-gpt data" in capsys.readouterr().err
+
+
+def test_help_names_the_commands_and_options(capsys):
+    assert call("data", "--help") == 0
+    shown_help = capsys.readouterr().out
+    assert all(f"\n  {command} " in shown_help for command in ("list", "show", "stats"))
+    for command, options in (
+        ("list", "--config --offline --json"),
+        ("show", "-n --split --shuffle --seed --subset --path --config --chars --offline --json"),
+        ("stats", "--take --split --subset --path --config --png --offline --json"),
+    ):
+        assert call("data", command, "--help") == 0
+        text = capsys.readouterr().out
+        assert all(option in text for option in options.split())

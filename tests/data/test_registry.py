@@ -1,0 +1,570 @@
+import itertools
+import json
+import shutil
+import socket
+import sys
+import textwrap
+import warnings
+
+import datasets  # now, while the environment says offline: it reads that once
+import pytest
+
+from niels_gpt.config import DataConfig, SourceConfig
+from niels_gpt.data.registry import describe, get_source, sources
+from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+
+BUILT_IN = {  # name: (kind, id on the Hub, part of the licence)
+    "fineweb_edu": ("text", "HuggingFaceFW/fineweb-edu", "ODC-By"),
+    "wikitext": ("text", "wikitext", "CC BY-SA 3.0"),
+    "gutenberg": ("text", "nikolina-p/gutenberg_clean_en_splits", "public domain"),
+    "dolly15k": ("chat", "databricks/databricks-dolly-15k", "CC BY-SA 3.0"),
+    "oasst1": ("chat", "OpenAssistant/oasst1", "Apache-2.0"),
+    "roam": ("text", None, "MIT"),
+    "primer": ("chat", None, "MIT"),
+    "stdlib": ("text", None, "PSF"),
+}
+ON_HUB = {name: id_ for name, (_, id_, _) in BUILT_IN.items() if id_}
+CACHE = {  # where `datasets` keeps what it downloaded: namespace as it is, name in lower case, config
+    "fineweb_edu": ("HuggingFaceFW___fineweb-edu", "CC-MAIN-2024-10"),
+    "wikitext": ("wikitext", "wikitext-103-raw-v1"),
+    "gutenberg": ("nikolina-p___gutenberg_clean_en_splits", "default"),
+    "dolly15k": ("databricks___databricks-dolly-15k", "default"),
+    "oasst1": ("OpenAssistant___oasst1", "default"),
+}
+ROWS = {
+    "fineweb_edu": [{"text": f"page {i}", "url": f"u{i}"} for i in range(6)],
+    "wikitext": [{"text": f" line {i} \n"} for i in range(6)],
+    "gutenberg": [{"text": f"book {i}", "title": f"t{i}"} for i in range(6)],
+    "dolly15k": [
+        {"instruction": f"ask {i}", "context": "", "response": f"answer {i}", "category": "qa"} for i in range(6)
+    ],
+    "oasst1": [
+        {
+            "message_id": f"{kind}{i}",
+            "parent_id": None if kind == "q" else f"q{i}",
+            "message_tree_id": f"q{i}",
+            "role": role,
+            "text": f"{role} {i}",
+            "lang": "en",
+        }
+        for i in range(6)
+        for kind, role in (("q", "prompter"), ("a", "assistant"))
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working directory and an empty cache; online, as far as the environment says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "NIELS_GPT_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write_rows(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def texts(samples):
+    """What is said, as (source, text) or (source, text, text, ...) of a chat."""
+    return [
+        (s.source, *(m.content for m in s.messages)) if isinstance(s, ChatSample) else (s.source, s.text)
+        for s in samples
+    ]
+
+
+# --- which there are ---------------------------------------------------------------------------------
+
+
+def test_the_built_in_sources():
+    found = sources()
+    assert list(found) == list(BUILT_IN)
+    for name, (kind, id_, licence) in BUILT_IN.items():
+        source = found[name]
+        assert (source.name, source.kind, source.dataset_id) == (name, kind, id_)
+        assert licence in source.licence
+    assert [name for name, source in found.items() if source.large] == ["fineweb_edu", "gutenberg"]
+
+
+def test_the_sources_of_the_config_come_after_them(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("a note", encoding="utf-8")
+    rows = write_rows(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "hi"}]}])
+    data = DataConfig(
+        sources={
+            "diary": SourceConfig(str(tmp_path / "notes"), licence="secret"),
+            "chats": SourceConfig(str(rows)),
+            "forced": SourceConfig(str(rows), kind="text"),
+            "gone": SourceConfig(str(tmp_path / "gone")),
+        }
+    )
+    found = sources(data)
+    assert list(found) == [*BUILT_IN, "diary", "chats", "forced", "gone"]
+    assert {name: found[name].kind for name in data.sources} == {
+        "diary": "text",
+        "chats": "chat",
+        "forced": "text",
+        "gone": "auto",
+    }
+    assert (found["diary"].licence, found["chats"].licence) == ("secret", "yours")
+    assert found["diary"].where() == ("local", str(tmp_path / "notes"))
+    origin = found["gone"].where()
+    assert origin.kind == "missing" and str(tmp_path / "gone") in origin.place
+    assert texts(found["diary"].samples()) == [("diary", "a note")]
+    assert list(sources()) == list(sources(DataConfig())) == list(BUILT_IN)
+
+
+def test_a_source_that_cannot_be_read_is_listed_all_the_same(tmp_path):
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet")
+    found = sources(DataConfig(sources={"bad": SourceConfig(str(tmp_path / "bad.parquet"))}))
+    assert found["bad"].where().kind == "local"
+    with pytest.raises(ValueError, match=r"bad\.parquet"):
+        list(found["bad"].samples())
+
+
+@pytest.mark.parametrize("name", ["wikitext", "dolly15k", "stdlib"])
+def test_a_name_of_the_config_that_is_taken(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"data\.sources\.{name}\b.*already"):
+        sources(DataConfig(sources={name: SourceConfig(str(tmp_path))}))
+
+
+def test_an_unknown_name_gives_those_there_are(tmp_path):
+    data = DataConfig(sources={"diary": SourceConfig(str(tmp_path))})
+    with pytest.raises(ValueError) as caught:
+        get_source("wikitxt", data)
+    for name in ("'wikitxt'", *BUILT_IN, "diary"):
+        assert name in str(caught.value)
+    assert get_source("diary", data).name == "diary"
+    with pytest.raises(ValueError, match="no source 'diary'"):
+        get_source("diary")
+
+
+def test_a_row_of_the_list():
+    row = describe(get_source("oasst1"))
+    assert row == {
+        "name": "oasst1",
+        "kind": "chat",
+        "id": "OpenAssistant/oasst1",
+        "licence": "Apache-2.0",
+        "from": "hub",
+        "place": "OpenAssistant/oasst1",
+    }
+
+
+# --- where they would come from ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ON_HUB)
+def test_from_the_hub_when_there_is_nothing_here(name):
+    assert get_source(name).where() == ("hub", ON_HUB[name])
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", "ON"])
+@pytest.mark.parametrize("name", ON_HUB)
+def test_missing_when_offline(name, value, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    origin = get_source(name).where()
+    assert origin.kind == "missing"
+    assert "offline" in origin.place and "NIELS_GPT_DATA" in origin.place
+
+
+@pytest.mark.parametrize("value", ["0", "", "no"])
+def test_not_offline(value, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert get_source("oasst1").where().kind == "hub"
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_DATASETS_CACHE"])
+@pytest.mark.parametrize("offline", ["0", "1"])
+@pytest.mark.parametrize("name", ON_HUB)
+def test_from_the_cache(name, variable, offline, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    monkeypatch.setenv(variable, str(tmp_path / "kept"))
+    folder, config = CACHE[name]
+    root = tmp_path / "kept" / ("datasets" if variable == "HF_HOME" else "") / folder
+    (root / config / "0.0.0" / ("a" * 40)).mkdir(parents=True)
+    origin = get_source(name).where()
+    assert origin.kind == "cache"
+    assert origin.place.startswith(str(root))
+
+
+def test_another_config_in_the_cache_is_not_the_one_wanted(tmp_path):
+    (tmp_path / "hf" / "datasets" / "wikitext" / "wikitext-2-raw-v1" / "0.0.0").mkdir(parents=True)
+    assert get_source("wikitext").where().kind == "hub"
+
+
+def test_other_datasets_in_the_cache_are_others(tmp_path):
+    for folder in ("oasst1", "someone___oasst1", "OpenAssistant___oasst2", "parquet", "json"):
+        (tmp_path / "hf" / "datasets" / folder / "default" / "0.0.0").mkdir(parents=True)
+    assert get_source("oasst1").where().kind == "hub"
+
+
+def fill_cache(root, folder, config, rows):
+    """What `datasets` leaves behind after a download, made by `datasets` itself."""
+    made = root.parent / "made"
+    file = write_rows(root.parent / "rows.jsonl", rows)
+    builder = datasets.load_dataset_builder("json", data_files={"train": [str(file)]}, cache_dir=str(made))
+    builder.download_and_prepare()
+    name = folder.rpartition("___")[2]
+    place = root / folder / config / "0.0.0" / ("a" * 40)
+    place.parent.mkdir(parents=True)
+    shutil.move(builder.cache_dir, place)
+    for arrow in list(place.glob("*.arrow")):
+        arrow.rename(arrow.with_name(arrow.name.replace("json", name, 1)))
+    info = json.loads((place / "dataset_info.json").read_text(encoding="utf-8"))
+    info |= {"config_name": config, "dataset_name": name}
+    (place / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ON_HUB)
+def test_what_is_in_the_cache_can_be_read_offline_and_is_said_to_be_there(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
+    fill_cache(tmp_path / "hf" / "datasets", *CACHE[name], ROWS[name])
+    source = get_source(name)
+    assert len(list(source.samples(take=2))) == 2
+    assert source.where().kind == "cache"
+
+
+def test_what_cannot_be_read_by_its_id_is_not_said_to_be_in_the_cache(tmp_path, monkeypatch):
+    """`datasets` looks for a cached `wikitext` under that name alone, whatever the Hub redirects it to."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
+    fill_cache(tmp_path / "hf" / "datasets", "Salesforce___wikitext", "wikitext-103-raw-v1", ROWS["wikitext"])
+    source = get_source("wikitext")
+    try:
+        readable = len(list(source.samples(take=2))) == 2
+    except ValueError:
+        readable = False
+    assert source.where().kind == ("cache" if readable else "missing")
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("name", ON_HUB)
+def test_local_files_come_first(name, short, tmp_path, monkeypatch):
+    place = tmp_path / "data" / (ON_HUB[name].rpartition("/")[2] if short else ON_HUB[name])
+    write_rows(place / "train.jsonl", ROWS[name])
+    folder, config = CACHE[name]
+    (tmp_path / "hf" / "datasets" / folder / config / "0.0.0" / "abc").mkdir(parents=True)
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source = get_source(name)
+    assert source.where() == ("local", str(place))
+    assert len(list(source.samples())) == 6
+
+
+def test_local_files_by_a_map(tmp_path, monkeypatch):
+    file = write_rows(tmp_path / "elsewhere" / "some.jsonl", ROWS["dolly15k"])
+    (tmp_path / "map.yaml").write_text(f"databricks/databricks-dolly-15k: {file}\noasst1: nowhere\n", encoding="utf-8")
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "map.yaml"))
+    assert get_source("dolly15k").where() == ("local", str(file))
+    gone = get_source("oasst1").where()
+    assert gone.kind == "missing" and "nowhere" in gone.place
+    assert get_source("wikitext").where().kind == "hub"
+
+
+def test_a_niels_gpt_data_that_does_not_exist_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "none"))
+    origin = get_source("wikitext").where()
+    assert origin.kind == "missing"
+    assert "NIELS_GPT_DATA" in origin.place and str(tmp_path / "none") in origin.place
+
+
+@pytest.mark.parametrize(("name", "usual"), [("roam", ".roam-data"), ("primer", "data/primer.txt")])
+def test_embedded_until_there_are_local_ones_in_the_usual_place(name, usual, tmp_path):
+    assert get_source(name).where().kind == "embedded"
+    assert len(list(get_source(name).samples(take=3))) == 3
+    if name == "roam":
+        (tmp_path / usual).mkdir()
+        (tmp_path / usual / "mine.md").write_text("my note", encoding="utf-8")
+        wanted = [("roam", "my note")]
+    else:
+        (tmp_path / usual).parent.mkdir()
+        (tmp_path / usual).write_text("user: mine?\nassistant: yes.", encoding="utf-8")
+        wanted = [("primer", "mine?", "yes.")]
+    assert get_source(name).where() == ("local", usual)
+    assert texts(get_source(name).samples()) == wanted
+
+
+def test_the_standard_library_is_always_there(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source = get_source("stdlib")
+    assert source.where().kind == "embedded"
+    three = list(source.samples(take=3))
+    assert [s.source for s in three] == ["stdlib"] * 3
+    assert all(isinstance(s, PretrainSample) and s.text.startswith(s.meta["module"]) for s in three)
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
+
+EXPECTED = {
+    "fineweb_edu": [("fineweb_edu", f"page {i}") for i in range(6)],
+    "wikitext": [("wikitext", f" line {i} \n") for i in range(6)],
+    "gutenberg": [("gutenberg", f"book {i}") for i in range(6)],
+    "dolly15k": [("dolly15k", f"ask {i}", f"answer {i}") for i in range(6)],
+    "oasst1": [("oasst1", f"prompter {i}", f"assistant {i}") for i in range(6)],
+}
+
+
+@pytest.mark.parametrize("name", ON_HUB)
+def test_samples_of_a_path_in_its_order(name, tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", ROWS[name])
+    source = get_source(name)
+    for path in (file, str(file)):
+        assert texts(source.samples(path=path)) == EXPECTED[name]
+    for take in (0, 1, 4, 6, 9):
+        assert texts(source.samples(path=file, take=take)) == EXPECTED[name][:take]
+
+
+@pytest.mark.parametrize("name", ["fineweb_edu", "gutenberg", "dolly15k", "oasst1"])
+def test_shuffled_samples(name, tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", ROWS[name])
+    source = get_source(name)
+    orders = [texts(source.samples(path=file, shuffle=True, seed=seed)) for seed in (1, 1, 2, 3, 4)]
+    assert all(sorted(order) == EXPECTED[name] for order in orders)
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders}) > 1
+    assert texts(source.samples(path=file, shuffle=True, seed=1, take=2)) == orders[0][:2]
+
+
+def test_notes_and_dialogues_are_shuffled_too(tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for i in range(8):
+        (notes / f"{i}.md").write_text(f"note {i}", encoding="utf-8")
+    primer = tmp_path / "p.txt"
+    blocks = [f"user: q{i}\nassistant: a{i}" for i in range(8)]
+    primer.write_text("\n\n<dialogue>\n\n".join(blocks), encoding="utf-8")
+    for name, path, wanted in (
+        ("roam", notes, [("roam", f"note {i}") for i in range(8)]),
+        ("primer", primer, [("primer", f"q{i}", f"a{i}") for i in range(8)]),
+    ):
+        source = get_source(name)
+        assert texts(source.samples(path=path)) == wanted
+        orders = [texts(source.samples(path=path, shuffle=True, seed=seed)) for seed in (1, 1, 2, 3)]
+        assert all(sorted(order) == wanted for order in orders)
+        assert orders[0] == orders[1]
+        assert len({tuple(order) for order in orders}) > 1, f"{name} is never shuffled"
+
+
+def test_the_standard_library_has_no_path(tmp_path):
+    (tmp_path / "a.txt").write_text("not of the standard library", encoding="utf-8")
+    with pytest.raises(ValueError, match="path"):
+        list(get_source("stdlib").samples(path=tmp_path, take=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "subset", "called"),
+    [
+        ("wikitext", None, ("wikitext", "wikitext-103-raw-v1")),
+        ("wikitext", "wikitext-2-raw-v1", ("wikitext", "wikitext-2-raw-v1")),
+        ("fineweb_edu", None, ("HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10")),
+        ("fineweb_edu", "sample-10BT", ("HuggingFaceFW/fineweb-edu", "sample-10BT")),
+        ("gutenberg", None, ("nikolina-p/gutenberg_clean_en_splits", None)),
+    ],
+)
+def test_the_subset_and_the_split_go_to_the_hub(hub, name, subset, called):
+    hub.rows = {"train": ["one", "two", "three"], "validation": ["four"], "test": ["five"]}
+    source = get_source(name)
+    assert texts(source.samples(subset=subset, take=2)) == [(name, "one"), (name, "two")]
+    assert hub.calls == [called]
+    assert texts(source.samples(subset=subset, split="test")) == [(name, "five")]
+    assert texts(source.samples(subset=subset, split="validation")) == [(name, "four")]
+
+
+def test_a_subset_of_a_local_folder(tmp_path, monkeypatch):
+    for config in ("wikitext-2-raw-v1", "wikitext-103-raw-v1"):
+        write_rows(tmp_path / "data" / "wikitext" / config / "train.jsonl", [{"text": f"of {config}"}])
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "data"))
+    source = get_source("wikitext")
+    assert texts(source.samples()) == [("wikitext", "of wikitext-103-raw-v1")]
+    assert texts(source.samples(subset="wikitext-2-raw-v1")) == [("wikitext", "of wikitext-2-raw-v1")]
+    with pytest.raises(ValueError, match=r"wikitext-4.*wikitext-103-raw-v1.*wikitext-2-raw-v1"):
+        list(source.samples(subset="wikitext-4"))
+
+
+@pytest.mark.parametrize("name", ["gutenberg", "dolly15k", "oasst1", "roam", "primer", "stdlib"])
+def test_a_subset_of_a_source_that_has_none(name):
+    with pytest.raises(ValueError, match=rf"{name} has no subsets.*'big'"):
+        get_source(name).samples(subset="big")
+
+
+@pytest.mark.parametrize("name", ["roam", "primer", "stdlib"])
+@pytest.mark.parametrize("split", ["validation", "test", "trian", ""])
+def test_a_split_that_what_has_none_has_not(name, split):
+    with pytest.raises(ValueError, match=rf"{name} has no split '{split}'; it has train"):
+        get_source(name).samples(split=split)
+
+
+@pytest.mark.parametrize("name", ON_HUB)
+def test_a_split_that_the_files_have_not(name, tmp_path):
+    for split in ("train", "validation"):
+        write_rows(tmp_path / "rows" / f"{split}.jsonl", ROWS[name][: 2 if split == "validation" else None])
+    source = get_source(name)
+    assert texts(source.samples(path=tmp_path / "rows")) == EXPECTED[name]
+    held_out = texts(source.samples(path=tmp_path / "rows", split="validation"))
+    assert held_out == EXPECTED[name][: 1 if name == "oasst1" else 2]
+    with pytest.raises(ValueError, match=r"'tset'.*train, validation"):
+        list(source.samples(path=tmp_path / "rows", split="tset"))
+
+
+def test_a_path_that_does_not_exist(tmp_path):
+    for name in (*ON_HUB, "roam", "primer"):
+        with pytest.raises((ValueError, OSError), match=r"no such place"):
+            list(get_source(name).samples(path=tmp_path / "no such place"))
+
+
+def test_what_is_left_out_is_counted(tmp_path):
+    wrong = [{"instruction": "", "context": "", "response": "r", "category": "c"}] * 2
+    file = write_rows(tmp_path / "rows.jsonl", [*wrong, *ROWS["dolly15k"]])
+    stats = {}
+    assert texts(get_source("dolly15k").samples(path=file, stats=stats)) == EXPECTED["dolly15k"]
+    assert sum(stats.values()) == 2
+    (tmp_path / "notes").mkdir()
+    for name, text in (("a", "a note"), ("b", " \n"), ("c", "")):
+        (tmp_path / "notes" / f"{name}.md").write_text(text, encoding="utf-8")
+    stats = {}
+    assert texts(get_source("roam").samples(path=tmp_path / "notes", stats=stats)) == [("roam", "a note")]
+    assert stats == {"empty": 2}
+
+
+def test_options_of_the_loader_go_through(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", ROWS["dolly15k"])
+    first = next(get_source("dolly15k").samples(path=file, include_system=True))
+    assert [m.role for m in first.messages] == ["system", "user", "assistant"]
+    german = [{**row, "lang": "de"} for row in ROWS["oasst1"]]
+    file = write_rows(tmp_path / "german.jsonl", german)
+    assert list(get_source("oasst1").samples(path=file)) == []
+    assert len(list(get_source("oasst1").samples(path=file, english_only=False))) == 6
+
+
+def test_offline_without_data_says_the_two_ways_and_never_connects(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    asked = []
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: asked.append(args))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asked.append(args))
+    for name, id_ in ON_HUB.items():
+        with pytest.raises(ValueError) as caught:
+            list(get_source(name).samples(take=1))
+        message = str(caught.value)
+        assert id_ in message
+        assert "NIELS_GPT_DATA" in message and "--path" in message
+        assert "connect to the Hub" in message
+    assert asked == []
+
+
+# --- sources of other packages -----------------------------------------------------------------------
+
+counter = itertools.count()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A function that installs a distribution: a module, and entry points as pip writes them."""
+
+    def make(module, points):
+        name = f"poems_{next(counter)}"
+        site = tmp_path / f"site-{name}"
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{name}.py").write_text(textwrap.dedent(module), encoding="utf-8")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+        lines = [f"{point} = {name}{target}" for point, target in points.items()]
+        listed = "\n".join(["[console_scripts]", f"{name} = {name}:main", "", "[niels_gpt.sources]", *lines, ""])
+        (info / "entry_points.txt").write_text(listed, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(site))
+        return name
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("poems_")]:
+        del sys.modules[name]
+
+
+POEMS = """
+from niels_gpt.data.registry import Origin, Source
+from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+
+def poems(*, split, take, shuffle, seed, path, stats, metre="iambic"):
+    for i in range(3 if take is None else min(3, take)):
+        yield PretrainSample(f"poem {i} of {split}, {metre}", "poems", {"lang": "en"})
+
+def talks(**options):
+    yield ChatSample([ChatMessage("user", "rhyme?"), ChatMessage("assistant", "no.")], "talks", {})
+
+POEMS = Source("poems", "text", "CC0", poems, lambda: Origin("embedded", "my package"), subset_option="metre",
+               splits=("train", "test"))
+
+def make_talks():
+    return Source("talks", "chat", "MIT", talks, lambda: Origin("hub", "me/talks"), "me/talks")
+
+NOTHING = 3.5
+"""
+
+
+def test_a_source_of_another_package(install):
+    install(POEMS, {"poems": ":POEMS", "talks": ":make_talks"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sources()
+    assert list(found) == [*BUILT_IN, "poems", "talks"]
+    assert dict(describe(found["poems"])) == {
+        "name": "poems",
+        "kind": "text",
+        "id": None,
+        "licence": "CC0",
+        "from": "embedded",
+        "place": "my package",
+    }
+    assert texts(found["poems"].samples(take=2, split="test")) == [
+        ("poems", "poem 0 of test, iambic"),
+        ("poems", "poem 1 of test, iambic"),
+    ]
+    assert texts(found["poems"].samples(take=1, subset="free")) == [("poems", "poem 0 of train, free")]
+    with pytest.raises(ValueError, match="no split 'val'; it has train, test"):
+        found["poems"].samples(split="val")
+    (talk,) = found["talks"].samples()
+    assert talk.messages == [ChatMessage("user", "rhyme?"), ChatMessage("assistant", "no.")]
+    assert found["talks"].dataset_id == "me/talks"
+    assert get_source("poems") == found["poems"]
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "said"),
+    [
+        ("raise RuntimeError('no poetry today')", ":POEMS", "no poetry today"),
+        ("import a_module_that_is_nowhere", ":POEMS", "a_module_that_is_nowhere"),
+        ("x = = 1", ":POEMS", "invalid syntax"),
+        (POEMS, ":PROSE", "PROSE"),
+        (POEMS, ":NOTHING", "float"),
+        ("def make():\n    return {'name': 'poems'}", ":make", "dict"),
+        ("def make():\n    raise KeyError('not today')", ":make", "not today"),
+        ("def make(needed):\n    return needed", ":make", "needed"),
+    ],
+)
+def test_a_source_that_does_not_load_is_left_out_with_a_warning_that_names_it(install, module, target, said):
+    name = install(module, {"odd": target})
+    install(POEMS, {"poems": ":POEMS"})
+    with pytest.warns(UserWarning) as caught:
+        found = sources()
+    assert list(found) == [*BUILT_IN, "poems"]
+    (message,) = [str(warning.message) for warning in caught]
+    assert "odd" in message and f"{name}{target}" in message and said in message
+    assert "\n" not in message
+
+
+def test_the_config_cannot_take_the_name_of_an_installed_source(install, tmp_path):
+    install(POEMS, {"poems": ":POEMS"})
+    with pytest.raises(ValueError, match=r"data\.sources\.poems.*already"):
+        sources(DataConfig(sources={"poems": SourceConfig(str(tmp_path))}))
+
+
+def test_a_package_does_not_replace_a_built_in_source_unsaid(install):
+    install(POEMS.replace('"poems", "text"', '"wikitext", "text"'), {"wikitext": ":POEMS"})
+    with pytest.warns(UserWarning, match="wikitext"):
+        found = sources()
+    assert found["wikitext"].dataset_id == "wikitext"

@@ -1,0 +1,202 @@
+import io
+import struct
+
+import matplotlib.image
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.report.histogram import count_by_doubling, histogram_text, plot_histogram
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LENGTHS = st.lists(
+    st.one_of(
+        st.integers(0, 20),
+        st.integers(0, 2**53),
+        st.builds(lambda power, step: max(2**power + step, 0), st.integers(0, 52), st.integers(-1, 1)),
+    ),
+    max_size=40,
+)
+
+
+def naive(lengths):
+    """0, then 1, 2-3, 4-7, ...: by doubling until it fits."""
+    if not lengths:
+        return []
+    edges = [(0, 1), (1, 2)]
+    while edges[-1][1] <= max(lengths):
+        edges.append((edges[-1][1], 2 * edges[-1][1]))
+    bins = [(low, high, sum(low <= n < high for n in lengths)) for low, high in edges]
+    while not bins[0][2]:
+        bins.pop(0)
+    while not bins[-1][2]:
+        bins.pop()
+    return bins
+
+
+@given(LENGTHS)
+def test_bins_are_what_a_naive_count_gives(lengths):
+    assert count_by_doubling(lengths) == naive(lengths)
+
+
+@pytest.mark.parametrize(
+    ("length", "low", "high"),
+    [
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 2, 4),
+        (3, 2, 4),
+        (4, 4, 8),
+        (7, 4, 8),
+        (8, 8, 16),
+        (1023, 512, 1024),
+        (1024, 1024, 2048),
+        (10_000_000, 2**23, 2**24),
+        (2**40 - 1, 2**39, 2**40),
+        (2**40, 2**40, 2**41),
+        (2**40 + 1, 2**40, 2**41),
+        (2**53 - 1, 2**52, 2**53),
+        (2**53, 2**53, 2**54),
+    ],
+)
+def test_the_bin_of_one_length(length, low, high):
+    assert count_by_doubling([length]) == [(low, high, 1)]
+    assert count_by_doubling([length] * 5) == [(low, high, 5)]
+
+
+@pytest.mark.parametrize("length", [2**54 - 1, 2**62 - 1, 2**62, 2**63 - 1])
+def test_lengths_that_a_float_does_not_hold(length):
+    assert count_by_doubling([length]) == naive([length])
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, lambda x: np.array(x, dtype=np.int32)])
+def test_any_sequence_of_numbers(make):
+    assert count_by_doubling(make([5, 0, 1, 1])) == [(0, 1, 1), (1, 2, 2), (2, 4, 0), (4, 8, 1)]
+
+
+def test_no_lengths():
+    assert count_by_doubling([]) == []
+    assert histogram_text([]) == []
+
+
+def drawn(line, width):
+    """(label, eighths of the bar, number) of a line, which is checked to be in columns."""
+    bar_at = len(line) - len(line.rpartition("  ")[2]) - 2 - width
+    label, bar, number = line[: bar_at - 2], line[bar_at : bar_at + width], line[bar_at + width + 2 :]
+    assert line[bar_at - 2 : bar_at] == "  "
+    filled = bar.rstrip()
+    assert set(filled[:-1]) <= {"█"}, line
+    eighths = 8 * (len(filled) - 1) + EIGHTHS.index(filled[-1]) if filled else 0
+    return label, eighths, number
+
+
+@given(LENGTHS.filter(bool), st.integers(1, 60))
+def test_the_text(lengths, width):
+    bins = naive(lengths)
+    most = max(number for *_, number in bins)
+    lines = histogram_text(lengths, width=width)
+    assert len(lines) == len(bins)
+    for line, (low, high, number) in zip(lines, bins, strict=True):
+        label, eighths, shown = drawn(line, width)
+        assert label.strip() == (f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}")
+        assert shown == f"{number:,}"
+        assert eighths == 8 * width if number == most else eighths <= 8 * width
+        assert (eighths > 0) == (number > 0), "what is there must show, and nothing else"
+        assert abs(eighths - 8 * width * number / most) < 1
+    assert len({len(line) - len(line.rpartition("  ")[2]) for line in lines}) == 1, "the bars stand in a column"
+
+
+def test_a_text_to_read():
+    lines = histogram_text([0] * 2 + [1] * 4 + [2, 3, 3, 3] * 2 + [17], width=8)
+    assert lines == [
+        "       0  ██        2",
+        "       1  ████      4",
+        "  2 to 3  ████████  8",
+        "  4 to 7            0",
+        " 8 to 15            0",
+        "16 to 31  █         1",
+    ]
+
+
+def test_a_rare_length_shows_beside_a_million():
+    first, *_, last = histogram_text([1] * 1_000_000 + [100], width=40)
+    assert first == "        1  " + "█" * 40 + "  1,000,000"
+    assert last == "64 to 127  ▏" + " " * 39 + "  1"
+
+
+# --- the picture -------------------------------------------------------------------------------------
+
+
+def pixels(path):
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data[-8:-4] == b"IEND"
+    width, height = struct.unpack(">II", data[16:24])
+    image = matplotlib.image.imread(io.BytesIO(data), format="png")
+    assert image.shape[:2] == (height, width)
+    assert width > height > 300
+    return image
+
+
+@pytest.mark.parametrize("lengths", [[5], [0], [0, 0, 1, 2, 1000, 10_000_000], list(range(3000)), np.arange(50)])
+def test_a_picture(tmp_path, lengths):
+    path = tmp_path / "h.png"
+    plot_histogram(lengths, path, title="a title with [brackets] & ü")
+    image = pixels(path)
+    assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 2, "blank"
+    bars = (abs(image[..., :3] - np.array([0x3B, 0x6E, 0xA5]) / 255) < 0.01).all(axis=2)
+    assert bars.sum() > 1000, "no bars"
+    assert [file.name for file in tmp_path.iterdir()] == ["h.png"]
+
+
+def test_the_bars_are_as_high_as_the_counts(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    found = {}
+
+    def keep(self, file, **options):
+        axes = self.axes[0]
+        found["heights"] = [bar.get_height() for bar in axes.patches]
+        found["title"] = axes.get_title()
+        found["labels"] = [label.get_text() for label in axes.get_xticklabels()]
+        file.write(b"picture")
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    plot_histogram([0, 1, 1, 5, 1030], tmp_path / "h.png", title="poems")
+    assert found["heights"] == [1, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert found["title"] == "poems"
+    assert found["labels"][:4] == ["0", "1", "2", "4"] and "1,024" in found["labels"]
+    assert (tmp_path / "h.png").read_bytes() == b"picture"
+
+
+def test_a_new_picture_replaces_the_old_one_whole_or_not_at_all(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    path = tmp_path / "h.png"
+    plot_histogram([1, 2, 3], path, title="first")
+    first = path.read_bytes()
+    plot_histogram([1] * 50 + [900], path, title="second")
+    second = path.read_bytes()
+    assert first != second
+
+    def fail(self, file, **options):
+        file.write(b"half a pic")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="no space left"):
+        plot_histogram([4, 5], path, title="third")
+    assert path.read_bytes() == second
+    assert [file.name for file in tmp_path.iterdir()] == ["h.png"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(OSError, match=r"none.h\.png"):
+        plot_histogram([1], tmp_path / "none" / "h.png", title="t")
+
+
+def test_drawing_needs_no_screen(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setenv("MPLBACKEND", "TkAgg")
+    plot_histogram([1, 2], tmp_path / "h.png", title="t")
+    assert pixels(tmp_path / "h.png").size
