@@ -7,7 +7,6 @@ sub-folder per dataset id or a YAML map `id: path`. Ends with one line per loade
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -81,7 +80,6 @@ def main(arguments: list[str] | None = None) -> int:
                         help="another config of a dataset, e.g. wikitext=wikitext-2-raw-v1")  # fmt: skip
     parser.add_argument("--offline", action="store_true", help="never ask the Hub")
     options = parser.parse_args(arguments)
-    logging.basicConfig(format="%(message)s")
     if options.data is not None:
         os.environ[VARIABLE] = str(options.data)
     if options.offline:

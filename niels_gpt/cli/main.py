@@ -302,7 +302,6 @@ def data_stats(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with 0, 1 (something is wrong), 2 (usage) or 130 (interrupted)."""
-    import logging
     import warnings
 
     # On a busy machine two OpenMP threads that spin for each other can take ten times as long; after 1000
@@ -313,7 +312,6 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
-    logging.basicConfig(format="%(message)s")  # of the loaders: what was left out, what is tried again
     try:
         app(args=arguments, prog_name="niels-gpt")
     except (ValueError, OSError, ArithmeticError) as err:

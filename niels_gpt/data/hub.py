@@ -28,6 +28,9 @@ log = logging.getLogger("niels_gpt.data")
 
 ATTEMPTS = 5
 """Tries without any new row before a transient failure counts as final."""
+PATIENCE = 30.0
+"""Seconds of failing calls without any new row, after which there is no further try: the Hub's own library waits
+and tries for some 25 seconds itself when there is no network."""
 LONGEST_PAUSE = 60.0
 """Seconds; pauses double from one second up to this, each times a random factor of 0.5 to 1.5."""
 _jitter = random.Random()  # its own: waiting must not move anybody's random numbers
@@ -77,9 +80,11 @@ class Reader:
         """The commit of the dataset, once rows have come and if the Hub tells it."""
 
     def __iter__(self) -> Iterator[tuple[int | None, dict[str, Any]]]:
-        request, done, failures = self.request, 0, 0
+        request, done = self.request, 0
         files = _local_files(request)
+        failures = _Failures(request, files)
         while True:
+            failures.start()
             try:
                 dataset = _load(request, files)
                 revision = revision_of(dataset)
@@ -91,23 +96,23 @@ class Reader:
                 self.revision = revision
                 for item in itertools.islice(_iterate(dataset, request, self.shuffle), done, None):
                     done += 1
-                    failures = 0
+                    failures.number = 0
                     yield item
                 return
             except Exception as err:
-                failures += 1
-                _wait_or_raise(request, files, err, failures, after=done)
+                failures.wait_or_raise(err, after=done)
 
 
 def open_dataset(request: Request) -> Any:
     """The `datasets` object itself, transient failures waited out. Raises DataUnavailable."""
     files = _local_files(request)
-    for failures in itertools.count(1):
+    failures = _Failures(request, files)
+    while True:
+        failures.start()
         try:
             return _load(request, files)
         except Exception as err:
-            _wait_or_raise(request, files, err, failures, after=0)
-    raise AssertionError("unreachable")
+            failures.wait_or_raise(err, after=0)
 
 
 def go_offline() -> None:
@@ -197,8 +202,8 @@ def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterato
 
 @contextlib.contextmanager
 def _quiet(datasets: Any, *, local: bool) -> Iterator[None]:
-    """No log lines of `datasets` about files that we explain ourselves; no progress bars for local files."""
-    for handler in logging.getLogger("datasets").handlers:
+    """No log lines of the libraries about what we say ourselves; no progress bars for local files."""
+    for handler in (*logging.getLogger("datasets").handlers, *logging.getLogger("huggingface_hub").handlers):
         if _is_news not in handler.filters:
             handler.addFilter(_is_news)  # for good: rows are read long after the dataset was opened
     shown = not datasets.utils.are_progress_bars_disabled()
@@ -211,29 +216,43 @@ def _quiet(datasets: Any, *, local: bool) -> Iterator[None]:
             datasets.utils.enable_progress_bars()
 
 
+_NO_NEWS = re.compile(r"Failed to load JSON|Failed to read|Retrying in|.* thrown while requesting")
+
+
 def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(("Failed to load JSON", "Failed to read"))
+    return not _NO_NEWS.match(record.getMessage())
 
 
 # --- failures ----------------------------------------------------------------------------------------
 
 
-def _wait_or_raise(request: Request, files: Files | None, err: Exception, failures: int, *, after: int) -> None:
-    """Sleep if the failure may pass; else raise what the user should read."""
-    if isinstance(err, DataUnavailable) or (files is not None and isinstance(err, OSError) and err.filename):
-        raise err
-    if files is not None:
-        names = [name for part in files.values() for name in part]
-        listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-        raise ValueError(explain(names) or f"cannot read {listed}: {_reason(err)}") from err
-    if not is_transient(err) or failures >= ATTEMPTS:
-        raise _final(request, err, failures, after) from err
-    pause = max(min(2.0 ** (failures - 1), LONGEST_PAUSE) * _jitter.uniform(0.5, 1.5), _retry_after(err))
-    log.warning(
-        "%s: %s (after %d rows); trying again in %.0f s (%d of %d)",
-        request, _reason(err), after, pause, failures, ATTEMPTS - 1,
-    )  # fmt: skip
-    time.sleep(pause)
+class _Failures:
+    """Counts the failures since the last row: waits after those that may pass, raises what the user should read."""
+
+    def __init__(self, request: Request, files: Files | None) -> None:
+        self.request, self.files = request, files
+        self.number = 0
+        self._spent = 0.0
+        self._began = 0.0
+
+    def start(self) -> None:
+        """A try begins."""
+        self._began = time.monotonic()
+
+    def wait_or_raise(self, err: Exception, *, after: int) -> None:
+        if isinstance(err, DataUnavailable) or (self.files is not None and isinstance(err, OSError) and err.filename):
+            raise err
+        if self.files is not None:
+            names = [name for part in self.files.values() for name in part]
+            listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+            raise ValueError(explain(names) or f"cannot read {listed}: {_reason(err)}") from err
+        self.number += 1
+        self._spent = (self._spent if self.number > 1 else 0.0) + time.monotonic() - self._began
+        if not is_transient(err) or self.number >= ATTEMPTS or (self.number > 1 and self._spent > PATIENCE):
+            raise _final(self.request, err, self.number, after) from err
+        pause = max(min(2.0 ** (self.number - 1), LONGEST_PAUSE) * _jitter.uniform(0.5, 1.5), _retry_after(err))
+        log.warning("%s: %s (after %d rows); trying again in %.0f s", self.request, _reason(err), after, pause)
+        time.sleep(pause)
 
 
 _PASSING_ERRNO = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH,
@@ -333,8 +352,8 @@ def _final(request: Request, err: Exception, failures: int, after: int) -> DataU
 
 
 def _reason(err: BaseException) -> str:
-    """The first line of the deepest cause that says something."""
-    texts = [str(e).strip() for e in _chain(err)]
-    if type(err).__module__.startswith("datasets") and "generating" in texts[0] and len(texts) > 1:
-        texts = texts[1:]
-    return next((text.splitlines()[0] for text in texts if text), type(err).__name__)
+    """What an error says, in one line."""
+    lines = [text.splitlines()[0] for text in (str(e).strip() for e in _chain(err)) if text]
+    if len(lines) > 1 and type(err).__name__ == "DatasetGenerationError":  # says only that it happened
+        lines = lines[1:]
+    return lines[0] if lines else type(err).__name__

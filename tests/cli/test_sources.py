@@ -1,14 +1,17 @@
 import gzip
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import datasets  # now, while the environment says offline: it reads that once
+import huggingface_hub
 import matplotlib.image
 import pytest
 
+from niels_gpt.data import embedded
 from tests.cli import call, error_of
 
 ROOT = Path(__file__).parents[2]
@@ -58,10 +61,10 @@ def write_config(**sources):
 
 
 def out(capsys, *arguments):
-    """What a command prints; it must succeed, and say nothing on stderr."""
+    """What a command prints; it must succeed, and say nothing on stderr but what was left out."""
     assert call("data", *arguments) == 0
     output, errors = capsys.readouterr()
-    assert errors == ""
+    assert all("left out" in line for line in errors.splitlines()), errors
     return output
 
 
@@ -279,7 +282,9 @@ def test_show_local_data_by_the_environment(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["roam", "primer", "stdlib"])
-def test_show_what_is_always_there(capsys, name):
+def test_show_what_is_always_there(capsys, monkeypatch, name):
+    files = embedded.stdlib_files()[:40]  # all of it takes seconds to read
+    monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
     samples = shown(capsys, name, "-n", 2, "--offline")
     assert [sample["source"] for sample in samples] == [name, name]
     assert ("messages" in samples[0]) == (name == "primer")
@@ -475,7 +480,6 @@ def prepare():
         ("dolly15k --path empty", ["empty", ".jsonl"]),
         ("primer --path latin.md", ["latin.md", "offset 3"]),
         ("roam --path latin", ["a.md", "offset 3"]),
-        ("roam --path blank", ["roam", "no sample"]),
         ("mine --config none.yaml", ["none.yaml"]),
         ("mine --config typo.yaml", ["data.sources.mine.paht", "path"]),
         ("mine --config taken.yaml", ["dolly15k", "already"]),
@@ -491,6 +495,17 @@ def test_a_mistake_is_one_line(capsys, tmp_path, command, options, mentioned):
     message = error_of(capsys)
     for part in mentioned:
         assert part in message
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("command", ["show", "stats"])
+def test_nothing_to_show_is_a_mistake(capsys, tmp_path, command):
+    prepare()
+    assert call("data", command, "roam", "--path", "blank") == 1
+    output, errors = capsys.readouterr()
+    last = errors.splitlines()[-1]  # before it may be said what was left out
+    assert output == ""
+    assert last.startswith("error: ") and "roam" in last and "no sample" in last
     assert not (tmp_path / "data").exists()
 
 
@@ -514,11 +529,15 @@ def test_the_remedy_for_other_encodings_is_one_that_the_command_has(capsys):
 @pytest.mark.parametrize("name", IDS)
 def test_offline_without_data_says_the_two_ways(capsys, monkeypatch, command, name):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asked.append(args))
     assert call("data", command, name, "--offline") == 1
     message = error_of(capsys)
     assert IDS[name] in message
     assert "connect to the Hub" in message and "--offline" in message
     assert "--path" in message and "NIELS_GPT_DATA" in message and IDS[name].rpartition("/")[2] in message
+    assert asked == []
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 

@@ -10,6 +10,7 @@ import datasets  # now, while the environment says offline: it reads that once
 import pytest
 
 from niels_gpt.config import DataConfig, SourceConfig
+from niels_gpt.data import embedded
 from niels_gpt.data.registry import describe, get_source, sources
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 
@@ -289,7 +290,14 @@ def test_embedded_until_there_are_local_ones_in_the_usual_place(name, usual, tmp
     assert texts(get_source(name).samples()) == wanted
 
 
-def test_the_standard_library_is_always_there(monkeypatch):
+@pytest.fixture
+def small_library(monkeypatch):
+    """Part of the standard library, for all of it takes seconds to read."""
+    files = embedded.stdlib_files()[:40]
+    monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
+
+
+def test_the_standard_library_is_always_there(small_library, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     source = get_source("stdlib")
     assert source.where().kind == "embedded"
@@ -351,7 +359,7 @@ def test_notes_and_dialogues_are_shuffled_too(tmp_path):
         assert len({tuple(order) for order in orders}) > 1, f"{name} is never shuffled"
 
 
-def test_the_standard_library_has_no_path(tmp_path):
+def test_the_standard_library_has_no_path(small_library, tmp_path):
     (tmp_path / "a.txt").write_text("not of the standard library", encoding="utf-8")
     with pytest.raises(ValueError, match="path"):
         list(get_source("stdlib").samples(path=tmp_path, take=1))
@@ -486,6 +494,7 @@ def install(tmp_path, monkeypatch):
 
 
 POEMS = """
+from niels_gpt.data import embedded
 from niels_gpt.data.registry import Origin, Source
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 

@@ -138,7 +138,7 @@ def pixels(path):
     return image
 
 
-@pytest.mark.parametrize("lengths", [[5], [0], [0, 0, 1, 2, 1000, 10_000_000], list(range(3000)), np.arange(50)])
+@pytest.mark.parametrize("lengths", [[0], [0, 0, 1, 2, 1000, 10_000_000], np.arange(50)])
 def test_a_picture(tmp_path, lengths):
     path = tmp_path / "h.png"
     plot_histogram(lengths, path, title="a title with [brackets] & ü")

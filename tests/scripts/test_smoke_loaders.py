@@ -1,0 +1,222 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets  # now, while the environment says offline: it reads that once
+import huggingface_hub
+import pytest
+
+from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+from scripts import smoke_loaders
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["fineweb_edu", "wikitext", "gutenberg", "dolly15k", "oasst1", "roam", "primer"]
+FROM_HUB = NAMES[:5]
+LONG = "a sentence of some length about nothing at all, " * 5
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("NIELS_GPT_DATA", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")  # the script sets them: this takes it back afterwards
+
+
+def write_rows(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder with the rows of all five datasets, a sub-folder each."""
+    folder = tmp_path / "data"
+    write_rows(folder / "fineweb-edu" / "train.jsonl", [{"text": f"page {i} {LONG}"} for i in range(5)])
+    write_rows(folder / "wikitext" / "train.jsonl", [{"text": ""}, *({"text": f" line {i}\n"} for i in range(5))])
+    write_rows(folder / "gutenberg_clean_en_splits" / "train.jsonl", [{"text": f"book {i}"} for i in range(5)])
+    write_rows(
+        folder / "databricks-dolly-15k" / "train.jsonl",
+        [{"instruction": f"ask {i}", "context": "", "response": LONG, "category": "qa"} for i in range(5)],
+    )
+    messages = [
+        {"message_id": f"{i}{key}", "parent_id": parent and f"{i}{parent}", "message_tree_id": f"{i}a", "role": role}
+        | {"text": f"{role} {key} of tree {i}", "lang": "en"}
+        for i in range(4)
+        for key, parent, role in (("a", None, "prompter"), ("b", "a", "assistant"), ("c", "a", "assistant"))
+    ]
+    write_rows(folder / "oasst1" / "train.jsonl", messages)
+    return folder
+
+
+def run(capsys, *arguments):
+    """(exit code, the parts of the output by loader, the lines at the end)."""
+    code = smoke_loaders.main([str(argument) for argument in arguments])
+    output, errors = capsys.readouterr()
+    assert all("left out" in line for line in errors.splitlines()), errors
+    lines = output.splitlines()
+    end = len(lines) - lines[::-1].index("")  # behind the last empty line
+    sections = {}
+    for line in filter(None, lines[:end]):
+        if line.startswith(" "):
+            sections[list(sections)[-1]].append(line.strip())
+        else:
+            sections[line] = []
+    return code, sections, lines[end:]
+
+
+def test_all_loaders_on_local_data(data, capsys):
+    code, sections, last = run(capsys, "--data", data, "--offline")
+    assert code == 0
+    assert last == [
+        "ok      fineweb_edu: 2 samples",
+        "ok      wikitext: 2 samples",
+        "ok      gutenberg: 2 samples",
+        "ok      dolly15k: 2 samples",
+        "ok      oasst1: 4 threads",  # of two trees
+        "ok      roam: 2 samples",
+        "ok      primer: 2 samples",
+    ]
+    assert list(sections) == NAMES
+    for name in ("fineweb_edu", "wikitext", "gutenberg", "roam"):
+        assert len(sections[name]) == 2
+    assert [line.split("  ")[0] for line in sections["wikitext"]] == ["line 0", "line 1"]
+    assert sorted(line[:4] for line in sections["gutenberg"]) == ["book", "book"]
+
+
+def test_of_a_chat_the_roles_and_the_first_80_characters(data, capsys):
+    _, sections, _ = run(capsys, "--data", data, "oasst1", "dolly15k")
+    asked, answered = zip(*(line.split(": ", 1) for line in sections["dolly15k"]), strict=True)
+    assert asked == ("user", "assistant") * 2
+    assert [text for role, text in zip(asked, answered, strict=True) if role == "assistant"] == [LONG[:80] + "..."] * 2
+    threads = [line.split(": ", 1) for line in sections["oasst1"]]
+    assert [role for role, _ in threads] == ["user", "assistant"] * 2  # two threads are shown
+    tree = threads[0][1][-1]
+    wanted = ("prompter a", "assistant b", "prompter a", "assistant c")
+    assert [text for _, text in threads] == [f"{who} of tree {tree}" for who in wanted]
+
+
+def test_data_by_a_map_and_by_the_environment(data, tmp_path, capsys, monkeypatch):
+    (tmp_path / "map.yaml").write_text("dolly15k: no id\ndatabricks-dolly-15k: data/databricks-dolly-15k\n", "utf-8")
+    assert run(capsys, "--data", tmp_path / "map.yaml", "--offline", "dolly15k")[0] == 0
+    monkeypatch.setenv("NIELS_GPT_DATA", str(data))
+    assert run(capsys, "--offline")[0] == 0
+
+
+def test_another_config_of_a_dataset(tmp_path, capsys):
+    for config in ("wikitext-2-raw-v1", "wikitext-103-raw-v1"):
+        write_rows(tmp_path / "d" / "wikitext" / config / "train.jsonl", [{"text": f"of {config}"}] * 2)
+    for options, config in (
+        ([], "wikitext-103-raw-v1"),
+        (["--subset", "wikitext=wikitext-2-raw-v1"], "wikitext-2-raw-v1"),
+    ):
+        code, sections, _ = run(capsys, "--data", tmp_path / "d", *options, "wikitext")
+        assert code == 0
+        assert all(line.startswith(f"of {config} ") for line in sections["wikitext"])
+
+
+def test_a_failing_loader_does_not_hide_the_others(data, capsys):
+    (data / "databricks-dolly-15k" / "train.jsonl").write_text("this is no JSON\n", encoding="utf-8")
+    write_rows(data / "wikitext" / "train.jsonl", [{"text": " "}])
+    code, sections, last = run(capsys, "--data", data, "--offline")
+    assert code == 1
+    assert list(sections) == NAMES
+    states = {line.split()[1].rstrip(":"): line for line in last}
+    assert list(states) == NAMES
+    assert [name for name, line in states.items() if line.startswith("FAILED")] == ["wikitext", "dolly15k"]
+    assert "train.jsonl" in states["dolly15k"]
+    assert "no sample" in states["wikitext"]
+    assert states["primer"] == "ok      primer: 2 samples"
+
+
+def test_a_failure_is_one_line_even_if_its_message_is_not(monkeypatch, capsys):
+    def broken():
+        yield PretrainSample("one", "broken", {})
+        raise RuntimeError("first line\n\nsecond line")
+
+    def chats():
+        yield ChatSample([ChatMessage("user", "hi\nthere")], "chats", {})
+
+    monkeypatch.setattr(smoke_loaders, "loaders", lambda subset: {"broken": broken, "chats": chats})
+    assert smoke_loaders.main([]) == 1
+    *_, failed, fine = capsys.readouterr().out.splitlines()
+    assert failed.startswith("FAILED  broken: RuntimeError: first line")
+    assert fine == "ok      chats: 1 samples"
+
+
+def test_samples_that_say_they_are_of_another_source_are_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(smoke_loaders, "loaders", lambda subset: {"a": lambda: iter([PretrainSample("x", "b", {})])})
+    assert smoke_loaders.main([]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAILED  a: ")
+
+
+def test_only_some(data, capsys):
+    code, sections, last = run(capsys, "--data", data, "primer", "wikitext")
+    assert (code, list(sections)) == (0, ["primer", "wikitext"])
+    assert [line.split()[1] for line in last] == ["primer:", "wikitext:"]
+
+
+@pytest.mark.parametrize("names", [["dolly"], ["wikitext", "poems"]])
+def test_an_unknown_name(capsys, names):
+    with pytest.raises(SystemExit) as caught:
+        smoke_loaders.main(names)
+    assert caught.value.code not in (0, None)
+    errors = capsys.readouterr().err
+    assert names[-1] in errors and all(name in errors for name in NAMES)
+
+
+@pytest.mark.parametrize("value", ["wikitext-2-raw-v1", "wiki=wikitext-2-raw-v1"])
+def test_a_subset_that_chooses_nothing_is_a_mistake(data, capsys, value):
+    with pytest.raises(SystemExit) as caught:
+        smoke_loaders.main(["--data", str(data), "--subset", value, "primer"])
+    assert caught.value.code == 2
+    assert "--subset" in capsys.readouterr().err
+
+
+def test_offline_without_data_never_connects(capsys, monkeypatch):
+    asked = []
+
+    def connect(self, address):
+        asked.append(address)
+        raise OSError("no network here")
+
+    def getaddrinfo(*args, **kwargs):
+        asked.append(args)
+        raise socket.gaierror("no network here")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    code, _, last = run(capsys, "--offline")
+    assert asked == []
+    assert code == 1
+    assert [line.split()[0] for line in last] == ["FAILED"] * 5 + ["ok"] * 2
+    for name, line in zip(FROM_HUB, last, strict=False):
+        assert line.split()[1] == f"{name}:"
+        assert "--path" in line and "NIELS_GPT_DATA" in line
+
+
+def test_data_that_is_not_there(tmp_path, capsys):
+    code, _, last = run(capsys, "--data", tmp_path / "nowhere", "wikitext", "roam")
+    assert code == 1
+    assert last[0].startswith("FAILED  wikitext: ") and "nowhere" in last[0]
+    assert last[1] == "ok      roam: 2 samples"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_as_a_module(data, tmp_path, whole):
+    if not whole:
+        (data / "oasst1" / "train.jsonl").unlink()
+    command = [sys.executable, "-m", "scripts.smoke_loaders", "--offline", "--data", str(data)]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == (0 if whole else 1), done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stdout.splitlines()[-7:]
+    assert [line.split()[1].rstrip(":") for line in last] == NAMES
+    assert [line.split()[0] for line in last] == [
+        "FAILED" if name == "oasst1" and not whole else "ok" for name in NAMES
+    ]
