@@ -335,7 +335,7 @@ def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
     def read(split: str) -> Content:
         if not documents:
             for sample in iter_own(name, source, errors=cfg.encoding_errors):
-                label = sample.meta.get("path", f"row {sample.meta.get('row')}")
+                label = f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"]
                 documents.append((label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)))
         part = split_items(documents, val_frac=OWN_VAL_FRAC, seed=cfg.seed)[SPLITS.index(split)]
         return _join([text for _, text in part], [label for label, _ in part], sep)

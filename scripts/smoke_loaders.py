@@ -19,6 +19,8 @@ from niels_gpt.data.registry import Sample
 from niels_gpt.data.types import ChatSample
 
 CHARS = 80
+SUBSETS = {"fineweb_edu": "name", "wikitext": "config"}
+"""The loaders that choose a config, and what their option is called."""
 
 
 def loaders(subset: dict[str, str]) -> dict[str, Callable[[], Iterator[Sample]]]:
@@ -32,12 +34,12 @@ def loaders(subset: dict[str, str]) -> dict[str, Callable[[], Iterator[Sample]]]
     from niels_gpt.data.roam import iter_roam
     from niels_gpt.data.wikitext import iter_wikitext
 
-    def option(source: str, key: str) -> dict[str, Any]:
-        return {key: subset[source]} if source in subset else {}
+    def option(source: str) -> dict[str, Any]:
+        return {SUBSETS[source]: subset[source]} if source in subset else {}
 
     return {
-        "fineweb_edu": lambda: iter_fineweb_edu(take=2, shuffle_buffer_size=100, **option("fineweb_edu", "name")),
-        "wikitext": lambda: iter_wikitext(take=2, **option("wikitext", "config")),
+        "fineweb_edu": lambda: iter_fineweb_edu(take=2, shuffle_buffer_size=100, **option("fineweb_edu")),
+        "wikitext": lambda: iter_wikitext(take=2, **option("wikitext")),
         "gutenberg": lambda: iter_gutenberg(take=2, shuffle_buffer_size=10),
         "dolly15k": lambda: iter_dolly_sft(take=2),
         "oasst1": lambda: iter_oasst1_sft(take_trees=2),
@@ -84,7 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ[VARIABLE] = str(options.data)
     if options.offline:
         go_offline()
-    known = loaders(dict(item.split("=", 1) for item in options.subset))
+    subset = dict(item.partition("=")[::2] for item in options.subset)
+    if not all(name in SUBSETS and config for name, config in subset.items()):
+        parser.error(f"--subset is NAME=CONFIG, and NAME one of {', '.join(SUBSETS)}")
+    known = loaders(subset)
     unknown = [name for name in options.names if name not in known]
     if unknown:
         parser.error(f"no loader {', '.join(unknown)}; there are {', '.join(known)}")
@@ -93,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             lines.append(check(name, known[name]))
         except Exception as err:  # one loader's failure must not hide the others
-            lines.append(f"FAILED  {name}: {type(err).__name__}: {err}")
+            lines.append(f"FAILED  {name}: {type(err).__name__}: {' '.join(str(err).split())}")
     print("\n" + "\n".join(lines))
     return 1 if any(line.startswith("FAILED") for line in lines) else 0
 

@@ -6,6 +6,7 @@ made up in their shape. The stream is fineweb-like: 3 kB of text and eight other
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -49,6 +50,7 @@ def _files(name: str, quick: bool) -> tuple[str, str]:
         return ("parquet" if real[name].suffix == ".parquet" else "json"), str(real[name])
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False, encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in _rows(name, quick))
+    atexit.register(Path(file.name).unlink)
     return "json", file.name
 
 

@@ -256,6 +256,7 @@ def data_show(
     seed: Annotated[int, typer.Option("--seed", min=0, help="For --shuffle.")] = 42,
     subset: SubsetOption = None,
     path: PathOption = None,
+    encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     chars: Annotated[int, typer.Option("--chars", min=0, help="Characters per text or message; 0 for all.")] = 400,
     offline: OfflineOption = False,
@@ -272,6 +273,7 @@ def data_show(
         seed=seed,
         subset=subset,
         path=path,
+        errors=encoding_errors,
         config=config,
         chars=chars,
         as_json=json,
@@ -287,6 +289,7 @@ def data_stats(
     split: SplitOption = "train",
     subset: SubsetOption = None,
     path: PathOption = None,
+    encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     png: Annotated[
         Place, typer.Option("--png", help="Where to write the histogram; default: data/stats/NAME.png.")
@@ -297,7 +300,17 @@ def data_stats(
     """Samples, characters, languages, lengths, roles and turns of a source."""
     from niels_gpt.cli.sources import run_stats
 
-    run_stats(name=name, take=take, split=split, subset=subset, path=path, config=config, png=png, as_json=json)
+    run_stats(
+        name=name,
+        take=take,
+        split=split,
+        subset=subset,
+        path=path,
+        errors=encoding_errors,
+        config=config,
+        png=png,
+        as_json=json,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -43,7 +43,8 @@ def score_all(
 ) -> dict[str, dict[str, float]]:
     """The exact score of a model on every held-out stream, with the reference points."""
     config = loaded.run.read_config() if loaded.run is not None else RunConfig()
-    names = (*SOURCES, *config.data.sources)
+    shares = (config.train.p_train, config.train.p_val)
+    names = (*SOURCES, *(name for name in config.data.sources if any(p.get(name) for p in shares)))
     everything = {name: 1 / len(names) for name in names}
     tree = {"train": {"p_train": everything, "p_val": everything}, "model": {"T": loaded.model.config.T}}
     whole = config_from_dict({**tree, "data": dataclasses.asdict(with_data(config, data).data)})

@@ -47,6 +47,7 @@ def run_show(
     seed: int,
     subset: str | None,
     path: Path | None,
+    errors: str | None,
     config: Path | None,
     chars: int,
     as_json: bool,
@@ -54,7 +55,9 @@ def run_show(
     source = get_source(name, _data(config))
     console = Console(highlight=False)
     shown = 0
-    samples = source.samples(subset=subset, split=split, take=number, shuffle=shuffle, seed=seed, path=path)
+    samples = source.samples(
+        subset=subset, split=split, take=number, shuffle=shuffle, seed=seed, path=path, errors=errors
+    )
     for sample in samples:
         if as_json:
             print(json.dumps(dataclasses.asdict(sample), ensure_ascii=False, default=str))
@@ -74,6 +77,7 @@ def run_stats(
     split: str,
     subset: str | None,
     path: Path | None,
+    errors: str | None,
     config: Path | None,
     png: Path | None,
     as_json: bool,
@@ -82,7 +86,7 @@ def run_stats(
     if take is None and source.large and path is None and source.where().kind != "local":
         take = LARGE_TAKE
     left_out: dict[str, int] = {}
-    samples = source.samples(subset=subset, split=split, take=take, path=path, stats=left_out)
+    samples = source.samples(subset=subset, split=split, take=take, path=path, errors=errors, stats=left_out)
     statistics = Statistics().add_all(_counting(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")

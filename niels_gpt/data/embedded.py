@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 _HERE = Path(__file__).parent / "texts"
@@ -43,9 +44,13 @@ def stdlib_fingerprint() -> dict[str, str | int]:
 
 
 def stdlib_documents() -> list[tuple[str, str]]:
+    """All that `iter_stdlib` gives."""
+    return list(iter_stdlib())
+
+
+def iter_stdlib() -> Iterator[tuple[str, str]]:
     """(module name, text) per module of the standard library: its docstrings in order, nothing imported."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    documents = []
     for path in stdlib_files():
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         try:
@@ -56,8 +61,7 @@ def stdlib_documents() -> list[tuple[str, str]]:
             continue
         parts = _docstrings(tree, name)
         if parts:
-            documents.append((name, "\n\n".join(parts) + "\n"))
-    return documents
+            yield name, "\n\n".join(parts) + "\n"
 
 
 def _docstrings(tree: ast.Module, module: str) -> list[str]:

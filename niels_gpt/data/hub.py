@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import logging
 import os
@@ -166,10 +167,20 @@ def _load(request: Request, files: Files | None) -> Any:
                 return datasets.load_dataset(*arguments)
             return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming)
         kind = builder(next(iter(files.values())))
-        options = {"sample_by": "document"} if kind == "text" and request.text_file_is_document else {}
+        options: dict[str, Any] = {"name": _stamp(files)} if not request.streaming else {}
+        if kind == "text" and request.text_file_is_document:
+            options["sample_by"] = "document"
         return datasets.load_dataset(
             kind, data_files=files, split=request.split, streaming=request.streaming, **options
         )
+
+
+def _stamp(files: Files) -> str:
+    """A name for this state of the files. `datasets` keeps its converted copy by path and time of change alone, and
+    would serve the old rows of a file that was unpacked again with its old time."""
+    states = [Path(name).stat() for part in files.values() for name in part]
+    told = [(state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states]
+    return "at-" + hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:

@@ -26,6 +26,7 @@ class DataUnavailable(OSError, ValueError):
         return str(self.args[0])
 
 
+_NOT_DATA = {"readme", "license", "licence", "notice", "changelog"}
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.")
 _PART = re.compile(r"([a-z]+)(?:[-_.]?(?:\d+|of|part|shard|chunk))*(?:\.|$)", re.IGNORECASE)
 
@@ -75,7 +76,7 @@ def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             file = Path(folder, name)
-            if suffix(file) in FORMATS and not name.startswith("."):
+            if suffix(file) in FORMATS and not name.startswith(".") and file.stem.lower() not in _NOT_DATA:
                 parents = (_split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
                 split = _split_of(name) or next(filter(None, parents), None) or "train"
                 found.setdefault(split, []).append(str(file))

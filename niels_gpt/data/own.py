@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.documents import check_take, select_text_field
+from niels_gpt.data.documents import check_take, text_key
 from niels_gpt.data.drops import Drops, is_text
 from niels_gpt.data.hub import Reader, Request, Shuffle
-from niels_gpt.data.local import suffix
 from niels_gpt.data.roam import list_files, read_text
+from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 
 TEXT_SUFFIXES = (".md", ".txt")
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
+FIRST_ROWS = 100
+"""Of so many rows one should tell whether they are texts or chats."""
 
-def kind_of(name: str, config: SourceConfig) -> str:
-    """`text` or `chat`: by the first row, where the config says `auto`. Raises as `iter_own` does."""
+
+def kind_of(name: str, config: SourceConfig, *, split: str = "train") -> str:
+    """`text` or `chat`: by the first row that tells, where the config says `auto`. Raises as `iter_own` does."""
     if config.kind != "auto":
         return config.kind
-    if _is_text_files(_place(name, config)):
-        return "text"
-    for _, row in Reader(_request(name, config)):
-        return "chat" if isinstance(row.get(config.field or "messages"), list) else "text"
+    place = _place(name, config)
+    if not _is_text_files(place):
+        for _, row in itertools.islice(Reader(_request(name, place, split)), FIRST_ROWS):
+            if isinstance(row.get(config.field or "messages"), list):
+                return "chat"
+            if isinstance(row.get(config.field or "text"), str):
+                return "text"
     return "text"
 
 
@@ -47,22 +54,25 @@ def iter_own(
     what cannot be read.
     """
     check_take(take)
-    kind, place, given = kind_of(name, config), _place(name, config), 0
+    if take == 0:
+        return
+    kind, place, given = kind_of(name, config, split=split), _place(name, config), 0
+    order = Shuffle(seed) if shuffle else None
+    if _is_text_files(place):
+        if split != "train":
+            raise ValueError(f"{place} has no split {split!r}; it has train")
+        found: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(place, errors, order)
+    else:
+        reader = Reader(_request(name, place, split, streaming=not shuffle), shuffle=order)
+        found = ((row, {"row": number}) for number, row in reader)
     with Drops(name, stats) as drops:
-        if _is_text_files(place):
-            if split != "train":
-                raise ValueError(f"{place} has no split {split!r}; it has train")
-            found: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(place, errors)
-        else:
-            reader = Reader(_request(name, config, split), shuffle=Shuffle(seed) if shuffle else None)
-            found = ((row, {"row": number}) for number, row in reader)
         for row, meta in found:
-            if given == take:
-                return
             sample = _sample(row, meta, name, kind, config.field, drops)
             if sample is not None:
                 yield sample
                 given += 1
+                if given == take:
+                    return
 
 
 def own_files(name: str, config: SourceConfig) -> list[str]:
@@ -70,24 +80,24 @@ def own_files(name: str, config: SourceConfig) -> list[str]:
     place = _place(name, config)
     if place.is_file():
         return [str(place)]
-    return list_files(place, TEXT_SUFFIXES if _is_text_files(place) else ROW_SUFFIXES)
+    return list_files(place, TEXT_SUFFIXES if _is_text_files(place) else ROW_SUFFIXES, visible_only=True)
 
 
 def _sample(
     row: Mapping[str, Any], meta: dict[str, Any], name: str, kind: str, field: str, drops: Drops
 ) -> PretrainSample | ChatSample | None:
-    used = field or ("messages" if kind == "chat" else "text")
-    meta = {**{key: value for key, value in row.items() if key != used}, **meta}
     if kind == "chat":
+        used = field or "messages"
         messages = _messages(row.get(used))
         if isinstance(messages, str):
             drops.add(messages)
             return None
-        return ChatSample(messages, name, meta)
+        return ChatSample(messages, name, {**_without(row, used), **meta})
     try:
-        text = row.get(field) if field else select_text_field(row)
+        used = field or text_key(row)
     except ValueError:
-        text = None
+        used = ""
+    text = row.get(used)
     if not isinstance(text, str):
         drops.add("without text")
     elif not text.strip():
@@ -95,8 +105,12 @@ def _sample(
     elif not is_text(text):
         drops.add("not utf-8")
     else:
-        return PretrainSample(text, name, meta)
+        return PretrainSample(text, name, {**_without(row, used), **meta})
     return None
+
+
+def _without(row: Mapping[str, Any], used: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != used}
 
 
 def _messages(value: Any) -> list[ChatMessage] | str:
@@ -114,19 +128,20 @@ def _messages(value: Any) -> list[ChatMessage] | str:
     return messages
 
 
-def _files(place: Path, errors: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _files(place: Path, errors: str, order: Shuffle | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     root = place if place.is_dir() else place.parent
-    for path in list_files(place, TEXT_SUFFIXES) if place.is_dir() else [str(place)]:
+    paths = list_files(place, TEXT_SUFFIXES, visible_only=True) if place.is_dir() else [str(place)]
+    for path in shuffled(paths, order.seed) if order else paths:
         yield {"text": read_text(path, errors=errors)}, {"path": Path(path).relative_to(root).as_posix()}
 
 
 def _is_text_files(place: Path) -> bool:
     """Whether the place is text files rather than rows. Raises ValueError where it is neither."""
     if place.is_file():
-        return suffix(place) in TEXT_SUFFIXES
-    if list_files(place, ROW_SUFFIXES):
+        return place.suffix.lower() in TEXT_SUFFIXES
+    if list_files(place, ROW_SUFFIXES, visible_only=True):
         return False
-    if not list_files(place, TEXT_SUFFIXES):
+    if not list_files(place, TEXT_SUFFIXES, visible_only=True):
         known = ", ".join((*TEXT_SUFFIXES, *ROW_SUFFIXES))
         raise ValueError(f"{place} holds no file that can be read; known are {known}")
     return True
@@ -135,9 +150,9 @@ def _is_text_files(place: Path) -> bool:
 def _place(name: str, config: SourceConfig) -> Path:
     place = Path(config.path).expanduser().absolute()
     if not place.exists():
-        raise FileNotFoundError(f"data.sources.{name}.path is {place}, but there is no such file or folder")
+        raise FileNotFoundError(f"the source {name} should lie in {place}, but there is no such file or folder")
     return place
 
 
-def _request(name: str, config: SourceConfig, split: str = "train") -> Request:
-    return Request(name, None, split, path=_place(name, config))
+def _request(name: str, place: Path, split: str = "train", *, streaming: bool = True) -> Request:
+    return Request(name, None, split, streaming, place, text_file_is_document=True)

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
+from niels_gpt.data.documents import check_take
 from niels_gpt.data.dolly import DATASET_ID as DOLLY
 from niels_gpt.data.dolly import iter_dolly_sft
 from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
@@ -33,6 +34,7 @@ from niels_gpt.data.oasst1 import iter_oasst1_sft
 from niels_gpt.data.own import iter_own, kind_of
 from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.roam import iter_roam
+from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
@@ -67,6 +69,8 @@ class Source:
     """Whether reading all of it is out of the question: commands then look at a part unless told otherwise."""
     splits: tuple[str, ...] | None = None
     """The splits it has; None: the dataset knows."""
+    decodes: bool = False
+    """Whether it reads files that may not be utf-8, and so has an option `errors`."""
     subset_option: str | None = None
     """The loader's option that chooses a config of the dataset."""
 
@@ -79,6 +83,7 @@ class Source:
         shuffle: bool = False,
         seed: int = 42,
         path: str | Path | None = None,
+        errors: str | None = None,
         stats: dict[str, int] | None = None,
         **options: Any,
     ) -> Iterator[Sample]:
@@ -92,12 +97,20 @@ class Source:
             if self.subset_option is None:
                 raise ValueError(f"{self.name} has no subsets, so there is no {subset!r} to choose")
             options[self.subset_option] = subset
+        if errors is not None:
+            if not self.decodes:
+                raise ValueError(f"{self.name} is a dataset and always utf-8: --encoding-errors does not apply")
+            options["errors"] = errors
         return self.open(split=split, take=take, shuffle=shuffle, seed=seed, path=path, stats=stats, **options)
 
 
 def sources(data: DataConfig | None = None) -> dict[str, Source]:
     """name -> Source. Raises ValueError where the config gives a name that is taken."""
-    found = {source.name: source for source in [*_built_in(), *_installed()]}
+    found = {source.name: source for source in _built_in()}
+    for source in _installed():
+        if source.name in found:
+            warnings.warn(f"an installed package has a source {source.name} too; it is left out", stacklevel=2)
+        found.setdefault(source.name, source)
     for name, config in (data.sources if data else {}).items():
         if name in found:
             raise ValueError(f"data.sources.{name}: there is a source of that name already; choose another")
@@ -140,8 +153,8 @@ def _built_in() -> list[Source]:
         Source("gutenberg", "text", "public domain (US)", iter_gutenberg, _hub(GUTENBERG), GUTENBERG, large=True),
         Source("dolly15k", "chat", "CC BY-SA 3.0", iter_dolly_sft, _hub(DOLLY), DOLLY),
         Source("oasst1", "chat", "Apache-2.0", _oasst1, _hub(OASST1), OASST1),
-        Source("roam", "text", "yours, or MIT", _roam, _usual(ROAM), splits=("train",)),
-        Source("primer", "chat", "yours, or MIT", _primer, _usual(PRIMER), splits=("train",)),
+        Source("roam", "text", "yours, or MIT", _roam, _usual(ROAM), splits=("train",), decodes=True),
+        Source("primer", "chat", "yours, or MIT", _primer, _usual(PRIMER), splits=("train",), decodes=True),
         Source("stdlib", "text", "PSF-2.0", _stdlib, _this_python, splits=("train",)),
     ]
 
@@ -154,18 +167,38 @@ def _oasst1(*, take: int | None, shuffle: bool, **rest: Any) -> Iterator[Sample]
     return itertools.islice(iter_oasst1_sft(shuffle_trees=shuffle, **rest), take)
 
 
-def _roam(*, path: str | Path | None, take: int | None, stats: dict[str, int] | None, **_: Any) -> Iterator[Sample]:
+def _roam(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
     usual = Path(ROAM)
-    return iter_roam(path or (usual if usual.exists() else embedded.NOTES), take=take, stats=stats)
+    return _in_order(iter_roam, path or (usual if usual.exists() else embedded.NOTES), **rest)
 
 
-def _primer(*, path: str | Path | None, take: int | None, stats: dict[str, int] | None, **_: Any) -> Iterator[Sample]:
+def _primer(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
     usual = Path(PRIMER)
-    return iter_primer_sft(path or (usual if usual.exists() else embedded.PRIMER), take=take, stats=stats)
+    return _in_order(iter_primer_sft, path or (usual if usual.exists() else embedded.PRIMER), **rest)
 
 
-def _stdlib(*, take: int | None, **_: Any) -> Iterator[Sample]:
-    for name, text in itertools.islice(embedded.stdlib_documents(), take):
+def _in_order(
+    load: Callable[..., Iterator[Sample]],
+    path: str | Path,
+    *,
+    split: str,
+    take: int | None,
+    shuffle: bool,
+    seed: int,
+    **rest: Any,
+) -> Iterator[Sample]:
+    """What a loader of local files gives, shuffled if asked for: there are as many as a person writes."""
+    if not shuffle:
+        return load(path, take=take, **rest)
+    check_take(take)
+    return iter(shuffled(list(load(path, **rest)), seed)[:take])
+
+
+def _stdlib(*, take: int | None, shuffle: bool, seed: int, path: str | Path | None, **_: Any) -> Iterator[Sample]:
+    if path is not None:
+        raise ValueError(f"stdlib has no path: it is the source code of this Python, and not {path}")
+    documents = shuffled(embedded.stdlib_documents(), seed) if shuffle else embedded.iter_stdlib()
+    for name, text in itertools.islice(documents, take):
         yield PretrainSample(text, "stdlib", {"module": name})
 
 
@@ -194,11 +227,10 @@ def _cached(dataset_id: str, config: str | None) -> Path | None:
     """Where `datasets` keeps its copy, if it has one; found without importing it."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     root = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
-    # Salesforce is where the Hub redirects wikitext to; `datasets` has changed its mind about capitals.
-    names = {name.replace("/", "___").lower() for name in (dataset_id, f"Salesforce/{dataset_id}")}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         place = folder / config if config else folder
-        if folder.name.lower() in names and place.is_dir():
+        # `datasets` has changed its mind about capitals.
+        if folder.name.lower() == dataset_id.replace("/", "___").lower() and place.is_dir():
             return place
     return None
 
@@ -230,7 +262,7 @@ def _own(name: str, config: SourceConfig) -> Source:
     if kind == "auto" and where().kind == "local":
         with contextlib.suppress(ValueError, OSError):  # said when it is read
             kind = kind_of(name, config)
-    return Source(name, kind, config.licence or "yours", open_, where)
+    return Source(name, kind, config.licence or "yours", open_, where, decodes=True)
 
 
 def _installed() -> list[Source]:

@@ -25,3 +25,11 @@ def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[l
     train = [item for i, item in enumerate(items) if i not in held_out]
     val = [item for i, item in enumerate(items) if i in held_out]
     return train, val
+
+
+def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
+    """The items in an order that the seed decides."""
+    import torch
+
+    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
+    return [items[i] for i in order.tolist()]

@@ -18,8 +18,7 @@ def count_by_doubling(lengths: Sequence[int] | np.ndarray) -> list[tuple[int, in
     values = np.asarray(lengths, dtype=np.int64)
     if not len(values):
         return []
-    bins = np.zeros(len(values), dtype=np.int64)
-    bins[values > 0] = np.frexp(values[values > 0].astype(np.float64))[1]  # 1 + floor(log2)
+    bins = np.array([int(value).bit_length() for value in values])  # 1 + floor(log2), and 0 for 0
     counts = np.bincount(bins)
     first = int(bins.min())
     return [(2 ** (b - 1) if b else 0, 2**b if b else 1, int(counts[b])) for b in range(first, len(counts))]

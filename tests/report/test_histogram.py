@@ -143,7 +143,7 @@ def test_a_picture(tmp_path, lengths):
     path = tmp_path / "h.png"
     plot_histogram(lengths, path, title="a title with [brackets] & ü")
     image = pixels(path)
-    assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 2, "blank"
+    assert image.std() > 0.01, "blank"
     bars = (abs(image[..., :3] - np.array([0x3B, 0x6E, 0xA5]) / 255) < 0.01).all(axis=2)
     assert bars.sum() > 1000, "no bars"
     assert [file.name for file in tmp_path.iterdir()] == ["h.png"]
