@@ -16,13 +16,9 @@ from niels_gpt.config import (
     RunConfig,
     TrainConfig,
     check_probabilities,
-    config_from_dict,
     default_p_train,
-    differences,
-    dump_config,
-    load_config,
-    to_dict,
 )
+from niels_gpt.config_file import config_from_dict, differences, dump_config, load_config, to_dict
 
 SHIPPED = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config import dump_config, load_config
+from niels_gpt.config_file import dump_config, load_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import stream_config

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config import DataConfig, RunConfig, SourceConfig, dump_config, load_config
+from niels_gpt.config import DataConfig, RunConfig, SourceConfig
+from niels_gpt.config_file import dump_config, load_config
 from niels_gpt.streams import StreamBuildConfig, load_streams
 from niels_gpt.train.task import describe_sources, open_task
 from tests.cli import call, error_of

@@ -12,7 +12,8 @@ from rich.markup import escape
 from niels_gpt.cli.measuring import score_all, show_scores
 from niels_gpt.cli.runs import Loaded, new_run
 from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
-from niels_gpt.config import RunConfig, config_from_dict
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import config_from_dict
 from niels_gpt.device import multiplies_bf16, resolve_device
 from niels_gpt.inference.conversation import Conversation
 from niels_gpt.inference.sampling import Sampling

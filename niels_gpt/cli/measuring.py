@@ -13,7 +13,8 @@ from rich.table import Table
 
 from niels_gpt.cli.runs import Loaded, find_run, load
 from niels_gpt.cli.training import with_data
-from niels_gpt.config import RunConfig, config_from_dict
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import config_from_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.train.task import SOURCES, ByteTask, eval_name, open_task

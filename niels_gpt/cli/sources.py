@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from niels_gpt.config import DataConfig, load_config
+from niels_gpt.config import DataConfig
+from niels_gpt.config_file import load_config
 from niels_gpt.data.registry import Sample, Source, describe, get_source, sources
 from niels_gpt.data.statistics import Statistics
 from niels_gpt.data.types import ChatSample

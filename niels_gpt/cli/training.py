@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from niels_gpt.cli.runs import new_run
-from niels_gpt.config import RunConfig, config_from_dict, dump_config, load_config, to_dict
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import config_from_dict, dump_config, load_config, to_dict
 from niels_gpt.device import resolve_device
 from niels_gpt.report.curves import plot_losses
 from niels_gpt.train.loop import Result, train

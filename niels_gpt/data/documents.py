@@ -72,7 +72,8 @@ def documents(
             if not is_text(text):
                 drops.add("not utf-8")
                 continue
-            meta = {name: value for name, value in row.items() if name != key}
+            meta = row.copy()
+            del meta[key]
             if reader.revision:
                 meta["revision"] = reader.revision
             yield PretrainSample(text, source, meta)

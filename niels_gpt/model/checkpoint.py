@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from niels_gpt import files
-from niels_gpt.config import ModelConfig, to_dict
+from niels_gpt.config import ModelConfig
+from niels_gpt.config_file import to_dict
 from niels_gpt.model.gpt import GPT
 
 

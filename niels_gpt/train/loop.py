@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from niels_gpt import files
-from niels_gpt.config import RunConfig, differences, to_dict, with_defaults
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import differences, to_dict, with_defaults
 from niels_gpt.inference.text import generate
 from niels_gpt.model.checkpoint import load_weights
 from niels_gpt.model.gpt import GPT

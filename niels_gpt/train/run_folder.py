@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from niels_gpt import files
-from niels_gpt.config import RunConfig, dump_config, load_config
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import dump_config, load_config
 from niels_gpt.model.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.model.gpt import GPT
 

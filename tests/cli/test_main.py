@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import niels_gpt
-from niels_gpt.config import RunConfig, load_config
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import load_config
 from tests.cli import call, error_of
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config import load_config
+from niels_gpt.config_file import load_config
 from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.model.checkpoint import load_model
 from niels_gpt.train.task import open_task

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from niels_gpt.cli.main import main
-from niels_gpt.config import dump_config
+from niels_gpt.config_file import dump_config
 from niels_gpt.train.run_folder import RunFolder
 from tests.train import metric_lines, same, small_config, weights_sha256, write_texts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config import load_config
+from niels_gpt.config_file import load_config
 from niels_gpt.model.checkpoint import CheckpointError, load_model
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed

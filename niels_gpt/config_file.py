@@ -1,0 +1,165 @@
+"""Configs as files: YAML and `section.key=value` in, checked; YAML out.
+
+YAML is turned into JSON and checked by pydantic in strict mode; unknown keys are refused with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from niels_gpt.config import RunConfig, SourceConfig, unknown_key
+
+
+def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
+    """The RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides on top.
+
+    Raises ValueError that names the key, the value and what is allowed: unknown keys (with the
+    nearest known one), wrong types, numbers that do not fit, YAML that does not parse.
+    """
+    import yaml
+
+    tree: dict[str, Any] = {}
+    where = "config"
+    if path is not None:
+        where = str(path)
+        try:
+            loaded = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
+        except FileNotFoundError:
+            raise ValueError(f"no config file {path}") from None
+        except IsADirectoryError:
+            raise ValueError(f"{path} is a folder, not a config file") from None
+        except UnicodeDecodeError as err:
+            raise ValueError(f"{path} is not utf-8 text (byte {err.start})") from None
+        except yaml.YAMLError as err:
+            raise ValueError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from None
+        if loaded is not None and not isinstance(loaded, dict):
+            raise ValueError(f"{path} must hold sections such as `model:`, but is a {type(loaded).__name__}")
+        tree = loaded or {}
+    for item in overrides:
+        _apply_override(tree, item)
+    return config_from_dict(tree, where=where)
+
+
+def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunConfig:
+    """The RunConfig of a nested dict. Raises ValueError as `load_config` does."""
+    from pydantic import TypeAdapter, ValidationError
+
+    _check_keys(RunConfig, tree, where=where)
+    try:
+        # Strict JSON mode: no "3" for 3 and no true for 1, but a list may fill a tuple and 1 a float.
+        return TypeAdapter(RunConfig).validate_json(json.dumps(tree), strict=True)
+    except ValidationError as err:
+        first = err.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "value_error":
+            raise ValueError(f"{where}: {message}") from None
+        message = message.removeprefix("Input ").lower().rstrip(".")
+        raise ValueError(f"{where}: {key} {message}, got {first['input']!r}") from None
+    except TypeError as err:
+        raise ValueError(f"{where}: {err}") from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved config as YAML that `load_config` reads back to an equal config."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    _add_float_resolver(Dumper)  # a folder called 1e5 is quoted, so that it is read back as a name
+    return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as a nested dict of plain values (tuples as lists)."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def with_defaults(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A config saved by an older version, with the defaults of the options that it did not know."""
+    defaults = to_dict(RunConfig())
+    return {
+        key: {**defaults.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in saved.items()
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ between two nested dicts, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*old, *(k for k in new if k not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping) and not key.startswith("p_"):
+            found |= differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found[prefix + key] = (a, b)
+    return found
+
+
+def _loader() -> Any:
+    """YAML's safe loader, except that 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    _add_float_resolver(Loader)
+    return Loader
+
+
+def _add_float_resolver(cls: Any) -> None:
+    number = re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$")
+    cls.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+
+
+def _apply_override(tree: dict[str, Any], item: str) -> None:
+    """Set `a.b=value` in the tree; the value is read as YAML (so 3, 3e-4, true, {wiki: 1} work)."""
+    import yaml
+
+    key, equals, text = item.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ValueError(f"--set takes section.key=value, got {item!r}")
+    try:
+        value = yaml.load(text, Loader=_loader())
+    except yaml.YAMLError:
+        raise ValueError(f"--set {item}: cannot read the value {text!r}") from None
+    node = tree
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ValueError(f"--set {item}: {part} is a value, not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
+    """Refuse unknown keys, at any depth, with the nearest known name."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"{where}: {prefix.rstrip('.') or 'the config'} must be a section, got {tree!r}")
+    hints = get_type_hints(cls)
+    for key, value in tree.items():
+        if key not in hints:
+            raise ValueError(f"{where}: {unknown_key(prefix.rstrip('.'), str(key), list(hints))}")
+        if dataclasses.is_dataclass(hints[key]):
+            _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")
+        elif hints[key] == dict[str, SourceConfig]:
+            for name, source in (value if isinstance(value, Mapping) else {}).items():
+                _check_keys(SourceConfig, source, where=where, prefix=f"{prefix}{key}.{name}.")
+        elif get_origin(hints[key]) is Literal and value not in get_args(hints[key]):
+            allowed = ", ".join(repr(a) for a in get_args(hints[key]))
+            raise ValueError(f"{where}: {prefix}{key} must be one of {allowed}, got {value!r}")
+        else:
+            try:
+                json.dumps(value)
+            except TypeError:  # YAML also knows dates and sets
+                kind = type(value).__name__
+                raise ValueError(
+                    f"{where}: {prefix}{key} cannot be the {kind} {value!r}; quote it if it is text"
+                ) from None
