@@ -1,4 +1,5 @@
 import copy
+import functools
 import gzip
 import json
 import logging
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.data.dolly import iter_dolly_sft
 from niels_gpt.data.types import ChatMessage, ChatSample
+from tests.data import serve_in_turn
 
 ID = "databricks/databricks-dolly-15k"
 COLUMNS = ("instruction", "context", "response", "category")
@@ -41,22 +43,7 @@ def streamed(rows):
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Let `datasets.load_dataset` give these, one per call, the last ever after; returns the list of calls to come."""
-
-    def put(*made):
-        calls, queue = [], list(made)
-
-        def load_dataset(*args, **kwargs):
-            calls.append((args, kwargs))
-            item = queue.pop(0) if len(queue) > 1 else queue[0]
-            if isinstance(item, Exception):
-                raise item
-            return item
-
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        return calls
-
-    return put
+    return functools.partial(serve_in_turn, monkeypatch)
 
 
 def pair(one):

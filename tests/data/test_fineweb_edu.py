@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 from niels_gpt.data.types import PretrainSample
+from tests.data import RowHub
 
 ID = "HuggingFaceFW/fineweb-edu"
-SHUFFLE = datasets.IterableDataset.shuffle
 
 
 def numbered(n):
@@ -32,40 +32,10 @@ def texts(samples):
     return [sample.text for sample in samples]
 
 
-class Hub:
-    """Serves `rows` as a real stream or table, and notes what was asked for and how many rows were pulled."""
-
-    def __init__(self, rows):
-        self.rows, self.calls, self.shuffles, self.pulled = rows, [], [], 0
-
-    def load_dataset(self, *args, **kwargs):
-        self.calls.append((args, kwargs))
-        if not kwargs.get("streaming"):
-            return datasets.Dataset.from_list(self.rows)
-
-        def generate():
-            for row in self.rows:
-                self.pulled += 1
-                yield row
-
-        return datasets.IterableDataset.from_generator(generate)
-
-    def install(self, patch):
-        def spy(dataset, *args, **kwargs):
-            given = dict(inspect.signature(SHUFFLE).bind(dataset, *args, **kwargs).arguments)
-            del given["self"]
-            self.shuffles.append(given)
-            return SHUFFLE(dataset, *args, **kwargs)
-
-        patch.setattr(datasets, "load_dataset", self.load_dataset)
-        patch.setattr(datasets.IterableDataset, "shuffle", spy)
-        return self
-
-
 @pytest.fixture
 def serve(monkeypatch):
     """A function that puts a Hub with these rows in the place of the real one."""
-    return lambda rows: Hub(rows).install(monkeypatch)
+    return lambda rows: RowHub(rows).install(monkeypatch)
 
 
 @pytest.fixture
@@ -252,7 +222,7 @@ def test_what_is_left_out_does_not_count(serve):
 @settings(max_examples=40)
 def test_take_is_a_prefix_of_the_order_of_the_seed(n, take, streaming, seed):
     with pytest.MonkeyPatch.context() as patch:
-        Hub(numbered(n)).install(patch)
+        RowHub(numbered(n)).install(patch)
         options = {"streaming": streaming, "seed": seed, "shuffle_buffer_size": 5}
         if n or streaming:
             everything = list(iter_fineweb_edu(**options))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from niels_gpt.data.gutenberg import iter_gutenberg
 from niels_gpt.data.types import PretrainSample
+from tests.data import RowHub
 
 ID = "nikolina-p/gutenberg_clean_en_splits"
 RAW = "manu/project_gutenberg"
-SHUFFLE = datasets.IterableDataset.shuffle
 
 
 def books(n):
@@ -29,40 +29,10 @@ def titles(samples):
     return [sample.meta["title"] for sample in samples]
 
 
-class Hub:
-    """Serves `rows` as a real stream or table, and notes what was asked for and how many rows were pulled."""
-
-    def __init__(self, rows):
-        self.rows, self.calls, self.shuffles, self.pulled = rows, [], [], 0
-
-    def load_dataset(self, *args, **kwargs):
-        self.calls.append((args, kwargs))
-        if not kwargs.get("streaming"):
-            return datasets.Dataset.from_list(self.rows)
-
-        def generate():
-            for row in self.rows:
-                self.pulled += 1
-                yield row
-
-        return datasets.IterableDataset.from_generator(generate)
-
-    def install(self, patch):
-        def spy(dataset, *args, **kwargs):
-            given = dict(inspect.signature(SHUFFLE).bind(dataset, *args, **kwargs).arguments)
-            del given["self"]
-            self.shuffles.append(given)
-            return SHUFFLE(dataset, *args, **kwargs)
-
-        patch.setattr(datasets, "load_dataset", self.load_dataset)
-        patch.setattr(datasets.IterableDataset, "shuffle", spy)
-        return self
-
-
 @pytest.fixture
 def serve(monkeypatch):
     """A function that puts a Hub with these rows in the place of the real one."""
-    return lambda rows: Hub(rows).install(monkeypatch)
+    return lambda rows: RowHub(rows).install(monkeypatch)
 
 
 @pytest.fixture
@@ -196,7 +166,7 @@ def test_without_shuffle_the_order_of_the_rows(serve, streaming):
 @settings(max_examples=40)
 def test_take_is_the_beginning(n, take, streaming, shuffle):
     with pytest.MonkeyPatch.context() as patch:
-        Hub(books(n)).install(patch)
+        RowHub(books(n)).install(patch)
         options = {"streaming": streaming, "shuffle": shuffle, "shuffle_buffer_size": 4}
         everything = list(iter_gutenberg(**options))
         assert len(everything) == n

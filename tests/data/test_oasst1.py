@@ -1,4 +1,5 @@
 import copy
+import functools
 import gzip
 import itertools
 import json
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.data.oasst1 import iter_oasst1_sft, reconstruct_threads
 from niels_gpt.data.types import ChatMessage, ChatSample
+from tests.data import serve_in_turn
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
 NO_ID = "messages without a proper id or parent id"
@@ -640,22 +642,7 @@ def stored(records, columns=COLUMNS):
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Let `datasets.load_dataset` give this; returns the list of calls to come."""
-
-    def put(*made):
-        calls, queue = [], list(made)
-
-        def load_dataset(*args, **kwargs):
-            calls.append((args, kwargs))
-            item = queue.pop(0) if len(queue) > 1 else queue[0]
-            if isinstance(item, Exception):
-                raise item
-            return item
-
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        return calls
-
-    return put
+    return functools.partial(serve_in_turn, monkeypatch)
 
 
 def forest(count=12, tree_name="t{}"):
