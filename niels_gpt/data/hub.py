@@ -23,6 +23,7 @@ from socket import gaierror
 from typing import Any
 
 from niels_gpt.data.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
+from niels_gpt.data.split import shuffled
 from niels_gpt.data.unreadable import explain, refuse_odd_json
 
 log = logging.getLogger("niels_gpt.data")
@@ -196,14 +197,12 @@ def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterato
         table = table.select_columns(known) if known else table
     order: Sequence[int] = range(len(table))
     if shuffle is not None:
-        import torch
-
-        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(shuffle.seed)).tolist()
+        order = shuffled(order, shuffle.seed)
     if isinstance(table, list):
         for number in order:
             yield number, table[number]
         return
-    for start in range(0, len(table), TABLE_ROWS):  # whole columns at once: three times as fast as row by row
+    for start in range(0, len(table), TABLE_ROWS):  # whole columns at once: twice as fast as row by row
         part = order[start : start + TABLE_ROWS]
         columns = table[part]
         names = tuple(columns)
