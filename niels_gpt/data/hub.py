@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import inspect
 import itertools
 import logging
 import os
@@ -187,7 +188,7 @@ def _stamp(files: Files) -> str:
 def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
     if request.streaming and not hasattr(dataset, "__len__"):
         if shuffle is not None:
-            dataset = dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size)
+            dataset = dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size, **_one_shard(dataset))
         for number, row in enumerate(dataset):
             yield (number if shuffle is None else None), row
         return
@@ -208,6 +209,13 @@ def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterato
         names = tuple(columns)
         for number, values in zip(part, zip(*columns.values(), strict=True), strict=True):
             yield number, dict(zip(names, values, strict=True))
+
+
+def _one_shard(dataset: Any) -> dict[str, int]:
+    """The option that fills the buffer from one shard after the other. By default `datasets` 5 fills it from ten at
+    once, and reads rows of each ahead that nobody asked for."""
+    name = "max_buffer_input_shards"
+    return {name: 1} if name in inspect.signature(dataset.shuffle).parameters else {}
 
 
 @contextlib.contextmanager

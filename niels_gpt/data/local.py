@@ -14,6 +14,8 @@ VARIABLE = "NIELS_GPT_DATA"
 """The environment variable: a folder with one sub-folder per Hub id, or a YAML file `id: path`."""
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
 """File suffix -> the `datasets` builder that reads it; .gz may follow, but for parquet."""
+ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+"""Files of rows; .txt files are texts."""
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation",
           "dev": "validation", "test": "test"}  # fmt: skip
 """What a file or folder name may begin with -> the Hub's name of the split."""
@@ -68,24 +70,41 @@ def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
     if config and root == path:
         _refuse_other_configs(path, config)
 
-    def refuse(err: OSError) -> None:
-        raise err  # os.walk would leave an unreadable folder out in silence
-
     found: dict[str, list[str]] = {}
-    for folder, subfolders, names in os.walk(root, onerror=refuse):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in sorted(names):
-            file = Path(folder, name)
-            if suffix(file) in FORMATS and not name.startswith(".") and file.stem.lower() not in _NOT_DATA:
-                parents = (_split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
-                split = _split_of(name) or next(filter(None, parents), None) or "train"
-                found.setdefault(split, []).append(str(file))
+    for name in list_files(root, (*ROW_SUFFIXES, ".txt", ".txt.gz"), visible_only=True):
+        file = Path(name)
+        if file.stem.lower() not in _NOT_DATA:
+            parents = (_split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
+            split = _split_of(file.name) or next(filter(None, parents), None) or "train"
+            found.setdefault(split, []).append(name)
     if not found:
         raise DataUnavailable(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
     kinds = sorted({suffix(Path(file)) for files in found.values() for file in files})
     if len({FORMATS[kind] for kind in kinds}) > 1:
         raise DataUnavailable(f"{root} mixes {' and '.join(kinds)} files; keep one kind, or name the file itself")
     return found
+
+
+def list_files(root: Path, suffixes: tuple[str, ...], *, visible_only: bool = False) -> list[str]:
+    """The paths of all regular files with one of the suffixes below a folder, sorted as strings.
+
+    `visible_only` passes over hidden files and folders, and takes .TXT for .txt.
+    Raises OSError for a folder below that cannot be read.
+    """
+
+    def refuse(err: OSError) -> None:
+        raise err  # os.walk would leave an unreadable folder out in silence
+
+    paths = []
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
+        if visible_only:
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            names = [name for name in names if not name.startswith(".")]
+        for name in names:
+            path = os.path.join(folder, name)  # noqa: PTH118 (a quarter of the time of Path, per file)
+            if (name.lower() if visible_only else name).endswith(suffixes) and os.path.isfile(path):  # noqa: PTH113
+                paths.append(path)
+    return sorted(paths)
 
 
 def _refuse_other_configs(path: Path, config: str) -> None:
@@ -148,5 +167,5 @@ def _read_map(path: Path) -> dict[str, str]:
     except (yaml.YAMLError, UnicodeDecodeError):
         places = None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
-        raise ValueError(f"{VARIABLE} is {path}: neither a folder nor a YAML file with lines `dataset id: path`")
+        raise DataUnavailable(f"{VARIABLE} is {path}: neither a folder nor a YAML file with lines `dataset id: path`")
     return {str(name): place for name, place in places.items()}

@@ -12,12 +12,12 @@ from niels_gpt.config import SourceConfig
 from niels_gpt.data.documents import check_take, text_key
 from niels_gpt.data.drops import Drops, is_text
 from niels_gpt.data.hub import Reader, Request, Shuffle
-from niels_gpt.data.roam import list_files, read_text
+from niels_gpt.data.local import ROW_SUFFIXES, list_files
+from niels_gpt.data.roam import read_text
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 
 TEXT_SUFFIXES = (".md", ".txt")
-ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 FIRST_ROWS = 100
 """Of so many rows one should tell whether they are texts or chats."""

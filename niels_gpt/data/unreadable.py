@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from niels_gpt.data.local import suffix
+
 
 def explain(files: Iterable[str | Path]) -> str | None:
     """One sentence about the first file that is not what its name says; None if all seem fine."""
@@ -26,7 +28,7 @@ def refuse_odd_json(files: Iterable[str | Path]) -> None:
     """Raise ValueError for a .jsonl that does not begin with a row: pyarrow 26 crashes on a `null` there."""
     for name in files:
         path = Path(name)
-        if (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower() != ".jsonl":
+        if suffix(path) != ".jsonl":
             continue
         try:
             with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -42,9 +44,8 @@ def refuse_odd_json(files: Iterable[str | Path]) -> None:
 def _problem(path: Path) -> str | None:
     if path.stat().st_size == 0:
         return "it is empty"
-    if path.suffix.lower() == ".parquet":
+    if suffix(path) == ".parquet":
         return _parquet_problem(path)
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
     number = 0
     if path.suffix == ".gz":
         try:
@@ -59,7 +60,7 @@ def _problem(path: Path) -> str | None:
             for line in file:
                 number += 1
                 text = line.decode("utf-8")
-                if plain.suffix.lower() == ".jsonl" and line.strip():
+                if suffix(path) == ".jsonl" and line.strip():
                     json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as err:
         return f"line {number or 1} is not utf-8 (byte {err.start} of it); convert the file"

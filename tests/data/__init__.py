@@ -1,5 +1,6 @@
 """What the tests of loaders share: stand-ins for the Hub that serve real `datasets` objects."""
 
+import functools
 import inspect
 
 import datasets
@@ -26,6 +27,7 @@ class RowHub:
         return datasets.IterableDataset.from_generator(generate)
 
     def install(self, patch):
+        @functools.wraps(SHUFFLE)
         def spy(dataset, *args, **kwargs):
             given = dict(inspect.signature(SHUFFLE).bind(dataset, *args, **kwargs).arguments)
             del given["self"]

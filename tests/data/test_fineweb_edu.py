@@ -73,7 +73,7 @@ def test_what_is_asked_of_the_hub_by_default(serve):
     hub = serve(numbered(5))
     assert len(list(iter_fineweb_edu())) == 5
     assert hub.calls == [((ID, "CC-MAIN-2024-10"), {"split": "train", "streaming": True})]
-    assert hub.shuffles == [{"seed": 42, "buffer_size": 10_000}]
+    assert hub.shuffles == [{"seed": 42, "buffer_size": 10_000, "max_buffer_input_shards": 1}]
 
 
 def test_what_is_asked_of_the_hub_otherwise(serve):
@@ -86,7 +86,7 @@ def test_what_is_asked_of_the_hub_otherwise(serve):
         ((ID, "CC-MAIN-2024-10"), {"split": "train", "streaming": False}),
         ((ID, "CC-MAIN-2024-10"), {"split": "train", "streaming": True}),
     ]
-    assert hub.shuffles == [{"seed": 7, "buffer_size": 3}]
+    assert hub.shuffles == [{"seed": 7, "buffer_size": 3, "max_buffer_input_shards": 1}]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -209,7 +209,7 @@ def test_take_pulls_no_more_rows_than_it_needs(serve, take):
 def test_take_pulls_no_more_rows_than_it_needs_and_the_buffer(serve, take, buffer_size):
     hub = serve(numbered(100))
     assert len(list(iter_fineweb_edu(take=take, shuffle_buffer_size=buffer_size))) == take
-    assert take <= hub.pulled <= take + buffer_size + 1  # `datasets` reads one row ahead per input shard
+    assert take <= hub.pulled <= take + buffer_size
 
 
 def test_what_is_left_out_does_not_count(serve):
@@ -517,3 +517,19 @@ def test_local_errors_are_not_waited_for(tmp_path, monkeypatch):
     with pytest.raises(ValueError):
         list(itertools.islice(iter_fineweb_edu(path=tmp_path), 1))
     assert pauses == []
+
+
+@pytest.mark.parametrize("take", [1, 5, 20])
+def test_take_pulls_no_more_from_many_shards(monkeypatch, take):
+    pulled = []
+
+    def generate(shards):
+        for shard in shards:
+            for i in range(50):
+                pulled.append((shard, i))
+                yield {"text": f"{shard} {i}"}
+
+    stream = datasets.IterableDataset.from_generator(generate, gen_kwargs={"shards": list(range(12))})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stream)
+    assert len(list(iter_fineweb_edu(take=take, shuffle_buffer_size=10))) == take
+    assert take <= len(pulled) <= take + 10

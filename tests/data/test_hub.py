@@ -114,7 +114,7 @@ def unbroken(rows, shuffle, files=1):
     """The order in which `datasets` itself gives the rows."""
     stream = Fake(rows, files=files).load_dataset(NAME, split="train", streaming=True)
     if shuffle is not None:
-        stream = stream.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size)
+        stream = stream.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size, max_buffer_input_shards=1)
     return list(stream)
 
 
@@ -331,6 +331,15 @@ def test_a_reader_that_is_left_early_does_not_see_the_break_after_it(fake, at):
     hub = fake(numbered(20), [(at, reset())])
     assert [row for _, row in itertools.islice(Reader(STREAM), 3)] == numbered(3)
     assert len(hub.calls) == 1
+
+
+def test_a_shuffled_reader_that_is_left_early_leaves_no_noise(fake, monkeypatch):
+    noise = []  # what Python would print as "Exception ignored in ..."
+    monkeypatch.setattr(sys, "unraisablehook", lambda event: noise.append(str(event.exc_value)))
+    for at in range(20):
+        fake(numbered(20), [(at, reset())])
+        assert len(list(itertools.islice(Reader(STREAM, shuffle=Shuffle(0, 4)), 2))) == 2
+    assert noise == []
 
 
 def test_no_global_generator_moves_when_a_stream_breaks(fake, random_states):
