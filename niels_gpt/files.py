@@ -34,7 +34,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as err:
         temporary.unlink(missing_ok=True)
         if err.errno is None:
@@ -81,7 +81,7 @@ def link(existing: Path, path: Path) -> None:
         return
     temporary.replace(path)
     temporary.unlink(missing_ok=True)  # where both were the same file already, rename leaves it
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -119,7 +119,7 @@ def lock(path: str | Path, *, wait: bool = True) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename durable. Some file systems cannot, and then it is as durable as they make it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

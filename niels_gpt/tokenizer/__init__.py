@@ -1,5 +1,17 @@
-"""Text to ids and back."""
+"""Text to ids and back: bytes (`encode`, `decode`), and pieces learned from text (`load_tokenizer`)."""
 
 from niels_gpt.tokenizer.byte_level import decode, encode
+from niels_gpt.tokenizer.pieces import Tokenizer, load_tokenizer
+from niels_gpt.tokenizer.special import SPECIAL_TOKENS, find_special, refuse_special
+from niels_gpt.tokenizer.training import train_tokenizer
 
-__all__ = ["decode", "encode"]
+__all__ = [
+    "SPECIAL_TOKENS",
+    "Tokenizer",
+    "decode",
+    "encode",
+    "find_special",
+    "load_tokenizer",
+    "refuse_special",
+    "train_tokenizer",
+]

@@ -1,0 +1,1 @@
+"""Token caches: text tokenised once, verified always, read from disk."""

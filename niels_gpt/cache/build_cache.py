@@ -1,0 +1,339 @@
+"""Building caches: texts or conversations in, verified token files out.
+
+The bytes of a cache depend on the input and the seed alone: not on the number of workers, the machine or the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import torch
+
+from niels_gpt import files
+from niels_gpt.cache.encoding import default_workers, encode_chats, encode_texts
+from niels_gpt.cache.formats import (
+    DOCUMENTS,
+    FORMAT_VERSION,
+    MAX_VOCAB,
+    NO_LIMIT,
+    OFFSET_DTYPE,
+    SPLITS,
+    TOKEN_DTYPE,
+    TOKEN_DTYPE_NAME,
+)
+from niels_gpt.cache.meta import FORMAT, sha256_file, write_meta
+from niels_gpt.cache.partial import OnProgress, PartialBuild
+from niels_gpt.chat.template import TokenizerLike
+from niels_gpt.data.split import split_items
+from niels_gpt.rng import derive_seed
+from niels_gpt.tokenizer.special import SPECIAL_NAMES
+
+log = logging.getLogger("niels_gpt.cache")
+
+SFT_STEP_BYTES = 4 << 20
+"""A killed SFT build goes on from the last so many bytes."""
+SPLIT_RULES = {
+    "budget": "whole documents go to val until its budget is full, then to train; the document that fills a budget is "
+    "cut there and its rest discarded (a cut document has no EOT at its cut)",
+    "given": "train and val come from separate inputs; the document that fills a budget is cut there and its rest "
+    "discarded (a cut document has no EOT at its cut)",
+    "examples": "the first n_val of torch.randperm(n), seeded, over the examples that were kept; both splits in input "
+    "order; n_val = 0 for n < 2 or val_frac == 0, else min(n - 1, max(1, int(n * val_frac)))",
+}
+
+
+class Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+def build_pretrain_cache(
+    texts: Iterable[str],
+    out_dir: str | Path,
+    *,
+    tokenizer: TokenizerLike,
+    max_train_tokens: int,
+    max_val_tokens: int,
+    shard_bytes: int,
+    seed: int,
+    shuffle_buffer: int | None,
+    val_texts: Iterable[str] | None = None,
+    dataset_name: str | None = None,
+    dataset_config: str | None = None,
+    revision: str | None = None,
+    streaming: bool = False,
+    workers: int | None = None,
+    expected_tokens: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin (uint16) and out_dir/meta.json.
+
+    Every document is followed by one EOT. Whole documents go to val until its budget is full, then to train (with
+    `val_texts`: val comes from there, and all of `texts` goes to train); the one that fills a budget is cut there.
+    `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
+    documents with a special string in them, that encode to nothing, or that are no utf-8 text.
+    `expected_tokens` is checked against the free disk space beforehand.
+
+    Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
+    Raises ValueError for numbers that make no cache, a vocabulary past 65,536 and input that leaves train empty;
+    OSError where the disk is full or read-only.
+    """
+    _check_tokenizer(tokenizer)
+    for name, value in (("max_train_tokens", max_train_tokens), ("max_val_tokens", max_val_tokens)):
+        if value < 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    if shard_bytes < 2 or shard_bytes % 2:
+        raise ValueError(f"shard_bytes must be an even number of at least 2 (a token has two bytes), got {shard_bytes}")
+    if shuffle_buffer is not None and shuffle_buffer < 0:
+        raise ValueError(f"shuffle_buffer must be at least 0 (none), got {shuffle_buffer}")
+    _check_seed(seed)
+    workers = _workers(workers)
+    described = {
+        **_described(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming),
+        "split_rule": SPLIT_RULES["budget" if val_texts is None else "given"],
+        "shuffle_buffer": shuffle_buffer or 0,
+        "max_train_tokens": max_train_tokens,
+        "max_val_tokens": max_val_tokens,
+        "shard_bytes": shard_bytes,
+    }
+    budgets = {"train": max_train_tokens, "val": max_val_tokens}
+    if expected_tokens is not None:
+        _check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
+
+    with PartialBuild(
+        out_dir, described, budgets, shard_bytes=shard_bytes, workers=workers, on_progress=on_progress
+    ) as build:
+
+        def shuffled(items: Iterable[str], part: str) -> Iterable[str]:
+            if not shuffle_buffer or isinstance(items, str):
+                return items
+            return _shuffle(items, shuffle_buffer, derive_seed(seed, "shuffle", part))
+
+        def step() -> None:
+            def encode(batch: list[Any]) -> Any:
+                return encode_texts(batch, tokenizer)
+
+            if val_texts is None:
+                build.run("texts", shuffled(texts, "texts"), ("val", "train"), encode)
+            else:
+                build.run("val_texts", shuffled(val_texts, "val_texts"), ("val",), encode)
+                build.run("texts", shuffled(texts, "texts"), ("train",), encode)
+
+        build.runs(step, again=all(source is None or iter(source) is not source for source in (texts, val_texts)))
+        build.close_shards()
+        if not build.splits["train"].tokens:
+            counts = f"{sum(run['items'] for run in build.inputs.values())} documents were read"
+            held = build.splits["val"].tokens
+            why = f"all {held} tokens went to val (max_val_tokens={max_val_tokens})" if held else _list(build.dropped)
+            build.discard()
+            raise ValueError(f"{out_dir}: train would be empty: {counts}, {why or f'{max_train_tokens=}'}")
+        _log_dropped(out_dir, build.dropped, "documents")
+        meta = dict(described)
+        listing: dict[str, Any] = {}
+        with build.writing():
+            for name in SPLITS:
+                split = build.splits[name]
+                meta[f"{name}_tokens"] = split.tokens
+                meta[f"{name}_documents"] = len(split.starts)
+                split.write_documents()
+                for shard in split.shards:
+                    listing[f"{name}/{shard['name']}"] = {k: shard[k] for k in ("bytes", "tokens", "sha256")}
+                listing[f"{name}/{DOCUMENTS}"] = _listed(split.folder / DOCUMENTS)
+            write_meta(
+                build.folder / "meta.json",
+                {**meta, "dropped": build.dropped, "inputs": build.inputs, "files": listing},
+            )
+        build.publish((*SPLITS, "meta.json"))
+
+
+def build_sft_cache(
+    examples: Iterable[Sequence[Message]],
+    out_dir: str | Path,
+    *,
+    tokenizer: TokenizerLike,
+    val_frac: float,
+    seed: int,
+    dataset_name: str | None = None,
+    dataset_config: str | None = None,
+    revision: str | None = None,
+    streaming: bool = False,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Write out_dir/{train,val}_tokens.bin (uint16), out_dir/{train,val}_idx.npy (int64 starts) and out_dir/meta.json.
+
+    An example is `[role] + content + [eot]` for each message. The split is by example, seeded, over those kept.
+    Left out and counted in the meta: examples without messages, with an unknown role, a message without content, or a
+    special string in the text. Kills, ValueError and OSError as for `build_pretrain_cache`.
+    """
+    _check_tokenizer(tokenizer)
+    if not 0.0 <= val_frac <= 1.0:
+        raise ValueError(f"val_frac must be in [0, 1], got {val_frac!r}")
+    _check_seed(seed)
+    workers = _workers(workers)
+    described = {
+        **_described(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming),
+        "split_rule": SPLIT_RULES["examples"],
+        "val_frac": val_frac,
+    }
+    with PartialBuild(
+        out_dir, described, {"all": NO_LIMIT}, shard_bytes=SFT_STEP_BYTES, workers=workers, on_progress=on_progress
+    ) as build:
+
+        def step() -> None:
+            build.run("examples", examples, ("all",), lambda batch: encode_chats(batch, tokenizer))
+
+        build.runs(step, again=iter(examples) is not examples)
+        build.close_shards()
+        everything = build.splits["all"]
+        if not everything.starts:
+            read = sum(run["items"] for run in build.inputs.values())
+            why = f": {_list(build.dropped)}" if build.dropped else ""
+            build.discard()
+            raise ValueError(f"{out_dir}: no example is left of {read}{why}")
+        _log_dropped(out_dir, build.dropped, "examples")
+        train, val = split_items(range(len(everything.starts)), val_frac=val_frac, seed=seed)
+        meta = dict(described)
+        listing: dict[str, Any] = {}
+        bounds = np.array([*everything.starts, everything.tokens], dtype=np.int64)
+        with build.writing():
+            _check_space(Path(out_dir), 2 * everything.tokens)
+            shards = [everything.folder / shard["name"] for shard in everything.shards]
+            for name, kept in zip(SPLITS, (train, val), strict=True):
+                tokens, idx = build.folder / f"{name}_tokens.bin", build.folder / f"{name}_idx.npy"
+                lengths = _copy_examples(shards, bounds, np.array(kept, dtype=np.int64), tokens)
+                with files.writing(idx) as file:
+                    np.save(file, (lengths.cumsum() - lengths).astype(OFFSET_DTYPE))
+                meta[f"{name}_examples"] = len(kept)
+                meta[f"{name}_tokens"] = int(lengths.sum())
+                listing[tokens.name] = {**_listed(tokens), "tokens": int(lengths.sum())}
+                listing[idx.name] = _listed(idx)
+            write_meta(
+                build.folder / "meta.json",
+                {**meta, "dropped": build.dropped, "inputs": build.inputs, "files": listing},
+            )
+        build.publish((*(name for name in listing), "meta.json"))
+
+
+def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path) -> np.ndarray:
+    """Write the kept examples end to end, shard by shard; their lengths."""
+    chosen = np.zeros(len(bounds) - 1, dtype=bool)
+    chosen[kept] = True
+    begin = 0
+    with files.writing(path) as file:
+        for shard in shards:
+            tokens = np.fromfile(shard, dtype=TOKEN_DTYPE)
+            end = begin + len(tokens)
+            first = int(np.searchsorted(bounds, begin, side="right")) - 1
+            last = int(np.searchsorted(bounds, end, side="left"))
+            inside = np.diff(bounds[first : last + 1].clip(begin, end))  # of each example, its tokens in this shard
+            file.write(tokens[np.repeat(chosen[first:last], inside)].tobytes())
+            begin = end
+    lengths: np.ndarray = np.diff(bounds)[kept]
+    return lengths
+
+
+def _shuffle(items: Iterable[str], size: int, seed: int) -> Iterator[str]:
+    """The items in an order that the seed decides: each new one drives a random one out of the buffer."""
+    generator = torch.Generator().manual_seed(seed)
+    buffer: list[str] = []
+    draws: Iterator[int] = iter(())
+    for item in items:
+        if len(buffer) < size:
+            buffer.append(item)
+            continue
+        place = next(draws, None)
+        if place is None:
+            draws = iter(torch.randint(size, (4096,), generator=generator).tolist())
+            place = next(draws)
+        buffer[place], item = item, buffer[place]
+        yield item
+    for place in torch.randperm(len(buffer), generator=generator).tolist():
+        yield buffer[place]
+
+
+def _described(
+    tokenizer: TokenizerLike,
+    kind: str,
+    seed: int,
+    dataset_name: str | None,
+    dataset_config: str | None,
+    revision: str | None,
+    streaming: bool,
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "dataset_name": dataset_name,
+        "dataset_config": dataset_config,
+        "revision": revision,
+        "streaming": streaming,
+        "seed": seed,
+        "token_dtype": TOKEN_DTYPE_NAME,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "vocab_size": tokenizer.vocab_size,
+        "special_token_ids": {name: int(tokenizer.special_token_ids()[name]) for name in SPECIAL_NAMES},
+    }
+
+
+def tokenizer_sha256(tokenizer: TokenizerLike) -> str | None:
+    """The sha256 of the tokenizer's model file; None for an object that has none."""
+    sha: str | None = getattr(tokenizer, "sha256", None)
+    return sha if isinstance(sha, str) else None
+
+
+def _check_tokenizer(tokenizer: TokenizerLike) -> None:
+    vocab = tokenizer.vocab_size
+    if not 1 <= vocab <= MAX_VOCAB:
+        raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so 1..{MAX_VOCAB:,} are possible")
+    special = tokenizer.special_token_ids()
+    for name in SPECIAL_NAMES:
+        if name not in special or not 0 <= special[name] < vocab:
+            raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, which is not in 0..{vocab - 1}")
+
+
+def _check_seed(seed: int) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer in 0..2**63-1, got {seed!r}")
+
+
+def _workers(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    return workers or default_workers()
+
+
+def _check_space(out_dir: Path, needed: int) -> None:
+    """Raise OSError where the disk has less room than the cache will need."""
+    place = out_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    with contextlib.suppress(FileNotFoundError):
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"{out_dir} will need {needed / 1e9:.2f} GB, but {place} has {free / 1e9:.2f} GB free: "
+                "free some space, or ask for fewer tokens",
+            )
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def _list(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in dropped.items())
+
+
+def _log_dropped(out_dir: str | Path, dropped: dict[str, int], unit: str) -> None:
+    if dropped:
+        log.warning("%s: left out %d %s: %s", Path(out_dir).name, sum(dropped.values()), unit, _list(dropped))

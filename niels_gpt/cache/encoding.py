@@ -1,0 +1,145 @@
+"""Documents and conversations to tokens, in batches, on all cores, in their order.
+
+The workers are threads: SentencePiece lets go of the interpreter lock while it encodes. So a tokenizer need not be
+pickled, and a builder takes any object with the four members of `TokenizerLike`.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from niels_gpt.cache.formats import TOKEN_DTYPE, as_tokens
+from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
+from niels_gpt.data.drops import is_text
+from niels_gpt.tokenizer.special import find_special
+
+SPECIAL = "with a special token in the text"
+EMPTY = "that encode to nothing"
+NOT_TEXT = "that are no utf-8 text"
+NO_MESSAGES = "without messages"
+BAD_ROLE = "with an unknown role"
+NO_CONTENT = "with a message without content"
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class Encoded(NamedTuple):
+    """The tokens of a batch of items."""
+
+    tokens: np.ndarray
+    """Of all items, end to end."""
+    lengths: np.ndarray
+    """Per item; 0 for one that is left out."""
+    dropped: list[tuple[int, str]]
+    """(item, reason) of those that are left out."""
+
+
+def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
+    """Every text and one EOT after it. `\\r\\n` becomes `\\n`; nothing else is changed."""
+    eot = tokenizer.special_token_ids()["eot"]
+    good: list[tuple[int, str]] = []
+    dropped: list[tuple[int, str]] = []
+    for i, text in enumerate(texts):
+        if not is_text(text):
+            dropped.append((i, NOT_TEXT))
+        elif find_special(text) is not None:
+            dropped.append((i, SPECIAL))
+        else:
+            good.append((i, text.replace("\r\n", "\n")))
+    lengths = np.zeros(len(texts), dtype=np.int64)
+    parts: list[np.ndarray] = []
+    end = as_tokens([eot], tokenizer.vocab_size)
+    for (i, _), ids in zip(good, _encode_all([text for _, text in good], tokenizer), strict=True):
+        if len(ids):
+            parts += (ids, end)
+            lengths[i] = len(ids) + 1
+        else:
+            dropped.append((i, EMPTY))
+    return Encoded(_joined(parts), lengths, sorted(dropped))
+
+
+def encode_chats(examples: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
+    """Every conversation by the chat template: `[role] + content + [eot]` for each message."""
+    special = tokenizer.special_token_ids()
+    vocab = tokenizer.vocab_size
+    heads = {role: as_tokens([special[name]], vocab) for role, name in ROLE_NAMES.items()}
+    end = as_tokens([special["eot"]], vocab)
+    dropped = []
+    good = []
+    for i, messages in enumerate(examples):
+        reason = _wrong_with(messages)
+        if reason is None:
+            good.append(i)
+        else:
+            dropped.append((i, reason))
+    contents = iter(_encode_all([message["content"] for i in good for message in examples[i]], tokenizer))
+    lengths = np.zeros(len(examples), dtype=np.int64)
+    parts: list[np.ndarray] = []
+    for i in good:
+        for message in examples[i]:
+            ids = next(contents)
+            parts += (heads[message["role"]], ids, end)
+            lengths[i] += len(ids) + 2
+    return Encoded(_joined(parts), lengths, dropped)
+
+
+def _wrong_with(messages: Any) -> str | None:
+    """Why a conversation cannot be used, or None."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        return NO_MESSAGES
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") not in ROLE_NAMES:
+            return BAD_ROLE
+        content = message.get("content")
+        if not content or not isinstance(content, str):
+            return NO_CONTENT
+        if not is_text(content):
+            return NOT_TEXT
+        if find_special(content) is not None:
+            return SPECIAL
+    return None
+
+
+def _encode_all(texts: list[str], tokenizer: TokenizerLike) -> list[np.ndarray]:
+    batch = getattr(tokenizer, "encode_batch", None)
+    if batch is not None:
+        arrays: list[np.ndarray] = batch(texts)
+        return arrays
+    return [as_tokens(tokenizer.encode(text), tokenizer.vocab_size) for text in texts]
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=TOKEN_DTYPE)
+
+
+def default_workers() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_order(jobs: Iterable[Job], work: Callable[[Job], Result], workers: int) -> Iterator[tuple[Job, Result]]:
+    """(job, work(job)) for every job, in their order; `workers` at once, and a few more waiting.
+
+    Which results come out does not depend on the number of workers. Closing it waits for what has begun.
+    """
+    pending: collections.deque[tuple[Job, Future[Result]]] = collections.deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        try:
+            for job in jobs:
+                pending.append((job, pool.submit(work, job)))
+                if len(pending) > 2 * workers:
+                    first, result = pending.popleft()
+                    yield first, result.result()
+            while pending:
+                first, result = pending.popleft()
+                yield first, result.result()
+        finally:
+            for _, waiting in pending:
+                waiting.cancel()

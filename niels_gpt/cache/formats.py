@@ -1,0 +1,63 @@
+"""What lies on disk: names, number formats, and the defaults of a build.
+
+    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ the same)   meta.json
+    sft/NAME/       train_tokens.bin  train_idx.npy                  (val_* the same)  meta.json
+
+Tokens are little-endian 16-bit numbers, offsets little-endian 64-bit ones. A shard continues where the one before
+ends; all but a split's last have exactly `shard_bytes` bytes. `documents.npy` and `*_idx.npy` hold the first token of
+each document or example within the split's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+FORMAT_VERSION = 1
+TOKEN_DTYPE = np.dtype("<u2")
+OFFSET_DTYPE = np.dtype("<i8")
+TOKEN_DTYPE_NAME = "uint16-le"
+MAX_VOCAB = 65_536
+SPLITS = ("train", "val")
+DOCUMENTS = "documents.npy"
+NO_LIMIT = 1 << 62
+"""A token budget that is never reached."""
+
+SEED = 42
+SHARD_BYTES = 128 * 1024 * 1024
+FINEWEB_CONFIG = "CC-MAIN-2024-10"
+FINEWEB_TRAIN_TOKENS = 200_000_000
+FINEWEB_VAL_TOKENS = 5_000_000
+FINEWEB_SHUFFLE_BUFFER = 10_000
+GUTENBERG_TRAIN_TOKENS = 20_000_000
+GUTENBERG_VAL_TOKENS = 500_000
+ROAM_VAL_FRAC = 0.10
+SFT_VAL_FRAC = 0.10
+VOCAB_SIZE = 16_000
+
+
+def shard_name(number: int) -> str:
+    """shard_00000.bin, shard_00001.bin, ..."""
+    return f"shard_{number:05d}.bin"
+
+
+def list_shards(folder: Path) -> list[Path]:
+    """The shards of a folder in their order (99999 comes before 100000)."""
+    return sorted(folder.glob("shard_*.bin"), key=lambda path: (len(path.name), path.name))
+
+
+def as_tokens(ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """Ids as they are stored. Raises ValueError for one that is negative, past the vocabulary, or past 65,535."""
+    values = np.asarray(ids)
+    if values.size == 0:
+        return np.empty(0, dtype=TOKEN_DTYPE)
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"token ids must be integers, got {values.dtype}")
+    low, high = int(values.min()), int(values.max())
+    limit = min(vocab_size, MAX_VOCAB)
+    if low < 0 or high >= limit:
+        bad = low if low < 0 else high
+        raise ValueError(f"token id {bad} is outside 0..{limit - 1} (vocabulary {vocab_size}, 16 bits on disk)")
+    return values.astype(TOKEN_DTYPE)

@@ -1,0 +1,83 @@
+"""meta.json: what a cache is made of, and the size and sha256 of each of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from niels_gpt import files
+from niels_gpt.cache.formats import FORMAT_VERSION, TOKEN_DTYPE_NAME
+
+FORMAT = "niels-gpt token cache"
+
+
+class CacheError(ValueError):
+    """A cache that cannot be used; the message says which, why, and what to do."""
+
+
+def write_meta(path: str | Path, meta: dict[str, Any]) -> None:
+    """Write a meta.json: whole or not at all, the same bytes for the same content."""
+    files.write_json(path, meta)
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """The content of a meta.json. Raises CacheError (a ValueError) if it is missing, damaged, or of a newer format."""
+    path = Path(path)
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CacheError(f"no {path}: this is no finished cache; build it with niels-gpt cache build") from None
+    except (ValueError, IsADirectoryError) as err:
+        raise CacheError(f"{path} is damaged ({err}): build the cache again") from None
+    if not isinstance(meta, dict):
+        raise CacheError(f"{path} is damaged (a {type(meta).__name__}, not an object): build the cache again")
+    version = meta.get("format_version", FORMAT_VERSION)
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise CacheError(
+            f"{path} has format version {version!r}, and this program knows up to {FORMAT_VERSION}: update niels-gpt"
+        )
+    return meta
+
+
+def sha256_file(path: str | Path) -> str:
+    """The hex sha256 of a file, read in pieces."""
+    return files.sha256_file(path)
+
+
+def find_meta(folder: Path) -> dict[str, Any] | None:
+    """The meta of a cache folder, or None where there is none (bare files are taken as they are)."""
+    path = folder / "meta.json"
+    return read_meta(path) if path.exists() else None
+
+
+def check_meta(meta: dict[str, Any], folder: Path, *, tokenizer_sha256: str | None) -> None:
+    """Raise CacheError where the cache holds other tokens than the reader reads."""
+    if meta.get("built") is False:
+        raise CacheError(f"{folder} was not built: {meta.get('reason', 'it is a placeholder')}")
+    dtype = meta.get("token_dtype", TOKEN_DTYPE_NAME)
+    if dtype != TOKEN_DTYPE_NAME:
+        raise CacheError(f"{folder} holds tokens as {dtype!r}, expected {TOKEN_DTYPE_NAME!r}: build it again")
+    made_with = meta.get("tokenizer_sha256")
+    if tokenizer_sha256 is not None and made_with != tokenizer_sha256:
+        raise CacheError(
+            f"{folder} was built with another tokenizer (sha256 {str(made_with)[:12]}..., yours is "
+            f"{tokenizer_sha256[:12]}...): build it again with yours, or use its own"
+        )
+
+
+def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:
+    """Raise CacheError for a file that is missing, not listed, or has another size (verify: sha256) than listed."""
+    listed = meta.get("files", {}).get(name)
+    path = folder / name
+    if not path.is_file():
+        raise CacheError(f"{path} is missing: build the cache again")
+    if listed is None:
+        if "files" in meta:
+            raise CacheError(f"{path} is not in the cache's meta.json: build the cache again")
+        return
+    size = path.stat().st_size
+    if size != listed["bytes"]:
+        raise CacheError(f"{path} has {size:,} bytes, but meta.json says {listed['bytes']:,}: build the cache again")
+    if verify and sha256_file(path) != listed["sha256"]:
+        raise CacheError(f"{path} is damaged (its sha256 is not that of meta.json): build the cache again")

@@ -1,0 +1,504 @@
+"""A cache in the making: it grows in a hidden folder beside its place, and moves in when it is complete.
+
+Whenever a shard is full (or a split), `state.json` records how many items are behind it. A build that was killed reads
+its input again, checks by sha256 that the items are the same, and goes on after them: the result is byte for byte that
+of a build that was not. Nothing under a final name is ever incomplete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from niels_gpt import files
+from niels_gpt.cache.encoding import Encoded, in_order
+from niels_gpt.cache.formats import DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
+
+log = logging.getLogger("niels_gpt.cache")
+
+BATCH_CHARACTERS = 1 << 17
+"""Text per batch: enough that the overhead of a batch does not show, few enough that workers share the load."""
+BATCH_ITEMS = 1024
+MARGIN_BYTES = 16 << 20
+"""Disk space that a build leaves free."""
+
+
+class Progress(NamedTuple):
+    """How far a build is."""
+
+    split: str
+    tokens: int
+    """Written so far, all splits together."""
+    documents: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class _Batch(NamedTuple):
+    first: int
+    """Number of its first item."""
+    items: list[Any]
+    before: Any
+    """The hash of all items before it."""
+
+
+class PartialBuild:
+    """Writes the splits of a cache. Use as a context manager, `run` for each input, then `publish`."""
+
+    def __init__(
+        self,
+        out_dir: str | Path,
+        recipe: Mapping[str, Any],
+        budgets: Mapping[str, int],
+        *,
+        shard_bytes: int,
+        workers: int,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        """`recipe` is all that the result depends on beside the input: a build is resumed only with the same one."""
+        self.out_dir = Path(out_dir)
+        self.folder = self.out_dir.parent / f".{self.out_dir.name}.partial"
+        self._recipe = json.loads(json.dumps(recipe))
+        self._shard_bytes = shard_bytes
+        self._workers = workers
+        self._on_progress = on_progress
+        self._budgets = dict(budgets)
+        self._stack = contextlib.ExitStack()
+        self._runs: dict[str, dict[str, Any]] = {}
+        self.splits: dict[str, _Split] = {}
+
+    # --- the folder --------------------------------------------------------------------------------
+
+    def __enter__(self) -> PartialBuild:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._stack.enter_context(files.lock(self.folder / "build.lock", wait=False))
+        except BlockingIOError:
+            raise ValueError(f"another process is building {self.out_dir}: wait for it") from None
+        except OSError as err:
+            raise _cannot_write(err, self.out_dir) from err
+        self._open(self._saved_state())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for split in self.splits.values():
+            split.abandon()
+        self._stack.close()
+
+    def _saved_state(self) -> dict[str, Any] | None:
+        """What a killed build left, if it can be gone on with."""
+        try:
+            state: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+            if state["recipe"] != self._recipe:
+                return None
+            for name, saved in state["splits"].items():
+                for shard in saved["shards"]:
+                    if (self.folder / name / shard["name"]).stat().st_size != shard["bytes"]:
+                        return None
+                if (self.folder / name / "documents.raw").stat().st_size < saved["documents"] * OFFSET_DTYPE.itemsize:
+                    return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return state
+
+    def _open(self, state: dict[str, Any] | None) -> None:
+        """Begin where the state ends, or afresh; whatever else lies in the folder is removed."""
+        if state is None:
+            for entry in self.folder.iterdir():
+                if entry.name != "build.lock":
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        self._runs = {} if state is None else state["runs"]
+        self.splits = {
+            name: _Split(self.folder / name, budget, self._shard_bytes, state["splits"][name] if state else None)
+            for name, budget in self._budgets.items()
+        }
+
+    def _restart(self) -> None:
+        for split in self.splits.values():
+            split.abandon()
+        self._open(None)
+
+    # --- writing -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        name: str,
+        items: Iterable[Any],
+        splits: Sequence[str],
+        encode: Callable[[list[Any]], Encoded],
+    ) -> None:
+        """Encode the items and write them to the splits, in order: to the first until its budget is full, and so on.
+
+        The item that fills a budget is cut there, and its rest is discarded. `name` tells several inputs of one build
+        apart. Raises Changed where a resumed build meets other items than it met before; see `runs`.
+        """
+        saved = self._runs.get(name) or {"items": 0, "within": 0, "sha256": hashlib.sha256().hexdigest(), "dropped": {}}
+        reader = _Reader(items)
+        reader.skip(saved["items"])
+        if reader.hash.hexdigest() != saved["sha256"]:
+            raise Changed
+        state = _Run(name, saved, splits)
+        if saved["items"] or saved["within"]:
+            log.info("%s: going on after %d items", self.out_dir, saved["items"])
+        if not any(self.splits[split].room for split in splits):
+            self._end_run(state, saved["items"], reader.hash)
+            return
+        jobs = in_order(reader.batches(), lambda batch: encode(batch.items), self._workers)
+        done, hashed = saved["items"], reader.hash.copy()
+        with contextlib.closing(jobs):  # type: ignore[type-var]
+            for batch, encoded in jobs:
+                done = batch.first + self._take(state, batch, encoded)
+                hashed = batch.before.copy()
+                for item in batch.items[: done - batch.first]:
+                    _add(hashed, item)
+                if self._on_progress is not None:
+                    written = list(self.splits.values())
+                    self._on_progress(
+                        Progress(state.split, sum(s.tokens for s in written), sum(len(s.starts) for s in written))
+                    )
+                if done < batch.first + len(batch.items) or not any(self.splits[split].room for split in splits):
+                    break
+        self._end_run(state, done, hashed)
+
+    def _end_run(self, state: _Run, done: int, hashed: Any) -> None:
+        self._runs[state.name] = {
+            "items": done,
+            "within": 0,
+            "sha256": hashed.hexdigest(),
+            "dropped": dict(sorted(state.dropped.items())),
+        }
+
+    def _take(self, state: _Run, batch: _Batch, encoded: Encoded) -> int:
+        """Write a batch; how many of its items were used."""
+        tokens, ends = encoded.tokens, encoded.lengths.cumsum()
+        begins = ends - encoded.lengths
+        count = len(batch.items)
+        dropped = dict(encoded.dropped)
+        base = dict(state.dropped)
+
+        def checkpoint(position: int, used: int | None) -> None:
+            """Record that all tokens before `position` are in finished shards."""
+            if used is None:
+                used = int(np.searchsorted(ends, position, side="right"))
+                within = position - int(begins[used]) if used < count else 0
+            else:
+                within = 0
+            hashed = batch.before.copy()
+            for item in batch.items[:used]:
+                _add(hashed, item)
+            counted = dict(base)
+            for i, reason in dropped.items():
+                if i < used:
+                    counted[reason] = counted.get(reason, 0) + 1
+            self._runs[state.name] = {
+                "items": batch.first + used,
+                "within": within,
+                "sha256": hashed.hexdigest(),
+                "dropped": counted,
+            }
+            self._save()
+
+        i = 0
+        position = state.within if count else 0  # tokens of the first item that a killed build had written already
+        resumed_inside = position > 0
+        state.within = 0
+        while i < count:
+            split = next((self.splits[name] for name in state.order if self.splits[name].room), None)
+            if split is None:
+                break
+            state.split = split.name
+            rest = int(ends[-1]) - position
+            if rest <= split.room:
+                stop, j = int(ends[-1]), count
+            else:
+                stop = position + split.room
+                j = int(np.searchsorted(ends, stop, side="left")) + 1
+            fresh = encoded.lengths[i:j] > 0
+            if resumed_inside:
+                fresh[0] = False  # its start is recorded already
+                resumed_inside = False
+            starts = begins[i:j][fresh] - position + split.tokens
+            self._write(split, tokens[position:stop], starts, position, stop, j, checkpoint)
+            i, position = j, int(ends[j - 1])
+        for item, reason in dropped.items():
+            if item < i:
+                state.dropped[reason] = state.dropped.get(reason, 0) + 1
+        return i
+
+    def _write(
+        self,
+        split: _Split,
+        tokens: np.ndarray,
+        starts: np.ndarray,
+        position: int,
+        stop: int,
+        used: int,
+        checkpoint: Callable[[int, int | None], None],
+    ) -> None:
+        """Append tokens[position:stop] of a batch to a split, with a checkpoint at every full shard."""
+        self._check_space(tokens.nbytes)
+        try:
+            while len(tokens):
+                part = tokens[: split.shard_room]
+                end = split.tokens + len(part)
+                now = int(np.searchsorted(starts, end))
+                split.append(part, starts[:now])
+                starts, tokens, position = starts[now:], tokens[len(part) :], position + len(part)
+                if split.shard_room == 0 or not split.room:
+                    split.close_shard()
+                    checkpoint(position, used if position == stop else None)
+        except OSError as err:
+            raise _cannot_write(err, self.out_dir) from err
+
+    def _save(self) -> None:
+        splits = {name: split.state() for name, split in self.splits.items()}
+        files.write_json(self.folder / "state.json", {"recipe": self._recipe, "runs": self._runs, "splits": splits})
+
+    def _check_space(self, needed: int) -> None:
+        """Raise OSError before the disk is full: what was written stays usable."""
+        free = shutil.disk_usage(self.folder).free
+        if free < needed + MARGIN_BYTES:
+            raise _cannot_write(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.out_dir)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What was left out, by reason, over all inputs."""
+        total: dict[str, int] = {}
+        for run in self._runs.values():
+            for reason, number in run["dropped"].items():
+                total[reason] = total.get(reason, 0) + number
+        return dict(sorted(total.items()))
+
+    @property
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """Per input: how many items were read, and their sha256."""
+        return {name: {"items": run["items"], "sha256": run["sha256"]} for name, run in sorted(self._runs.items())}
+
+    def close_shards(self) -> None:
+        """Finish the last shard of every split; nothing is appended afterwards."""
+        try:
+            for split in self.splits.values():
+                split.close_shard()
+        except OSError as err:
+            raise _cannot_write(err, self.out_dir) from err
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Move the finished files and folders in, meta.json (the last) at the end, and remove the hidden folder.
+
+        What stood there under these names is replaced; other files are left alone.
+        """
+        try:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            old = self.folder / "old"
+            old.mkdir()
+            for name in reversed(names):  # meta.json first: without it, old files are not taken for a finished cache
+                if (self.out_dir / name).exists():
+                    (self.out_dir / name).rename(old / name)
+            for name in names:
+                (self.folder / name).rename(self.out_dir / name)
+            files.sync_folder(self.out_dir)
+        except OSError as err:
+            raise _cannot_write(err, self.out_dir) from err
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove the hidden folder."""
+        for split in self.splits.values():
+            split.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """OSErrors of the block say which cache could not be written."""
+        try:
+            yield
+        except OSError as err:
+            raise _cannot_write(err, self.out_dir) from err
+
+    def runs(self, step: Callable[[], None], *, again: bool) -> None:
+        """Do `step` (calls of `run`). If the input is not what a killed build had read: once more from the beginning.
+
+        `again` says whether the input can be read twice; otherwise the build is refused, and the next begins afresh.
+        """
+        try:
+            step()
+        except Changed:
+            if not again:
+                self.discard()
+                raise ValueError(
+                    f"the input of {self.out_dir} has changed since its build was interrupted; what there was of it "
+                    "is removed: run the build again"
+                ) from None
+            log.warning("%s: the input has changed since the build was interrupted; building afresh", self.out_dir)
+            self._restart()
+            step()
+
+
+class Changed(ValueError):
+    """The input of a resumed build is not what it was."""
+
+
+class _Run:
+    """What `run` keeps from batch to batch."""
+
+    def __init__(self, name: str, saved: Mapping[str, Any], splits: Sequence[str]) -> None:
+        self.name = name
+        self.within: int = saved["within"]
+        self.dropped: dict[str, int] = dict(saved["dropped"])
+        self.order = tuple(splits)
+        self.split = splits[0]
+
+
+class _Reader:
+    """Items one after the other, counted and hashed."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        if isinstance(items, str):
+            raise ValueError("expected several items, such as a list; this is one string")
+        self._items = iter(items)
+        self._number = 0
+        self.hash = hashlib.sha256()
+
+    def skip(self, number: int) -> None:
+        """Pass over items; they only count for the hash."""
+        for item in self._items if number else ():
+            _add(self.hash, item)
+            self._number += 1
+            if self._number == number:
+                break
+
+    def batches(self) -> Iterator[_Batch]:
+        batch = _Batch(self._number, [], self.hash.copy())
+        size = 0
+        for item in self._items:
+            _add(self.hash, item)
+            self._number += 1
+            batch.items.append(item)
+            size += _size(item)
+            if size >= BATCH_CHARACTERS or len(batch.items) >= BATCH_ITEMS:
+                yield batch
+                batch, size = _Batch(self._number, [], self.hash.copy()), 0
+        if batch.items:
+            yield batch
+
+
+def _size(item: Any) -> int:
+    if isinstance(item, str):
+        return len(item)
+    if isinstance(item, Sequence):
+        return sum(len(m["content"]) for m in item if isinstance(m, Mapping) and isinstance(m.get("content"), str))
+    return 0
+
+
+def _add(hashed: Any, item: Any) -> None:
+    """An item with its length, so that ("ab", "c") is not ("a", "bc")."""
+    text = item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=repr)
+    data = text.encode("utf-8", errors="surrogatepass")
+    hashed.update(len(data).to_bytes(8, "little"))
+    hashed.update(data)
+
+
+class _Split:
+    """The shards and document starts of one split."""
+
+    def __init__(self, folder: Path, budget: int, shard_bytes: int, saved: Mapping[str, Any] | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.name = folder, folder.name
+        self._budget = budget
+        self._shard_tokens = shard_bytes // TOKEN_DTYPE.itemsize
+        self.shards: list[dict[str, Any]] = list(saved["shards"]) if saved else []
+        self.tokens = sum(shard["tokens"] for shard in self.shards)
+        raw = folder / "documents.raw"
+        self.starts: list[int] = []
+        if saved:
+            self.starts = np.fromfile(raw, dtype=OFFSET_DTYPE, count=saved["documents"]).tolist()
+        with raw.open("r+b" if saved else "wb") as file:
+            file.truncate(len(self.starts) * OFFSET_DTYPE.itemsize)
+        self._stored_starts = len(self.starts)
+        self._file: Any = None
+        self._hash = hashlib.sha256()
+        self._in_shard = 0
+
+    @property
+    def room(self) -> int:
+        """Tokens until the budget is full."""
+        return self._budget - self.tokens
+
+    @property
+    def shard_room(self) -> int:
+        """Tokens until the shard is full."""
+        return self._shard_tokens - self._in_shard
+
+    def append(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        if self._file is None:
+            self._file = (self.folder / shard_name(len(self.shards))).open("wb")
+            self._hash = hashlib.sha256()
+        data = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).data
+        self._file.write(data)
+        self._hash.update(data)
+        self._in_shard += len(tokens)
+        self.tokens += len(tokens)
+        self.starts += starts.tolist()
+
+    def close_shard(self) -> None:
+        """Finish the shard, if one is open: on disk, hashed, listed. The starts of its documents are stored with it."""
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self.shards.append(
+            {
+                "name": shard_name(len(self.shards)),
+                "bytes": self._in_shard * TOKEN_DTYPE.itemsize,
+                "tokens": self._in_shard,
+                "sha256": self._hash.hexdigest(),
+            }
+        )
+        self._in_shard = 0
+        with (self.folder / "documents.raw").open("ab") as file:
+            file.write(np.array(self.starts[self._stored_starts :], dtype=OFFSET_DTYPE).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self._stored_starts = len(self.starts)
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def state(self) -> dict[str, Any]:
+        return {"shards": self.shards, "documents": self._stored_starts}
+
+    def write_documents(self) -> None:
+        """documents.npy in place of the raw starts."""
+        with files.writing(self.folder / DOCUMENTS) as file:
+            np.save(file, np.array(self.starts, dtype=OFFSET_DTYPE))
+        (self.folder / "documents.raw").unlink()
+
+
+def _cannot_write(err: OSError, place: Path) -> OSError:
+    """The same error with the cache's name and what to do."""
+    number = err.errno or errno.EIO
+    reason = os.strerror(number)
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "free some space and run it again: it goes on from the last complete shard"
+    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "choose a folder that can be written"
+    else:
+        remedy = "nothing incomplete was left under a final name"
+    return OSError(number, f"cannot write the cache {place}: {reason}; {remedy}")

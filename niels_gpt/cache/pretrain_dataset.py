@@ -1,0 +1,128 @@
+"""Random windows over the shards of a token stream."""
+
+from __future__ import annotations
+
+import bisect
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
+from niels_gpt.cache.mmap import Files, Mapped
+
+
+class PretrainTokenStreamDataset:
+    """The windows of T + 1 tokens of a folder of shards; every start of every shard is equally likely."""
+
+    def __init__(
+        self,
+        shards_dir: str | Path,
+        *,
+        T: int,
+        device: str | torch.device,
+        tokenizer_sha256: str | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Opens the shards without reading them (verify: reads and hashes all). Without a meta.json in the folder
+        above, they are taken as they are.
+
+        Raises CacheError (a ValueError) for shards that are missing, cut off, or of another dtype or tokenizer, and
+        where none has T + 1 tokens.
+        """
+        if T < 1:
+            raise ValueError(f"T must be at least 1, got {T}")
+        self.folder, self.T, self.device = Path(shards_dir), T, device
+        if not self.folder.is_dir():
+            raise CacheError(f"no folder of shards at {self.folder}: build it with niels-gpt cache build")
+        paths = list_shards(self.folder)
+        sizes: list[int | None] = [None] * len(paths)
+        self.meta = find_meta(self.folder.parent)
+        if self.meta is not None:
+            check_meta(self.meta, self.folder.parent, tokenizer_sha256=tokenizer_sha256)
+            sizes = list(self._check_files(paths, verify))
+        elif tokenizer_sha256 is not None:
+            raise CacheError(f"{self.folder.parent} has no meta.json, so its tokenizer is unknown: build it again")
+        self.shards = [Mapped(path, size) for path, size in zip(paths, sizes, strict=True)]
+        self._files = Files(self.shards)
+        windows = [max(shard.size - T, 0) for shard in self.shards]
+        self._ends = np.cumsum(windows, dtype=np.int64).tolist()
+        """Shard -> the number of windows up to its end."""
+        self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
+        self.num_tokens = int(self._firsts[-1])
+        self.num_windows: int = self._ends[-1] if self._ends else 0
+        if not self.num_windows:
+            longest = max((shard.size for shard in self.shards), default=0)
+            raise CacheError(
+                f"{self.folder} has no window of T + 1 = {T + 1} tokens ({len(self.shards)} shards, the longest has "
+                f"{longest}): use more text or a smaller T"
+            )
+        self._starts: np.ndarray | None = None
+
+    def _check_files(self, paths: list[Path], verify: bool) -> list[int]:
+        """The sizes of the shards, which are all there and as listed."""
+        assert self.meta is not None
+        split = self.folder.name
+        present = {path.name for path in paths}
+        listed = [name.removeprefix(f"{split}/") for name in self.meta.get("files", {}) if name.startswith(f"{split}/")]
+        for name in listed:
+            if name not in present and name != DOCUMENTS:
+                raise CacheError(f"{self.folder / name} is missing: build the cache again")
+        for path in paths:
+            check_file(self.meta, self.folder.parent, f"{split}/{path.name}", verify=verify)
+        return [path.stat().st_size for path in paths]
+
+    def get_batch(self, *, B: int, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x, y), each (B, T) int64 on the device: windows at random places, y one token further.
+
+        The same generator state gives the same batch.
+        """
+        x, y = self.gather(self.plan(B, generator))
+        return x.to(self.device), y.to(self.device)
+
+    def plan(self, B: int, generator: torch.Generator | None) -> list[int]:
+        """The numbers of B windows, drawn uniformly from 0 .. num_windows - 1."""
+        if B < 1:
+            raise ValueError(f"B must be at least 1, got {B}")
+        drawn: list[int] = torch.randint(self.num_windows, (B,), generator=generator).tolist()
+        return drawn
+
+    def gather(self, windows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x, y) of windows, each (len(windows), T) int64 on the CPU."""
+        width = self.T + 1
+        rows = np.empty((len(windows), width), dtype=TOKEN_DTYPE)
+        ends, shards = self._ends, self.shards
+        for row, window in zip(rows, windows, strict=True):
+            i = bisect.bisect_right(ends, window)
+            shard = shards[i]
+            start = window - ends[i] + shard.size - self.T  # windows count from the shard's first
+            row[:] = shard.tokens[start : start + width]
+        self._files.touched(len(windows), rows.itemsize * width)
+        return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
+
+    def position(self, window: int) -> int:
+        """The place of a window's first token in the stream."""
+        i = bisect.bisect_right(self._ends, window)
+        return int(self._firsts[i]) + window - self._ends[i] + self.shards[i].size - self.T
+
+    def locate(self, window: int) -> tuple[int, int]:
+        """(document, offset within it) of a window's first token. Raises CacheError without documents.npy."""
+        starts = self.documents
+        at = self.position(window)
+        document = max(int(np.searchsorted(starts, at, side="right")) - 1, 0)
+        return document, at - int(starts[document])
+
+    @property
+    def documents(self) -> np.ndarray:
+        """The first token of each document in the stream, mapped from disk."""
+        if self._starts is None:
+            path = self.folder / DOCUMENTS
+            try:
+                starts = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as err:
+                raise CacheError(f"{path} is missing or damaged: build the cache again") from err
+            if starts.ndim != 1 or starts.dtype.kind != "i" or (np.diff(starts) <= 0).any():
+                raise CacheError(f"{path} is damaged: the documents' starts do not increase")
+            self._starts = starts
+        return self._starts

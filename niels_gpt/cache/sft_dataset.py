@@ -1,0 +1,188 @@
+"""Conversations with a loss on what the assistant says.
+
+Where the assistant speaks is found once, when the cache is opened: for every example the spans of its targets, from the
+token after the assistant sentinel up to and including the next EOT. A batch copies tokens and looks spans up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from niels_gpt.cache.formats import TOKEN_DTYPE
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
+from niels_gpt.cache.mmap import Files, Mapped
+
+IGNORE = -100
+_SCAN_TOKENS = 1 << 22  # tokens looked at together when spans are searched
+
+
+class SFTExampleDataset:
+    """The examples of a split, one per row, cut or padded to T + 1 tokens."""
+
+    def __init__(
+        self,
+        tokens_path: str | Path,
+        idx_path: str | Path,
+        *,
+        T: int,
+        device: str | torch.device,
+        eot_id: int,
+        asst_id: int | None = None,
+        tokenizer_sha256: str | None = None,
+        verify: bool = False,
+    ) -> None:
+        """`asst_id` comes from meta.json beside the tokens if not given.
+
+        Raises CacheError (a ValueError) for files that are missing, cut off or do not belong together, another
+        tokenizer, and where no example has a target within its first T + 1 tokens.
+        """
+        if T < 1:
+            raise ValueError(f"T must be at least 1, got {T}")
+        self.tokens_path, self.idx_path = Path(tokens_path), Path(idx_path)
+        self.T, self.device, self.eot_id = T, device, eot_id
+        folder = self.tokens_path.parent
+        self.meta = find_meta(folder)
+        if self.meta is not None:
+            check_meta(self.meta, folder, tokenizer_sha256=tokenizer_sha256)
+            for path in (self.tokens_path, self.idx_path):
+                check_file(self.meta, path.parent, path.name, verify=verify)
+            special = self.meta.get("special_token_ids", {})
+            if special.get("eot", eot_id) != eot_id:
+                raise CacheError(
+                    f"{folder} has the EOT id {special['eot']}, not {eot_id}: its tokenizer is another one"
+                )
+            asst_id = special.get("asst") if asst_id is None else asst_id
+        elif tokenizer_sha256 is not None:
+            raise CacheError(f"{folder} has no meta.json, so its tokenizer is unknown: build it again")
+        if asst_id is None:
+            raise CacheError(f"{folder} has no meta.json that names the assistant's id: give asst_id")
+        self.asst_id = asst_id
+        if not self.tokens_path.is_file():
+            raise CacheError(f"no {self.tokens_path}: build it with niels-gpt cache build")
+        self._tokens = Mapped(self.tokens_path)
+        self._files = Files([self._tokens])
+        self.bounds = self._read_bounds()
+        """First token of each example, and the end of the last."""
+        self.num_examples = len(self.bounds) - 1
+        self._spans, self._first_span = self._find_spans()
+        self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
+        """The examples that have a target within their first T + 1 tokens."""
+        self.num_excluded = self.num_examples - len(self.usable)
+        """Examples without one: they are never drawn."""
+        if not len(self.usable):
+            raise CacheError(
+                f"{self.tokens_path}: none of {self.num_examples} examples has an assistant's token among its first "
+                f"T + 1 = {T + 1}: there is nothing to learn"
+            )
+
+    def _read_bounds(self) -> np.ndarray:
+        try:
+            starts = np.load(self.idx_path, allow_pickle=False)
+        except FileNotFoundError:
+            raise CacheError(f"no {self.idx_path}: build it with niels-gpt cache build") from None
+        except (OSError, ValueError, EOFError) as err:
+            raise CacheError(f"{self.idx_path} is damaged ({err}): build the cache again") from None
+        if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype != np.int64:
+            raise CacheError(f"{self.idx_path} must hold one row of int64 offsets: build the cache again")
+        bounds = np.append(starts, self._tokens.size)
+        if len(starts) == 0 and self._tokens.size:
+            raise CacheError(f"{self.idx_path} lists no example, but {self.tokens_path} has tokens: build it again")
+        if len(starts) and (starts[0] != 0 or (np.diff(bounds) <= 0).any()):
+            at = 0 if starts[0] != 0 else int(np.flatnonzero(np.diff(bounds) <= 0)[0])
+            raise CacheError(
+                f"{self.idx_path} does not fit {self.tokens_path.name} (offset {at} is {bounds[at]}, the next "
+                f"{bounds[at + 1]}, and there are {self._tokens.size} tokens): build the cache again"
+            )
+        return bounds
+
+    def _find_spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """(spans (n, 2), first): example i has the spans first[i] .. first[i + 1] - 1, each [begin, end) of supervised
+        tokens, counted from the example's first token and cut at T + 1."""
+        found: list[np.ndarray] = []
+        counts = np.zeros(self.num_examples, dtype=np.int64)
+        i = 0
+        while i < self.num_examples:  # whole examples, as many as fit a scan
+            j = max(int(np.searchsorted(self.bounds, self.bounds[i] + _SCAN_TOKENS, side="right")) - 1, i + 1)
+            j = min(j, self.num_examples)
+            spans, of = self._scan(i, j)
+            found.append(spans)
+            counts[i:j] = np.bincount(of, minlength=j - i)
+            self._tokens.release()
+            i = j
+        spans = np.concatenate(found) if found else np.empty((0, 2), dtype=np.int64)
+        return spans, np.concatenate(([0], counts.cumsum()))
+
+    def _scan(self, i: int, j: int) -> tuple[np.ndarray, np.ndarray]:
+        """The spans of examples i .. j - 1, and the example of each (counted from i)."""
+        begin, end = int(self.bounds[i]), int(self.bounds[j])
+        if j == i + 1:
+            end = min(end, begin + self.T + 1)  # one example that is longer than a scan: the rest is never read
+        tokens = self._tokens.tokens[begin:end]
+        marks = np.flatnonzero((tokens == self.asst_id) | (tokens == self.eot_id))
+        of = np.searchsorted(self.bounds[i : j + 1], marks + begin, side="right") - 1
+        # A span opens at an assistant mark whose mark before is no open one of the same example ...
+        opens = tokens[marks] == self.asst_id
+        if len(marks):
+            same = np.concatenate(([False], of[1:] == of[:-1]))
+            opens &= ~(np.concatenate(([False], opens[:-1])) & same)
+        first = np.flatnonzero(opens)
+        # ... and closes with the next EOT of the example, or with the example.
+        eots = np.flatnonzero(tokens[marks] == self.eot_id)
+        after = np.searchsorted(eots, first)
+        example_end = np.minimum(self.bounds[i + 1 : j + 1], end)[of[first]] - begin
+        closes = example_end.copy()
+        has = after < len(eots)
+        closes[has] = np.minimum(marks[eots[after[has]]] + 1, example_end[has])
+        origin = self.bounds[i:j][of[first]] - begin
+        spans = np.stack((marks[first] + 1 - origin, closes - origin), axis=1)
+        spans = np.minimum(spans, self.T + 1)
+        kept = spans[:, 0] < spans[:, 1]
+        return spans[kept], of[first][kept]
+
+    def get_batch(
+        self, *, B: int, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(x, y, y_masked), each (B, T) int64 on the device; y_masked is -100 but where the assistant speaks.
+
+        An example longer than T + 1 tokens is cut, a shorter one is padded with EOT; padding is never a target. The
+        same generator state gives the same batch.
+        """
+        x, y, masked = self.gather(self.plan(B, generator))
+        return x.to(self.device), y.to(self.device), masked.to(self.device)
+
+    def plan(self, B: int, generator: torch.Generator | None) -> list[int]:
+        """The numbers of B examples, drawn uniformly from those that have a target."""
+        if B < 1:
+            raise ValueError(f"B must be at least 1, got {B}")
+        drawn: list[int] = self.usable[torch.randint(len(self.usable), (B,), generator=generator).numpy()].tolist()
+        return drawn
+
+    def gather(self, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(x, y, y_masked) of examples, each (len(examples), T) int64 on the CPU."""
+        width = self.T + 1
+        rows = np.full((len(examples), width), self.eot_id, dtype=TOKEN_DTYPE)
+        index = np.asarray(examples, dtype=np.int64)
+        starts = self.bounds[index]
+        lengths = np.minimum(self.bounds[index + 1] - starts, width)
+        tokens = self._tokens.tokens
+        for row, start, length in zip(rows, starts.tolist(), lengths.tolist(), strict=True):
+            row[:length] = tokens[start : start + length]
+        self._files.touched(len(examples), 2 * width)
+        x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+        masked = np.where(self._mask(index), y, IGNORE)
+        return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(masked)
+
+    def _mask(self, index: np.ndarray) -> np.ndarray:
+        """(len(index), T) booleans: where y is a target. Spans become +1 and -1, and their running sum the mask."""
+        first = self._first_span[index]
+        counts = self._first_span[index + 1] - first
+        row = np.repeat(np.arange(len(index)), counts)
+        spans = self._spans[np.arange(len(row)) + np.repeat(first - counts.cumsum() + counts, counts)]
+        edges = np.zeros((len(index), self.T + 2), dtype=np.int8)
+        edges[row, spans[:, 0]] = 1
+        edges[row, spans[:, 1]] = -1  # never where another span begins: a sentinel stands between
+        mask: np.ndarray = edges.cumsum(axis=1, dtype=np.int8)[:, 1:-1].view(bool)
+        return mask

@@ -1,0 +1,126 @@
+"""The SentencePiece tokenizer: text to ids and back, every character kept.
+
+SentencePiece writes a space as U+2581 (a low block) and would read a block in the text back as a space. Here the text
+is cut at such blocks, and each is encoded as its three bytes, so that `decode(encode(s)) == s` for every string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_gpt import files
+from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
+
+BLOCK = "\u2581"
+"""What SentencePiece writes for a space."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A trained SentencePiece model with the four special tokens."""
+
+    def __init__(self, model: bytes, *, where: str = "the tokenizer") -> None:
+        """Raises ValueError for bytes that are no such model."""
+        import sentencepiece
+
+        try:
+            self._sp: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except Exception as err:  # SentencePiece raises RuntimeError, or worse, for bytes that are no model
+            raise ValueError(f"{where} is no SentencePiece model, or is damaged") from err
+        self.model = model
+        self.sha256 = files.sha256_bytes(model)
+        self.vocab_size: int = self._sp.vocab_size()
+        ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
+        for name, token, i in zip(SPECIAL_NAMES, SPECIAL_TOKENS, ids, strict=True):
+            if self._sp.id_to_piece(i) != token:
+                raise ValueError(
+                    f"{where} has no special token {name} ({token}): train one with niels-gpt tokenizer train"
+                )
+        self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
+        self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
+
+    def special_token_ids(self) -> dict[str, int]:
+        """The ids of sys, usr, asst and eot."""
+        return dict(self._special)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; a special string becomes its one id.
+
+        Raises ValueError for a string that has no utf-8 form (a lone surrogate).
+        """
+        try:
+            if BLOCK not in text:
+                ids: list[int] = self._sp.encode(text)
+                return ids
+            parts = [self._sp.encode(part) for part in text.split(BLOCK)]
+        except (RuntimeError, TypeError, UnicodeError):  # its versions differ in what they raise
+            _check_text(text)
+            raise
+        joined = parts[0]
+        for part in parts[1:]:
+            joined += self._block + part
+        return joined
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of every text, each as uint16; what `encode` gives. The interpreter lock is free meanwhile."""
+        if any(BLOCK in text for text in texts):
+            lists = [self.encode(text) for text in texts]
+        else:
+            try:
+                lists = self._sp.encode(list(texts), num_threads=1)
+            except (RuntimeError, TypeError, UnicodeError):
+                for text in texts:
+                    _check_text(text)
+                raise
+        return [np.array(ids, dtype=np.uint16) for ids in lists]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; bytes that make no utf-8 character show as U+FFFD. Raises ValueError for an unknown id."""
+        pieces = self.token_bytes
+        values = [int(i) for i in ids]
+        if values and not 0 <= min(values) <= max(values) < len(pieces):
+            raise ValueError(f"an id is outside the vocabulary 0..{len(pieces) - 1}: {min(values)}..{max(values)}")
+        return b"".join([pieces[i] for i in values]).decode("utf-8", errors="replace")
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """For every id the utf-8 bytes it stands for; half a character for a byte piece."""
+        return [self._bytes_of(i) for i in range(self.vocab_size)]
+
+    def _bytes_of(self, i: int) -> bytes:
+        piece: str = self._sp.id_to_piece(i)
+        if self._sp.is_byte(i):
+            match = _BYTE_PIECE.fullmatch(piece)
+            assert match is not None
+            return bytes((int(match[1], 16),))
+        if self._sp.is_unknown(i):  # never encoded: all bytes have a piece
+            return "\ufffd".encode()
+        return piece.replace(BLOCK, " ").encode("utf-8")
+
+
+def _check_text(text: str) -> None:
+    """Raise ValueError for what is no text, or has no utf-8 form."""
+    if not isinstance(text, str):
+        raise ValueError(f"a tokenizer encodes strings, got a {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise ValueError(f"not encodable as utf-8: character {err.start} is a lone surrogate") from None
+
+
+def load_tokenizer(model_path: str | Path) -> Tokenizer:
+    """The tokenizer of a `spm.model` (or of the folder that holds it).
+
+    Raises FileNotFoundError, or ValueError for a file that is no such tokenizer.
+    """
+    path = Path(model_path)
+    path = path / "spm.model" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"no tokenizer {path}: train one with niels-gpt tokenizer train")
+    return Tokenizer(path.read_bytes(), where=str(path))

@@ -1,0 +1,183 @@
+"""Training a tokenizer: a seeded sample of the text in, `spm.model` and `meta.json` out."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from niels_gpt import files
+from niels_gpt.tokenizer.pieces import BLOCK, Tokenizer
+from niels_gpt.tokenizer.special import SPECIAL_TOKENS
+
+CHUNK = 1000
+"""Most characters of a chunk, the unit of sampling."""
+SAMPLE_CHUNKS = 50_000
+"""Chunks that are kept: at most 50 million characters, whatever comes in."""
+MAX_VOCAB = 65_536 - len(SPECIAL_TOKENS)
+"""Ids are stored in 16 bits."""
+_THREADS = 8  # a constant: sums of floats depend on how many threads share them, not on how many cores there are
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    out_dir: str | Path,
+    *,
+    vocab_size: int = 16_000,
+    seed: int = 42,
+    sample_chunks: int = SAMPLE_CHUNKS,
+) -> str:
+    """Train a unigram SentencePiece model on texts; the path of `out_dir/spm.model`, with `meta.json` beside it.
+
+    `vocab_size` counts the pieces without the four special tokens, and is at least 257 (256 bytes and `<unk>`) plus
+    one for every different character. A text that does not have as many pieces gives fewer, with a warning. The same
+    texts and seed give the same bytes. Memory is bounded: of all chunks a seeded reservoir keeps `sample_chunks`.
+    Raises ValueError for a vocabulary that is too small or past 65,532, and for no text at all.
+    """
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 257 < vocab_size <= MAX_VOCAB:
+        raise ValueError(f"vocab_size must be in 258..{MAX_VOCAB} (ids are stored in 16 bits), got {vocab_size!r}")
+    if sample_chunks < 1:
+        raise ValueError(f"sample_chunks must be at least 1, got {sample_chunks}")
+    inputs = _Inputs()
+    sample = reservoir(_chunks(inputs.watch(texts)), sample_chunks, seed=seed)
+    if not sample:
+        raise ValueError(f"there is no text to train a tokenizer on ({inputs.texts} texts, {inputs.bytes} bytes)")
+    characters = len(set().union(*sample) - {" "}) + 1
+    if vocab_size < 257 + characters:
+        raise ValueError(
+            f"vocab_size={vocab_size} is too small: 256 bytes, <unk> and {characters} different characters "
+            f"need {257 + characters}; ask for more"
+        )
+    tokenizer = Tokenizer(_train(sample, vocab_size + len(SPECIAL_TOKENS)))
+    pieces = tokenizer.vocab_size - len(SPECIAL_TOKENS)
+    if pieces < vocab_size:
+        warnings.warn(
+            f"the text has only {pieces:,} pieces worth having, fewer than vocab_size={vocab_size:,}", stacklevel=2
+        )
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "spm.model"
+    files.write_bytes(path, tokenizer.model)
+    meta = {
+        "format": "niels-gpt tokenizer",
+        "format_version": 1,
+        "sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "vocab_size_asked": vocab_size,
+        "special_token_ids": tokenizer.special_token_ids(),
+        "seed": seed,
+        "inputs": {"texts": inputs.texts, "bytes": inputs.bytes, "sha256": inputs.sha256()},
+        "sample": {"chunks": len(sample), "bytes": sum(len(chunk.encode("utf-8")) for chunk in sample)},
+        "versions": {"sentencepiece": version("sentencepiece")},
+    }
+    files.write_json(folder / "meta.json", meta)
+    return str(path)
+
+
+def reservoir(items: Iterable[str], size: int, *, seed: int) -> list[str]:
+    """At most `size` of the items, each with the same chance, in the order in which they came.
+
+    Item n takes the place of a kept one with probability size / n (Vitter's algorithm R).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    kept: list[tuple[int, str]] = []
+    draws: Iterator[float] = iter(())
+    for n, item in enumerate(items):
+        if n < size:
+            kept.append((n, item))
+            continue
+        draw = next(draws, None)
+        if draw is None:
+            draws = iter(torch.rand(4096, generator=generator, dtype=torch.float64).tolist())
+            draw = next(draws)
+        place = int(draw * (n + 1))
+        if place < size:
+            kept[place] = (n, item)
+    return [item for _, item in sorted(kept)]
+
+
+class _Inputs:
+    """Counts and hashes the texts as they pass."""
+
+    def __init__(self) -> None:
+        self.texts = self.bytes = 0
+        self._hash = hashlib.sha256()
+
+    def watch(self, texts: Iterable[str]) -> Iterator[str]:
+        if isinstance(texts, str):
+            raise ValueError("texts must be several strings, such as a list; this is one string")
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"text {self.texts} is a {type(text).__name__}, not a string")
+            data = text.encode("utf-8", errors="surrogatepass")
+            self.texts += 1
+            self.bytes += len(data)
+            self._hash.update(
+                len(data).to_bytes(8, "little") + data
+            )  # the length, so that ("ab", "c") is not ("a", "bc")
+            yield text
+
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+_UNFIT = re.compile(rf"[\t\0{BLOCK}\ud800-\udfff]+")  # SentencePiece takes them for marks of its own, or not at all
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[str]:
+    """Pieces of at most CHUNK characters, cut at white space where there is some; line ends as the builders do."""
+    for text in texts:
+        text = _UNFIT.sub(" ", text.replace("\r\n", "\n"))
+        for special in SPECIAL_TOKENS:
+            text = text.replace(special, " ")
+        start = 0
+        while start < len(text):
+            end = min(start + CHUNK, len(text))
+            if end < len(text):
+                space = max(text.rfind(" ", start + CHUNK // 2, end), text.rfind("\n", start + CHUNK // 2, end))
+                end = space if space > 0 else end
+            chunk = text[start:end]
+            if chunk.strip():
+                yield chunk
+            start = end
+
+
+def _train(sample: list[str], vocab_size: int) -> bytes:
+    """The model. It holds no path and no time: only the sample decides its bytes."""
+    import sentencepiece
+
+    out = io.BytesIO()
+    options: dict[str, Any] = {
+        "model_type": "unigram",
+        "vocab_size": vocab_size,
+        "hard_vocab_limit": False,
+        "byte_fallback": True,
+        "character_coverage": 1.0,
+        "required_chars": BLOCK,  # a space is a piece, even if the text has none
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "user_defined_symbols": list(SPECIAL_TOKENS),
+        "unk_id": 0,
+        "bos_id": -1,
+        "eos_id": -1,
+        "pad_id": -1,
+        "input_sentence_size": 0,
+        "shuffle_input_sentence": False,
+        "max_sentence_length": 8 * CHUNK,
+        "num_threads": _THREADS,
+        "minloglevel": 2,
+    }
+    try:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sample), model_writer=out, **options)
+    except RuntimeError as err:
+        raise ValueError(f"SentencePiece could not train on this text: {' '.join(str(err).split())}") from err
+    return out.getvalue()
