@@ -25,9 +25,19 @@ def default_p_val() -> dict[str, float]:
     return {"wiki": 1.0}
 
 
+def default_p_pretrain() -> dict[str, float]:
+    """The mix of token caches for pretraining."""
+    return {"fineweb_edu": 0.95, "roam": 0.05}
+
+
+def default_p_sft() -> dict[str, float]:
+    """The mix of token caches for chat fine-tuning."""
+    return {"dolly15k": 0.50, "oasst1": 0.45, "primer": 0.05}
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The size of a GPT. The defaults are v0: 3.2M parameters over bytes."""
+    """The size of a GPT, and of which parts it is made. The defaults are v0: 3.2M parameters over bytes."""
 
     V: int = 256
     """Vocabulary size: 256 for bytes."""
@@ -42,9 +52,14 @@ class ModelConfig:
     D: int = 0
     """Head width, always C // H and even (RoPE rotates pairs); 0 means: derive it."""
     d_ff: int = 0
-    """Hidden width of the MLP; 0 means 4 * C."""
+    """Hidden width of the MLP; 0 means 4 * C for gelu, and 8/3 * C rounded up to a multiple of 64 for swiglu (about
+    as many weights: it has three matrices for gelu's two)."""
     dropout: float = 0.1
     """Share of the embedding and of each residual branch that is zeroed in training."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """`rmsnorm` divides by the root mean square and subtracts no mean. Both have a weight and no bias."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """`gelu` is down(gelu(up(x))), `swiglu` is down(silu(gate(x)) * up(x))."""
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
@@ -59,8 +74,12 @@ class ModelConfig:
         if head % 2:
             raise ValueError(f"head width D = C // H = {self.C} // {self.H} = {head} is odd; RoPE needs pairs")
         object.__setattr__(self, "D", head)
+        for name, allowed in (("norm", ("layernorm", "rmsnorm")), ("mlp", ("gelu", "swiglu"))):
+            if getattr(self, name) not in allowed:
+                listed = ", ".join(map(repr, allowed))
+                raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
-            object.__setattr__(self, "d_ff", 4 * self.C)
+            object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
         if not isinstance(self.d_ff, int) or isinstance(self.d_ff, bool) or self.d_ff < 1:
             raise ValueError(f"model.d_ff must be an integer of at least 1, got {self.d_ff!r}")
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
@@ -84,6 +103,24 @@ class ModelConfig:
         if "D" in config and config["D"] != made.D:
             raise ValueError(f"D={config['D']} disagrees with C // H = {made.C} // {made.H} = {made.D}")
         return made
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "v0": {},
+    "v1": {
+        "V": 16004,
+        "T": 1024,
+        "C": 512,
+        "L": 8,
+        "H": 8,
+        "d_ff": 1536,
+        "dropout": 0.0,
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+    },
+}
+"""Model sizes by name, as what differs from the defaults. `v0` is the defaults; `v1` is exactly a Llama (with a tied
+head), 35.5M parameters, whose V is taken from the tokenizer when there is one."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +215,16 @@ class DataConfig:
     """Folder for the cached byte streams."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """What to do with a file that is not utf-8: `strict` stops with its name, `replace` goes on."""
+    token_cache: str = "cache"
+    """Folder of the token caches and their tokenizer (tasks pretrain and sft)."""
+    retain: dict[str, float] = field(default_factory=default_p_pretrain)
+    """For the task sft: the pretrain caches whose mixed loss is watched as val_pretrain (those that are there)."""
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     """Sources of your own, by name. train.p_train may give them a share; a tenth of their documents is held out."""
 
     def __post_init__(self) -> None:
+        if self.retain:
+            check_probabilities(self.retain, name="data.retain")
         for name in self.sources:
             if name in ("wiki", "roam", "primer", "chat"):
                 raise ValueError(f"data.sources.{name}: that name is taken; choose another")
@@ -221,8 +264,12 @@ class OutputConfig:
 class RunConfig:
     """Everything a run depends on."""
 
-    task: Literal["bytes"] = "bytes"
-    """What is trained on: `bytes` is next-byte prediction over the mixed byte streams."""
+    task: Literal["bytes", "pretrain", "sft"] = "bytes"
+    """What is trained on: `bytes` is next-byte prediction over the mixed byte streams, `pretrain` next-token
+    prediction over windows of the mixed token caches, `sft` chat over their conversations, with a loss on what
+    the assistant says."""
+    init_from: str = ""
+    """A checkpoint whose weights the run starts from; empty: random ones."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The model."""
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -231,6 +278,18 @@ class RunConfig:
     """The text."""
     output: OutputConfig = field(default_factory=OutputConfig)
     """Checkpoints, evaluation, samples."""
+
+    def __post_init__(self) -> None:
+        if self.task == "bytes":
+            return
+        # The shares of the byte streams mean nothing here: without others, the task has its own mix.
+        train = self.train
+        if train.p_train == default_p_train():
+            shares = default_p_pretrain() if self.task == "pretrain" else default_p_sft()
+            train = dataclasses.replace(train, p_train=shares)
+        if train.p_val == default_p_val():
+            train = dataclasses.replace(train, p_val=dict(train.p_train))
+        object.__setattr__(self, "train", train)
 
 
 def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:

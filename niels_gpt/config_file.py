@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from niels_gpt.config import RunConfig, SourceConfig, unknown_key
+from niels_gpt.config import PRESETS, RunConfig, SourceConfig, unknown_key
 
 
 def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
@@ -49,6 +49,7 @@ def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunCo
     """The RunConfig of a nested dict. Raises ValueError as `load_config` does."""
     from pydantic import TypeAdapter, ValidationError
 
+    tree = _with_preset(tree, where=where)
     _check_keys(RunConfig, tree, where=where)
     try:
         # Strict JSON mode: no "3" for 3 and no true for 1, but a list may fill a tuple and 1 a float.
@@ -63,6 +64,17 @@ def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunCo
         raise ValueError(f"{where}: {key} {message}, got {first['input']!r}") from None
     except TypeError as err:
         raise ValueError(f"{where}: {err}") from None
+
+
+def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
+    """The tree with `model: {preset: v1, ...}` written out; keys beside the preset win."""
+    model = tree.get("model") if isinstance(tree, Mapping) else None
+    if not isinstance(model, Mapping) or "preset" not in model:
+        return tree
+    if model["preset"] not in PRESETS:
+        raise ValueError(f"{where}: model.preset must be one of {', '.join(PRESETS)}, got {model['preset']!r}")
+    rest = {key: value for key, value in model.items() if key != "preset"}
+    return {**tree, "model": {**PRESETS[model["preset"]], **rest}}
 
 
 def dump_config(config: RunConfig) -> str:

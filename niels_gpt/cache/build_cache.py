@@ -9,7 +9,7 @@ import contextlib
 import errno
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -69,6 +69,7 @@ def build_pretrain_cache(
     dataset_config: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
+    source: Mapping[str, Any] | None = None,
     workers: int | None = None,
     expected_tokens: int | None = None,
     on_progress: OnProgress | None = None,
@@ -79,7 +80,7 @@ def build_pretrain_cache(
     `val_texts`: val comes from there, and all of `texts` goes to train); the one that fills a budget is cut there.
     `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
     documents with a special string in them, that encode to nothing, or that are no utf-8 text.
-    `expected_tokens` is checked against the free disk space beforehand.
+    `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space beforehand.
 
     Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
     Raises ValueError for numbers that make no cache, a vocabulary past 65,536 and input that leaves train empty;
@@ -96,7 +97,7 @@ def build_pretrain_cache(
     _check_seed(seed)
     workers = _workers(workers)
     described = {
-        **_described(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming),
+        **_described(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming, source),
         "split_rule": SPLIT_RULES["budget" if val_texts is None else "given"],
         "shuffle_buffer": shuffle_buffer or 0,
         "max_train_tokens": max_train_tokens,
@@ -164,6 +165,7 @@ def build_sft_cache(
     dataset_config: str | None = None,
     revision: str | None = None,
     streaming: bool = False,
+    source: Mapping[str, Any] | None = None,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
@@ -179,7 +181,7 @@ def build_sft_cache(
     _check_seed(seed)
     workers = _workers(workers)
     described = {
-        **_described(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming),
+        **_described(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming, source),
         "split_rule": SPLIT_RULES["examples"],
         "val_frac": val_frac,
     }
@@ -267,6 +269,7 @@ def _described(
     dataset_config: str | None,
     revision: str | None,
     streaming: bool,
+    source: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -276,6 +279,7 @@ def _described(
         "dataset_config": dataset_config,
         "revision": revision,
         "streaming": streaming,
+        "source": None if source is None else dict(source),
         "seed": seed,
         "token_dtype": TOKEN_DTYPE_NAME,
         "tokenizer_sha256": tokenizer_sha256(tokenizer),

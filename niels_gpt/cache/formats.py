@@ -1,4 +1,4 @@
-"""What lies on disk: names, number formats, and the defaults of a build.
+"""What lies on disk: names and number formats.
 
     pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ the same)   meta.json
     sft/NAME/       train_tokens.bin  train_idx.npy                  (val_* the same)  meta.json
@@ -24,18 +24,6 @@ SPLITS = ("train", "val")
 DOCUMENTS = "documents.npy"
 NO_LIMIT = 1 << 62
 """A token budget that is never reached."""
-
-SEED = 42
-SHARD_BYTES = 128 * 1024 * 1024
-FINEWEB_CONFIG = "CC-MAIN-2024-10"
-FINEWEB_TRAIN_TOKENS = 200_000_000
-FINEWEB_VAL_TOKENS = 5_000_000
-FINEWEB_SHUFFLE_BUFFER = 10_000
-GUTENBERG_TRAIN_TOKENS = 20_000_000
-GUTENBERG_VAL_TOKENS = 500_000
-ROAM_VAL_FRAC = 0.10
-SFT_VAL_FRAC = 0.10
-VOCAB_SIZE = 16_000
 
 
 def shard_name(number: int) -> str:

@@ -150,7 +150,7 @@ class PartialBuild:
             raise Changed
         state = _Run(name, saved, splits)
         if saved["items"] or saved["within"]:
-            log.info("%s: going on after %d items", self.out_dir, saved["items"])
+            log.warning("%s: going on with an interrupted build, after %d items", self.out_dir, saved["items"])
         if not any(self.splits[split].room for split in splits):
             self._end_run(state, saved["items"], reader.hash)
             return

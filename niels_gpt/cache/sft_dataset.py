@@ -160,6 +160,15 @@ class SFTExampleDataset:
         drawn: list[int] = self.usable[torch.randint(len(self.usable), (B,), generator=generator).numpy()].tolist()
         return drawn
 
+    def example(self, number: int) -> np.ndarray:
+        """All tokens of an example."""
+        tokens: np.ndarray = self._tokens.tokens[int(self.bounds[number]) : int(self.bounds[number + 1])]
+        return tokens
+
+    def mask(self, number: int) -> np.ndarray:
+        """Which of the first T + 1 tokens of an example are targets."""
+        return np.concatenate(([False], self._mask(np.array([number]))[0]))[: len(self.example(number))]
+
     def gather(self, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x, y, y_masked) of examples, each (len(examples), T) int64 on the CPU."""
         width = self.T + 1

@@ -20,7 +20,7 @@ from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import generate
 from niels_gpt.model.checkpoint import load_model
 from niels_gpt.rng import generator
-from niels_gpt.train.progress import count, duration
+from niels_gpt.terminal import count, duration
 from niels_gpt.train.run_folder import RunFolder
 
 STEPS = 1200

@@ -7,12 +7,13 @@ instant. Mistakes of the user end in one line on stderr and exit code 1, without
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
+
+from niels_gpt.cache.cli import app as cache_app
+from niels_gpt.terminal import run_app
 
 app = typer.Typer(
     help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
@@ -25,6 +26,7 @@ batch_app = typer.Typer(help="Look at what a training step learned from.", no_ar
 app.add_typer(batch_app, name="batch")
 data_app = typer.Typer(help="The sources of text: which there are, and what is in them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(cache_app, name="cache")
 
 Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
 Count = Optional[int]  # noqa: UP045
@@ -33,6 +35,9 @@ Place = Optional[Path]  # noqa: UP045
 
 RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
 CheckpointOption = Annotated[Place, typer.Option("--checkpoint", help="A .pt file instead of a run's best one.")]
+TokenizerOption = Annotated[
+    Place, typer.Option("--tokenizer", help="The model's tokenizer; default: tokenizer.model of the run.")
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 WikiOption = Annotated[Text, typer.Option("--wiki", help="hub, embedded, or a folder with wikitext files.")]
@@ -45,11 +50,13 @@ SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. train.base_lr=1e-3.")
 ]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy; higher is wilder.")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="Only the k likeliest bytes; 0 for all.")]
-TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest bytes that make up this share.")]
-MinPOption = Annotated[Share, typer.Option("--min-p", help="Only bytes at least this likely, next to the likeliest.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 for all.")]
+TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest tokens that make up this share.")]
+MinPOption = Annotated[Share, typer.Option("--min-p", help="Only tokens at least this likely, next to the likeliest.")]
 SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text again.")]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest continuation, in bytes.")]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Longest continuation, in tokens (or bytes).")
+]
 SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test: what the source has.")]
 SubsetOption = Annotated[Text, typer.Option("--subset", help="The dataset's config, e.g. wikitext-2-raw-v1.")]
 PathOption = Annotated[Place, typer.Option("--path", help="A local file or folder with the source's rows.")]
@@ -149,6 +156,13 @@ def eval_(
     encoding_errors: EncodingOption = None,
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    token_cache: Annotated[
+        Place, typer.Option("--token-cache", help="Folder of token caches, for a model with a tokenizer.")
+    ] = None,
+    limit: Annotated[
+        Count, typer.Option("--limit", min=2, help="Only the first N bytes or tokens of each held-out set.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Score every held-out byte, next to what gzip, xz and byte frequencies reach on the same bytes."""
@@ -160,6 +174,9 @@ def eval_(
         stride=stride,
         data={"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors},
         device=device,
+        tokenizer=tokenizer,
+        token_cache=token_cache,
+        limit=limit,
         as_json=json,
     )
 
@@ -179,6 +196,7 @@ def generate_(
     seed: SeedOption = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the KV cache.")] = True,
     device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
     json: JsonOption = False,
 ) -> None:
     """Continue a text."""
@@ -195,6 +213,7 @@ def generate_(
         seed=seed,
         cache=cache,
         device=device,
+        tokenizer=tokenizer,
         as_json=json,
     )
 
@@ -211,6 +230,7 @@ def chat(
     min_p: MinPOption = None,
     seed: SeedOption = None,
     device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Talk to a model: /system TEXT, /reset, /exit."""
     from niels_gpt.cli.talking import run_chat, sampling
@@ -223,6 +243,7 @@ def chat(
         sampling=sampling(temperature, top_k, top_p, min_p),
         seed=seed,
         device=device,
+        tokenizer=tokenizer,
     )
 
 
@@ -314,22 +335,5 @@ def data_stats(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits with 0, 1 (something is wrong), 2 (usage) or 130 (interrupted)."""
-    import warnings
-
-    # On a busy machine two OpenMP threads that spin for each other can take ten times as long; after 1000
-    # turns they sleep instead, which costs nothing on a quiet one. Read when torch loads, so set before.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"warning: {message}", file=sys.stderr)
-
-    warnings.showwarning = show
-    try:
-        app(args=arguments, prog_name="niels-gpt")
-    except (ValueError, OSError, ArithmeticError) as err:
-        if os.environ.get("NIELS_GPT_DEBUG"):
-            raise
-        text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
-        print(f"error: {text}", file=sys.stderr)
-        sys.exit(1)
+    """Run the command line; see `run_app` for the exit codes."""
+    run_app(app, arguments, name="niels-gpt")

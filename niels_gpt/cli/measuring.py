@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from niels_gpt.cache.checking import stream_slice
+from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cli.runs import Loaded, find_run, load
 from niels_gpt.cli.training import with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import config_from_dict
 from niels_gpt.evaluation.baselines import reference_bits
-from niels_gpt.evaluation.exact import score_stream
-from niels_gpt.train.task import SOURCES, ByteTask, eval_name, open_task
+from niels_gpt.evaluation.exact import Score, score_examples, score_stream
+from niels_gpt.tokenizer import Tokenizer
+from niels_gpt.train.task import SOURCES, DataTask, eval_name, open_byte_task, open_task
 
 
 def run_eval(
@@ -27,10 +33,16 @@ def run_eval(
     stride: int | None,
     data: Mapping[str, str | None],
     device: str,
+    tokenizer: Path | None,
+    token_cache: Path | None,
+    limit: int | None,
     as_json: bool,
 ) -> None:
-    loaded = load(run, checkpoint, device)
-    scores = score_all(loaded, data=data, stride=stride)
+    loaded = load(run, checkpoint, device, tokenizer)
+    if isinstance(loaded.tokenizer, Tokenizer):
+        scores = score_caches(loaded, token_cache=token_cache, stride=stride, limit=limit)
+    else:
+        scores = score_all(loaded, data=data, stride=stride, limit=limit)
     if as_json:
         result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
         print(json.dumps({**result, "scores": scores}, indent=2))
@@ -40,39 +52,104 @@ def run_eval(
 
 
 def score_all(
-    loaded: Loaded, *, data: Mapping[str, str | None], stride: int | None = None
+    loaded: Loaded, *, data: Mapping[str, str | None], stride: int | None = None, limit: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """The exact score of a model on every held-out stream, with the reference points."""
+    """The exact score of a model on every held-out stream (the first `limit` bytes), with the reference points."""
     config = loaded.run.read_config() if loaded.run is not None else RunConfig()
     shares = (config.train.p_train, config.train.p_val)
     names = (*SOURCES, *(name for name in config.data.sources if any(p.get(name) for p in shares)))
     everything = {name: 1 / len(names) for name in names}
     tree = {"train": {"p_train": everything, "p_val": everything}, "model": {"T": loaded.model.config.T}}
     whole = config_from_dict({**tree, "data": dataclasses.asdict(with_data(config, data).data)})
-    task = open_task(whole)
+    task = open_byte_task(whole)
     scores = {}
     for name, streams in task.streams.items():
-        score = score_stream(loaded.model, streams["val"].data, stride=stride)
-        scores[eval_name(name)] = {
-            "bytes": score.tokens,
-            "nats_per_token": score.nats_per_token,
-            "bits_per_byte": score.bits_per_byte,
-            "perplexity": score.perplexity,
-            **{f"{k}_bits": v for k, v in reference_bits(streams["val"].data, train=streams["train"].data).items()},
-        }
+        held_out = streams["val"].data[:limit]
+        score = score_stream(loaded.model, held_out, stride=stride)
+        scores[eval_name(name)] = _with_references(score, held_out, streams["train"].data)
     return scores
+
+
+REFERENCE_TOKENS = 5_000_000
+"""Training tokens that the unigram reference of a cache is fitted on, at most."""
+
+
+def score_caches(
+    loaded: Loaded, *, token_cache: Path | None, stride: int | None = None, limit: int | None = None
+) -> dict[str, dict[str, float]]:
+    """The exact score of a model on the held-out tokens of every pretrain cache (the first `limit` of each), and, if it
+    was tuned for chat, on what the assistant says in every SFT cache. Bits are per byte of the text itself."""
+    assert isinstance(loaded.tokenizer, Tokenizer)
+    config = loaded.run.read_config() if loaded.run is not None else RunConfig()
+    folder = CacheFolder(token_cache or config.data.token_cache)
+    if folder.tokenizer.sha256 != loaded.tokenizer.sha256:
+        raise ValueError(f"{folder.path} was built with another tokenizer than that of {loaded.path}")
+    pieces = loaded.tokenizer.token_bytes
+    special = set(loaded.tokenizer.special_token_ids().values())
+    sizes = np.array([0 if i in special else len(piece) for i, piece in enumerate(pieces)])
+
+    def text(ids: np.ndarray) -> bytes:
+        return b"".join([pieces[i] for i in ids.tolist() if i not in special])
+
+    T = loaded.model.config.T
+    scores: dict[str, dict[str, float]] = {}
+    for name in folder.names("pretrain"):
+        place = folder.path / "pretrain" / name
+        meta = read_meta(place / "meta.json")
+        length = min(meta["val_tokens"], limit or meta["val_tokens"])
+        if length >= 2:
+            ids = stream_slice(place, "val", 0, length)
+            score = score_stream(loaded.model, ids, stride=stride, token_sizes=sizes)
+            train = stream_slice(place, "train", 0, min(meta["train_tokens"], REFERENCE_TOKENS))
+            scores[f"val_{name}"] = _with_references(score, text(ids), text(train))
+    for name in folder.names("sft") if config.task == "sft" else ():
+        with contextlib.suppress(CacheError):  # nothing held out, or no target within T
+            dataset = folder.sft(name, "val", T=T)
+            rows = dataset.usable.tolist()
+            batches = (dataset.gather(rows[i : i + 32]) for i in range(0, len(rows), 32))
+            score = score_examples(loaded.model, ((x, targets) for x, _, targets in batches), token_sizes=sizes)
+            scores[f"val_{name} (replies)"] = _numbers(score)
+    return scores
+
+
+def _numbers(score: Score) -> dict[str, float]:
+    return {
+        "bytes": score.tokens if score.bytes is None else score.bytes,
+        "tokens": score.tokens,
+        "nats_per_token": score.nats_per_token,
+        "bits_per_byte": score.bits_per_byte,
+        "perplexity": score.perplexity,
+    }
+
+
+def _with_references(score: Score, held_out: bytes, train: bytes) -> dict[str, float]:
+    return _numbers(score) | {f"{k}_bits": v for k, v in reference_bits(held_out, train=train).items()}
 
 
 def show_scores(scores: dict[str, dict[str, float]]) -> None:
     """The table of `eval`."""
     table = Table(box=None, pad_edge=False)
     table.add_column("held out")
-    for name in ("bytes", "nats/byte", "ppl", "model", "xz", "gzip", "unigram", "uniform"):
+    bytes_only = all(s["bytes"] == s["tokens"] for s in scores.values())
+    unit = "byte" if bytes_only else "token"
+    names = [
+        "bytes",
+        *([] if bytes_only else ["tokens"]),
+        f"nats/{unit}",
+        "ppl",
+        "model",
+        "xz",
+        "gzip",
+        "unigram",
+        "uniform",
+    ]
+    for name in names:
         table.add_column(name, justify="right", style="bold" if name == "model" else None)
     for name, s in scores.items():
-        bits = [s[k] for k in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
-        numbers = [f"{s['bytes']:,}", f"{s['nats_per_token']:.3f}", f"{s['perplexity']:.2f}"]
-        table.add_row(name, *numbers, *(f"{b:.3f}" for b in bits))
+        sizes = [s["bytes"]] if bytes_only else [s["bytes"], s["tokens"]]
+        numbers = [*(f"{size:,}" for size in sizes), f"{s['nats_per_token']:.3f}", f"{s['perplexity']:.2f}"]
+        bits = [s.get(k) for k in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
+        table.add_row(name, *numbers, *("" if b is None else f"{b:.3f}" for b in bits))
     Console(highlight=False).print(table)
 
 
@@ -86,14 +163,15 @@ def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) ->
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
         return
     beyond = " (past the end of the run)" if step >= config.train.total_steps else ""
-    print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} rows of {config.model.T} bytes")
+    unit = "bytes" if config.task == "bytes" else "tokens"
+    print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} rows of {config.model.T} {unit}")
     for row in rows:
         print(f"\nrow {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])
 
 
-def _check_unchanged(task: ByteTask, saved: dict[str, Any], where: str) -> None:
+def _check_unchanged(task: DataTask, saved: dict[str, Any], where: str) -> None:
     """Raise ValueError where the data is not what the run was trained on: the rows would be others."""
     trained_on = saved.get("extra", {}).get("data", {})
     changed = [name for name, sha in task.fingerprint().items() if trained_on.get(name, sha) != sha]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from niels_gpt.device import resolve_device
 from niels_gpt.model.checkpoint import load_model
 from niels_gpt.model.gpt import GPT
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 from niels_gpt.train.run_folder import RunFolder
 
 RUNS = Path("runs")
@@ -22,6 +23,7 @@ class Loaded(NamedTuple):
     step: int
     path: Path
     run: RunFolder | None
+    tokenizer: AnyTokenizer = ByteTokenizer()
 
 
 def new_run(name: str) -> RunFolder:
@@ -44,14 +46,35 @@ def find_run(path: Path | None) -> RunFolder:
     return newest
 
 
-def load(run: Path | None, checkpoint: Path | None, device: str) -> Loaded:
-    """The model of a checkpoint, or the best one of a run. Raises ValueError or OSError where it cannot."""
+def load(run: Path | None, checkpoint: Path | None, device: str, tokenizer: Path | None = None) -> Loaded:
+    """The model of a checkpoint, or the best one of a run, with its tokenizer.
+
+    Raises ValueError or OSError where it cannot be loaded, or its tokenizer is not to be found.
+    """
     device = resolve_device(device)
     if checkpoint is not None:
         folder = RunFolder(run) if run is not None else None
-        model, step = load_model(checkpoint, device)
-        return Loaded(model, step, checkpoint, folder)
-    folder = find_run(run)
-    path = folder.model_path()
+        path = checkpoint
+    else:
+        folder = find_run(run)
+        path = folder.model_path()
     model, step = load_model(path, device)
-    return Loaded(model, step, path, folder)
+    return Loaded(model, step, path, folder, _tokenizer_of(model, path, folder, tokenizer))
+
+
+def _tokenizer_of(model: GPT, path: Path, run: RunFolder | None, given: Path | None) -> AnyTokenizer:
+    """The one given, else tokenizer.model of the run, beside the checkpoint or in the folder above; else bytes."""
+    near = [path.parent / "tokenizer.model", path.parent.parent / "tokenizer.model"]
+    places = [given] if given is not None else [*([run.tokenizer_path] if run else []), *near]
+    found = next((place for place in places if given is not None or place.is_file()), None)
+    if found is None:
+        if model.config.V > 256:
+            raise ValueError(
+                f"{path} has a vocabulary of {model.config.V} tokens, but there is no tokenizer.model beside it: "
+                "name it with --tokenizer"
+            )
+        return ByteTokenizer()
+    tokenizer = load_tokenizer(found)
+    if tokenizer.vocab_size != model.config.V:
+        raise ValueError(f"{found} has {tokenizer.vocab_size} ids, but {path} has V={model.config.V}: it is another's")
+    return tokenizer

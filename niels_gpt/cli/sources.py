@@ -20,7 +20,7 @@ from niels_gpt.data.registry import Sample, Source, describe, get_source, source
 from niels_gpt.data.statistics import Statistics
 from niels_gpt.data.types import ChatSample
 from niels_gpt.report.histogram import histogram_text, plot_histogram
-from niels_gpt.train.progress import count
+from niels_gpt.terminal import count
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` looks at in a source that is too large to read whole."""

@@ -34,12 +34,13 @@ def run_generate(
     seed: int | None,
     cache: bool,
     device: str,
+    tokenizer: Path | None,
     as_json: bool,
 ) -> None:
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
-    loaded = load(run, checkpoint, device)
+    loaded = load(run, checkpoint, device, tokenizer)
     generator = _generator(seed)
     if number == 1 and not as_json:
         print(text, end="", flush=True)
@@ -51,6 +52,7 @@ def run_generate(
             generator=generator,
             stop=stop,
             use_cache=cache,
+            tokenizer=loaded.tokenizer,
         ):
             print(piece, end="", flush=True)
         print()
@@ -63,6 +65,7 @@ def run_generate(
         generators=generator,
         stop=stop,
         use_cache=cache,
+        tokenizer=loaded.tokenizer,
     )
     if as_json:
         print(json.dumps({"checkpoint": str(loaded.path), "prompt": text, "texts": texts}, ensure_ascii=False))
@@ -80,10 +83,16 @@ def run_chat(
     sampling: Sampling,
     seed: int | None,
     device: str,
+    tokenizer: Path | None,
 ) -> None:
-    loaded = load(run, checkpoint, device)
+    loaded = load(run, checkpoint, device, tokenizer)
     talk = Conversation(
-        loaded.model, system=system, sampling=sampling, generator=_generator(seed), max_new_tokens=max_tokens
+        loaded.model,
+        system=system,
+        sampling=sampling,
+        generator=_generator(seed),
+        max_new_tokens=max_tokens,
+        tokenizer=loaded.tokenizer,
     )
     interactive = sys.stdin.isatty()
     if interactive:

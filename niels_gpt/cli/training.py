@@ -17,11 +17,13 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config_file import config_from_dict, dump_config, load_config, to_dict
 from niels_gpt.device import resolve_device
 from niels_gpt.report.curves import plot_losses
+from niels_gpt.terminal import count
 from niels_gpt.train.loop import Result, train
-from niels_gpt.train.progress import count, reporter
+from niels_gpt.train.progress import reporter
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.schedule import lr_at_step
-from niels_gpt.train.task import ByteTask, describe_sources, open_task
+from niels_gpt.train.task import DataTask, open_task
+from niels_gpt.train.token_task import with_vocabulary
 
 
 def run_train(
@@ -43,7 +45,7 @@ def run_train(
     if resume and config is None and run_dir is not None:
         RunFolder(run_dir).read_config()  # says so if there is no run
         source = RunFolder(run_dir).config_path
-    resolved = with_data(load_config(source, overrides=overrides), data)
+    resolved = with_vocabulary(with_data(load_config(source, overrides=overrides), data))
     if print_config:
         print(dump_config(resolved), end="")
         return
@@ -87,7 +89,7 @@ def train_and_report(
         raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
     lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
     task = open_task(config)
-    show_sources(config, task)
+    show_sources(task)
     try:
         return train(
             config,
@@ -111,21 +113,14 @@ def with_data(config: RunConfig, data: Mapping[str, str | None]) -> RunConfig:
     return config_from_dict(tree, where="options")
 
 
-def show_sources(config: RunConfig, task: ByteTask) -> None:
-    """A table of what is trained on, and whether the caches served it."""
+def show_sources(task: DataTask) -> None:
+    """A table of what is trained on, and where it comes from."""
     table = Table(box=None, pad_edge=False)
     for name, justify in (("source", "left"), ("share", "right"), ("train", "right"), ("held out", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("documents", justify="right")
     table.add_column("from", overflow="fold")
-    for row in describe_sources(config, task):
-        state = "cached" if row["cached"] else "built"
-        table.add_row(
-            row["source"],
-            f"{row['share']:.1%}",
-            count(row["train_bytes"]) + "B",
-            count(row["val_bytes"]) + "B",
-            str(row["documents"]),
-            escape(f"{row['from']} ({state})"),
-        )
+    for row in task.describe():
+        sizes = (f"{count(size)}{row.unit}" for size in (row.train, row.held_out))
+        table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
     Console(highlight=False).print(table)

@@ -28,12 +28,12 @@ from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 from niels_gpt.data.gutenberg import DATASET_ID as GUTENBERG
 from niels_gpt.data.gutenberg import iter_gutenberg
-from niels_gpt.data.local import find_local
+from niels_gpt.data.local import find_files, find_local
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
-from niels_gpt.data.own import iter_own, kind_of
+from niels_gpt.data.own import iter_own, kind_of, own_files
 from niels_gpt.data.primer import iter_primer_sft
-from niels_gpt.data.roam import iter_roam
+from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
@@ -73,6 +73,8 @@ class Source:
     """Whether it reads files that may not be utf-8, and so has an option `errors`."""
     subset_option: str | None = None
     """The loader's option that chooses a config of the dataset."""
+    files: Callable[[str | None, str | Path | None], list[str]] = lambda subset, path: []
+    """(subset, path) -> the local files it would read now; none where it comes from elsewhere."""
 
     def samples(
         self,
@@ -140,6 +142,7 @@ def _built_in() -> list[Source]:
             FINEWEB,
             large=True,
             subset_option="name",
+            files=_hub_files(FINEWEB),
         ),
         Source(
             "wikitext",
@@ -149,13 +152,49 @@ def _built_in() -> list[Source]:
             _hub(WIKITEXT, WIKITEXT_CONFIG),
             WIKITEXT,
             subset_option="config",
+            files=_hub_files(WIKITEXT, WIKITEXT_CONFIG),
         ),
-        Source("gutenberg", "text", "public domain (US)", iter_gutenberg, _hub(GUTENBERG), GUTENBERG, large=True),
-        Source("dolly15k", "chat", "CC BY-SA 3.0", iter_dolly_sft, _hub(DOLLY), DOLLY),
-        Source("oasst1", "chat", "Apache-2.0", _oasst1, _hub(OASST1), OASST1),
-        Source("roam", "text", "yours, or MIT", _roam, _usual(ROAM), splits=("train",), decodes=True),
-        Source("primer", "chat", "yours, or MIT", _primer, _usual(PRIMER), splits=("train",), decodes=True),
-        Source("stdlib", "text", "PSF-2.0", _stdlib, _this_python, splits=("train",)),
+        Source(
+            "gutenberg",
+            "text",
+            "public domain (US)",
+            iter_gutenberg,
+            _hub(GUTENBERG),
+            GUTENBERG,
+            large=True,
+            files=_hub_files(GUTENBERG),
+        ),
+        Source("dolly15k", "chat", "CC BY-SA 3.0", iter_dolly_sft, _hub(DOLLY), DOLLY, files=_hub_files(DOLLY)),
+        Source("oasst1", "chat", "Apache-2.0", _oasst1, _hub(OASST1), OASST1, files=_hub_files(OASST1)),
+        Source(
+            "roam",
+            "text",
+            "yours, or MIT",
+            _roam,
+            _usual(ROAM),
+            splits=("train",),
+            decodes=True,
+            files=lambda subset, path: list_roam_paths(str(roam_place(path))),
+        ),
+        Source(
+            "primer",
+            "chat",
+            "yours, or MIT",
+            _primer,
+            _usual(PRIMER),
+            splits=("train",),
+            decodes=True,
+            files=lambda subset, path: [str(primer_place(path))],
+        ),
+        Source(
+            "stdlib",
+            "text",
+            "PSF-2.0",
+            _stdlib,
+            _this_python,
+            splits=("train",),
+            files=lambda subset, path: [str(file) for file in embedded.stdlib_files()],
+        ),
     ]
 
 
@@ -167,14 +206,22 @@ def _oasst1(*, take: int | None, shuffle: bool, **rest: Any) -> Iterator[Sample]
     return itertools.islice(iter_oasst1_sft(shuffle_trees=shuffle, **rest), take)
 
 
+def roam_place(path: str | Path | None = None) -> Path:
+    """The folder of notes: `path` if given, else `.roam-data/` if it exists, else the embedded ones."""
+    return Path(path) if path is not None else Path(ROAM) if Path(ROAM).exists() else embedded.NOTES
+
+
+def primer_place(path: str | Path | None = None) -> Path:
+    """The file of dialogues: `path` if given, else `data/primer.txt` if it exists, else the embedded ones."""
+    return Path(path) if path is not None else Path(PRIMER) if Path(PRIMER).exists() else embedded.PRIMER
+
+
 def _roam(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
-    usual = Path(ROAM)
-    return _in_order(iter_roam, path or (usual if usual.exists() else embedded.NOTES), **rest)
+    return _in_order(iter_roam, roam_place(path), **rest)
 
 
 def _primer(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
-    usual = Path(PRIMER)
-    return _in_order(iter_primer_sft, path or (usual if usual.exists() else embedded.PRIMER), **rest)
+    return _in_order(iter_primer_sft, primer_place(path), **rest)
 
 
 def _in_order(
@@ -223,6 +270,16 @@ def _hub(dataset_id: str, config: str | None = None) -> Callable[[], Origin]:
     return where
 
 
+def _hub_files(dataset_id: str, config: str | None = None) -> Callable[[str | None, str | Path | None], list[str]]:
+    def files(subset: str | None, path: str | Path | None) -> list[str]:
+        place = find_local(dataset_id, path)
+        if place is None:
+            return []
+        return [name for names in find_files(place, subset or config).values() for name in names]
+
+    return files
+
+
 def _cached(dataset_id: str, config: str | None) -> Path | None:
     """Where `datasets` keeps its copy, if it has one; found without importing it."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
@@ -262,7 +319,11 @@ def _own(name: str, config: SourceConfig) -> Source:
     if kind == "auto" and where().kind == "local":
         with contextlib.suppress(ValueError, OSError):  # said when it is read
             kind = kind_of(name, config)
-    return Source(name, kind, config.licence or "yours", open_, where, decodes=True)
+
+    def files(subset: str | None, path: str | Path | None) -> list[str]:
+        return own_files(name, config if path is None else SourceConfig(str(path)))
+
+    return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files)
 
 
 def _installed() -> list[Source]:

@@ -1,8 +1,9 @@
-"""Exact evaluation: every byte of a stream scored once."""
+"""Exact evaluation: every byte or token of a stream scored once."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,40 +19,48 @@ class Score:
     """The loss of a model on a whole stream."""
 
     tokens: int
-    """Bytes scored: all but the first, which has nothing before it."""
+    """Tokens scored: all but the first, which has nothing before it."""
     nats_per_token: float
+    bytes: int | None = None
+    """Of text that the scored tokens stand for; None: tokens are bytes."""
 
     @property
     def bits_per_byte(self) -> float:
-        return self.nats_per_token / math.log(2)
+        size = self.tokens if self.bytes is None else self.bytes
+        return self.nats_per_token * self.tokens / (size * math.log(2))
 
     @property
     def perplexity(self) -> float:
+        """Per token."""
         return math.exp(self.nats_per_token)
 
 
 def score_stream(
     model: GPT,
-    stream: bytes,
+    stream: bytes | np.ndarray,
     *,
     stride: int | None = None,
     batch: int = 32,
     device: str | torch.device | None = None,
+    token_sizes: np.ndarray | None = None,
 ) -> Score:
-    """Score every byte of the stream but the first, once, in windows of the model's T.
+    """Score every byte of the stream (or every id of an array) but the first, once, in windows of the model's T.
 
-    Windows start every `stride` bytes and score the bytes the one before did not reach. stride T (the
-    default) is fastest; smaller ones give each byte at least T - stride bytes of context. Sums are in
-    float64. Raises ValueError for a stream of fewer than two bytes, or a stride outside 1..T.
+    Windows start every `stride` tokens and score those the one before did not reach. stride T (the
+    default) is fastest; smaller ones give each token at least T - stride tokens of context. Sums are in
+    float64. `token_sizes` says how many bytes of text each id stands for, for bits per byte. Raises
+    ValueError for a stream of fewer than two tokens, or a stride outside 1..T.
     """
     T = model.config.T
     stride = T if stride is None else stride
     if not 1 <= stride <= T:
         raise ValueError(f"stride must be in 1..T={T}, got {stride}")
     if len(stream) < 2:
-        raise ValueError(f"a stream of {len(stream)} bytes has nothing to predict")
+        raise ValueError(
+            f"a stream of {len(stream)} {'bytes' if isinstance(stream, bytes) else 'tokens'} has nothing to predict"
+        )
     device = model.device if device is None else device
-    data = np.frombuffer(stream, dtype=np.uint8)
+    data = np.frombuffer(stream, dtype=np.uint8) if isinstance(stream, bytes) else stream
     n = len(data) - 1  # targets 1 .. n; a window over data[s : s+w+1] predicts targets s+1 .. s+w
     starts = list(range(0, max(n - T, 0) + 1, stride)) if n > T else [0]
     width = min(T, n)
@@ -68,4 +77,23 @@ def score_stream(
             for s, row in zip(group, losses, strict=True):
                 total += row[done - s :].sum().item()
                 done = s + width
-    return Score(tokens=n, nats_per_token=total / n)
+    size = None if token_sizes is None else int(token_sizes[data[1:]].sum())
+    return Score(tokens=n, nats_per_token=total / n, bytes=size)
+
+
+def score_examples(
+    model: GPT, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], *, token_sizes: np.ndarray
+) -> Score:
+    """Score every target of batches (x, targets); those of -100 do not count. Raises ValueError where there is none."""
+    total, number, size = 0.0, 0, 0
+    with eval_mode(model):
+        for x, targets in batches:
+            y = targets.to(model.device).flatten()
+            losses = F.cross_entropy(model(x.to(model.device)).flatten(0, 1).float(), y, reduction="none")
+            total += losses.double().sum().item()
+            scored = targets[targets != -100].numpy()
+            number += len(scored)
+            size += int(token_sizes[scored].sum())
+    if not number:
+        raise ValueError("there is no target to score")
+    return Score(tokens=number, nats_per_token=total / number, bytes=size)

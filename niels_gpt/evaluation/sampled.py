@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -22,6 +22,17 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def mean_loss(model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device) -> float:
+    """The loss in nats per target over all batches of (x, targets) together; targets of -100 do not count."""
+    total, targets = 0.0, 0
+    with eval_mode(model):
+        for x, y in batches:
+            number = int((y != -100).sum())
+            total += number * loss_fn(model(x.to(device)), y.to(device)).double().item()
+            targets += number
+    return total / targets
 
 
 def evaluate(

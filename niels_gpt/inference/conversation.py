@@ -6,15 +6,20 @@ from collections.abc import Iterator
 
 import torch
 
+from niels_gpt.chat.template import fit_chat
 from niels_gpt.chat.transcript import STOPS, check_content, fit_messages, format_chat
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import encode
+from niels_gpt.tokenizer import AnyTokenizer, Tokenizer, encode, refuse_special
 
 
 class Conversation:
-    """The turns so far and the system message, over one model."""
+    """The turns so far and the system message, over one model.
+
+    A model over bytes reads a transcript, and a reply ends where the next turn begins. A model with a tokenizer reads
+    the chat template, whose turns are special ids: a reply ends with EOT and with nothing else.
+    """
 
     def __init__(
         self,
@@ -24,8 +29,10 @@ class Conversation:
         sampling: Sampling | None = None,
         generator: torch.Generator | None = None,
         max_new_tokens: int = 200,
+        tokenizer: AnyTokenizer | None = None,
     ) -> None:
         self.model = model
+        self.tokenizer = tokenizer
         self.sampling = sampling or Sampling(temperature=0.3)
         self.generator = generator
         self.max_new_tokens = max_new_tokens
@@ -36,17 +43,28 @@ class Conversation:
     def set_system(self, text: str | None) -> None:
         """Set the system message, or take it away. Raises ValueError for text that forges a turn."""
         if text:
-            check_content(text)
+            self._check(text)
         self.system = text or None
 
     def reset(self) -> None:
         """Forget the turns; the system message stays."""
         self.turns = []
 
-    def prompt(self) -> str:
+    def prompt(self) -> str | list[int]:
         """What the model reads: as many of the latest turns as leave it room to answer."""
         head = [{"role": "system", "content": self.system}] if self.system else []
-        return format_chat(fit_messages([*head, *self.turns], limit=3 * self.model.config.T // 4))
+        messages, limit = [*head, *self.turns], 3 * self.model.config.T // 4
+        if isinstance(self.tokenizer, Tokenizer):
+            return fit_chat(messages, self.tokenizer, limit)
+        return format_chat(fit_messages(messages, limit=limit))
+
+    def _check(self, text: str) -> None:
+        """Raise ValueError for text that forges a turn, or has no utf-8 form."""
+        if isinstance(self.tokenizer, Tokenizer):
+            refuse_special(text)
+        else:
+            check_content(text)
+        encode(text)
 
     def reply(self, text: str) -> Iterator[str]:
         """Stream the answer to a user's message; both are remembered, also a reply that was broken off.
@@ -56,8 +74,7 @@ class Conversation:
         text = text.strip()
         if not text:
             raise ValueError("the message is empty")
-        check_content(text)
-        encode(text)  # refuses what has no bytes, before it is remembered
+        self._check(text)  # before it is remembered
         self.turns.append({"role": "user", "content": text})
         answer = ""
         try:
@@ -67,7 +84,8 @@ class Conversation:
                 max_new_tokens=self.max_new_tokens,
                 sampling=self.sampling,
                 generator=self.generator,
-                stop=STOPS,
+                stop=None if isinstance(self.tokenizer, Tokenizer) else STOPS,
+                tokenizer=self.tokenizer,
             ):
                 answer += piece
                 yield piece

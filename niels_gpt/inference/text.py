@@ -1,4 +1,4 @@
-"""Text in, text out, over the byte tokenizer: at once, as a stream, or for many prompts."""
+"""Text in, text out: at once, as a stream, or for many prompts. Over bytes, or the tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from niels_gpt.inference.decoding import Decoder, Generators
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import encode
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 
 
 def generate(
@@ -25,12 +25,13 @@ def generate(
     min_p: float | None = None,
     stop: str | Sequence[str] | None = None,
     use_cache: bool = True,
+    tokenizer: AnyTokenizer | None = None,
 ) -> str:
-    """The prompt and its continuation by up to max_new_tokens bytes, ending before a stop sequence.
+    """The prompt and its continuation by up to max_new_tokens tokens, ending before a stop sequence.
 
-    temperature 0 is greedy. A prompt longer than T is continued from its last T bytes. generator None is
-    torch's default one. Invalid utf-8 shows as U+FFFD. Raises ValueError for an empty prompt and for
-    numbers out of range.
+    Tokens are bytes, or those of the tokenizer; its EOT ends the text. temperature 0 is greedy. A prompt longer than T
+    is continued from its last T tokens. generator None is torch's default one. Invalid utf-8 shows as U+FFFD.
+    Raises ValueError for an empty prompt, numbers out of range, and a tokenizer that is not the model's.
     """
     pieces = stream_text(
         model,
@@ -40,25 +41,27 @@ def generate(
         generator=generator,
         stop=stop,
         use_cache=use_cache,
+        tokenizer=tokenizer,
     )
     return prompt_text + "".join(pieces)
 
 
 def stream_text(
     model: GPT,
-    prompt_text: str,
+    prompt: str | Sequence[int],
     *,
     max_new_tokens: int,
     sampling: Sampling,
     generator: torch.Generator | None = None,
     stop: str | Sequence[str] | None = None,
     use_cache: bool = True,
+    tokenizer: AnyTokenizer | None = None,
 ) -> Iterator[str]:
-    """The continuation alone, piece by piece, as soon as it is certain.
+    """The continuation of a text (or of ids) alone, piece by piece, as soon as it is certain.
 
     Held back is only what may yet turn out to be a stop sequence, or half of a character.
     """
-    rows = _rows(model, [prompt_text], max_new_tokens, sampling, generator, _stops(stop), use_cache)
+    rows = _rows(model, [prompt], max_new_tokens, sampling, generator, _stops(stop), use_cache, tokenizer)
     return (piece for _, piece in rows)
 
 
@@ -71,11 +74,12 @@ def generate_batch(
     generators: Generators = None,
     stop: str | Sequence[str] | None = None,
     use_cache: bool = True,
+    tokenizer: AnyTokenizer | None = None,
 ) -> list[str]:
     """Prompt plus continuation for every prompt, decoded together; each as it would be alone."""
     stops = _stops(stop)
     texts = list(prompts)
-    rows = _rows(model, prompts, max_new_tokens, sampling or Sampling(), generators, stops, use_cache)
+    rows = _rows(model, prompts, max_new_tokens, sampling or Sampling(), generators, stops, use_cache, tokenizer)
     for row, piece in rows:
         texts[row] += piece
     return texts
@@ -83,19 +87,25 @@ def generate_batch(
 
 def _rows(
     model: GPT,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling,
     generators: Generators,
     stops: list[bytes],
     use_cache: bool,
+    tokenizer: AnyTokenizer | None,
 ) -> Iterator[tuple[int, str]]:
     """(row, piece of text) as they become certain; the model's train/eval mode is as before at the end."""
-    if model.config.V > 256:
-        raise ValueError(f"this model has V={model.config.V} tokens, not bytes: it needs its tokenizer")
+    if tokenizer is None:
+        if model.config.V > 256:
+            raise ValueError(f"this model has V={model.config.V} tokens, not bytes: it needs its tokenizer")
+        tokenizer = ByteTokenizer()
+    elif tokenizer.vocab_size > max(model.config.V, 256):
+        raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, the model V={model.config.V}: it is another's")
+    pieces, end = tokenizer.token_bytes, tokenizer.special_token_ids().get("eot")
     decoder = Decoder(
         model,
-        [encode(prompt).tolist() for prompt in prompts],
+        [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         generators=generators,
@@ -109,10 +119,10 @@ def _rows(
             if not decoder.active:
                 break
             for row, token in decoder.step().items():
-                piece = outputs[row].add(token)
+                piece = "" if token == end else outputs[row].add(pieces[token] if token < len(pieces) else b"")
                 if piece:
                     yield row, piece
-                if outputs[row].stopped:
+                if token == end or outputs[row].stopped:
                     decoder.finish(row)
     finally:
         model.train(was_training)
@@ -131,14 +141,15 @@ class _Output:
         self._pending = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def add(self, byte: int) -> str:
-        """Take one byte; the text that is certain now."""
-        self._pending += bytes((byte,))
-        for stop in self._stops:
-            if self._pending.endswith(stop):
-                self.stopped = True
-                self._pending = self._pending[: -len(stop)]
-                return ""
+    def add(self, data: bytes) -> str:
+        """Take the bytes of a token; the text that is certain now. After a stop sequence nothing is taken."""
+        for i in range(len(data)):
+            self._pending += data[i : i + 1]
+            for stop in self._stops:
+                if self._pending.endswith(stop):
+                    self.stopped = True
+                    self._pending = self._pending[: -len(stop)]
+                    return ""
         held = max((_overlap(self._pending, stop) for stop in self._stops), default=0)
         sure = len(self._pending) - held
         piece, self._pending = self._pending[:sure], self._pending[sure:]

@@ -1,12 +1,16 @@
 """Text to ids and back: bytes (`encode`, `decode`), and pieces learned from text (`load_tokenizer`)."""
 
-from niels_gpt.tokenizer.byte_level import decode, encode
+from niels_gpt.tokenizer.byte_level import ByteTokenizer, decode, encode
 from niels_gpt.tokenizer.pieces import Tokenizer, load_tokenizer
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS, find_special, refuse_special
 from niels_gpt.tokenizer.training import train_tokenizer
 
+AnyTokenizer = ByteTokenizer | Tokenizer
+
 __all__ = [
     "SPECIAL_TOKENS",
+    "AnyTokenizer",
+    "ByteTokenizer",
     "Tokenizer",
     "decode",
     "encode",

@@ -24,3 +24,23 @@ def decode(ids: torch.Tensor | Sequence[int]) -> str:
     """The text of byte ids; what is not valid utf-8 shows as U+FFFD."""
     values = ids.tolist() if isinstance(ids, torch.Tensor) else ids
     return bytes(values).decode("utf-8", errors="replace")
+
+
+class ByteTokenizer:
+    """The byte tokenizer with the members of `Tokenizer`; it has no special tokens."""
+
+    vocab_size = 256
+    sha256 = None
+    token_bytes: Sequence[bytes] = [bytes((byte,)) for byte in range(256)]
+
+    def encode(self, text: str) -> list[int]:
+        """The utf-8 bytes of a text. Raises ValueError as `encode` does."""
+        ids: list[int] = encode(text).tolist()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """As `decode`."""
+        return decode([int(i) for i in ids])
+
+    def special_token_ids(self) -> dict[str, int]:
+        return {}

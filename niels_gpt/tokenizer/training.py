@@ -19,8 +19,8 @@ from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 
 CHUNK = 1000
 """Most characters of a chunk, the unit of sampling."""
-SAMPLE_CHUNKS = 50_000
-"""Chunks that are kept: at most 50 million characters, whatever comes in."""
+SAMPLE_CHUNKS = 20_000
+"""Chunks that are kept: at most 20 million characters, whatever comes in."""
 MAX_VOCAB = 65_536 - len(SPECIAL_TOKENS)
 """Ids are stored in 16 bits."""
 _THREADS = 8  # a constant: sums of floats depend on how many threads share them, not on how many cores there are

@@ -22,8 +22,9 @@ import torch
 from niels_gpt import files
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import differences, to_dict, with_defaults
-from niels_gpt.inference.text import generate
-from niels_gpt.model.checkpoint import load_weights
+from niels_gpt.inference.sampling import Sampling
+from niels_gpt.inference.text import stream_text
+from niels_gpt.model.checkpoint import load_checkpoint, load_weights
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.loss import loss_fn
 from niels_gpt.rng import derive_seed, generator, set_seed
@@ -93,7 +94,10 @@ def train(
         if resume:
             _restore(state, config, task, run, device, allow_data_change, allow_config_change, report)
             run.keep_metrics_before(state.step)
+        elif config.init_from:
+            load_weights(state.model, load_checkpoint(config.init_from, device)[1], where=config.init_from)
         run.write_config(config)
+        run.write_tokenizer(task.tokenizer)
         log = MetricsLog(run.metrics_path)
         report.start(first=state.step, total=config.train.total_steps)
         try:
@@ -190,7 +194,7 @@ def _loop(
         log.write(line)
         report.step(line)
         if last or (out.sample_every and state.step % out.sample_every == 0):
-            _write_sample(state, config, run)
+            _write_sample(state, config, task, run)
         due = last or stopping or state.step % out.checkpoint_every == 0
         if due:
             log.sync()
@@ -261,14 +265,17 @@ def _backward(model: GPT, batch: Batch, *, parts: int, precision: str) -> float:
     return mean
 
 
-def _write_sample(state: _State, config: RunConfig, run: RunFolder) -> None:
-    text = generate(
+def _write_sample(state: _State, config: RunConfig, task: Task, run: RunFolder) -> None:
+    prompt = task.sample_prompt()
+    pieces = stream_text(
         state.model,
-        config.output.sample_prompt,
+        prompt,
         max_new_tokens=config.output.sample_tokens,
-        temperature=0.8,
+        sampling=Sampling(temperature=0.8),
         generator=generator(config.train.seed, "sample", state.step),
+        tokenizer=task.tokenizer,
     )
+    text = (prompt if isinstance(prompt, str) else config.output.sample_prompt) + "".join(pieces)
     files.write_text(run.samples / f"step_{state.step:08d}.txt", text + "\n")
 
 

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Protocol
 
+from niels_gpt.terminal import count, duration
+
 
 class Reporter(Protocol):
     """What the loop tells while it runs."""
@@ -114,21 +116,6 @@ class _Clock:
         parts += [f"{name} {value:.3f}" for name, value in (line.get("evals") or {}).items()]
         parts += [f"{count(self._rate)} tok/s", f"{duration(per_step * (self.total - self.done))} left"]
         return "  ".join(parts)
-
-
-def count(number: float) -> str:
-    """12.3k, 4.5M: a number as a person reads it."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.9995 * size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """0:41, 3:07, 1:12:30."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def reporter() -> Reporter:

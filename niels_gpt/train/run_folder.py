@@ -16,6 +16,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config_file import dump_config, load_config
 from niels_gpt.model.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.model.gpt import GPT
+from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
 
 
 class RunFolder:
@@ -28,6 +29,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"
         self.plot_path = self.path / "loss.png"
+        self.tokenizer_path = self.path / "tokenizer.model"
 
     @property
     def exists(self) -> bool:
@@ -49,6 +51,11 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         files.write_text(self.config_path, dump_config(config))
+
+    def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
+        """A copy of the tokenizer, so that the run can be used by itself; bytes need none."""
+        if isinstance(tokenizer, Tokenizer):
+            files.write_bytes(self.tokenizer_path, tokenizer.model)
 
     def read_config(self) -> RunConfig:
         """Raises ValueError where there is no run."""

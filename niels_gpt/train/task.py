@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +14,7 @@ from niels_gpt.evaluation.sampled import evaluate
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 
 SOURCES = ("wiki", "roam", "primer")
 """The sources that are always there; data.sources adds others."""
@@ -42,15 +43,18 @@ class Origin:
     document: str
     """File, module, dialogue or row."""
     offset: int
-    """Of the row's first byte within the document."""
+    """Of the row's first byte or token within the document."""
     stream_offset: int
-    """Of the row's first byte within the source's stream."""
+    """Of the row's first byte or token within the source's stream."""
     text: str
     """What the model reads there."""
 
 
 class Task(Protocol):
     """What the loop needs to know of a task."""
+
+    tokenizer: AnyTokenizer
+    """What the ids of its batches mean."""
 
     def batch(self, step: int, device: str) -> Batch:
         """The rows of an update; the same for the same step, always."""
@@ -61,9 +65,37 @@ class Task(Protocol):
     def fingerprint(self) -> dict[str, str]:
         """What identifies the data: a run goes on only on the same."""
 
+    def sample_prompt(self) -> str | list[int]:
+        """What the samples written during training continue."""
+
+
+class DataTask(Task, Protocol):
+    """A task over text, which can tell where its rows come from."""
+
+    def origins(self, step: int) -> list[Origin]:
+        """Source, document, offset and text of every row of a step."""
+
+    def describe(self) -> list[SourceRow]:
+        """Its sources, for the table at the beginning of a run."""
+
+
+class SourceRow(NamedTuple):
+    """A line of the table of sources."""
+
+    source: str
+    share: float
+    train: int
+    held_out: int
+    unit: str
+    """Of the two: bytes or tokens."""
+    documents: int
+    place: str
+
 
 class ByteTask:
     """Next-byte prediction over windows of the mixed byte streams."""
+
+    tokenizer: AnyTokenizer = ByteTokenizer()
 
     def __init__(self, config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
         """Raises ValueError where p_train or p_val name a source that is not there."""
@@ -114,9 +146,42 @@ class ByteTask:
     def fingerprint(self) -> dict[str, str]:
         return {name: self.streams[name]["train"].sha256 for name in self._p}
 
+    def sample_prompt(self) -> str:
+        return self.config.output.sample_prompt
 
-def open_task(config: RunConfig) -> ByteTask:
+    def describe(self) -> list[SourceRow]:
+        cfg = stream_config(self.config)
+        places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
+        places |= {name: source.path for name, source in cfg.own.items()}
+        rows = []
+        for name, streams in self.streams.items():
+            train, val = streams["train"], streams["val"]
+            state = "cached" if train.cached and val.cached else "built"
+            rows.append(
+                SourceRow(
+                    name,
+                    self.config.train.p_train.get(name, 0.0),
+                    len(train.data),
+                    len(val.data),
+                    "B",
+                    len(train.starts) + len(val.starts),
+                    f"{places[name]} ({state})",
+                )
+            )
+        return rows
+
+
+def open_task(config: RunConfig) -> DataTask:
     """The task of a config, its data loaded and checked."""
+    if config.task == "bytes":
+        return open_byte_task(config)
+    from niels_gpt.train.token_task import PretrainTask, SFTTask  # they build on this module
+
+    return PretrainTask(config) if config.task == "pretrain" else SFTTask(config)
+
+
+def open_byte_task(config: RunConfig) -> ByteTask:
+    """The byte streams of a config."""
     return ByteTask(config, load_streams(stream_config(config), T=config.model.T))
 
 
@@ -149,22 +214,3 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
         enabled_sources=names,
         required_sources=names,
     )
-
-
-def describe_sources(config: RunConfig, task: ByteTask) -> list[dict[str, Any]]:
-    """One entry per source: where it comes from, its sizes, whether the cache served it."""
-    cfg = stream_config(config)
-    places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
-    places |= {name: source.path for name, source in cfg.own.items()}
-    return [
-        {
-            "source": name,
-            "from": places[name],
-            "share": config.train.p_train.get(name, 0.0),
-            "train_bytes": len(streams["train"].data),
-            "val_bytes": len(streams["val"].data),
-            "documents": len(streams["train"].starts) + len(streams["val"].starts),
-            "cached": streams["train"].cached and streams["val"].cached,
-        }
-        for name, streams in task.streams.items()
-    ]

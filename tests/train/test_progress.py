@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from niels_gpt.terminal import count, duration
 from niels_gpt.train import progress
-from niels_gpt.train.progress import Bar, PlainLines, Silent, count, duration, reporter
+from niels_gpt.train.progress import Bar, PlainLines, Silent, reporter
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from niels_gpt.rng import derive_seed, generator
-from niels_gpt.train.task import describe_sources, open_task
+from niels_gpt.train.task import open_task
 from tests.train import DELIMITER, small_config, write_texts
 
 
@@ -196,15 +196,15 @@ def test_an_unknown_source_is_named_with_its_key(texts, key):
 
 def test_sources_are_described(texts, tmp_path):
     config = small_config(texts, f"data.cache_dir={tmp_path / 'fresh'}")
-    first = describe_sources(config, open_task(config))
-    second = describe_sources(config, open_task(config))
-    assert [(row["source"], row["cached"]) for row in first] == [("roam", False), ("primer", False)]
-    assert [(row["source"], row["cached"]) for row in second] == [("roam", True), ("primer", True)]
+    first = open_task(config).describe()
+    second = open_task(config).describe()
+    assert [row.source for row in first] == ["roam", "primer"]
+    assert [row.place for row in first] == [f"{texts / 'notes'} (built)", f"{texts / 'primer.txt'} (built)"]
+    assert [row.place for row in second] == [f"{texts / 'notes'} (cached)", f"{texts / 'primer.txt'} (cached)"]
     roam, primer = second
-    assert roam["documents"] == 12
-    assert primer["documents"] == 40
-    assert roam["train_bytes"] == len(roam_stream(texts))
-    assert roam["val_bytes"] == len(roam_stream(texts, "val"))
-    assert primer["train_bytes"] == len(primer_stream(texts))
-    assert (roam["share"], primer["share"]) == (0.6, 0.4)
-    assert roam["from"] == str(texts / "notes")
+    assert roam.documents == 12
+    assert primer.documents == 40
+    assert roam.train == len(roam_stream(texts))
+    assert roam.held_out == len(roam_stream(texts, "val"))
+    assert primer.train == len(primer_stream(texts))
+    assert (roam.share, primer.share) == (0.6, 0.4)

@@ -1,0 +1,147 @@
+"""Is a cache what it says it is, what is in it, and why do two differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TOKEN_DTYPE, list_shards
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, read_meta, sha256_file
+from niels_gpt.cache.mmap import Mapped
+
+_SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
+             "max_val_tokens", "val_frac", "split_rule", "shard_bytes", "token_dtype", "format_version")  # fmt: skip
+
+
+def find_caches(root: Path) -> list[Path]:
+    """The cache folders at or below a folder, sorted. Raises CacheError where there is none."""
+    if not root.exists():
+        raise CacheError(f"no cache at {root}: build one with niels-gpt cache build-all --cache-dir {root}")
+    found = [root] if (root / "meta.json").exists() and root.name != "tokenizer" else []
+    for kind in ("pretrain", "sft"):
+        found += sorted(path.parent for path in (root / kind).glob("*/meta.json"))
+    if not found:
+        raise CacheError(f"no cache at {root}: it has neither a meta.json nor pretrain/ or sft/ with some below")
+    return found
+
+
+def verify(root: Path, *, on_file: Callable[[Path], None] = lambda path: None) -> list[Path]:
+    """Re-hash every file of all caches below a folder; the caches, which are all sound.
+
+    Raises CacheError that names the first file that is missing, is too many, or is not what meta.json says.
+    """
+    caches = find_caches(root)
+    tokenizer = _verify_tokenizer(root / "tokenizer") if (root / "tokenizer").exists() else None
+    sound = []
+    for folder in caches:
+        meta = read_meta(folder / "meta.json")
+        if meta.get("built") is False:
+            continue
+        check_meta(meta, folder, tokenizer_sha256=tokenizer)
+        if "files" not in meta:
+            raise CacheError(f"{folder / 'meta.json'} lists no files: build the cache again")
+        for name in meta["files"]:
+            on_file(folder / name)
+            check_file(meta, folder, name, verify=True)
+        for path in _token_files(folder):
+            if path.relative_to(folder).as_posix() not in meta["files"]:
+                raise CacheError(f"{path} is not in {folder / 'meta.json'}: remove it, or build the cache again")
+        _verify_content(folder, meta)
+        sound.append(folder)
+    return sound
+
+
+def _verify_tokenizer(folder: Path) -> str:
+    model = folder / "spm.model"
+    if not model.is_file():
+        raise CacheError(f"{model} is missing: the caches beside it cannot be decoded")
+    sha = sha256_file(model)
+    if (folder / "meta.json").exists() and read_meta(folder / "meta.json").get("sha256") != sha:
+        raise CacheError(f"{model} is damaged (its sha256 is not that of its meta.json)")
+    return sha
+
+
+def _token_files(folder: Path) -> list[Path]:
+    """The token files that readers would find."""
+    return [*(path for split in SPLITS for path in list_shards(folder / split)), *sorted(folder.glob("*_tokens.bin"))]
+
+
+def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
+    """Ids within the vocabulary, offsets that increase and stay within the tokens."""
+    for path in _token_files(folder):
+        file = Mapped(path)
+        for at in range(0, file.size, 1 << 24):
+            part = file.tokens[at : at + (1 << 24)]
+            if int(part.max()) >= meta["vocab_size"]:
+                where = at + int(np.argmax(part >= meta["vocab_size"]))
+                raise CacheError(f"{path}: token {where} is {int(file.tokens[where])}, past the vocabulary")
+            file.release()
+    for split in SPLITS:
+        name = f"{split}/{DOCUMENTS}" if meta.get("kind") == "pretrain" else f"{split}_idx.npy"
+        offsets = np.load(folder / name, allow_pickle=False)
+        total = meta[f"{split}_tokens"]
+        if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= total):
+            raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {total}")
+
+
+def differences(a: Path, b: Path) -> Iterator[str]:
+    """Why two caches differ, the causes first; nothing if they are the same."""
+    first, second = read_meta(a / "meta.json"), read_meta(b / "meta.json")
+    if first.get("tokenizer_sha256") != second.get("tokenizer_sha256"):
+        yield f"tokenizer: {_short(first.get('tokenizer_sha256'))} and {_short(second.get('tokenizer_sha256'))}"
+    for key in _SETTINGS:
+        if first.get(key) != second.get(key):
+            yield f"{key}: {first.get(key)!r} and {second.get(key)!r}"
+    inputs, others = first.get("inputs", {}), second.get("inputs", {})
+    for name in sorted({*inputs, *others}):
+        here, there = inputs.get(name, {}), others.get(name, {})
+        if here != there:
+            yield (
+                f"input {name}: {here.get('items')} items ({_short(here.get('sha256'))}) and "
+                f"{there.get('items')} ({_short(there.get('sha256'))})"
+            )
+    if first.get("dropped") != second.get("dropped"):
+        yield f"left out: {first.get('dropped')} and {second.get('dropped')}"
+    files, more = first.get("files", {}), second.get("files", {})
+    for name in sorted({*files, *more}):
+        if name not in files or name not in more:
+            yield f"{name} is only in {b if name not in files else a}"
+        elif files[name]["sha256"] != more[name]["sha256"]:
+            yield _first_difference(a / name, b / name, name)
+
+
+def _first_difference(a: Path, b: Path, name: str) -> str:
+    if a.suffix == ".npy":
+        return f"{name}: the offsets differ"
+    x, y = Mapped(a), Mapped(b)
+    for at in range(0, min(x.size, y.size), 1 << 22):
+        here, there = x.tokens[at : at + (1 << 22)], y.tokens[at : at + (1 << 22)]
+        width = min(len(here), len(there))
+        other = np.flatnonzero(here[:width] != there[:width])
+        if len(other):
+            i = at + int(other[0])
+            return f"{name}: from token {i:,} on ({int(x.tokens[i])} and {int(y.tokens[i])})"
+    if x.size != y.size:
+        return f"{name}: {x.size:,} and {y.size:,} tokens, the shorter is the beginning of the longer"
+    return f"{name}: one of the files is not what its meta.json says; run verify"
+
+
+def _short(sha: str | None) -> str:
+    return "none" if sha is None else f"{sha[:12]}..."
+
+
+def stream_slice(folder: Path, split: str, start: int, length: int) -> np.ndarray:
+    """The tokens start .. start + length - 1 of a split, whatever shards they lie in."""
+    parts: list[np.ndarray] = []
+    paths = list_shards(folder / split) if (folder / split).is_dir() else [folder / f"{split}_tokens.bin"]
+    for path in paths:
+        file = Mapped(path)
+        if start < file.size and length > 0:
+            part = np.array(file.tokens[start : start + length])
+            parts.append(part)
+            length -= len(part)
+        start = max(start - file.size, 0)
+    return np.concatenate(parts) if parts else np.empty(0, dtype=TOKEN_DTYPE)

@@ -1,0 +1,286 @@
+"""What the cache commands do and show."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from niels_gpt.cache.checking import differences, find_caches, stream_slice, verify
+from niels_gpt.cache.formats import NO_LIMIT, SPLITS
+from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.partial import OnProgress, Progress
+from niels_gpt.cache.recipes import (
+    OPTIONAL,
+    PRETRAIN,
+    SFT,
+    Built,
+    Settings,
+    build,
+    folder_of,
+    install_tokenizer,
+    known_sources,
+    open_tokenizer,
+    train_on,
+    write_placeholder,
+)
+from niels_gpt.config_file import load_config
+from niels_gpt.data.local import DataUnavailable
+from niels_gpt.data.registry import Source
+from niels_gpt.terminal import count, duration
+from niels_gpt.tokenizer import Tokenizer, load_tokenizer
+
+IN_PART = 3
+"""Exit code: some caches were built, others could not be."""
+
+
+def run_build(
+    settings: Settings,
+    *,
+    names: list[str] | None,
+    only: list[str],
+    skip: list[str],
+    tokenizer: Path | None,
+    config: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Build the caches of these sources (None: all), one after the other; what cannot be built is said at the end."""
+    console = Console(highlight=False, stderr=as_json)
+    chosen = _choose(names, only, skip, config)
+    failed: dict[str, Exception] = {}
+    made_with = _tokenizer(settings, tokenizer, chosen, failed, console)
+    results = []
+    for source in chosen:
+        results.append(_build_one(source, settings, made_with, failed, force=force, all_=names is None))
+    missing = [result for result in results if result.state == "failed"]
+    if as_json:
+        print(json.dumps([_plain(result) for result in results], indent=2, ensure_ascii=False))
+    else:
+        _show_results(console, results)
+    for result in (r for r in results if r.reason and not as_json):
+        print(f"{result.name}: {result.state}: {result.reason}", file=sys.stderr)
+    if missing:
+        others = sum(result.state in ("built", "up to date") for result in results)
+        print(f"error: {len(missing)} of {len(results)} caches could not be built; {others} are there", file=sys.stderr)
+        sys.exit(IN_PART if others else 1)
+
+
+def _choose(names: list[str] | None, only: list[str], skip: list[str], config: Path | None) -> list[Source]:
+    data = load_config(config).data if config else None
+    known = known_sources(data)
+    for name in (*(names or ()), *only, *skip):
+        if name not in known:
+            raise ValueError(f"no source {name!r}; there are {', '.join(known)}")
+    everything = [*PRETRAIN, *SFT, *(data.sources if data else ())] if names is None else list(dict.fromkeys(names))
+    wanted = [name for name in (only or everything) if name not in skip]
+    if not wanted:
+        raise ValueError("--only and --skip leave no source to build")
+    return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def _tokenizer(
+    settings: Settings, given: Path | None, chosen: list[Source], failed: dict[str, Exception], console: Console
+) -> Tokenizer:
+    if given is not None:
+        return install_tokenizer(given, settings.cache_dir)
+    with contextlib.suppress(FileNotFoundError):
+        return open_tokenizer(settings.cache_dir)
+    began = time.monotonic()
+
+    def unreachable(source: Source, err: Exception) -> None:
+        failed[source.name] = err
+
+    listed = ", ".join(source.name for source in chosen)
+    console.print(f"training a tokenizer of {settings.vocab_size:,} pieces on {escape(listed)}")
+    with console.status("training"):
+        made = train_on(chosen, settings, unreachable)
+    console.print(f"tokenizer: {made.vocab_size:,} ids, in {duration(time.monotonic() - began)}")
+    if failed:
+        unseen = ", ".join(failed)
+        print(
+            f"warning: the tokenizer has not seen {unseen}, which cannot be read now. For it to learn from them later, "
+            f"remove {settings.cache_dir} then and build again; all caches in it share the tokenizer",
+            file=sys.stderr,
+        )
+    return made
+
+
+def _build_one(
+    source: Source, settings: Settings, tokenizer: Tokenizer, failed: dict[str, Exception], *, force: bool, all_: bool
+) -> Built:
+    """The result; errors of the source itself become its reason, so that the others are built all the same."""
+    try:
+        if source.name in failed:
+            raise failed[source.name]
+        with _showing(source.name, _budget(source, settings)) as on_progress:
+            return build(source, settings, tokenizer, force=force, on_progress=on_progress)
+    except (OSError, ValueError) as err:
+        reason = _reason(err)
+        if all_ and source.name in OPTIONAL and isinstance(err, DataUnavailable):
+            return write_placeholder(source, settings, reason)
+        return Built(source.name, folder_of(source, settings.cache_dir), "failed", {}, reason)
+
+
+def _reason(err: Exception) -> str:
+    return err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
+
+
+def _budget(source: Source, settings: Settings) -> int | None:
+    if source.name == "fineweb_edu":
+        return settings.fineweb_train_tokens + settings.fineweb_val_tokens
+    if source.name == "gutenberg":
+        return settings.gutenberg_train_tokens + settings.gutenberg_val_tokens
+    return None
+
+
+@contextlib.contextmanager
+def _showing(name: str, budget: int | None) -> Iterator[OnProgress]:
+    """Tokens, rate and time left while a cache is built: a live line on a terminal, now and then a line elsewhere."""
+    began = time.monotonic()
+    console = Console(stderr=True, highlight=False)
+    shown = began
+
+    def text(progress: Progress) -> str:
+        seconds = max(time.monotonic() - began, 1e-9)
+        rate = progress.tokens / seconds
+        done = f"{name}: {count(progress.tokens)} tokens of {progress.documents:,} documents, {count(rate)} tok/s"
+        if budget and budget < NO_LIMIT and rate:
+            done += f", at most {duration(max(budget - progress.tokens, 0) / rate)} left"
+        return done
+
+    if console.is_terminal:
+        with console.status(f"{name}: reading") as status:
+            yield lambda progress: status.update(text(progress))
+        return
+
+    def line(progress: Progress) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= 5.0:
+            shown = time.monotonic()
+            print(text(progress), file=sys.stderr, flush=True)
+
+    yield line
+
+
+def _show_results(console: Console, results: list[Built]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("cache", "", "train", "held out", "left out"):
+        table.add_column(name, justify="right" if name.endswith(("n", "out")) else "left")
+    for result in results:
+        meta = result.meta
+        numbers = [_amount(meta, split) for split in SPLITS]
+        dropped = str(sum(meta.get("dropped", {}).values())) if "dropped" in meta else ""
+        table.add_row(result.name, result.state, *numbers, dropped)
+    console.print(table)
+
+
+def _plain(result: Built) -> dict[str, Any]:
+    totals = {k: v for k, v in result.meta.items() if k.endswith(("_tokens", "_examples", "_documents"))}
+    listed = {"name": result.name, "state": result.state, "folder": str(result.folder), "reason": result.reason}
+    return listed | totals
+
+
+def _amount(meta: dict[str, Any], split: str) -> str:
+    if f"{split}_tokens" not in meta:
+        return ""
+    tokens = f"{count(meta[f'{split}_tokens'])} tokens"
+    return f"{meta[f'{split}_examples']:,} examples, {tokens}" if f"{split}_examples" in meta else tokens
+
+
+# --- verify, inspect, diff -------------------------------------------------------------------------
+
+
+def run_verify(path: Path, *, as_json: bool) -> None:
+    console = Console(stderr=True)
+    with console.status("verifying") as status:
+        sound = verify(path, on_file=lambda file: status.update(f"verifying {file}"))
+    if as_json:
+        print(json.dumps([str(folder) for folder in sound]))
+        return
+    for folder in sound:
+        meta = read_meta(folder / "meta.json")
+        size = sum(listed["bytes"] for listed in meta["files"].values())
+        print(f"{folder}: {len(meta['files'])} files, {count(size)}B, as built")
+
+
+def run_inspect(
+    path: Path, *, split: str, seed: int | None, tokens: int, tokenizer: Path | None, as_json: bool
+) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"--split must be train or val, got {split!r}")
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    shown = [_inspected(folder, split, generator, tokens, tokenizer) for folder in find_caches(path)]
+    if as_json:
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    for number, entry in enumerate(shown):
+        if number:
+            console.print()
+        _show_inspected(console, entry)
+
+
+def _inspected(
+    folder: Path, split: str, generator: torch.Generator, tokens: int, tokenizer: Path | None
+) -> dict[str, Any]:
+    """The meta of a cache and a decoded sample of it."""
+    meta = read_meta(folder / "meta.json")
+    entry: dict[str, Any] = {"folder": str(folder), "split": split, "meta": meta}
+    total = meta.get(f"{split}_tokens", 0)
+    if not total:
+        return entry
+    path = tokenizer or folder.parent.parent / "tokenizer"
+    try:
+        decoder = load_tokenizer(path)
+    except FileNotFoundError:
+        raise CacheError(f"{folder}: no tokenizer at {path} to decode it with; give --tokenizer") from None
+    if meta.get("tokenizer_sha256") not in (None, decoder.sha256):
+        raise CacheError(f"{folder} was built with another tokenizer than {path}; give --tokenizer")
+    start = int(torch.randint(max(total - tokens, 0) + 1, (1,), generator=generator))
+    ids = stream_slice(folder, split, start, tokens)
+    return entry | {"token": start, "ids": ids.tolist(), "text": decoder.decode(ids)}
+
+
+def _show_inspected(console: Console, entry: dict[str, Any]) -> None:
+    meta = entry["meta"]
+    console.print(Text(entry["folder"], style="bold"), soft_wrap=True)
+    if meta.get("built") is False:
+        console.print(f"not built: {meta.get('reason')}", markup=False, soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    listing = meta.get("files", {})
+    table.add_row("files", f"{len(listing)}, {count(sum(item['bytes'] for item in listing.values()))}B")
+    for key, value in meta.items():
+        if key not in ("files", "format", "split_rule"):
+            plain = "no limit" if value == NO_LIMIT else value
+            table.add_row(key, escape(f"{plain:,}" if isinstance(plain, int) and key != "seed" else str(plain)))
+    table.add_row("split_rule", escape(str(meta.get("split_rule"))))
+    console.print(table)
+    if "text" in entry:
+        console.print(f"\n{entry['split']}, from token {entry['token']:,} on:")
+        console.print(Text(entry["text"], style="green"), soft_wrap=True)
+
+
+def run_diff(first: Path, second: Path, *, as_json: bool) -> None:
+    found = list(differences(first, second))
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        print("\n".join(found) if found else f"{first} and {second} are the same")
+    if found:
+        sys.exit(1)

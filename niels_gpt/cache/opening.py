@@ -1,0 +1,75 @@
+"""The caches of a folder, opened for training: all with one tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from niels_gpt.cache.formats import SPLITS
+from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from niels_gpt.tokenizer import Tokenizer, load_tokenizer
+
+
+class CacheFolder:
+    """`cache/` with its tokenizer, pretrain/NAME and sft/NAME."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises CacheError where there is no such folder or tokenizer."""
+        self.path = Path(path).expanduser()
+        try:
+            self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer" / "spm.model")
+        except FileNotFoundError:
+            raise CacheError(
+                f"no token caches in {self.path} (it has no tokenizer/spm.model): build some with "
+                f"niels-gpt cache build-all --cache-dir {self.path}, or name another folder (data.token_cache)"
+            ) from None
+
+    def names(self, kind: str) -> list[str]:
+        """The finished caches of a kind (`pretrain`, `sft`)."""
+        metas = sorted((self.path / kind).glob("*/meta.json"))
+        return [path.parent.name for path in metas if read_meta(path).get("built") is not False]
+
+    def check(self, kind: str, names: Iterable[str], *, option: str) -> None:
+        """Raise CacheError where a cache is not there, with the ways out."""
+        have = self.names(kind)
+        missing = [name for name in names if name not in have]
+        if missing:
+            raise CacheError(
+                f"no {kind} cache of {', '.join(missing)} in {self.path}: build it (niels-gpt cache build "
+                f"{' '.join(missing)} --cache-dir {self.path}), or give {option} shares of what is there: "
+                f"{', '.join(have) or 'nothing'}"
+            )
+
+    def pretrain(self, name: str, split: str, *, T: int, verify: bool = False) -> PretrainTokenStreamDataset:
+        """The windows of a pretrain cache. Raises CacheError."""
+        assert split in SPLITS
+        folder = self.path / "pretrain" / name / split
+        return PretrainTokenStreamDataset(
+            folder, T=T, device="cpu", tokenizer_sha256=self.tokenizer.sha256, verify=verify
+        )
+
+    def sft(self, name: str, split: str, *, T: int, verify: bool = False) -> SFTExampleDataset:
+        """The examples of an SFT cache. Raises CacheError."""
+        assert split in SPLITS
+        folder = self.path / "sft" / name
+        special = self.tokenizer.special_token_ids()
+        return SFTExampleDataset(
+            folder / f"{split}_tokens.bin",
+            folder / f"{split}_idx.npy",
+            T=T,
+            device="cpu",
+            eot_id=special["eot"],
+            asst_id=special["asst"],
+            tokenizer_sha256=self.tokenizer.sha256,
+            verify=verify,
+        )
+
+    def fingerprint(self, kind: str, name: str) -> str:
+        """What identifies the training tokens of a cache: the sha256 of its files, joined and hashed."""
+        import hashlib
+
+        listed = read_meta(self.path / kind / name / "meta.json").get("files", {})
+        text = "".join(f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file[:5] == "train")
+        return hashlib.sha256(text.encode("utf-8")).hexdigest()

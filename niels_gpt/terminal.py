@@ -1,0 +1,49 @@
+"""What all commands share: errors as one line, numbers as people read them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
+    """Run a command line; exits with 0, 1 (something is wrong), 2 (usage), 3 (done in part) or 130 (interrupted).
+
+    A ValueError, OSError or ArithmeticError is a message to the user: one line on stderr (NIELS_GPT_DEBUG=1 shows the
+    traceback). Anything else is our bug and keeps its traceback.
+    """
+    import warnings
+
+    # On a busy machine two OpenMP threads that spin for each other can take ten times as long; after 1000
+    # turns they sleep instead, which costs nothing on a quiet one. Read when torch loads, so set before.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+    try:
+        app(args=arguments, prog_name=name)
+    except (ValueError, OSError, ArithmeticError) as err:
+        if os.environ.get("NIELS_GPT_DEBUG"):
+            raise
+        text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
+        print(f"error: {text}", file=sys.stderr)
+        sys.exit(1)
+
+
+def count(number: float) -> str:
+    """12.3k, 4.5M: a number as a person reads it."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """0:41, 3:07, 1:12:30."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,186 @@
+"""Tasks over token caches: pretraining on windows of text, and chat fine-tuning on conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from niels_gpt.cache.mixture import Mixture
+from niels_gpt.cache.opening import CacheFolder
+from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.transcript import parse_chat
+from niels_gpt.config import RunConfig
+from niels_gpt.evaluation.sampled import mean_loss
+from niels_gpt.model.gpt import GPT
+from niels_gpt.rng import generator
+from niels_gpt.tokenizer import AnyTokenizer
+from niels_gpt.train.task import Batch, Origin, SourceRow
+
+
+def with_vocabulary(config: RunConfig) -> RunConfig:
+    """The config with model.V of the tokenizer, for the tasks that have one. Raises CacheError without caches."""
+    if config.task == "bytes":
+        return config
+    V = CacheFolder(config.data.token_cache).tokenizer.vocab_size
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, V=V))
+
+
+class _TokenTask:
+    """What both have in common: a mixture to train on, held-out sets to measure, one tokenizer."""
+
+    kind: str
+
+    def __init__(self, config: RunConfig) -> None:
+        """Raises CacheError for caches that are missing, damaged or of another tokenizer, or too short for T."""
+        self.config = config
+        self.folder = CacheFolder(config.data.token_cache)
+        self.tokenizer: AnyTokenizer = self.folder.tokenizer
+        if self.tokenizer.vocab_size != config.model.V:
+            raise ValueError(
+                f"model.V={config.model.V}, but the tokenizer of {self.folder.path} has "
+                f"{self.tokenizer.vocab_size} ids: set model.V to that"
+            )
+        shares = config.train
+        for option in ("p_train", "p_val"):
+            wanted = [name for name, share in getattr(shares, option).items() if share]
+            self.folder.check(self.kind, wanted, option=f"train.{option}")
+        self._train: Mixture[Any] = Mixture(
+            {name: self._open(name, "train") for name, share in shares.p_train.items() if share}, shares.p_train
+        )
+        self._val = {name: self._open(name, "val") for name, share in shares.p_val.items() if share}
+
+    def _open(self, name: str, split: str) -> Any:
+        raise NotImplementedError
+
+    def plan(self, step: int) -> Any:
+        """Which rows a step learns from."""
+        return self._train.plan(self.config.train.B, generator(self.config.train.seed, "batch", step))
+
+    def fingerprint(self) -> dict[str, str]:
+        shas = {name: self.folder.fingerprint(self.kind, name) for name in self._train.weights}
+        return {**shas, "tokenizer": str(self.tokenizer.sha256)}
+
+    def _losses(self, model: GPT, datasets: Mapping[str, Any], device: str) -> dict[str, float]:
+        """The sampled loss of each dataset; the same rows every time, so that steps compare."""
+        settings = self.config
+        found = {}
+        for name, dataset in datasets.items():
+            draw = generator(settings.train.seed, "eval", name)
+
+            def batches(dataset: Any = dataset, draw: torch.Generator = draw) -> Iterable[tuple[torch.Tensor, ...]]:
+                for _ in range(settings.output.eval_steps):
+                    tensors = dataset.gather(dataset.plan(settings.train.B, draw))
+                    yield tensors[0], tensors[-1]
+
+            found[name] = mean_loss(model, batches(), device=device)
+        return found
+
+    def _described(self, unit: str) -> list[SourceRow]:
+        rows = []
+        for name, share in {**self.config.train.p_val, **self.config.train.p_train}.items():
+            meta = (self._train.datasets.get(name) or self._val[name]).meta or {}
+            number = sum(meta.get(f"{split}_{unit}", 0) for split in ("train", "val"))
+            train, val = (meta.get(f"{split}_tokens", 0) for split in ("train", "val"))
+            place = str(self.folder.path / self.kind / name)
+            rows.append(SourceRow(name, share, train, val, " tokens", number, place))
+        return rows
+
+
+def _mixed(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The mean of the losses, weighted; weights of what is not there are left out."""
+    total = sum(weights[name] for name in losses)
+    return sum(weights[name] * loss for name, loss in losses.items()) / total
+
+
+class PretrainTask(_TokenTask):
+    """Next-token prediction over windows of the mixed pretrain caches."""
+
+    kind = "pretrain"
+
+    def _open(self, name: str, split: str) -> PretrainTokenStreamDataset:
+        return self.folder.pretrain(name, split, T=self.config.model.T)
+
+    def batch(self, step: int, device: str) -> Batch:
+        x, y = self._train.gather(self.plan(step))
+        return Batch(x.to(device), y.to(device))
+
+    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+        """The loss of every held-out cache, and `val_pretrain`, their mean by p_val."""
+        losses = self._losses(model, self._val, device)
+        whole = _mixed(losses, self.config.train.p_val)
+        return {**{f"val_{name}": loss for name, loss in losses.items()}, "val_pretrain": whole}, whole
+
+    def origins(self, step: int) -> list[Origin]:
+        plan = self.plan(step)
+        x = self._train.gather(plan)[0]
+        rows = []
+        for row, (name, window) in enumerate(zip(plan.source, plan.row, strict=True)):
+            dataset = self._train.datasets[name]
+            document, offset = dataset.locate(window)
+            text = self.tokenizer.decode(x[row].tolist())
+            rows.append(Origin(row, name, f"document {document}", offset, dataset.position(window), text))
+        return rows
+
+    def sample_prompt(self) -> str:
+        return self.config.output.sample_prompt
+
+    def describe(self) -> list[SourceRow]:
+        return self._described("documents")
+
+
+class SFTTask(_TokenTask):
+    """Conversations of the mixed SFT caches, with a loss on what the assistant says."""
+
+    kind = "sft"
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        there = self.folder.names("pretrain")
+        self._retained = {
+            name: self.folder.pretrain(name, "val", T=config.model.T)
+            for name, share in config.data.retain.items()
+            if share and name in there
+        }
+
+    def _open(self, name: str, split: str) -> SFTExampleDataset:
+        return self.folder.sft(name, split, T=self.config.model.T)
+
+    def batch(self, step: int, device: str) -> Batch:
+        x, _, targets = self._train.gather(self.plan(step))
+        return Batch(x.to(device), targets.to(device))
+
+    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+        """The loss of every held-out cache, their mean by p_val (`val_sft`), and `val_pretrain`: is it forgetting?"""
+        losses = self._losses(model, self._val, device)
+        whole = _mixed(losses, self.config.train.p_val)
+        found = {**{f"val_{name}": loss for name, loss in losses.items()}, "val_sft": whole}
+        if self._retained:
+            found["val_pretrain"] = _mixed(self._losses(model, self._retained, device), self.config.data.retain)
+        return found, whole
+
+    def origins(self, step: int) -> list[Origin]:
+        plan = self.plan(step)
+        rows = []
+        for row, (name, example) in enumerate(zip(plan.source, plan.row, strict=True)):
+            dataset = self._train.datasets[name]
+            tokens = dataset.example(example)[: self.config.model.T]
+            start = int(dataset.bounds[example])
+            rows.append(Origin(row, name, f"example {example}", 0, start, self.tokenizer.decode(tokens)))
+        return rows
+
+    def sample_prompt(self) -> list[int]:
+        """The sample prompt as a conversation; one that is no transcript is a user's message."""
+        text = self.config.output.sample_prompt
+        try:
+            messages = parse_chat(text)
+        except ValueError:
+            messages = [{"role": "user", "content": text}]
+        return encode_prompt(messages, self.folder.tokenizer)
+
+    def describe(self) -> list[SourceRow]:
+        return self._described("examples")
