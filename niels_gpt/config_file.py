@@ -21,28 +21,60 @@ def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()
     Raises ValueError that names the key, the value and what is allowed: unknown keys (with the
     nearest known one), wrong types, numbers that do not fit, YAML that does not parse.
     """
-    import yaml
-
-    tree: dict[str, Any] = {}
-    where = "config"
-    if path is not None:
-        where = str(path)
-        try:
-            loaded = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
-        except FileNotFoundError:
-            raise ValueError(f"no config file {path}") from None
-        except IsADirectoryError:
-            raise ValueError(f"{path} is a folder, not a config file") from None
-        except UnicodeDecodeError as err:
-            raise ValueError(f"{path} is not utf-8 text (byte {err.start})") from None
-        except yaml.YAMLError as err:
-            raise ValueError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from None
-        if loaded is not None and not isinstance(loaded, dict):
-            raise ValueError(f"{path} must hold sections such as `model:`, but is a {type(loaded).__name__}")
-        tree = loaded or {}
+    tree = _read_tree(path)
     for item in overrides:
         _apply_override(tree, item)
-    return config_from_dict(tree, where=where)
+    return config_from_dict(tree, where="config" if path is None else str(path))
+
+
+def _read_tree(path: str | Path | None) -> dict[str, Any]:
+    """The sections of a YAML file; none for None. Raises ValueError."""
+    import yaml
+
+    if path is None:
+        return {}
+    try:
+        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
+    except FileNotFoundError:
+        raise ValueError(f"no config file {path}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder, not a config file") from None
+    except UnicodeDecodeError as err:
+        raise ValueError(f"{path} is not utf-8 text (byte {err.start})") from None
+    except yaml.YAMLError as err:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ValueError(f"{path} must hold sections such as `model:`, but is a {type(loaded).__name__}")
+    return loaded or {}
+
+
+def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
+    """{"pretrain": ..., "sft": ...} of a YAML file with the sections `data` (for both), `pretrain` and `sft`.
+
+    Each section is a config of its own; the model is that of `pretrain`. `overrides` are as for `load_config`, with the
+    section in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
+    """
+    tree = _read_tree(path)
+    for item in overrides:
+        _apply_override(tree, item)
+    where = "config" if path is None else str(path)
+    for key in tree:
+        if key not in ("data", "pretrain", "sft"):
+            raise ValueError(f"{where}: {unknown_key('', str(key), ['data', 'pretrain', 'sft'])}")
+    for key, section in tree.items():
+        if not isinstance(section, Mapping):
+            raise ValueError(f"{where}: {key} must be a section, got {section!r}")
+    first, second = dict(tree.get("pretrain", {})), dict(tree.get("sft", {}))
+    first.setdefault("model", {"preset": "v1"})
+    for name in ("model", "task", "init_from"):
+        if name in second:
+            raise ValueError(f"{where}: sft.{name} is not for you to set: it follows from the pretrain phase")
+    first["data"] = {**tree.get("data", {}), **first.get("data", {})}
+    second["data"] = {**tree.get("data", {}), **second.get("data", {})}
+    pretrain = config_from_dict({**first, "task": "pretrain"}, where=where)
+    second["data"].setdefault("retain", dict(pretrain.train.p_val))
+    sft = config_from_dict({**second, "task": "sft", "model": to_dict(pretrain.model)}, where=where)
+    return {"pretrain": pretrain, "sft": sft}
 
 
 def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunConfig:

@@ -57,7 +57,7 @@ def run_build(
 ) -> None:
     """Build the caches of these sources (None: all), one after the other; what cannot be built is said at the end."""
     console = Console(highlight=False, stderr=as_json)
-    chosen = _choose(names, only, skip, config)
+    chosen = choose_sources(names, only, skip, config)
     failed: dict[str, Exception] = {}
     made_with = _tokenizer(settings, tokenizer, chosen, failed, console)
     results = []
@@ -76,7 +76,8 @@ def run_build(
         sys.exit(IN_PART if others else 1)
 
 
-def _choose(names: list[str] | None, only: list[str], skip: list[str], config: Path | None) -> list[Source]:
+def choose_sources(names: list[str] | None, only: list[str], skip: list[str], config: Path | None) -> list[Source]:
+    """Sources by name (None: those of build-all and of the config). Raises ValueError for names that are not there."""
     data = load_config(config).data if config else None
     known = known_sources(data)
     for name in (*(names or ()), *only, *skip):

@@ -122,7 +122,7 @@ def train_on(
     def texts() -> Iterator[str]:
         for source in chosen:
             try:
-                yield from itertools.islice(_training_texts(source, settings), settings.tokenizer_documents)
+                yield from itertools.islice(training_texts(source, settings), settings.tokenizer_documents)
             except (OSError, ValueError) as err:
                 unreachable(source, err)
 
@@ -130,7 +130,8 @@ def train_on(
     return open_tokenizer(settings.cache_dir)
 
 
-def _training_texts(source: Source, settings: Settings) -> Iterator[str]:
+def training_texts(source: Source, settings: Settings) -> Iterator[str]:
+    """The texts of a source that its cache is trained on (of chats: all messages)."""
     if source.kind == "chat":
         for example in _chats(source, settings):
             yield from (message["content"] for message in example)

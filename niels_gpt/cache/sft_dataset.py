@@ -165,6 +165,10 @@ class SFTExampleDataset:
         tokens: np.ndarray = self._tokens.tokens[int(self.bounds[number]) : int(self.bounds[number + 1])]
         return tokens
 
+    def num_targets(self) -> int:
+        """Supervised tokens within the first T + 1 of all examples."""
+        return int((self._spans[:, 1] - self._spans[:, 0]).sum())
+
     def mask(self, number: int) -> np.ndarray:
         """Which of the first T + 1 tokens of an example are targets."""
         return np.concatenate(([False], self._mask(np.array([number]))[0]))[: len(self.example(number))]

@@ -33,17 +33,25 @@ def check_message(message: Mapping[str, str], number: int = 0) -> None:
         raise ValueError(f"message {number} has the role {role!r}; allowed are {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"message {number} ({role}) needs a string as content, got {content!r}")
-    refuse_special(content)
+    try:
+        refuse_special(content)
+    except ValueError as err:
+        raise ValueError(f"message {number} ({role}): {err}") from None
+
+
+def _encode_each(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[list[int]]:
+    special = tokenizer.special_token_ids()
+    parts = []
+    for number, message in enumerate(messages):
+        check_message(message, number)
+        role = special[ROLE_NAMES[message["role"]]]
+        parts.append([role, *tokenizer.encode(message["content"]), special["eot"]])
+    return parts
 
 
 def encode_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
     """The ids of a whole conversation. Raises ValueError as `check_message` does."""
-    special = tokenizer.special_token_ids()
-    ids: list[int] = []
-    for number, message in enumerate(messages):
-        check_message(message, number)
-        ids += [special[ROLE_NAMES[message["role"]]], *tokenizer.encode(message["content"]), special["eot"]]
-    return ids
+    return [i for part in _encode_each(messages, tokenizer) for i in part]
 
 
 def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
@@ -54,21 +62,31 @@ def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLik
 def decode_chat(ids: Sequence[int], tokenizer: TokenizerLike) -> list[dict[str, str]]:
     """The messages of ids: what `encode_chat` encoded. A closing bare assistant id is a prompt, not a message.
 
-    Raises ValueError for ids that do not begin with a role, and for anything between a turn's end and the next role.
+    Raises ValueError for ids that do not begin with a role, for anything between a turn's end and the next role, and
+    for a role inside a turn.
     """
     special = tokenizer.special_token_ids()
     roles = {special[name]: role for role, name in ROLE_NAMES.items()}
     messages: list[dict[str, str]] = []
-    values = [int(i) for i in ids]
-    start = 0
-    while start < len(values):
-        if values[start] not in roles:
-            raise ValueError(f"id {start} is {values[start]}, where a turn should begin with sys, usr or asst")
-        end = values.index(special["eot"], start) if special["eot"] in values[start:] else len(values)
-        messages.append({"role": roles[values[start]], "content": tokenizer.decode(values[start + 1 : end])})
-        start = end + 1
-    if values and roles.get(values[-1]) == "assistant":
-        messages.pop()
+    content: list[int] | None = None  # of the turn that is open
+    for at, value in enumerate(int(i) for i in ids):
+        if content is None:
+            if value not in roles:
+                raise ValueError(f"id {at} is {value}, where a turn should begin with sys, usr or asst")
+            messages.append({"role": roles[value], "content": ""})
+            content = []
+        elif value in roles:
+            raise ValueError(f"id {at} begins a turn ({roles[value]}) before the one before has ended with EOT")
+        elif value == special["eot"]:
+            messages[-1]["content"] = tokenizer.decode(content)
+            content = None
+        else:
+            content.append(value)
+    if content is not None:
+        if messages[-1]["role"] == "assistant" and not content:
+            messages.pop()
+        else:
+            messages[-1]["content"] = tokenizer.decode(content)
     return messages
 
 
@@ -93,10 +111,12 @@ def fit_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike, li
 
     The last message stays too, whatever its length (the model then reads the end of it).
     """
-    kept = list(messages)
-    first = 1 if kept and kept[0].get("role") == "system" else 0
-    ids = encode_prompt(kept, tokenizer)
-    while len(ids) > limit and len(kept) > first + 1:
-        del kept[first]
-        ids = encode_prompt(kept, tokenizer)
-    return ids
+    parts = _encode_each(messages, tokenizer)
+    first = 1 if messages and messages[0].get("role") == "system" else 0
+    total = sum(map(len, parts)) + 1
+    drop = first
+    while total > limit and drop < len(parts) - 1:
+        total -= len(parts[drop])
+        drop += 1
+    kept = parts[:first] + parts[drop:]
+    return [*(i for part in kept for i in part), tokenizer.special_token_ids()["asst"]]

@@ -27,6 +27,8 @@ app.add_typer(batch_app, name="batch")
 data_app = typer.Typer(help="The sources of text: which there are, and what is in them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(cache_app, name="cache")
+tokenizer_app = typer.Typer(help="Train a tokenizer, and see how well it fits.", no_args_is_help=True)
+app.add_typer(tokenizer_app, name="tokenizer")
 
 Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
 Count = Optional[int]  # noqa: UP045
@@ -140,6 +142,32 @@ def train(
         print_config=print_config,
         allow_data_change=allow_data_change,
         allow_config_change=allow_config_change,
+    )
+
+
+@app.command()
+def pipeline(
+    config: Annotated[
+        Place, typer.Option("--config", help="YAML file with sections data, pretrain and sft; default: the v1 model.")
+    ] = None,
+    run_dir: Annotated[Place, typer.Option("--run-dir", help="Folder of both runs; default: a new one.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where --run-dir stopped.")] = False,
+    set_: SetOption = [],  # noqa: B006
+    token_cache: Annotated[Place, typer.Option("--token-cache", help="Folder of token caches; default: cache.")] = None,
+    device: DeviceOption = "auto",
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and stop.")] = False,
+) -> None:
+    """Pretrain on token caches, then fine-tune for chat: a best checkpoint for each."""
+    from niels_gpt.cli.pipeline import run_pipeline
+
+    run_pipeline(
+        config=config,
+        run_dir=run_dir,
+        resume=resume,
+        overrides=list(set_),
+        token_cache=token_cache,
+        device=device,
+        print_config=print_config,
     )
 
 
@@ -332,6 +360,77 @@ def data_stats(
         png=png,
         as_json=json,
     )
+
+
+@data_app.command("lint")
+def data_lint(
+    names: Annotated[list[str], typer.Argument(metavar="[NAME]...", help="SFT caches; default: all.")] = [],  # noqa: B006
+    cache_dir: Annotated[Path, typer.Option("--cache-dir", help="Folder of token caches.")] = Path("cache"),
+    context: Annotated[
+        int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")
+    ] = 1024,
+    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
+    example: Annotated[
+        Count, typer.Option("--example", min=0, help="Which example to show; default: a random one.")
+    ] = None,
+    seed: Annotated[Count, typer.Option("--seed", min=0, help="For the same example again.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Count the supervised tokens of every SFT cache, show one example, refuse data without any."""
+    from niels_gpt.cli.linting import run_lint
+
+    if split not in ("train", "val"):
+        raise ValueError(f"--split must be train or val, got {split!r}")
+    run_lint(names=names, cache_dir=cache_dir, T=context, split=split, example=example, seed=seed, as_json=json)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    names: Annotated[
+        list[str], typer.Argument(metavar="[SOURCE]...", help="Sources to learn from; default: all that can be read.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path, typer.Option("--out", help="Folder for spm.model and meta.json.")] = Path("cache/tokenizer"),
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Pieces, without the special tokens.")] = 16_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seeds the sample that is learned from.")] = 42,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Documents per source, at most.")] = 20_000,
+    path: PathOption = None,
+    config: SourceConfigOption = None,
+    offline: OfflineOption = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")] = False,
+) -> None:
+    """Train a SentencePiece tokenizer."""
+    from niels_gpt.cli.tokenizing import run_train
+
+    run_train(
+        names=names,
+        out=out,
+        vocab_size=vocab_size,
+        seed=seed,
+        documents=documents,
+        path=path,
+        config=config,
+        force=force,
+    )
+
+
+@tokenizer_app.command("report")
+def tokenizer_report(
+    names: Annotated[
+        list[str], typer.Argument(metavar="[SOURCE]...", help="Sources to measure; default: all that can be read.")
+    ] = [],  # noqa: B006
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
+        "cache/tokenizer"
+    ),
+    take: Annotated[int, typer.Option("--take", min=1, help="Texts per source.")] = 2000,
+    path: PathOption = None,
+    config: SourceConfigOption = None,
+    offline: OfflineOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Bytes per token by source, next to GPT-2's and to bytes; the longest pieces; pieces that are not used."""
+    from niels_gpt.cli.tokenizing import run_report
+
+    run_report(names=names, tokenizer=tokenizer, take=take, path=path, config=config, as_json=json)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -38,7 +38,7 @@ def find_run(path: Path | None) -> RunFolder:
         run = RunFolder(path)
         run.read_config()
         return run
-    found = [RunFolder(p.parent) for p in RUNS.glob("*/config.yaml")]
+    found = [RunFolder(p.parent) for p in (*RUNS.glob("*/config.yaml"), *RUNS.glob("*/*/config.yaml"))]
     if not found:
         raise ValueError(f"no run in {RUNS}/: train one first (niels-gpt demo), or name one with --run")
     newest = max(found, key=lambda run: run.config_path.stat().st_mtime_ns)

@@ -67,11 +67,11 @@ def run_train(
     print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
 
 
-def exit_if_stopped(result: Result, run: RunFolder) -> None:
+def exit_if_stopped(result: Result, run: RunFolder, *, command: str | None = None) -> None:
     """After a signal: say how to go on, and exit with 128 + its number."""
     if result.stopped_by:
         print(f"{result.stopped_by}: saved {run.latest} after {result.step} updates. Go on with")
-        print(f"  niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume")
+        print(f"  {command or f'niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume'}")
         sys.exit(130 if result.stopped_by == "SIGINT" else 143)
 
 

@@ -1,5 +1,8 @@
 """One GPT: embedding, L pre-norm blocks of attention and MLP, tied output head.
 
+With the options of v0 (LayerNorm, GELU) it computes what a GPT-NeoX with sequential residuals and no biases does, with
+those of v1 (RMSNorm, SwiGLU) what a Llama does; the tests hold it to both.
+
 Shapes: B rows, n <= T positions, C width, H heads of D = C / H, V vocabulary.
 """
 
@@ -11,12 +14,65 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.device import keep_freed_memory
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.rope import rope_cache, rotate
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+    Under bf16 autocast x, weight and result are float32, as with LayerNorm: the residual stream is (the float32
+    embedding plus bfloat16 branches), and the product that follows casts to bfloat16.
+    """
+
+    eps: float
+
+    def __init__(self, C: int) -> None:
+        super().__init__(C, eps=1e-5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            result: torch.Tensor = _RMSNormOnCPU.apply(x, self.weight, self.eps)
+            return result
+        return super().forward(x)
+
+
+class _RMSNormOnCPU(torch.autograd.Function):
+    """RMSNorm for training on a CPU, where torch has no kernel of its own but strings seven operations together.
+
+    For 8192 x 512 floats there and back takes 10 ms here, 56 with F.rms_norm, 5 for LayerNorm (one thread). Forward
+    and backward at v0's size (with RMSNorm, SwiGLU and bf16) take 0.78 s, not 0.91; those of v1 are 4% faster.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (B, n, 1)
+        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        # LayerNorm's backward, told that the mean is 0, subtracts scale * mean(gradient * weight) as the part of the
+        # mean. RMSNorm has no such part: it is added again.
+        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, [True, True, False]
+        )
+        with torch.autocast("cpu", enabled=False):  # else the product would be rounded to bfloat16
+            through_mean = (gradient @ weight)[..., None]  # (B, n, 1)
+        return dx.add_(through_mean.mul_(scale).div_(x.shape[-1])), dweight, None
+
+
+def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
+    """The norm of `config.norm`, with a weight of ones and no bias."""
+    return RMSNorm(config.C) if config.norm == "rmsnorm" else nn.LayerNorm(config.C, bias=False)
 
 
 class Attention(nn.Module):
@@ -70,15 +126,32 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+class SwiGLU(nn.Module):
+    """Three matrices: down(silu(gate(x)) * up(x)).
+
+    One matrix for gate and up together is not faster on a CPU: at v1's widths and 8192 tokens there and back takes
+    940 ms, fused 1000 (bf16: 188 and 214); one token takes 0.39 ms either way.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.C, config.d_ff, bias=False)
+        self.up = nn.Linear(config.C, config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.C, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); dropout on both branches."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm_attn = nn.LayerNorm(config.C, bias=False)
+        self.norm_attn = make_norm(config)
         self.attn = Attention(config)
-        self.norm_mlp = nn.LayerNorm(config.C, bias=False)
-        self.mlp = MLP(config)
+        self.norm_mlp = make_norm(config)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.drop = Dropout(config.dropout)
 
     def forward(
@@ -105,7 +178,7 @@ class GPT(nn.Module):
         self.tok_emb = nn.Embedding(config.V, config.C)
         self.drop = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.L))
-        self.norm = nn.LayerNorm(config.C, bias=False)
+        self.norm = make_norm(config)
         self.lm_head = nn.Linear(config.C, config.V, bias=False)
         self.lm_head.weight = self.tok_emb.weight
         sin, cos = rope_cache(config.T, config.D)

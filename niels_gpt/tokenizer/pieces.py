@@ -19,6 +19,9 @@ from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
 
 BLOCK = "\u2581"
 """What SentencePiece writes for a space."""
+_PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
+"""Text that SentencePiece changes unless it is told not to."""
+_NAMED = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -35,15 +38,29 @@ class Tokenizer:
             raise ValueError(f"{where} is no SentencePiece model, or is damaged") from err
         self.model = model
         self.sha256 = files.sha256_bytes(model)
-        self.vocab_size: int = self._sp.vocab_size()
+        self.vocab_size: int = self._sp.vocab_size() if model else 0
+        if not self.vocab_size:
+            raise ValueError(f"{where} is no SentencePiece model: it is empty")
         ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
-        for name, token, i in zip(SPECIAL_NAMES, SPECIAL_TOKENS, ids, strict=True):
+        for (name, token), i in zip(_NAMED, ids, strict=True):
             if self._sp.id_to_piece(i) != token:
                 raise ValueError(
                     f"{where} has no special token {name} ({token}): train one with niels-gpt tokenizer train"
                 )
         self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
         self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
+        self._check(where)
+
+    def _check(self, where: str) -> None:
+        """Raise ValueError for a model that would lose text: a cut-off one, or one that was trained to other rules."""
+        missing = [byte for byte in range(256) if not self._sp.is_byte(self._sp.piece_to_id(f"<0x{byte:02X}>"))]
+        single = all(self.encode(token) == [self._special[name]] for name, token in _NAMED)
+        ids = self.encode(_PROBE)
+        if missing or not single or b"".join(map(self._bytes_of, ids)) != _PROBE.encode("utf-8"):
+            raise ValueError(
+                f"{where} does not keep every character (byte fallback, identity normalisation, no dummy prefix are "
+                "needed), or is damaged: train one with niels-gpt tokenizer train"
+            )
 
     def special_token_ids(self) -> dict[str, int]:
         """The ids of sys, usr, asst and eot."""
@@ -54,6 +71,8 @@ class Tokenizer:
 
         Raises ValueError for a string that has no utf-8 form (a lone surrogate).
         """
+        if not isinstance(text, str):
+            _check_text(text)
         try:
             if BLOCK not in text:
                 ids: list[int] = self._sp.encode(text)
@@ -69,15 +88,15 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of every text, each as uint16; what `encode` gives. The interpreter lock is free meanwhile."""
-        if any(BLOCK in text for text in texts):
-            lists = [self.encode(text) for text in texts]
-        else:
-            try:
+        try:
+            if any(BLOCK in text for text in texts):
+                lists = [self.encode(text) for text in texts]
+            else:
                 lists = self._sp.encode(list(texts), num_threads=1)
-            except (RuntimeError, TypeError, UnicodeError):
-                for text in texts:
-                    _check_text(text)
-                raise
+        except (RuntimeError, TypeError, UnicodeError):
+            for text in texts:
+                _check_text(text)
+            raise
         return [np.array(ids, dtype=np.uint16) for ids in lists]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ _PREFIX = "<|ngpt_"
 
 
 def find_special(text: str) -> str | None:
-    """The first special string that a text contains, or None."""
+    """A special string that the text contains, or None."""
     if _PREFIX not in text:
         return None
     return next((token for token in SPECIAL_TOKENS if token in text), None)

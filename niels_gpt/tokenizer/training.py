@@ -128,7 +128,9 @@ class _Inputs:
         return self._hash.hexdigest()
 
 
-_UNFIT = re.compile(rf"[\t\0{BLOCK}\ud800-\udfff]+")  # SentencePiece takes them for marks of its own, or not at all
+_UNFIT = re.compile(
+    rf"[\t\0\u2585{BLOCK}\ud800-\udfff]+"
+)  # SentencePiece takes them for marks of its own, or not at all
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[str]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig
+from niels_gpt.inference.decoding import Decoder
+from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.one_token import OneToken
 
 CONFIG = ModelConfig(V=50, T=12, C=32, L=3, H=4)
+OPTIONS = [{}, {"norm": "rmsnorm", "mlp": "swiglu"}, {"norm": "rmsnorm"}, {"mlp": "swiglu"}]
+every_option = pytest.mark.parametrize("options", OPTIONS, ids=["v0", "v1", "rmsnorm", "swiglu"])
 
 
-def make_model() -> GPT:
+def make_model(options: dict[str, str] | None = None) -> GPT:
     torch.manual_seed(0)
-    model = GPT(CONFIG).double().eval()
+    model = GPT(dataclasses.replace(CONFIG, **(options or {}))).double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.2 * torch.randn_like(p))  # norms off 1, weights off their small start
@@ -25,9 +31,10 @@ def cache_for(model: GPT, batch: int) -> KVCache:
     return KVCache(model.config, batch, device=model.device, dtype=torch.float64)
 
 
+@every_option
 @pytest.mark.parametrize("batch", [1, 3])
-def test_token_by_token_equals_the_whole_window(batch: int) -> None:
-    model = make_model()
+def test_token_by_token_equals_the_whole_window(batch: int, options: dict[str, str]) -> None:
+    model = make_model(options)
     x = torch.randint(0, CONFIG.V, (batch, CONFIG.T))
     cache, one = cache_for(model, batch), OneToken(model)
     with torch.no_grad():
@@ -37,8 +44,9 @@ def test_token_by_token_equals_the_whole_window(batch: int) -> None:
     assert cache.lengths == [CONFIG.T] * batch
 
 
-def test_rows_of_different_lengths_do_not_see_each_other() -> None:
-    model = make_model()
+@every_option
+def test_rows_of_different_lengths_do_not_see_each_other(options: dict[str, str]) -> None:
+    model = make_model(options)
     x = torch.randint(0, CONFIG.V, (3, CONFIG.T))
     lengths = [2, 7, 4]
     cache, one = cache_for(model, 3), OneToken(model)
@@ -51,6 +59,34 @@ def test_rows_of_different_lengths_do_not_see_each_other() -> None:
             for row, n in enumerate(lengths):
                 alone = model(x[row : row + 1, : n + step + 1])[0, -1]
                 torch.testing.assert_close(logits[row], alone, rtol=1e-9, atol=1e-9)
+
+
+@every_option
+def test_single_precision_is_close(options: dict[str, str]) -> None:
+    model = make_model(options).float()
+    x = torch.randint(0, CONFIG.V, (2, CONFIG.T))
+    cache, one = KVCache(model.config, 2, device=model.device, dtype=torch.float32), OneToken(model)
+    with torch.no_grad():
+        whole = model(x)
+        for t in range(CONFIG.T):
+            torch.testing.assert_close(one(x[:, t], cache), whole[:, t], rtol=1e-4, atol=1e-4)
+
+
+@every_option
+def test_cached_decoding_gives_the_ids_of_uncached(options: dict[str, str]) -> None:
+    """Prompts of different lengths, past T: prefill, single tokens and recomputed windows all take part."""
+    model = make_model(options)
+    prompts = [[3], [1, 4, 1, 5, 9], list(range(14))]
+    sampling = Sampling(temperature=1.0)
+    decoded = []
+    for use_cache in (True, False):
+        numbers = torch.Generator().manual_seed(1)
+        decoder = Decoder(model, prompts, max_new_tokens=20, sampling=sampling, generators=numbers, use_cache=use_cache)
+        for _ in range(20):
+            decoder.step()
+        decoded.append(decoder.ids)
+    assert decoded[0] == decoded[1]
+    assert all(len(set(ids)) > 8 for ids in decoded[0])  # varied, or the comparison says little
 
 
 def test_past_T_is_refused() -> None:

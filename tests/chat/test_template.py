@@ -1,0 +1,340 @@
+import warnings
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from niels_gpt.chat.template import decode_chat, encode_chat, encode_prompt, extract_reply, fit_chat, reply_ids
+from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+
+SYS, USR, ASST, EOT = 13, 11, 17, 12  # in no order
+MARK = {"system": SYS, "user": USR, "assistant": ASST}
+
+
+class Characters:
+    """A tokenizer whose ids are the characters, 100 further up, and four special ones."""
+
+    vocab_size = 100 + 0x110000
+
+    def encode(self, text):
+        return [100 + ord(character) for character in text]
+
+    def decode(self, ids):
+        special = {SYS: "<sys>", USR: "<usr>", ASST: "<asst>", EOT: "<eot>"}
+        return "".join(special[i] if i in special else chr(i - 100) for i in ids)
+
+    def special_token_ids(self):
+        return {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
+
+
+FAKE = Characters()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few words, few pieces
+        return load_tokenizer(train_tokenizer(["hello niels, how are you?"], tmp_path_factory.mktemp("real")))
+
+
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+def naive_chat(messages):
+    ids = []
+    for each in messages:
+        ids.append(MARK[each["role"]])
+        for character in each["content"]:
+            ids.append(100 + ord(character))
+        ids.append(EOT)
+    return ids
+
+
+ROLES = st.sampled_from(["system", "user", "assistant"])
+ODD = [
+    "",
+    " ",
+    "user: x",
+    "a\nassistant: b",
+    "<sys>",
+    "<|ngpt_sys_|>",
+    "\u2581",
+    "two\n\nlines\n",
+    SPECIAL_TOKENS[0][:-1],
+]
+CONTENTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(ODD)
+MESSAGES = st.lists(st.builds(message, ROLES, CONTENTS), max_size=6)
+IDS = st.lists(st.sampled_from([SYS, USR, ASST, EOT, 197, 198]), max_size=8)
+
+
+# --- encode ------------------------------------------------------------------------------------------
+
+
+def test_encode_golden():
+    messages = [message("system", "s"), message("user", "hi"), message("assistant", "")]
+    assert encode_chat(messages, FAKE) == [SYS, 215, EOT, USR, 204, 205, EOT, ASST, EOT]
+    assert encode_prompt(messages, FAKE) == [SYS, 215, EOT, USR, 204, 205, EOT, ASST, EOT, ASST]
+    assert encode_chat([], FAKE) == []
+    assert encode_prompt([], FAKE) == [ASST]
+
+
+@given(MESSAGES)
+def test_encode_is_exact_and_escapes_nothing(messages):
+    before = [dict(each) for each in messages]
+    assert encode_chat(messages, FAKE) == naive_chat(messages)
+    assert encode_prompt(messages, FAKE) == [*naive_chat(messages), ASST]
+    assert encode_chat([MappingProxyType(each) for each in messages], FAKE) == naive_chat(messages)
+    assert messages == before
+
+
+def fit_little(messages, tokenizer):
+    return fit_chat(messages, tokenizer, 5)
+
+
+ENCODERS = [encode_chat, encode_prompt, fit_little]
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        message("tool", "x"),
+        message("User", "x"),
+        message("usr", "x"),
+        message("", "x"),
+        message(None, "x"),
+        {"content": "x"},
+        {"role": "user"},
+        message("user", None),
+        message("user", 3),
+        message("user", b"x"),
+        message("user", ["x"]),
+    ],
+)
+def test_a_bad_message_is_refused_by_number(encode, bad):
+    good = message("user", "hi")
+    for number in range(3):
+        messages = [good, good, good]
+        messages[number] = bad
+        with pytest.raises(ValueError, match=rf"message {number}\b"):
+            encode(messages, FAKE)
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize("token", SPECIAL_TOKENS, ids=["sys", "usr", "asst", "eot"])
+def test_a_forged_turn_is_refused(encode, role, token):
+    for content in (token, f"a{token}b", f"\n{token}", token * 2):
+        with pytest.raises(ValueError) as caught:
+            encode([message("user", "hi"), message(role, content), message("user", "hi")], FAKE)
+        assert token in str(caught.value)
+
+
+@pytest.mark.parametrize("encode", ENCODERS)
+def test_the_refusal_of_a_forged_turn_names_the_message(encode):
+    messages = [message("user", "hi"), message("user", SPECIAL_TOKENS[2]), message("user", "hi")]
+    with pytest.raises(ValueError, match=r"message 1\b"):
+        encode(messages, FAKE)
+
+
+def test_the_refusal_names_the_roles():
+    with pytest.raises(ValueError, match=r"'tool'.*system, user, assistant"):
+        encode_chat([message("tool", "x")], FAKE)
+
+
+# --- decode ------------------------------------------------------------------------------------------
+
+
+@given(MESSAGES)
+@example([])
+@example([message("assistant", "")])
+@example([message("user", ""), message("assistant", ""), message("assistant", "")])
+def test_decode_gives_back_what_was_encoded(messages):
+    assert decode_chat(naive_chat(messages), FAKE) == messages
+    assert decode_chat([*naive_chat(messages), ASST], FAKE) == messages  # a prompt
+    for wrap in (np.array, torch.tensor, tuple):
+        assert decode_chat(wrap(naive_chat(messages)), FAKE) == messages
+
+
+@given(MESSAGES, ROLES, CONTENTS.filter(bool))
+def test_decode_takes_a_last_turn_that_is_still_open(messages, role, content):
+    ids = [*naive_chat(messages), MARK[role], *FAKE.encode(content)]
+    assert decode_chat(ids, FAKE) == [*messages, message(role, content)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "place"),
+    [
+        ([197], 0),
+        ([EOT], 0),
+        ([197, USR, 197, EOT], 0),
+        ([USR, 197, EOT, 198], 3),
+        ([USR, 197, EOT, 198, ASST, 199, EOT], 3),
+        ([USR, 197, EOT, EOT], 3),
+        ([USR, 197, EOT, EOT, ASST], 3),
+        ([SYS, EOT, USR, EOT, 197, ASST], 4),
+    ],
+)
+def test_decode_of_what_is_no_chat_is_an_error(ids, place):
+    with pytest.raises(ValueError, match=rf"\b{place}\b.*\b{ids[place]}\b"):
+        decode_chat(ids, FAKE)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [USR, 197, ASST],
+        [USR, ASST],
+        [ASST, ASST],
+        [USR, 197, USR, 198, EOT],
+        [USR, 197, ASST, 198, EOT],
+        [USR, 197, SYS, EOT, ASST, 198, EOT],
+        [USR, 197, EOT, ASST, 198, USR, 199],
+    ],
+)
+def test_a_role_inside_a_turn_is_an_error(ids):
+    """No turn is dropped, and none gets a content that could not be encoded."""
+    with pytest.raises(ValueError):
+        decode_chat(ids, FAKE)
+
+
+@given(IDS)
+def test_what_is_decoded_encodes_to_the_same_ids(ids):
+    try:
+        messages = decode_chat(ids, FAKE)
+    except ValueError:
+        return
+    again = naive_chat(messages)
+    assert ids in (again, [*again, ASST], again[:-1])  # closed, a prompt, or with a last turn still open
+
+
+# --- the reply ---------------------------------------------------------------------------------------
+
+
+@given(MESSAGES, CONTENTS)
+def test_the_reply_to_a_prompt(messages, content):
+    ids = [*naive_chat(messages), ASST, *FAKE.encode(content)]
+    for closed in (ids, [*ids, EOT]) if content else ([*ids, EOT],):
+        assert reply_ids(closed, FAKE) == FAKE.encode(content)
+        assert extract_reply(closed, FAKE) == content
+        assert extract_reply(torch.tensor(closed), FAKE) == content
+        assert extract_reply(np.array(closed), FAKE) == content
+
+
+@given(MESSAGES)
+def test_the_reply_is_that_of_the_last_assistant(messages):
+    replies = [each["content"] for each in messages if each["role"] == "assistant"]
+    if replies:
+        assert extract_reply(naive_chat(messages), FAKE) == replies[-1]
+        assert reply_ids(naive_chat(messages), FAKE) == FAKE.encode(replies[-1])
+    else:
+        for function in (reply_ids, extract_reply):
+            with pytest.raises(ValueError, match="assistant"):
+                function(naive_chat(messages), FAKE)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reply"),
+    [
+        ([ASST, 197], [197]),
+        ([ASST, EOT], []),
+        ([ASST, 197, EOT, USR, 198, EOT], [197]),
+        ([ASST, 197, EOT, USR, 198], [197]),
+        ([ASST, 197, EOT, ASST, 198, 199, EOT], [198, 199]),
+        ([USR, 197, EOT, ASST, 198, EOT, 199, 199], [198]),  # generation went on after the end
+    ],
+)
+def test_reply_golden(ids, reply):
+    assert reply_ids(ids, FAKE) == reply
+
+
+@pytest.mark.parametrize("ids", [[], [EOT], [197], [USR, 197, EOT], [SYS, EOT, USR, EOT]])
+def test_no_assistant_turn_is_an_error(ids):
+    with pytest.raises(ValueError, match="assistant"):
+        reply_ids(ids, FAKE)
+    with pytest.raises(ValueError, match="assistant"):
+        extract_reply(ids, FAKE)
+
+
+def test_the_reply_is_not_stripped():
+    assert extract_reply([ASST, *FAKE.encode("\n hi \n"), EOT], FAKE) == "\n hi \n"
+
+
+# --- what fits into the context ----------------------------------------------------------------------
+
+
+def naive_fit(messages, limit):
+    """Of all suffixes, tried from the longest on, the first that fits behind the system message."""
+    head = messages[:1] if messages and messages[0]["role"] == "system" else []
+    turns = messages[len(head) :]
+    for start in range(len(turns)):
+        size = sum(len(each["content"]) + 2 for each in head + turns[start:]) + 1
+        if size <= limit or start == len(turns) - 1:
+            return [*naive_chat(head + turns[start:]), ASST]
+    return [*naive_chat(head), ASST]
+
+
+@given(
+    st.booleans(),
+    st.lists(st.builds(message, ROLES, st.sampled_from(["", "hi", "longer text", "é" * 9])), max_size=8),
+    st.integers(-1, 90),
+)
+@example(True, [], 0)
+@example(False, [], 0)
+@example(True, [message("user", "longer text")], 0)
+def test_fit_keeps_the_latest_that_fit(system, turns, limit):
+    messages = ([message("system", "be brief.")] if system else []) + turns
+    before = list(messages)
+    assert fit_chat(messages, FAKE, limit) == naive_fit(messages, limit)
+    assert messages == before  # the caller's list is left alone
+
+
+def test_fit_golden():
+    messages = [message("system", "ab"), message("user", "c"), message("assistant", "d"), message("user", "e")]
+    head, tail = [SYS, 197, 198, EOT], [USR, 201, EOT, ASST]
+    whole = [*head, USR, 199, EOT, ASST, 200, EOT, *tail]
+    assert len(whole) == 14
+    assert fit_chat(messages, FAKE, 14) == whole
+    assert fit_chat(messages, FAKE, 13) == [*head, ASST, 200, EOT, *tail]
+    assert fit_chat(messages, FAKE, 11) == [*head, ASST, 200, EOT, *tail]
+    assert fit_chat(messages, FAKE, 10) == [*head, *tail]
+    assert fit_chat(messages, FAKE, 1) == [*head, *tail]
+    assert fit_chat(messages[1:], FAKE, 4) == tail
+
+
+def test_fit_refuses_a_bad_message_that_would_be_dropped():
+    messages = [message("user", SPECIAL_TOKENS[2]), message("user", "hi")]
+    with pytest.raises(ValueError):
+        fit_chat(messages, FAKE, 5)
+
+
+# --- with pieces -------------------------------------------------------------------------------------
+
+
+@given(MESSAGES)
+def test_a_chat_of_pieces_comes_back(real, messages):
+    special = real.special_token_ids()
+    ids = encode_chat(messages, real)
+    wanted = []
+    for each in messages:
+        name = {"system": "sys", "user": "usr", "assistant": "asst"}[each["role"]]
+        wanted += [special[name], *real.encode(each["content"]), special["eot"]]
+    assert ids == wanted
+    assert decode_chat(ids, real) == messages
+    assert decode_chat(encode_prompt(messages, real), real) == messages
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(SPECIAL_TOKENS).map(lambda t: t[1:] + t[:1]))
+def test_no_content_makes_a_special_id(real, content):
+    ids = encode_chat([message("user", content)], real)
+    special = real.special_token_ids()
+    assert [i for i in ids if i in special.values()] == [special["usr"], special["eot"]]
+
+
+def test_a_reply_cut_inside_a_character(real):
+    ids = [*encode_prompt([message("user", "hi")], real), *real.encode("you €")[:-1]]
+    assert extract_reply(ids, real) == "you \ufffd"

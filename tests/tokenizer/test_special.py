@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.tokenizer import SPECIAL_TOKENS, find_special, refuse_special
+
+# As the contract spells them.
+SYS = "<|ngpt_sys_84a5023f67d74cf29cc4001becde983c|>"
+USR = "<|ngpt_usr_84a5023f67d74cf29cc4001becde983c|>"
+ASST = "<|ngpt_asst_84a5023f67d74cf29cc4001becde983c|>"
+EOT = "<|ngpt_eot_84a5023f67d74cf29cc4001becde983c|>"
+ALL = [SYS, USR, ASST, EOT]
+
+# Close, but none of them.
+NEAR = [
+    "",
+    "<|ngpt_",
+    "<|ngpt_sys_|>",
+    SYS[:-1],
+    SYS[1:],
+    SYS.upper(),
+    SYS.replace("sys", "sys "),
+    SYS.replace("84a5", "84a6"),
+    SYS.replace("sys", "system"),
+    SYS.replace("|", "\u2502"),
+    USR[:20] + "\n" + USR[20:],
+    ASST.replace("<|", "<\u200b|"),
+    EOT.replace("ngpt", "gpt"),
+    "<|endoftext|>",
+]
+
+
+def test_the_four_strings_in_order():
+    assert list(SPECIAL_TOKENS) == ALL
+
+
+@pytest.mark.parametrize("token", ALL)
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("a", "b"), ("\n", "\0"), ("<|ngpt_", "|>"), ("<", ">" * 3)])
+def test_a_special_string_is_found_anywhere(token, before, after):
+    text = before + token + after
+    assert find_special(text) == token
+    with pytest.raises(ValueError) as caught:
+        refuse_special(text)
+    assert token in str(caught.value)
+
+
+@pytest.mark.parametrize("text", NEAR)
+def test_what_only_looks_like_one_passes(text):
+    assert find_special(text) is None
+    refuse_special(text)
+
+
+@given(st.lists(st.sampled_from([*ALL, *NEAR, "a", " ", "é"]), max_size=8).map("".join))
+def test_found_exactly_when_a_string_is_in_the_text(text):
+    inside = {token for token in ALL for i in range(len(text)) if text[i : i + len(token)] == token}
+    found = find_special(text)
+    if not inside:
+        assert found is None
+        refuse_special(text)
+    else:
+        assert found in inside
+        with pytest.raises(ValueError):
+            refuse_special(text)
+
+
+def test_the_refusal_is_short():
+    with pytest.raises(ValueError) as caught:
+        refuse_special("x" * 100_000 + EOT + "y" * 100_000)
+    assert len(str(caught.value)) < 300

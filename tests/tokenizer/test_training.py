@@ -1,0 +1,470 @@
+import hashlib
+import json
+import math
+import os
+import random
+import string
+import subprocess
+import sys
+import warnings
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer.training import reservoir
+
+from .conftest import VOCAB_SIZE, make_corpus
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def sha256_of(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def naive_hash(texts):
+    """Each text as eight bytes of length, the low one first, and its utf-8."""
+    whole = b""
+    for text in texts:
+        data = text.encode("utf-8")
+        whole += bytes((len(data) >> 8 * i) & 255 for i in range(8)) + data
+    return hashlib.sha256(whole).hexdigest()
+
+
+def read_meta(model):
+    return json.loads(Path(model).with_name("meta.json").read_text(encoding="utf-8"))
+
+
+def train_quietly(texts, folder, **options):
+    """Without the warning that a short text has few pieces."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return train_tokenizer(texts, folder, **options)
+
+
+# --- the vocabulary ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", [360, 451, 600, 777])
+def test_vocab_size_does_not_count_the_special_tokens(tmp_path, corpus, vocab_size):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there is enough text
+        path = train_tokenizer(corpus, tmp_path, vocab_size=vocab_size)
+    reference = sentencepiece.SentencePieceProcessor(model_file=path)
+    assert reference.vocab_size() == vocab_size + 4
+    assert load_tokenizer(path).vocab_size == vocab_size + 4
+    assert all(reference.piece_to_id(token) > 0 for token in SPECIAL_TOKENS)
+
+
+def test_no_piece_for_the_begin_or_the_end_of_a_sentence(model_path):
+    reference = sentencepiece.SentencePieceProcessor(model_file=model_path)
+    assert [reference.bos_id(), reference.eos_id(), reference.pad_id()] == [-1, -1, -1]
+    pieces = [reference.id_to_piece(i) for i in range(reference.vocab_size())]
+    assert len(set(pieces)) == len(pieces)
+    assert not {"<s>", "</s>", "<pad>"} & set(pieces)
+    assert sum(reference.is_byte(i) for i in range(len(pieces))) == 256
+
+
+def test_every_character_of_the_text_is_a_piece(tokenizer, corpus):
+    for character in sorted(set("".join(corpus))):
+        assert len(tokenizer.encode(character)) == 1, character
+
+
+def test_a_space_is_one_piece_even_if_the_text_has_none(tmp_path):
+    tokenizer = load_tokenizer(train_quietly(["abcabc", "abab"], tmp_path, vocab_size=300))
+    ids = tokenizer.encode("a b")
+    assert len(ids) == 3
+    assert tokenizer.token_bytes[ids[1]] == b" "
+
+
+def test_a_short_text_gives_fewer_pieces_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"16,000") as caught:
+        path = train_tokenizer(["to be or not to be"], tmp_path)
+    tokenizer = load_tokenizer(path)
+    assert 257 + 7 + 4 <= tokenizer.vocab_size < 350
+    assert str(tokenizer.vocab_size - 4) in str(caught[0].message)
+    assert read_meta(path)["vocab_size"] == tokenizer.vocab_size
+    assert read_meta(path)["vocab_size_asked"] == 16_000
+    assert tokenizer.decode(tokenizer.encode("not to be, or: \u2581漢")) == "not to be, or: \u2581漢"
+
+
+@pytest.mark.parametrize("text", ["漢", "ж", "🍎", "\x07", "é", "\U0010ffff", "\u2585"])
+def test_a_character_never_seen_falls_back_to_bytes(tmp_path, text):
+    tokenizer = load_tokenizer(train_quietly(["plain ascii words " * 20], tmp_path, vocab_size=300))
+    ids = tokenizer.encode(text)
+    assert [tokenizer.token_bytes[i] for i in ids] == [bytes((byte,)) for byte in text.encode()]
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "different"),
+    [
+        (["abc"], 3 + 1),
+        (["abc", "a b c"], 3 + 1),
+        (["".join(map(chr, range(0x4E00, 0x4E00 + 100)))], 100 + 1),
+        (["a\tb\0c\u2581d"], 4 + 1),  # these stand for a space
+        (["a\r\nb"], 3 + 1),  # "\r\n" is "\n"
+        (["a\rb"], 3 + 1),
+        (["ab" + SPECIAL_TOKENS[0] + "cd"], 4 + 1),  # no character of the special string
+        (["x" * 3000 + "y", "éè"], 4 + 1),
+    ],
+)
+def test_too_few_for_the_characters_names_the_number_that_suffices(tmp_path, texts, different):
+    needed = 256 + 1 + different
+    for vocab_size in (258, needed - 1):
+        with pytest.raises(ValueError, match=rf"\b{needed}\b"):
+            train_tokenizer(texts, tmp_path / "no", vocab_size=vocab_size)
+    assert not (tmp_path / "no").exists()
+    tokenizer = load_tokenizer(train_tokenizer(texts, tmp_path / "yes", vocab_size=needed))
+    assert tokenizer.vocab_size == needed + 4
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", [65_533, 65_536, 1_000_000, 257, 4, 0, -1, True, 500.0, "500", None])
+def test_an_impossible_vocabulary_is_refused(tmp_path, vocab_size):
+    with pytest.raises(ValueError, match=r"65532|65,532") as caught:
+        train_tokenizer(["abc"], tmp_path / "no", vocab_size=vocab_size)
+    assert repr(vocab_size) in str(caught.value)
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_largest_vocabulary_is_allowed(tmp_path):
+    with pytest.warns(UserWarning, match=r"65,?532"):
+        train_tokenizer(["abc"], tmp_path, vocab_size=65_532)
+
+
+@pytest.mark.parametrize(
+    "texts", [[], [""], ["", "", ""], [" ", "\n\n", "\t", "\u3000\xa0\x85"], ["\0", "\u2581"], [SPECIAL_TOKENS[3]]]
+)
+def test_no_text_is_an_error(tmp_path, texts):
+    with pytest.raises(ValueError, match=rf"no text.*\b{len(texts)} texts"):
+        train_tokenizer(iter(texts), tmp_path / "no", vocab_size=300)
+    assert not (tmp_path / "no").exists()
+
+
+def test_one_plain_string_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="one string"):
+        train_tokenizer("a text by mistake", tmp_path / "no", vocab_size=300)
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("item", [None, 3, b"bytes", ["nested"], {"text": "x"}])
+def test_an_item_that_is_no_string_is_named(tmp_path, item):
+    with pytest.raises(ValueError, match=rf"text 2 .*{type(item).__name__}"):
+        train_tokenizer(["a", "b", item, "c"], tmp_path / "no", vocab_size=300)
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("sample_chunks", [0, -1])
+def test_an_empty_sample_is_refused(tmp_path, sample_chunks):
+    with pytest.raises(ValueError, match="sample_chunks"):
+        train_tokenizer(["abc"], tmp_path, vocab_size=300, sample_chunks=sample_chunks)
+
+
+def test_an_error_of_the_source_passes_and_the_old_files_stay(tmp_path):
+    path = train_quietly(["the old text"], tmp_path, vocab_size=300)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def broken():
+        yield "the new text"
+        raise ConnectionError("the stream broke")
+
+    with pytest.raises(ConnectionError, match="the stream broke"):
+        train_tokenizer(broken(), tmp_path, vocab_size=300)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    load_tokenizer(path)
+
+
+# --- awkward text ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["\t", "\0", "\u2581", "\u2585", "\r\n", "\r", "\ud800", "\ufffd", "\ufeff", "<unk>", "<0x41>", *SPECIAL_TOKENS],
+    ids=ascii,
+)
+def test_awkward_marks_do_not_break_training(tmp_path, mark):
+    """Every line has one, and its words are learned all the same."""
+    lines = [f"the zebra {mark} and the quagga{mark}", f"{mark}a zebra sleeps{mark}{mark}", "zebra quagga " * 30 + mark]
+    path = train_quietly(lines * 20, tmp_path, vocab_size=330)
+    tokenizer = load_tokenizer(path)
+    for word in ("zebra", "quagga"):
+        assert len(tokenizer.encode(word)) < 4, word
+    mark = mark.replace("\ud800", "")
+    for text in (mark, f"the zebra{mark} and {mark}", *lines):
+        text = text.replace("\ud800", "")
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    for token in SPECIAL_TOKENS:
+        assert len(tokenizer.encode(token)) == 1
+
+
+def test_a_few_awkward_lines_take_no_others_with_them(tmp_path):
+    """A bar drawn with blocks stands in half of the notes; the words beside it are learned as those of the rest."""
+    bar = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+    notes = ["zebra quagga okapi " * 5 + bar, "hello there again " * 5] * 20
+    tokenizer = load_tokenizer(train_quietly(notes, tmp_path, vocab_size=330))
+    assert len(tokenizer.encode("hello")) < 4
+    assert len(tokenizer.encode("zebra")) < 4
+
+
+def test_a_long_line_without_spaces(tmp_path):
+    text = "".join(random.Random(5).choices("abc漢🍎", k=30_000))
+    tokenizer = load_tokenizer(train_quietly([text], tmp_path, vocab_size=300))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+# --- the same bytes ----------------------------------------------------------------------------------
+
+
+def test_the_same_texts_and_seed_give_the_same_bytes(tmp_path, monkeypatch, corpus, model_path):
+    wanted = sha256_of(model_path)
+    assert sha256_of(train_tokenizer(corpus, tmp_path / "list", vocab_size=VOCAB_SIZE)) == wanted
+    assert sha256_of(train_tokenizer((t for t in corpus), str(tmp_path / "a" / "b"), vocab_size=VOCAB_SIZE)) == wanted
+    monkeypatch.chdir(tmp_path)
+    assert train_tokenizer(tuple(corpus), "relative", vocab_size=VOCAB_SIZE, seed=42) == str(Path("relative/spm.model"))
+    assert sha256_of(tmp_path / "relative" / "spm.model") == wanted
+    metas = [folder.joinpath("meta.json").read_bytes() for folder in (tmp_path / "list", tmp_path / "a" / "b")]
+    assert metas == [Path(model_path).with_name("meta.json").read_bytes()] * 2
+
+
+@pytest.mark.slow
+def test_another_process_gives_the_same_bytes(tmp_path, corpus, model_path):
+    (tmp_path / "corpus.json").write_text(json.dumps(corpus), encoding="utf-8")
+    code = (
+        "import json, pathlib, random, torch; random.seed(5); torch.manual_seed(5); torch.set_num_threads(2)\n"
+        "from niels_gpt.tokenizer import train_tokenizer\n"
+        "texts = json.loads(pathlib.Path('corpus.json').read_text(encoding='utf-8'))\n"
+        f"train_tokenizer(texts, 'out', vocab_size={VOCAB_SIZE})\n"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT), "LC_ALL": "C"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=120)
+    assert sha256_of(tmp_path / "out" / "spm.model") == sha256_of(model_path)
+
+
+def test_training_again_replaces_the_files(tmp_path, corpus):
+    train_quietly(["something else"], tmp_path, vocab_size=300)
+    path = train_tokenizer(corpus, tmp_path, vocab_size=400)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["meta.json", "spm.model"]
+    assert load_tokenizer(path).vocab_size == 404
+    assert read_meta(path)["sha256"] == sha256_of(path)
+
+
+def test_other_texts_give_another_model(tmp_path, corpus, model_path):
+    other = train_tokenizer(make_corpus(seed=8), tmp_path / "a", vocab_size=VOCAB_SIZE)
+    assert sha256_of(other) != sha256_of(model_path)
+
+
+def test_the_seed_decides_the_sample(tmp_path, corpus):
+    def model(seed, name):
+        path = train_quietly(corpus, tmp_path / f"{seed}{name}", vocab_size=400, seed=seed, sample_chunks=25)
+        assert read_meta(path)["sample"]["chunks"] == 25
+        assert read_meta(path)["seed"] == seed
+        return sha256_of(path)
+
+    first = [model(seed, "a") for seed in (1, 2, 3)]
+    assert [model(seed, "b") for seed in (1, 2, 3)] == first
+    assert len(set(first)) == 3
+
+
+def test_the_seed_decides_nothing_when_all_is_kept(tmp_path, corpus, model_path):
+    path = train_tokenizer(corpus, tmp_path, vocab_size=VOCAB_SIZE, seed=7, sample_chunks=len(corpus))
+    assert sha256_of(path) == sha256_of(model_path)
+
+
+def test_training_moves_no_global_generator(tmp_path, corpus, random_states):
+    before = random_states()
+    train_quietly(corpus, tmp_path, vocab_size=400, seed=3, sample_chunks=20)
+    assert random_states() == before
+
+
+# --- meta.json ---------------------------------------------------------------------------------------
+
+
+def test_meta(tmp_path, corpus):
+    texts = [*corpus, "über 漢字\r\n", ""]
+    path = train_tokenizer(texts, tmp_path, vocab_size=500, seed=9)
+    assert path == str(tmp_path / "spm.model")
+    reference = sentencepiece.SentencePieceProcessor(model_file=path)
+    size = sum(len(text.encode()) for text in texts)
+    assert all(len(text) <= 1000 for text in texts)  # a chunk each
+    meta = read_meta(path)
+    assert meta["format"] == "niels-gpt tokenizer"
+    assert meta["format_version"] == 1
+    assert meta["sha256"] == sha256_of(path)
+    assert meta["vocab_size"] == 504
+    assert meta["vocab_size_asked"] == 500
+    assert meta["seed"] == 9
+    assert meta["special_token_ids"] == {
+        name: reference.piece_to_id(token)
+        for name, token in zip(("sys", "usr", "asst", "eot"), SPECIAL_TOKENS, strict=True)
+    }
+    assert meta["inputs"] == {"texts": len(texts), "bytes": size, "sha256": naive_hash(texts)}
+    assert meta["sample"] == {"chunks": len(texts) - 1, "bytes": size - 1}  # without the empty one and the "\r"
+    assert meta["versions"]["sentencepiece"] == version("sentencepiece")
+
+
+def test_the_hash_of_the_inputs_golden(tmp_path):
+    def hash_of(texts, name):
+        return read_meta(train_quietly(texts, tmp_path / name, vocab_size=300))["inputs"]["sha256"]
+
+    first = hash_of(["ab", "c"], "first")
+    assert first == hashlib.sha256(b"\2\0\0\0\0\0\0\0ab\1\0\0\0\0\0\0\0c").hexdigest()
+    assert hash_of(["a", "bc"], "second") != first
+    assert hash_of(["ab", "c", ""], "third") != first
+    assert hash_of(["a\tb\r\n" * 99], "long") == naive_hash(["a\tb\r\n" * 99])  # as it came in
+
+
+def test_all_texts_are_counted_when_few_are_kept(tmp_path, corpus):
+    meta = read_meta(train_quietly(corpus, tmp_path, vocab_size=400, sample_chunks=30))
+    assert meta["inputs"]["texts"] == len(corpus)
+    assert meta["inputs"]["sha256"] == naive_hash(corpus)
+    assert meta["sample"]["chunks"] == 30
+    shortest_first = sorted(len(text.encode()) for text in corpus)
+    assert sum(shortest_first[:30]) <= meta["sample"]["bytes"] <= sum(shortest_first[-30:])
+
+
+def test_a_long_text_counts_as_many_chunks(tmp_path):
+    """A chunk has at most 1,000 characters, so that one book does not stand against one note."""
+    plain = read_meta(train_quietly(["x" * 2500], tmp_path / "plain", vocab_size=300))
+    assert plain["sample"] == {"chunks": 3, "bytes": 2500}
+    words = "".join(random.Random(1).choices(string.ascii_lowercase + "      \n", k=20_000))
+    meta = read_meta(train_quietly([words], tmp_path / "words", vocab_size=400))
+    assert meta["sample"]["bytes"] == 20_000  # nothing is lost
+    assert 20 <= meta["sample"]["chunks"] <= 40
+    one = read_meta(train_quietly([words * 5], tmp_path / "one", vocab_size=400, sample_chunks=1))
+    assert one["sample"]["chunks"] == 1
+    assert 400 <= one["sample"]["bytes"] <= 1000
+
+
+def test_no_path_and_no_name_is_in_the_files(tmp_path, corpus):
+    folder = tmp_path / "a-folder-with-a-telling-name"
+    path = Path(train_tokenizer(corpus, folder, vocab_size=400))
+    for file in (path, folder / "meta.json"):
+        data = file.read_bytes()
+        for word in (str(tmp_path), folder.name, tmp_path.name, str(Path.home()) + "/", str(ROOT)):
+            assert word.encode() not in data
+
+
+# --- the reservoir -----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.integers(1, 40), st.integers(0, 2**63 - 1))
+def test_the_reservoir_keeps_so_many_in_order(n, size, seed):
+    kept = reservoir((f"{i:02}" for i in range(n)), size, seed=seed)
+    assert len(kept) == min(n, size)
+    assert kept == sorted(set(kept))  # in order, none twice
+    assert set(kept) <= {f"{i:02}" for i in range(n)}
+    assert kept == reservoir([f"{i:02}" for i in range(n)], size, seed=seed)
+
+
+def test_the_reservoir_keeps_all_of_few():
+    items = ["b", "a", "", "a", "z"]
+    for size in (5, 6, 1000):
+        assert reservoir(items, size, seed=1) == items
+    assert reservoir(iter(()), 3, seed=1) == []
+
+
+def test_equal_items_are_items_of_their_own():
+    assert reservoir(["x"] * 1000, 7, seed=1) == ["x"] * 7
+
+
+def chi_square(counts, expected):
+    return sum((count - expected) ** 2 / expected for count in counts)
+
+
+def test_every_item_and_every_pair_has_the_same_chance():
+    n, size, trials = 12, 4, 6000
+    single, pairs = dict.fromkeys(range(n), 0), dict.fromkeys(combinations(range(n), 2), 0)
+    for seed in range(trials):
+        kept = [int(item) for item in reservoir(map(str, range(n)), size, seed=seed)]
+        for i in kept:
+            single[i] += 1
+        for pair in combinations(sorted(kept), 2):
+            pairs[pair] += 1
+    # Mean and deviation of chi-square for n - 1 (pairs: about 65) degrees of freedom; five deviations are never chance.
+    freedom = (n - 1) * (1 - size / n)  # drawn without replacement
+    assert chi_square(single.values(), trials * size / n) < freedom + 5 * math.sqrt(2 * freedom)
+    chance = size * (size - 1) / (n * (n - 1))
+    assert chi_square(pairs.values(), trials * chance) < 65 + 5 * math.sqrt(2 * 65)
+
+
+def test_a_long_stream_is_drawn_from_evenly():
+    n, size, seeds, buckets = 10_000, 100, 60, 20
+    counts = [0] * buckets
+    for seed in range(seeds):
+        for item in reservoir(map(str, range(n)), size, seed=seed):
+            counts[int(item) * buckets // n] += 1
+    assert sum(counts) == size * seeds
+    assert chi_square(counts, size * seeds / buckets) < 19 + 5 * math.sqrt(2 * 19)
+
+
+@pytest.mark.parametrize("distance", [1, 1024, 4096, 5000])
+def test_items_far_apart_are_kept_independently(distance):
+    """Numbers drawn in blocks must not repeat from block to block."""
+    n, size, seeds = 10_000, 1000, 20
+    both = 0
+    for seed in range(seeds):
+        kept = {int(item) for item in reservoir(map(str, range(n)), size, seed=seed)}
+        both += sum(i + distance in kept for i in kept)
+    expected = seeds * (n - distance) * size * (size - 1) / (n * (n - 1))
+    assert abs(both - expected) < 5 * math.sqrt(expected)
+
+
+def test_the_seed_decides_what_the_reservoir_keeps():
+    kept = [tuple(reservoir(map(str, range(1000)), 10, seed=seed)) for seed in range(20)]
+    assert len(set(kept)) == 20
+
+
+class Counted(str):
+    """A string that counts how many like it are alive."""
+
+    alive = most = 0
+
+    def __new__(cls, value):
+        cls.alive += 1
+        cls.most = max(cls.most, cls.alive)
+        return super().__new__(cls, value)
+
+    def __del__(self):
+        type(self).alive -= 1
+
+
+def test_the_reservoir_holds_no_more_than_it_keeps():
+    class Item(Counted):
+        pass
+
+    taken = 0
+
+    def stream():
+        nonlocal taken
+        for i in range(200_000):
+            taken += 1
+            yield Item(i)
+
+    kept = reservoir(stream(), 10, seed=4)
+    assert taken == 200_000
+    assert len(kept) == 10
+    assert Item.most <= 13
+
+
+def test_training_holds_few_of_the_texts(tmp_path, corpus):
+    class Text(Counted):
+        pass
+
+    stream = (Text(text) for _ in range(20) for text in corpus)
+    train_quietly(stream, tmp_path, vocab_size=400, sample_chunks=20)
+    assert Text.most <= 25
+
+
+def test_the_reservoir_moves_no_global_generator(random_states):
+    before = random_states()
+    reservoir(map(str, range(10_000)), 5, seed=11)
+    assert random_states() == before
