@@ -85,7 +85,6 @@ def _pick(dataset: SFTExampleDataset, example: int | None, seed: int | None) -> 
 
 def marked(dataset: SFTExampleDataset, number: int, tokenizer: Tokenizer, *, brackets: bool) -> Text:
     """An example as text, supervised tokens in green (and in brackets, for where there is no colour)."""
-    names = {i: f"<{name}>" for name, i in tokenizer.special_token_ids().items()}
     tokens = dataset.example(number)[: dataset.T + 1].tolist()
     mask = dataset.mask(number)[: len(tokens)].tolist()
     text = Text()
@@ -94,27 +93,13 @@ def marked(dataset: SFTExampleDataset, number: int, tokenizer: Tokenizer, *, bra
         end = start
         while end < len(tokens) and mask[end] == mask[start]:
             end += 1
-        run = _readable(tokens[start:end], names, tokenizer)
+        run = tokenizer.render(tokens[start:end])
         if mask[start]:
             text.append(f"[[{run}]]" if brackets else run, style="bold green")
         else:
             text.append(run, style="dim")
         start = end
     return text
-
-
-def _readable(tokens: list[int], names: dict[int, str], tokenizer: Tokenizer) -> str:
-    parts: list[str] = []
-    plain: list[int] = []
-    for token in [*tokens, None]:
-        if token is None or token in names:
-            parts.append(tokenizer.decode(plain))
-            plain = []
-            if token is not None:
-                parts.append(names[token] + ("\n" if names[token] == "<eot>" else " "))
-        else:
-            plain.append(token)
-    return "".join(parts)
 
 
 def _show(rows: list[dict[str, Any]], T: int) -> None:

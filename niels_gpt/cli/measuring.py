@@ -150,7 +150,10 @@ def show_scores(scores: dict[str, dict[str, float]]) -> None:
         numbers = [*(f"{size:,}" for size in sizes), f"{s['nats_per_token']:.3f}", f"{s['perplexity']:.2f}"]
         bits = [s.get(k) for k in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
         table.add_row(name, *numbers, *("" if b is None else f"{b:.3f}" for b in bits))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe has no width to keep to
+        console.width = 120
+    console.print(table)
 
 
 def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) -> None:

@@ -107,6 +107,19 @@ class Tokenizer:
             raise ValueError(f"an id is outside the vocabulary 0..{len(pieces) - 1}: {min(values)}..{max(values)}")
         return b"".join([pieces[i] for i in values]).decode("utf-8", errors="replace")
 
+    def render(self, ids: Iterable[int]) -> str:
+        """The text of ids as a person reads it: special tokens as <sys>, <usr>, <asst>, and <eot> with a line end."""
+        names = {i: f"<{name}> " for name, i in self._special.items()} | {self._special["eot"]: "<eot>\n"}
+        parts: list[str] = []
+        plain: list[int] = []
+        for i in map(int, ids):
+            if i in names:
+                parts += (self.decode(plain), names[i])
+                plain = []
+            else:
+                plain.append(i)
+        return "".join((*parts, self.decode(plain)))
+
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """For every id the utf-8 bytes it stands for; half a character for a byte piece."""

@@ -122,7 +122,7 @@ class PretrainTask(_TokenTask):
         for row, (name, window) in enumerate(zip(plan.source, plan.row, strict=True)):
             dataset = self._train.datasets[name]
             document, offset = dataset.locate(window)
-            text = self.tokenizer.decode(x[row].tolist())
+            text = self.folder.tokenizer.render(x[row].tolist())
             rows.append(Origin(row, name, f"document {document}", offset, dataset.position(window), text))
         return rows
 
@@ -170,7 +170,7 @@ class SFTTask(_TokenTask):
             dataset = self._train.datasets[name]
             tokens = dataset.example(example)[: self.config.model.T]
             start = int(dataset.bounds[example])
-            rows.append(Origin(row, name, f"example {example}", 0, start, self.tokenizer.decode(tokens)))
+            rows.append(Origin(row, name, f"example {example}", 0, start, self.folder.tokenizer.render(tokens)))
         return rows
 
     def sample_prompt(self) -> list[int]:
