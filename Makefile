@@ -37,9 +37,9 @@ check: setup
 bench-peers: $(PEERS)/.ready
 
 $(PEERS)/.ready: pyproject.toml constraints.txt
-	@echo "setting up $(PEERS): niels-gpt beside transformers and litgpt"
+	@echo "setting up $(PEERS): niels-gpt beside transformers, litgpt and trl"
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	@$(PEERS)/bin/python -m $(PIP) -e . transformers litgpt
+	@$(PEERS)/bin/python -m $(PIP) -e . transformers litgpt trl
 	@touch $@
 
 bench: setup

@@ -7,7 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-NAMES = ("get_batch", "train_step", "muon", "generate", "loaders", "startup")
+NAMES = (
+    "get_batch",
+    "train_step",
+    "muon",
+    "generate",
+    "loaders",
+    "startup",
+    "pretrain_batch",
+    "sft_batch",
+    "build_cache",
+    "open_cache",
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config_file import dump_config, load_config
+from niels_gpt.config_file import dump_config, load_config, load_pipeline
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import stream_config
@@ -11,19 +11,27 @@ from niels_gpt.train.task import stream_config
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 
+def configs_of(path):
+    """The configs of a file: one, or those of a pipeline's phases."""
+    return list(load_pipeline(path).values()) if path.stem.startswith("pipeline") else [load_config(path)]
+
+
+ALL = [pytest.param(config, id=f"{path.stem}-{config.task}") for path in CONFIGS for config in configs_of(path)]
+
+
 def test_there_is_a_debug_config():
     assert "debug.yaml" in [path.name for path in CONFIGS]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_config_makes_a_model_and_a_schedule(path, tmp_path):
-    config = load_config(path)
+@pytest.mark.parametrize("config", ALL)
+def test_a_shipped_config_makes_a_model_and_a_schedule(config, tmp_path):
     model = GPT(config.model)
     rows = torch.zeros((1, config.model.T), dtype=torch.int64)
     with torch.no_grad():
         assert model(rows).shape == (1, config.model.T, config.model.V)
     C, L, d_ff = config.model.C, config.model.L, config.model.d_ff
-    assert model.num_parameters() == config.model.V * C + L * (4 * C * C + 2 * C * d_ff + 2 * C) + C
+    matrices = 3 if config.model.mlp == "swiglu" else 2
+    assert model.num_parameters() == config.model.V * C + L * (4 * C * C + matrices * C * d_ff + 2 * C) + C
     settings = config.train
     rates = [
         lr_at_step(
@@ -37,7 +45,11 @@ def test_a_shipped_config_makes_a_model_and_a_schedule(path, tmp_path):
     ]
     assert rates == pytest.approx([settings.base_lr, settings.min_lr])
     assert settings.min_lr <= settings.base_lr
-    assert stream_config(config).enabled_sources
+    if config.task == "bytes":
+        assert stream_config(config).enabled_sources
+    else:
+        assert sum(settings.p_train.values()) == pytest.approx(1)
+        assert settings.p_val == settings.p_train
     (tmp_path / "again.yaml").write_text(dump_config(config), encoding="utf-8")
     assert load_config(tmp_path / "again.yaml") == config
 

@@ -49,6 +49,8 @@ class PretrainTokenStreamDataset:
         windows = [max(shard.size - T, 0) for shard in self.shards]
         self._ends = np.cumsum(windows, dtype=np.int64).tolist()
         """Shard -> the number of windows up to its end."""
+        self._shifts = [shard.size - T - end for shard, end in zip(self.shards, self._ends, strict=True)]
+        """Shard -> what makes the number of a window its place in the shard."""
         self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
         self.num_tokens = int(self._firsts[-1])
         self.num_windows: int = self._ends[-1] if self._ends else 0
@@ -90,21 +92,21 @@ class PretrainTokenStreamDataset:
 
     def gather(self, windows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, y) of windows, each (len(windows), T) int64 on the CPU."""
-        width = self.T + 1
-        rows = np.empty((len(windows), width), dtype=TOKEN_DTYPE)
-        ends, shards = self._ends, self.shards
-        for row, window in zip(rows, windows, strict=True):
+        width = TOKEN_DTYPE.itemsize * (self.T + 1)
+        ends, shards, shifts = self._ends, self.shards, self._shifts
+        parts = []
+        for window in windows:
             i = bisect.bisect_right(ends, window)
-            shard = shards[i]
-            start = window - ends[i] + shard.size - self.T  # windows count from the shard's first
-            row[:] = shard.tokens[start : start + width]
-        self._files.touched(len(windows), rows.itemsize * width)
+            start = TOKEN_DTYPE.itemsize * (window + shifts[i])
+            parts.append(shards[i].data[start : start + width])
+        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(windows), -1)
+        self._files.touched(len(windows), width)
         return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
 
     def position(self, window: int) -> int:
         """The place of a window's first token in the stream."""
         i = bisect.bisect_right(self._ends, window)
-        return int(self._firsts[i]) + window - self._ends[i] + self.shards[i].size - self.T
+        return int(self._firsts[i]) + window + self._shifts[i]
 
     def locate(self, window: int) -> tuple[int, int]:
         """(document, offset within it) of a window's first token. Raises CacheError without documents.npy."""

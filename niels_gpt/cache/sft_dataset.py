@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from niels_gpt.cache.formats import TOKEN_DTYPE
+from niels_gpt.cache.formats import MAX_VOCAB, TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
 from niels_gpt.cache.mmap import Files, Mapped
 
@@ -41,6 +41,8 @@ class SFTExampleDataset:
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
+        if not 0 <= eot_id < MAX_VOCAB:
+            raise ValueError(f"eot_id must be in 0..{MAX_VOCAB - 1}, got {eot_id}")
         self.tokens_path, self.idx_path = Path(tokens_path), Path(idx_path)
         self.T, self.device, self.eot_id = T, device, eot_id
         folder = self.tokens_path.parent
@@ -64,6 +66,7 @@ class SFTExampleDataset:
             raise CacheError(f"no {self.tokens_path}: build it with niels-gpt cache build")
         self._tokens = Mapped(self.tokens_path)
         self._files = Files([self._tokens])
+        self._padding = memoryview(np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes())
         self.bounds = self._read_bounds()
         """First token of each example, and the end of the last."""
         self.num_examples = len(self.bounds) - 1
@@ -175,15 +178,17 @@ class SFTExampleDataset:
 
     def gather(self, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x, y, y_masked) of examples, each (len(examples), T) int64 on the CPU."""
-        width = self.T + 1
-        rows = np.full((len(examples), width), self.eot_id, dtype=TOKEN_DTYPE)
+        width = TOKEN_DTYPE.itemsize * (self.T + 1)
         index = np.asarray(examples, dtype=np.int64)
-        starts = self.bounds[index]
-        lengths = np.minimum(self.bounds[index + 1] - starts, width)
-        tokens = self._tokens.tokens
-        for row, start, length in zip(rows, starts.tolist(), lengths.tolist(), strict=True):
-            row[:length] = tokens[start : start + length]
-        self._files.touched(len(examples), 2 * width)
+        starts = (TOKEN_DTYPE.itemsize * self.bounds[index]).tolist()
+        ends = (TOKEN_DTYPE.itemsize * self.bounds[index + 1]).tolist()
+        data, padding = self._tokens.data, self._padding
+        parts: list[memoryview] = []
+        for start, end in zip(starts, ends, strict=True):
+            row = data[start : min(end, start + width)]
+            parts += (row, padding[len(row) :])
+        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(examples), -1)
+        self._files.touched(len(examples), width)
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         masked = np.where(self._mask(index), y, IGNORE)
         return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(masked)

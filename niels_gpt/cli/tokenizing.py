@@ -21,6 +21,8 @@ from niels_gpt.data.registry import Source
 from niels_gpt.terminal import count, duration
 from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer, train_tokenizer
 
+UNKNOWN = 0
+"""The id of `<unk>`, which is never encoded."""
 GPT2 = 4.0
 """Bytes per token that GPT-2's tokenizer of 50,257 pieces is usually said to reach on English text."""
 
@@ -94,7 +96,7 @@ def run_report(
         raise ValueError("no source could be read: name one that is here (niels-gpt data list)")
     pieces = made.token_bytes
     special = set(made.special_token_ids().values())
-    plain = [i for i in range(made.vocab_size) if len(pieces[i]) > 1 and i not in special]
+    plain = [i for i in range(made.vocab_size) if len(pieces[i]) > 1 and i not in special and i != UNKNOWN]
     longest = sorted(plain, key=lambda i: (-len(pieces[i]), i))[:12]
     unused = [i for i in plain if not used[i]]
     report = {
