@@ -268,13 +268,23 @@ def _show_inspected(console: Console, entry: dict[str, Any]) -> None:
     table.add_row("files", f"{len(listing)}, {count(sum(item['bytes'] for item in listing.values()))}B")
     for key, value in meta.items():
         if key not in ("files", "format", "split_rule"):
-            plain = "no limit" if value == NO_LIMIT else value
-            table.add_row(key, escape(f"{plain:,}" if isinstance(plain, int) and key != "seed" else str(plain)))
+            table.add_row(key, escape(_shown(key, value)))
     table.add_row("split_rule", escape(str(meta.get("split_rule"))))
     console.print(table)
     if "text" in entry:
         console.print(f"\n{entry['split']}, from token {entry['token']:,} on:")
         console.print(Text(entry["text"], style="green"), soft_wrap=True)
+
+
+def _shown(key: str, value: Any) -> str:
+    """A value of the meta as a person reads it: shas are shortened (--json has them whole)."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_shown(name, inner)}" for name, inner in value.items()) or "none"
+    if key.endswith("sha256") and isinstance(value, str):
+        return f"{value[:12]}..."
+    if type(value) is int and key != "seed":
+        return "no limit" if value == NO_LIMIT else f"{value:,}"
+    return "none" if value is None else str(value)
 
 
 def run_diff(first: Path, second: Path, *, as_json: bool) -> None:

@@ -160,5 +160,6 @@ def _show(report: dict[str, Any]) -> None:
     console.print(table)
     console.print("\nlongest pieces: ", end="")
     console.print(Text("  ".join(repr(piece) for piece in report["longest_pieces"])), soft_wrap=True)
-    console.print(f"unused here: {report['unused_pieces']:,} pieces, such as ", end="")
+    such_as = ", such as " if report["unused_examples"] else ""
+    console.print(f"unused here: {report['unused_pieces']:,} pieces{such_as}", end="")
     console.print(Text("  ".join(repr(piece) for piece in report["unused_examples"])), soft_wrap=True)
