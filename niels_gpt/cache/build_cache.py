@@ -72,6 +72,7 @@ def build_pretrain_cache(
     source: Mapping[str, Any] | None = None,
     workers: int | None = None,
     expected_tokens: int | None = None,
+    expected_documents: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin (uint16) and out_dir/meta.json.
@@ -80,7 +81,8 @@ def build_pretrain_cache(
     `val_texts`: val comes from there, and all of `texts` goes to train); the one that fills a budget is cut there.
     `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
     documents with a special string in them, that encode to nothing, or that are no utf-8 text.
-    `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space beforehand.
+    `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space
+    beforehand; both expectations also go into the progress, for the time left.
 
     Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
     Raises ValueError for numbers that make no cache, a vocabulary past 65,536 and input that leaves train empty;
@@ -109,7 +111,13 @@ def build_pretrain_cache(
         _check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
 
     with PartialBuild(
-        out_dir, described, budgets, shard_bytes=shard_bytes, workers=workers, on_progress=on_progress
+        out_dir,
+        described,
+        budgets,
+        shard_bytes=shard_bytes,
+        workers=workers,
+        on_progress=on_progress,
+        expected=(expected_tokens, expected_documents),
     ) as build:
 
         def shuffled(items: Iterable[str], part: str) -> Iterable[str]:

@@ -124,7 +124,7 @@ def _build_one(
     try:
         if source.name in failed:
             raise failed[source.name]
-        with _showing(source.name, _budget(source, settings)) as on_progress:
+        with _showing(source.name) as on_progress:
             return build(source, settings, tokenizer, force=force, on_progress=on_progress)
     except (OSError, ValueError) as err:
         reason = _reason(err)
@@ -137,16 +137,8 @@ def _reason(err: Exception) -> str:
     return err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
 
 
-def _budget(source: Source, settings: Settings) -> int | None:
-    if source.name == "fineweb_edu":
-        return settings.fineweb_train_tokens + settings.fineweb_val_tokens
-    if source.name == "gutenberg":
-        return settings.gutenberg_train_tokens + settings.gutenberg_val_tokens
-    return None
-
-
 @contextlib.contextmanager
-def _showing(name: str, budget: int | None) -> Iterator[OnProgress]:
+def _showing(name: str) -> Iterator[OnProgress]:
     """Tokens, rate and time left while a cache is built: a live line on a terminal, now and then a line elsewhere."""
     began = time.monotonic()
     console = Console(stderr=True, highlight=False)
@@ -156,8 +148,8 @@ def _showing(name: str, budget: int | None) -> Iterator[OnProgress]:
         seconds = max(time.monotonic() - began, 1e-9)
         rate = progress.tokens / seconds
         done = f"{name}: {count(progress.tokens)} tokens of {progress.documents:,} documents, {count(rate)} tok/s"
-        if budget and budget < NO_LIMIT and rate:
-            done += f", at most {duration(max(budget - progress.tokens, 0) / rate)} left"
+        if progress.share:
+            done += f", {duration(seconds * (1 / progress.share - 1))} left"
         return done
 
     if console.is_terminal:

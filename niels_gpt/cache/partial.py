@@ -40,6 +40,8 @@ class Progress(NamedTuple):
     tokens: int
     """Written so far, all splits together."""
     documents: int
+    share: float | None = None
+    """Of the whole, where that is known beforehand."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -65,6 +67,7 @@ class PartialBuild:
         shard_bytes: int,
         workers: int,
         on_progress: OnProgress | None = None,
+        expected: tuple[int | None, int | None] = (None, None),
     ) -> None:
         """`recipe` is all that the result depends on beside the input: a build is resumed only with the same one."""
         self.out_dir = Path(out_dir)
@@ -73,6 +76,7 @@ class PartialBuild:
         self._shard_bytes = shard_bytes
         self._workers = workers
         self._on_progress = on_progress
+        self._expected = expected
         self._budgets = dict(budgets)
         self._stack = contextlib.ExitStack()
         self._runs: dict[str, dict[str, Any]] = {}
@@ -162,14 +166,18 @@ class PartialBuild:
                 hashed = batch.before.copy()
                 for item in batch.items[: done - batch.first]:
                     _add(hashed, item)
-                if self._on_progress is not None:
-                    written = list(self.splits.values())
-                    self._on_progress(
-                        Progress(state.split, sum(s.tokens for s in written), sum(len(s.starts) for s in written))
-                    )
+                self._tell(state.split)
                 if done < batch.first + len(batch.items) or not any(self.splits[split].room for split in splits):
                     break
         self._end_run(state, done, hashed)
+
+    def _tell(self, split: str) -> None:
+        if self._on_progress is None:
+            return
+        done = [(part.tokens, len(part.starts)) for part in self.splits.values()]
+        tokens, documents = sum(a for a, _ in done), sum(b for _, b in done)
+        shares = [n / whole for n, whole in zip((tokens, documents), self._expected, strict=True) if whole]
+        self._on_progress(Progress(split, tokens, documents, min(max(shares), 1.0) if shares else None))
 
     def _end_run(self, state: _Run, done: int, hashed: Any) -> None:
         self._runs[state.name] = {

@@ -180,7 +180,16 @@ def build(
     else:
         texts, val_texts = _texts(source, settings)
         expected = options["max_train_tokens"] + options["max_val_tokens"] if recorded["streaming"] else None
-        build_pretrain_cache(texts, folder, val_texts=val_texts, expected_tokens=expected, **common)
+        numbers = [part.number for part in (texts, val_texts) if part is not None]
+        documents = None if None in numbers else sum(number or 0 for number in numbers)
+        build_pretrain_cache(
+            texts,
+            folder,
+            val_texts=val_texts,
+            expected_tokens=expected,
+            expected_documents=documents,
+            **common,
+        )
     return Built(source.name, folder, "built", read_meta(folder / "meta.json"))
 
 
@@ -200,7 +209,7 @@ def write_placeholder(source: Source, settings: Settings, reason: str) -> Built:
 # --- what a cache is made of -----------------------------------------------------------------------
 
 
-def _texts(source: Source, settings: Settings) -> tuple[Iterable[str], Iterable[str] | None]:
+def _texts(source: Source, settings: Settings) -> tuple[Again, Again | None]:
     """(train, val) texts; val None: by budget."""
     name = source.name
     if name == "fineweb_edu":
@@ -237,8 +246,10 @@ def _budgets(source: Source, settings: Settings) -> dict[str, int]:
 class Again:
     """An input that can be read several times: each iteration opens it anew."""
 
-    def __init__(self, open_: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, open_: Callable[[], Iterator[Any]], number: int | None = None) -> None:
         self._open = open_
+        self.number = number
+        """Of items, where it is known (a few of them may be left out)."""
 
     def __iter__(self) -> Iterator[Any]:
         return self._open()
@@ -256,7 +267,7 @@ def _notes(paths: list[str], errors: str | None) -> Again:
         texts = (read_text(path, errors=errors or "strict") for path in paths)
         return (text for text in texts if text.strip())
 
-    return Again(read)
+    return Again(read, len(paths))
 
 
 def _chosen(items: Iterable[str], numbers: list[int]) -> Again:
@@ -270,7 +281,7 @@ def _chosen(items: Iterable[str], numbers: list[int]) -> Again:
                 yield item
                 number = next(wanted, None)
 
-    return Again(read)
+    return Again(read, len(numbers))
 
 
 def _chats(source: Source, settings: Settings) -> Again:

@@ -7,12 +7,36 @@ instant. Mistakes of the user end in one line on stderr and exit code 1, without
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
+from niels_gpt.cli.data_app import app as data_app
+from niels_gpt.cli.options import (
+    CheckpointOption,
+    Count,
+    DeviceOption,
+    EncodingOption,
+    JsonOption,
+    MaxTokensOption,
+    MinPOption,
+    OfflineOption,
+    Place,
+    PrimerOption,
+    RoamOption,
+    RunOption,
+    SeedOption,
+    SetOption,
+    TemperatureOption,
+    Text,
+    TokenizerOption,
+    TopKOption,
+    TopPOption,
+    VerifyOption,
+    WikiOption,
+)
+from niels_gpt.cli.tokenizer_app import app as tokenizer_app
 from niels_gpt.terminal import run_app
 
 app = typer.Typer(
@@ -24,60 +48,9 @@ app = typer.Typer(
 )
 batch_app = typer.Typer(help="Look at what a training step learned from.", no_args_is_help=True)
 app.add_typer(batch_app, name="batch")
-data_app = typer.Typer(help="The sources of text: which there are, and what is in them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(cache_app, name="cache")
-tokenizer_app = typer.Typer(help="Train a tokenizer, and see how well it fits.", no_args_is_help=True)
 app.add_typer(tokenizer_app, name="tokenizer")
-
-Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
-Count = Optional[int]  # noqa: UP045
-Share = Optional[float]  # noqa: UP045
-Place = Optional[Path]  # noqa: UP045
-
-RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
-CheckpointOption = Annotated[Place, typer.Option("--checkpoint", help="A .pt file instead of a run's best one.")]
-TokenizerOption = Annotated[
-    Place, typer.Option("--tokenizer", help="The model's tokenizer; default: tokenizer.model of the run.")
-]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-WikiOption = Annotated[Text, typer.Option("--wiki", help="hub, embedded, or a folder with wikitext files.")]
-RoamOption = Annotated[Text, typer.Option("--roam", help="Your folder of markdown notes, or embedded.")]
-PrimerOption = Annotated[Text, typer.Option("--primer", help="Your file of dialogues, or embedded.")]
-EncodingOption = Annotated[
-    Text, typer.Option("--encoding-errors", help="Files that are not utf-8: strict (stop) or replace (go on).")
-]
-SetOption = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. train.base_lr=1e-3.")
-]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy; higher is wilder.")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 for all.")]
-TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest tokens that make up this share.")]
-MinPOption = Annotated[Share, typer.Option("--min-p", help="Only tokens at least this likely, next to the likeliest.")]
-SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text again.")]
-MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Longest continuation, in tokens (or bytes).")
-]
-SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test: what the source has.")]
-SubsetOption = Annotated[Text, typer.Option("--subset", help="The dataset's config, e.g. wikitext-2-raw-v1.")]
-PathOption = Annotated[Place, typer.Option("--path", help="A local file or folder with the source's rows.")]
-SourceConfigOption = Annotated[
-    Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")
-]
-
-
-def _go_offline(offline: bool) -> bool:
-    if offline:
-        from niels_gpt.data.hub import go_offline
-
-        go_offline()
-    return offline
-
-
-OfflineOption = Annotated[
-    bool, typer.Option("--offline", callback=_go_offline, help="Never ask the Hub: local files and caches only.")
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -121,6 +94,7 @@ def train(
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
+    verify: VerifyOption = False,
     allow_data_change: Annotated[bool, typer.Option("--allow-data-change", help="Resume on other data.")] = False,
     allow_config_change: Annotated[
         bool, typer.Option("--allow-config-change", help="Resume with other training settings.")
@@ -140,6 +114,7 @@ def train(
         data={"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors},
         device=device,
         print_config=print_config,
+        verify=verify,
         allow_data_change=allow_data_change,
         allow_config_change=allow_config_change,
     )
@@ -156,6 +131,7 @@ def pipeline(
     token_cache: Annotated[Place, typer.Option("--token-cache", help="Folder of token caches; default: cache.")] = None,
     device: DeviceOption = "auto",
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and stop.")] = False,
+    verify: VerifyOption = False,
 ) -> None:
     """Pretrain on token caches, then fine-tune for chat: a best checkpoint for each."""
     from niels_gpt.cli.pipeline import run_pipeline
@@ -168,6 +144,7 @@ def pipeline(
         token_cache=token_cache,
         device=device,
         print_config=print_config,
+        verify=verify,
     )
 
 
@@ -286,151 +263,6 @@ def batch_show(
     from niels_gpt.cli.measuring import run_batch_show
 
     run_batch_show(run=run, step=step, chars=chars, as_json=json)
-
-
-@data_app.command("list")
-def data_list(config: SourceConfigOption = None, offline: OfflineOption = False, json: JsonOption = False) -> None:
-    """Name, kind, id and licence of every source, and where it would come from now."""
-    from niels_gpt.cli.sources import run_list
-
-    run_list(config=config, as_json=json)
-
-
-@data_app.command("show")
-def data_show(
-    name: Annotated[str, typer.Argument(help="A source of `niels-gpt data list`.")],
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many samples.")] = 3,
-    split: SplitOption = "train",
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Not the first ones.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="For --shuffle.")] = 42,
-    subset: SubsetOption = None,
-    path: PathOption = None,
-    encoding_errors: EncodingOption = None,
-    config: SourceConfigOption = None,
-    chars: Annotated[int, typer.Option("--chars", min=0, help="Characters per text or message; 0 for all.")] = 400,
-    offline: OfflineOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Print samples of a source; with --json one per line."""
-    from niels_gpt.cli.sources import run_show
-
-    run_show(
-        name=name,
-        number=number,
-        split=split,
-        shuffle=shuffle,
-        seed=seed,
-        subset=subset,
-        path=path,
-        errors=encoding_errors,
-        config=config,
-        chars=chars,
-        as_json=json,
-    )
-
-
-@data_app.command("stats")
-def data_stats(
-    name: Annotated[str, typer.Argument(help="A source of `niels-gpt data list`.")],
-    take: Annotated[
-        Count, typer.Option("--take", min=1, help="Only so many samples; default: all, or 10,000 of a huge one.")
-    ] = None,
-    split: SplitOption = "train",
-    subset: SubsetOption = None,
-    path: PathOption = None,
-    encoding_errors: EncodingOption = None,
-    config: SourceConfigOption = None,
-    png: Annotated[
-        Place, typer.Option("--png", help="Where to write the histogram; default: data/stats/NAME.png.")
-    ] = None,
-    offline: OfflineOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Samples, characters, languages, lengths, roles and turns of a source."""
-    from niels_gpt.cli.sources import run_stats
-
-    run_stats(
-        name=name,
-        take=take,
-        split=split,
-        subset=subset,
-        path=path,
-        errors=encoding_errors,
-        config=config,
-        png=png,
-        as_json=json,
-    )
-
-
-@data_app.command("lint")
-def data_lint(
-    names: Annotated[list[str], typer.Argument(metavar="[NAME]...", help="SFT caches; default: all.")] = [],  # noqa: B006
-    cache_dir: Annotated[Path, typer.Option("--cache-dir", help="Folder of token caches.")] = Path("cache"),
-    context: Annotated[
-        int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")
-    ] = 1024,
-    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
-    example: Annotated[
-        Count, typer.Option("--example", min=0, help="Which example to show; default: a random one.")
-    ] = None,
-    seed: Annotated[Count, typer.Option("--seed", min=0, help="For the same example again.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Count the supervised tokens of every SFT cache, show one example, refuse data without any."""
-    from niels_gpt.cli.linting import run_lint
-
-    if split not in ("train", "val"):
-        raise ValueError(f"--split must be train or val, got {split!r}")
-    run_lint(names=names, cache_dir=cache_dir, T=context, split=split, example=example, seed=seed, as_json=json)
-
-
-@tokenizer_app.command("train")
-def tokenizer_train(
-    names: Annotated[
-        list[str], typer.Argument(metavar="[SOURCE]...", help="Sources to learn from; default: all that can be read.")
-    ] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option("--out", help="Folder for spm.model and meta.json.")] = Path("cache/tokenizer"),
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Pieces, without the special tokens.")] = 16_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seeds the sample that is learned from.")] = 42,
-    documents: Annotated[int, typer.Option("--documents", min=1, help="Documents per source, at most.")] = 20_000,
-    path: PathOption = None,
-    config: SourceConfigOption = None,
-    offline: OfflineOption = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")] = False,
-) -> None:
-    """Train a SentencePiece tokenizer."""
-    from niels_gpt.cli.tokenizing import run_train
-
-    run_train(
-        names=names,
-        out=out,
-        vocab_size=vocab_size,
-        seed=seed,
-        documents=documents,
-        path=path,
-        config=config,
-        force=force,
-    )
-
-
-@tokenizer_app.command("report")
-def tokenizer_report(
-    names: Annotated[
-        list[str], typer.Argument(metavar="[SOURCE]...", help="Sources to measure; default: all that can be read.")
-    ] = [],  # noqa: B006
-    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
-        "cache/tokenizer"
-    ),
-    take: Annotated[int, typer.Option("--take", min=1, help="Texts per source.")] = 2000,
-    path: PathOption = None,
-    config: SourceConfigOption = None,
-    offline: OfflineOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Bytes per token by source, next to GPT-2's and to bytes; the longest pieces; pieces that are not used."""
-    from niels_gpt.cli.tokenizing import run_report
-
-    run_report(names=names, tokenizer=tokenizer, take=take, path=path, config=config, as_json=json)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config_file import dump_config, load_pipeline
 from niels_gpt.device import resolve_device
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.token_task import with_vocabulary
+from niels_gpt.train.token_task import verify_caches, with_vocabulary
 
 PHASES = ("pretrain", "sft")
 
@@ -26,6 +26,7 @@ def run_pipeline(
     token_cache: Path | None,
     device: str,
     print_config: bool,
+    verify: bool,
 ) -> None:
     """Run both phases, or go on with them; on a signal, save, say how to go on, and exit with 128 + its number."""
     if resume and run_dir is None:
@@ -39,6 +40,8 @@ def run_pipeline(
         for name, phase in phases.items():
             print(f"# {name}\n{dump_config(phase)}")
         return
+    for phase in phases.values() if verify else ():
+        verify_caches(phase)
     folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
     runs = {name: RunFolder(folder / name) for name in PHASES}
     if not resume and any(run.exists for run in runs.values()):

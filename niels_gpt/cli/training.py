@@ -23,7 +23,7 @@ from niels_gpt.train.progress import reporter
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import DataTask, open_task
-from niels_gpt.train.token_task import with_vocabulary
+from niels_gpt.train.token_task import verify_caches, with_vocabulary
 
 
 def run_train(
@@ -35,6 +35,7 @@ def run_train(
     data: Mapping[str, str | None],
     device: str,
     print_config: bool,
+    verify: bool,
     allow_data_change: bool,
     allow_config_change: bool,
 ) -> None:
@@ -49,6 +50,8 @@ def run_train(
     if print_config:
         print(dump_config(resolved), end="")
         return
+    if verify:
+        verify_caches(resolved)
     run = RunFolder(run_dir) if run_dir is not None else new_run(config.stem if config else "train")
     device = resolve_device(device)
     result = train_and_report(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from niels_gpt.cache.checking import verify
 from niels_gpt.cache.mixture import Mixture
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
@@ -28,6 +29,20 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
         return config
     V = CacheFolder(config.data.token_cache).tokenizer.vocab_size
     return dataclasses.replace(config, model=dataclasses.replace(config.model, V=V))
+
+
+def verify_caches(config: RunConfig) -> None:
+    """Re-hash every file of the caches a config uses. Raises CacheError that names the first bad one."""
+    if config.task == "bytes":
+        return
+    folder = CacheFolder(config.data.token_cache)
+    shares = {**config.train.p_train, **config.train.p_val}
+    kinds = [(config.task, name) for name, share in shares.items() if share]
+    if config.task == "sft":
+        there = folder.names("pretrain")
+        kinds += [("pretrain", name) for name, share in config.data.retain.items() if share and name in there]
+    for kind, name in kinds:
+        verify(folder.path / kind / name)
 
 
 class _TokenTask:

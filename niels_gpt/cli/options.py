@@ -1,0 +1,58 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
+Count = Optional[int]  # noqa: UP045
+Share = Optional[float]  # noqa: UP045
+Place = Optional[Path]  # noqa: UP045
+
+RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
+CheckpointOption = Annotated[Place, typer.Option("--checkpoint", help="A .pt file instead of a run's best one.")]
+TokenizerOption = Annotated[
+    Place, typer.Option("--tokenizer", help="The model's tokenizer; default: tokenizer.model of the run.")
+]
+VerifyOption = Annotated[bool, typer.Option("--verify", help="Re-hash the token caches before training.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+WikiOption = Annotated[Text, typer.Option("--wiki", help="hub, embedded, or a folder with wikitext files.")]
+RoamOption = Annotated[Text, typer.Option("--roam", help="Your folder of markdown notes, or embedded.")]
+PrimerOption = Annotated[Text, typer.Option("--primer", help="Your file of dialogues, or embedded.")]
+EncodingOption = Annotated[
+    Text, typer.Option("--encoding-errors", help="Files that are not utf-8: strict (stop) or replace (go on).")
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. train.base_lr=1e-3.")
+]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy; higher is wilder.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 for all.")]
+TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest tokens that make up this share.")]
+MinPOption = Annotated[Share, typer.Option("--min-p", help="Only tokens at least this likely, next to the likeliest.")]
+SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text again.")]
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Longest continuation, in tokens (or bytes).")
+]
+SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test: what the source has.")]
+SubsetOption = Annotated[Text, typer.Option("--subset", help="The dataset's config, e.g. wikitext-2-raw-v1.")]
+PathOption = Annotated[Place, typer.Option("--path", help="A local file or folder with the source's rows.")]
+SourceConfigOption = Annotated[
+    Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")
+]
+
+
+def _go_offline(offline: bool) -> bool:
+    if offline:
+        from niels_gpt.data.hub import go_offline
+
+        go_offline()
+    return offline
+
+
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", callback=_go_offline, help="Never ask the Hub: local files and caches only.")
+]
