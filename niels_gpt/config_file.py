@@ -51,8 +51,8 @@ def _read_tree(path: str | Path | None) -> dict[str, Any]:
 def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
     """{"pretrain": ..., "sft": ...} of a YAML file with the sections `data` (for both), `pretrain` and `sft`.
 
-    Each section is a config of its own; the model is that of `pretrain`. `overrides` are as for `load_config`, with the
-    section in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
+    Each section is a config of its own; the model is that of `pretrain`, by default v1. `overrides` are as for
+    `load_config`, with the section in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
     """
     tree = _read_tree(path)
     for item in overrides:
@@ -65,15 +65,20 @@ def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = 
         if not isinstance(section, Mapping):
             raise ValueError(f"{where}: {key} must be a section, got {section!r}")
     first, second = dict(tree.get("pretrain", {})), dict(tree.get("sft", {}))
-    first.setdefault("model", {"preset": "v1"})
-    for name in ("model", "task", "init_from"):
-        if name in second:
-            raise ValueError(f"{where}: sft.{name} is not for you to set: it follows from the pretrain phase")
-    first["data"] = {**tree.get("data", {}), **first.get("data", {})}
-    second["data"] = {**tree.get("data", {}), **second.get("data", {})}
-    pretrain = config_from_dict({**first, "task": "pretrain"}, where=where)
+    for key, refused in (("pretrain", ("task",)), ("sft", ("task", "model", "init_from"))):
+        for name in refused:
+            if name in tree.get(key, {}):
+                raise ValueError(f"{where}: {key}.{name} is not for you to set: it follows from the phase")
+    if isinstance(first.setdefault("model", {}), Mapping):
+        first["model"] = {"preset": "v1", **first["model"]}
+    for key, section in (("pretrain", first), ("sft", second)):
+        own = section.get("data", {})
+        if not isinstance(own, Mapping):
+            raise ValueError(f"{where}: {key}.data must be a section, got {own!r}")
+        section["data"] = {**tree.get("data", {}), **own}
+    pretrain = config_from_dict({**first, "task": "pretrain"}, where=f"{where}, pretrain")
     second["data"].setdefault("retain", dict(pretrain.train.p_val))
-    sft = config_from_dict({**second, "task": "sft", "model": to_dict(pretrain.model)}, where=where)
+    sft = config_from_dict({**second, "task": "sft", "model": to_dict(pretrain.model)}, where=f"{where}, sft")
     return {"pretrain": pretrain, "sft": sft}
 
 
@@ -103,7 +108,7 @@ def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
     model = tree.get("model") if isinstance(tree, Mapping) else None
     if not isinstance(model, Mapping) or "preset" not in model:
         return tree
-    if model["preset"] not in PRESETS:
+    if not isinstance(model["preset"], str) or model["preset"] not in PRESETS:
         raise ValueError(f"{where}: model.preset must be one of {', '.join(PRESETS)}, got {model['preset']!r}")
     rest = {key: value for key, value in model.items() if key != "preset"}
     return {**tree, "model": {**PRESETS[model["preset"]], **rest}}

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -74,6 +74,7 @@ def build_pretrain_cache(
     expected_tokens: int | None = None,
     expected_documents: int | None = None,
     on_progress: OnProgress | None = None,
+    also_dropped: Callable[[], Mapping[str, int]] | None = None,
 ) -> None:
     """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin (uint16) and out_dir/meta.json.
 
@@ -82,7 +83,8 @@ def build_pretrain_cache(
     `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
     documents with a special string in them, that encode to nothing, or that are no utf-8 text.
     `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space
-    beforehand; both expectations also go into the progress, for the time left.
+    beforehand; both expectations also go into the progress, for the time left. `also_dropped` tells, when all
+    is read, what was left out before it came here.
 
     Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
     Raises ValueError for numbers that make no cache, a vocabulary past 65,536 and input that leaves train empty;
@@ -90,8 +92,8 @@ def build_pretrain_cache(
     """
     _check_tokenizer(tokenizer)
     for name, value in (("max_train_tokens", max_train_tokens), ("max_val_tokens", max_val_tokens)):
-        if value < 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
     if shard_bytes < 2 or shard_bytes % 2:
         raise ValueError(f"shard_bytes must be an even number of at least 2 (a token has two bytes), got {shard_bytes}")
     if shuffle_buffer is not None and shuffle_buffer < 0:
@@ -136,7 +138,6 @@ def build_pretrain_cache(
                 build.run("texts", shuffled(texts, "texts"), ("train",), encode)
 
         build.runs(step, again=all(source is None or iter(source) is not source for source in (texts, val_texts)))
-        build.close_shards()
         if not build.splits["train"].tokens:
             counts = f"{sum(run['items'] for run in build.inputs.values())} documents were read"
             held = build.splits["val"].tokens
@@ -157,7 +158,7 @@ def build_pretrain_cache(
                 listing[f"{name}/{DOCUMENTS}"] = _listed(split.folder / DOCUMENTS)
             write_meta(
                 build.folder / "meta.json",
-                {**meta, "dropped": build.dropped, "inputs": build.inputs, "files": listing},
+                {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
             )
         build.publish((*SPLITS, "meta.json"))
 
@@ -176,6 +177,7 @@ def build_sft_cache(
     source: Mapping[str, Any] | None = None,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
+    also_dropped: Callable[[], Mapping[str, int]] | None = None,
 ) -> None:
     """Write out_dir/{train,val}_tokens.bin (uint16), out_dir/{train,val}_idx.npy (int64 starts) and out_dir/meta.json.
 
@@ -201,7 +203,6 @@ def build_sft_cache(
             build.run("examples", examples, ("all",), lambda batch: encode_chats(batch, tokenizer))
 
         build.runs(step, again=iter(examples) is not examples)
-        build.close_shards()
         everything = build.splits["all"]
         if not everything.starts:
             read = sum(run["items"] for run in build.inputs.values())
@@ -227,9 +228,17 @@ def build_sft_cache(
                 listing[idx.name] = _listed(idx)
             write_meta(
                 build.folder / "meta.json",
-                {**meta, "dropped": build.dropped, "inputs": build.inputs, "files": listing},
+                {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
             )
         build.publish((*(name for name in listing), "meta.json"))
+
+
+def _all_dropped(build: PartialBuild, also: Callable[[], Mapping[str, int]] | None) -> dict[str, int]:
+    """What was left out, by the builder and before it."""
+    total = dict(build.dropped)
+    for reason, number in (also() if also else {}).items():
+        total[reason] = total.get(reason, 0) + number
+    return dict(sorted(total.items()))
 
 
 def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TOKEN_DTYPE, list_shards
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, read_meta, sha256_file
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
 from niels_gpt.cache.mmap import Mapped
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
@@ -22,7 +22,8 @@ def find_caches(root: Path) -> list[Path]:
         raise CacheError(f"no cache at {root}: build one with niels-gpt cache build-all --cache-dir {root}")
     found = [root] if (root / "meta.json").exists() and root.name != "tokenizer" else []
     for kind in ("pretrain", "sft"):
-        found += sorted(path.parent for path in (root / kind).glob("*/meta.json"))
+        metas = sorted((root / kind).glob("*/meta.json"))
+        found += [path.parent for path in metas if not path.parent.name.startswith(".")]  # a build has a dot
     if not found:
         raise CacheError(f"no cache at {root}: it has neither a meta.json nor pretrain/ or sft/ with some below")
     return found
@@ -34,7 +35,7 @@ def verify(root: Path, *, on_file: Callable[[Path], None] = lambda path: None) -
     Raises CacheError that names the first file that is missing, is too many, or is not what meta.json says.
     """
     caches = find_caches(root)
-    tokenizer = _verify_tokenizer(root / "tokenizer") if (root / "tokenizer").exists() else None
+    tokenizer = None if caches[0] == root else _verify_tokenizer(root / "tokenizer")
     sound = []
     for folder in caches:
         meta = read_meta(folder / "meta.json")
@@ -43,11 +44,12 @@ def verify(root: Path, *, on_file: Callable[[Path], None] = lambda path: None) -
         check_meta(meta, folder, tokenizer_sha256=tokenizer)
         if "files" not in meta:
             raise CacheError(f"{folder / 'meta.json'} lists no files: build the cache again")
-        for name in meta["files"]:
+        files = listed_files(meta, folder)
+        for name in files:
             on_file(folder / name)
             check_file(meta, folder, name, verify=True)
         for path in _token_files(folder):
-            if path.relative_to(folder).as_posix() not in meta["files"]:
+            if path.relative_to(folder).as_posix() not in files:
                 raise CacheError(f"{path} is not in {folder / 'meta.json'}: remove it, or build the cache again")
         _verify_content(folder, meta)
         sound.append(folder)
@@ -70,21 +72,39 @@ def _token_files(folder: Path) -> list[Path]:
 
 
 def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
-    """Ids within the vocabulary, offsets that increase and stay within the tokens."""
-    for path in _token_files(folder):
-        file = Mapped(path)
-        for at in range(0, file.size, 1 << 24):
-            part = file.tokens[at : at + (1 << 24)]
-            if int(part.max()) >= meta["vocab_size"]:
-                where = at + int(np.argmax(part >= meta["vocab_size"]))
-                raise CacheError(f"{path}: token {where} is {int(file.tokens[where])}, past the vocabulary")
-            file.release()
+    """Ids within the vocabulary, totals those of the files, offsets that increase and stay within the tokens."""
+    pretrain = meta.get("kind") == "pretrain"
+    unit = "documents" if pretrain else "examples"
+    for key in ("vocab_size", *(f"{split}_{what}" for split in SPLITS for what in ("tokens", unit))):
+        if not isinstance(meta.get(key), int):
+            raise CacheError(f"{folder / 'meta.json'} has no {key}: build the cache again")
     for split in SPLITS:
-        name = f"{split}/{DOCUMENTS}" if meta.get("kind") == "pretrain" else f"{split}_idx.npy"
+        found = 0
+        for path in list_shards(folder / split) if pretrain else [folder / f"{split}_tokens.bin"]:
+            found += _verify_ids(path, meta["vocab_size"])
+        _compare(folder, meta, f"{split}_tokens", found)
+        name = f"{split}/{DOCUMENTS}" if pretrain else f"{split}_idx.npy"
         offsets = np.load(folder / name, allow_pickle=False)
-        total = meta[f"{split}_tokens"]
-        if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= total):
-            raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {total}")
+        _compare(folder, meta, f"{split}_{unit}", len(offsets))
+        if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= found):
+            raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {found}")
+
+
+def _verify_ids(path: Path, vocab_size: int) -> int:
+    """The number of tokens in a file, all within the vocabulary."""
+    file = Mapped(path)
+    for at in range(0, file.size, 1 << 24):
+        part = file.tokens[at : at + (1 << 24)]
+        if int(part.max()) >= vocab_size:
+            where = int(np.argmax(part >= vocab_size))
+            raise CacheError(f"{path}: token {at + where} is {int(part[where])}, past the vocabulary of {vocab_size}")
+        file.release()
+    return file.size
+
+
+def _compare(folder: Path, meta: dict[str, Any], key: str, found: int) -> None:
+    if meta[key] != found:
+        raise CacheError(f"{folder / 'meta.json'} says {key} {meta[key]:,}, but there are {found:,}")
 
 
 def differences(a: Path, b: Path) -> Iterator[str]:
@@ -95,6 +115,10 @@ def differences(a: Path, b: Path) -> Iterator[str]:
     for key in _SETTINGS:
         if first.get(key) != second.get(key):
             yield f"{key}: {first.get(key)!r} and {second.get(key)!r}"
+    sources = [meta.get("source") or {} for meta in (first, second)]
+    for key in sorted({*sources[0], *sources[1]} - {"files", "sha256"}):
+        if sources[0].get(key) != sources[1].get(key):
+            yield f"{key}: {sources[0].get(key)!r} and {sources[1].get(key)!r}"
     inputs, others = first.get("inputs", {}), second.get("inputs", {})
     for name in sorted({*inputs, *others}):
         here, there = inputs.get(name, {}), others.get(name, {})
@@ -105,17 +129,22 @@ def differences(a: Path, b: Path) -> Iterator[str]:
             )
     if first.get("dropped") != second.get("dropped"):
         yield f"left out: {first.get('dropped')} and {second.get('dropped')}"
-    files, more = first.get("files", {}), second.get("files", {})
+    files, more = listed_files(first, a), listed_files(second, b)
     for name in sorted({*files, *more}):
         if name not in files or name not in more:
             yield f"{name} is only in {b if name not in files else a}"
-        elif files[name]["sha256"] != more[name]["sha256"]:
-            yield _first_difference(a / name, b / name, name)
+            continue
+        check_file(first, a, name)
+        check_file(second, b, name)
+        told = _first_difference(a / name, b / name, name)
+        if told:
+            yield told
 
 
-def _first_difference(a: Path, b: Path, name: str) -> str:
+def _first_difference(a: Path, b: Path, name: str) -> str | None:
+    """Where two files differ; what is on disk counts, not what a meta says of it."""
     if a.suffix == ".npy":
-        return f"{name}: the offsets differ"
+        return None if a.read_bytes() == b.read_bytes() else f"{name}: the offsets differ"
     x, y = Mapped(a), Mapped(b)
     for at in range(0, min(x.size, y.size), 1 << 22):
         here, there = x.tokens[at : at + (1 << 22)], y.tokens[at : at + (1 << 22)]
@@ -126,7 +155,7 @@ def _first_difference(a: Path, b: Path, name: str) -> str:
             return f"{name}: from token {i:,} on ({int(x.tokens[i])} and {int(y.tokens[i])})"
     if x.size != y.size:
         return f"{name}: {x.size:,} and {y.size:,} tokens, the shorter is the beginning of the longer"
-    return f"{name}: one of the files is not what its meta.json says; run verify"
+    return None
 
 
 def _short(sha: str | None) -> str:

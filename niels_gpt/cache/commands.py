@@ -57,6 +57,10 @@ def run_build(
 ) -> None:
     """Build the caches of these sources (None: all), one after the other; what cannot be built is said at the end."""
     console = Console(highlight=False, stderr=as_json)
+    if not console.is_terminal:  # a pipe has no width to keep to
+        console.width = 120
+    if settings.cache_dir.exists() and not settings.cache_dir.is_dir():
+        raise ValueError(f"{settings.cache_dir} is a file, not a folder for caches: choose another --cache-dir")
     chosen = choose_sources(names, only, skip, config)
     failed: dict[str, Exception] = {}
     made_with = _tokenizer(settings, tokenizer, chosen, failed, console)
@@ -105,7 +109,13 @@ def _tokenizer(
     listed = ", ".join(source.name for source in chosen)
     console.print(f"training a tokenizer of {settings.vocab_size:,} pieces on {escape(listed)}")
     with console.status("training"):
-        made = train_on(chosen, settings, unreachable)
+        try:
+            made = train_on(chosen, settings, unreachable)
+        except ValueError as err:
+            if len(failed) < len(chosen):
+                raise
+            reasons = "; ".join(f"{name}: {_reason(reason)}" for name, reason in failed.items())
+            raise ValueError(f"no source can be read. {reasons}") from err
     console.print(f"tokenizer: {made.vocab_size:,} ids, in {duration(time.monotonic() - began)}")
     if failed:
         unseen = ", ".join(failed)
@@ -169,7 +179,7 @@ def _showing(name: str) -> Iterator[OnProgress]:
 def _show_results(console: Console, results: list[Built]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("cache", "", "train", "held out", "left out"):
-        table.add_column(name, justify="right" if name.endswith(("n", "out")) else "left")
+        table.add_column(name, justify="right" if name.endswith(("n", "out")) else "left", no_wrap=True)
     for result in results:
         meta = result.meta
         numbers = [_amount(meta, split) for split in SPLITS]
@@ -237,7 +247,7 @@ def _inspected(
     total = meta.get(f"{split}_tokens", 0)
     if not total:
         return entry
-    path = tokenizer or folder.parent.parent / "tokenizer"
+    path = tokenizer or folder.resolve().parent.parent / "tokenizer"
     try:
         decoder = load_tokenizer(path)
     except FileNotFoundError:
@@ -246,7 +256,7 @@ def _inspected(
         raise CacheError(f"{folder} was built with another tokenizer than {path}; give --tokenizer")
     start = int(torch.randint(max(total - tokens, 0) + 1, (1,), generator=generator))
     ids = stream_slice(folder, split, start, tokens)
-    return entry | {"token": start, "ids": ids.tolist(), "text": decoder.decode(ids)}
+    return entry | {"token": start, "ids": ids.tolist(), "text": decoder.decode(ids), "shown": decoder.render(ids)}
 
 
 def _show_inspected(console: Console, entry: dict[str, Any]) -> None:
@@ -265,7 +275,7 @@ def _show_inspected(console: Console, entry: dict[str, Any]) -> None:
     console.print(table)
     if "text" in entry:
         console.print(f"\n{entry['split']}, from token {entry['token']:,} on:")
-        console.print(Text(entry["text"], style="green"), soft_wrap=True)
+        console.print(Text(entry["shown"], style="green"), soft_wrap=True)
 
 
 def _shown(key: str, value: Any) -> str:

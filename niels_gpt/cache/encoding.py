@@ -62,7 +62,7 @@ def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
             lengths[i] = len(ids) + 1
         else:
             dropped.append((i, EMPTY))
-    return Encoded(_joined(parts), lengths, sorted(dropped))
+    return Encoded(_joined(parts, tokenizer.vocab_size), lengths, sorted(dropped))
 
 
 def encode_chats(examples: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
@@ -87,7 +87,7 @@ def encode_chats(examples: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
             ids = next(contents)
             parts += (heads[message["role"]], ids, end)
             lengths[i] += len(ids) + 2
-    return Encoded(_joined(parts), lengths, dropped)
+    return Encoded(_joined(parts, vocab), lengths, dropped)
 
 
 def _wrong_with(messages: Any) -> str | None:
@@ -95,7 +95,8 @@ def _wrong_with(messages: Any) -> str | None:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return NO_MESSAGES
     for message in messages:
-        if not isinstance(message, Mapping) or message.get("role") not in ROLE_NAMES:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or role not in ROLE_NAMES:
             return BAD_ROLE
         content = message.get("content")
         if not content or not isinstance(content, str):
@@ -115,8 +116,14 @@ def _encode_all(texts: list[str], tokenizer: TokenizerLike) -> list[np.ndarray]:
     return [as_tokens(tokenizer.encode(text), tokenizer.vocab_size) for text in texts]
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=TOKEN_DTYPE)
+def _joined(parts: list[np.ndarray], vocab_size: int) -> np.ndarray:
+    """The parts end to end. Raises ValueError for an id that cannot be stored."""
+    if not parts:
+        return np.empty(0, dtype=TOKEN_DTYPE)
+    whole = np.concatenate(parts)
+    if whole.dtype == TOKEN_DTYPE and int(whole.max()) < vocab_size:
+        return whole
+    return as_tokens(whole, vocab_size)
 
 
 def default_workers() -> int:

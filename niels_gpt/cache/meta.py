@@ -66,16 +66,27 @@ def check_meta(meta: dict[str, Any], folder: Path, *, tokenizer_sha256: str | No
         )
 
 
+def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+    """The files that a meta lists, by name. Raises CacheError where the list is damaged."""
+    listed = meta.get("files", {})
+    if not isinstance(listed, dict) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
+        for entry in listed.values()
+    ):
+        raise CacheError(f"{folder / 'meta.json'} is damaged (its list of files): build the cache again")
+    return listed
+
+
 def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:
     """Raise CacheError for a file that is missing, not listed, or has another size (verify: sha256) than listed."""
-    listed = meta.get("files", {}).get(name)
     path = folder / name
     if not path.is_file():
         raise CacheError(f"{path} is missing: build the cache again")
-    if listed is None:
-        if "files" in meta:
-            raise CacheError(f"{path} is not in the cache's meta.json: build the cache again")
+    if "files" not in meta:
         return
+    listed = listed_files(meta, folder).get(name)
+    if listed is None:
+        raise CacheError(f"{path} is not in the cache's meta.json: build the cache again")
     size = path.stat().st_size
     if size != listed["bytes"]:
         raise CacheError(f"{path} has {size:,} bytes, but meta.json says {listed['bytes']:,}: build the cache again")

@@ -6,8 +6,10 @@ lets those of a large one go from time to time; the system's file cache keeps th
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import mmap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,14 @@ FAULT_BYTES = 128 << 10
 """What one random read may map: Linux maps the 64 KB around it, twice where the row crosses a border."""
 
 
+MAX_OPEN = 128
+"""Files that are mapped at a time: a mapping holds a file descriptor, and a process may have few."""
+_open_files: collections.OrderedDict[int, Mapped] = collections.OrderedDict()
+_opening = threading.Lock()
+
+
 class Mapped:
-    """The tokens of one file, mapped when first used."""
+    """The tokens of one file, mapped when first used, and unmapped when many others are used."""
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         """Raises CacheError for a size that is no whole number of tokens."""
@@ -41,24 +49,33 @@ class Mapped:
     @property
     def tokens(self) -> np.ndarray:
         """All tokens, uint16, read-only. Raises CacheError if the file is shorter than it was."""
-        if self._tokens is None:
+        tokens = self._tokens
+        if tokens is None:
             if self.size == 0:
-                self._tokens = np.empty(0, dtype=TOKEN_DTYPE)
-            else:
-                with self.path.open("rb") as file:
-                    try:
-                        self._map = mmap.mmap(file.fileno(), self.size * TOKEN_DTYPE.itemsize, access=mmap.ACCESS_READ)
-                    except ValueError as err:
-                        raise CacheError(f"{self.path} has become shorter since it was opened") from err
-                self._tokens = np.frombuffer(self._map, dtype=TOKEN_DTYPE)
-        return self._tokens
+                return np.empty(0, dtype=TOKEN_DTYPE)
+            with self.path.open("rb") as file:
+                try:
+                    self._map = mmap.mmap(file.fileno(), self.size * TOKEN_DTYPE.itemsize, access=mmap.ACCESS_READ)
+                except ValueError as err:
+                    raise CacheError(f"{self.path} has become shorter since it was opened") from err
+            tokens = self._tokens = np.frombuffer(self._map, dtype=TOKEN_DTYPE)
+            with _opening:
+                _open_files[id(self)] = self
+                if len(_open_files) > MAX_OPEN:
+                    _open_files.popitem(last=False)[1]._forget()
+        return tokens
+
+    def _forget(self) -> None:
+        """Unmap; slices that are still in use stay valid until they are gone."""
+        self._map = self._tokens = self._data = None
 
     @property
     def data(self) -> memoryview:
         """All bytes, read-only: slices of it are joined to rows faster than slices of an array are copied."""
-        if self._data is None:
-            self._data = self.tokens.data.cast("B") if self.size else memoryview(b"")
-        return self._data
+        data = self._data
+        if data is None:
+            data = self._data = self.tokens.data.cast("B") if self.size else memoryview(b"")
+        return data
 
     def release(self) -> None:
         """Let the touched pages go; what is read next comes from the file cache again."""

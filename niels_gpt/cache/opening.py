@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from niels_gpt.cache.formats import SPLITS
-from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
@@ -29,7 +29,8 @@ class CacheFolder:
     def names(self, kind: str) -> list[str]:
         """The finished caches of a kind (`pretrain`, `sft`)."""
         metas = sorted((self.path / kind).glob("*/meta.json"))
-        return [path.parent.name for path in metas if read_meta(path).get("built") is not False]
+        found = [path.parent.name for path in metas if not path.parent.name.startswith(".")]  # builds have a dot
+        return [name for name in found if read_meta(self.path / kind / name / "meta.json").get("built") is not False]
 
     def check(self, kind: str, names: Iterable[str], *, option: str) -> None:
         """Raise CacheError where a cache is not there, with the ways out."""
@@ -70,6 +71,7 @@ class CacheFolder:
         """What identifies the training tokens of a cache: the sha256 of its files, joined and hashed."""
         import hashlib
 
-        listed = read_meta(self.path / kind / name / "meta.json").get("files", {})
+        folder = self.path / kind / name
+        listed = listed_files(read_meta(folder / "meta.json"), folder)
         text = "".join(f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file[:5] == "train")
         return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -22,7 +23,8 @@ import numpy as np
 
 from niels_gpt import files
 from niels_gpt.cache.encoding import Encoded, in_order
-from niels_gpt.cache.formats import DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
+from niels_gpt.cache.formats import OFFSET_DTYPE
+from niels_gpt.cache.shards import ShardWriter, cannot_write, starts_path
 
 log = logging.getLogger("niels_gpt.cache")
 
@@ -54,6 +56,19 @@ class _Batch(NamedTuple):
     before: Any
     """The hash of all items before it."""
 
+    def hash_after(self, number: int) -> Any:
+        """The hash of all items before it and its first `number`."""
+        hashed = self.before.copy()
+        for item in self.items[:number]:
+            _add(hashed, item)
+        return hashed
+
+
+def _nothing() -> dict[str, Any]:
+    """What is known of an input before it is read."""
+    empty = hashlib.sha256().hexdigest()
+    return {"items": 0, "within": 0, "sha256": empty, "next_sha256": "", "dropped": {}, "ended": ""}
+
 
 class PartialBuild:
     """Writes the splits of a cache. Use as a context manager, `run` for each input, then `publish`."""
@@ -70,7 +85,7 @@ class PartialBuild:
         expected: tuple[int | None, int | None] = (None, None),
     ) -> None:
         """`recipe` is all that the result depends on beside the input: a build is resumed only with the same one."""
-        self.out_dir = Path(out_dir)
+        self.out_dir = Path(out_dir).resolve() if Path(out_dir).is_symlink() else Path(out_dir)
         self.folder = self.out_dir.parent / f".{self.out_dir.name}.partial"
         self._recipe = json.loads(json.dumps(recipe))
         self._shard_bytes = shard_bytes
@@ -80,19 +95,24 @@ class PartialBuild:
         self._budgets = dict(budgets)
         self._stack = contextlib.ExitStack()
         self._runs: dict[str, dict[str, Any]] = {}
-        self.splits: dict[str, _Split] = {}
+        self.splits: dict[str, ShardWriter] = {}
 
     # --- the folder --------------------------------------------------------------------------------
 
     def __enter__(self) -> PartialBuild:
         try:
+            if self.out_dir.exists() and not self.out_dir.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.folder.mkdir(parents=True, exist_ok=True)
             self._stack.enter_context(files.lock(self.folder / "build.lock", wait=False))
+            self._open(self._saved_state())
         except BlockingIOError:
             raise ValueError(f"another process is building {self.out_dir}: wait for it") from None
-        except OSError as err:
-            raise _cannot_write(err, self.out_dir) from err
-        self._open(self._saved_state())
+        except BaseException as err:
+            self.__exit__()
+            if isinstance(err, OSError):
+                raise cannot_write(err, self.out_dir) from err
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,27 +124,34 @@ class PartialBuild:
         """What a killed build left, if it can be gone on with."""
         try:
             state: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
-            if state["recipe"] != self._recipe:
+            if state["recipe"] != self._recipe or state["splits"].keys() != self._budgets.keys():
                 return None
+            for run in state["runs"].values():
+                if not {"items", "within", "sha256", "next_sha256", "dropped", "ended"} <= run.keys():
+                    return None
             for name, saved in state["splits"].items():
                 for shard in saved["shards"]:
-                    if (self.folder / name / shard["name"]).stat().st_size != shard["bytes"]:
+                    path = self.folder / name / shard["name"]
+                    if path.stat().st_size != shard["bytes"] or files.sha256_file(path) != shard["sha256"]:
                         return None
-                if (self.folder / name / "documents.raw").stat().st_size < saved["documents"] * OFFSET_DTYPE.itemsize:
+                if starts_path(self.folder / name).stat().st_size < saved["documents"] * OFFSET_DTYPE.itemsize:
                     return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return state
 
     def _open(self, state: dict[str, Any] | None) -> None:
         """Begin where the state ends, or afresh; whatever else lies in the folder is removed."""
-        if state is None:
-            for entry in self.folder.iterdir():
-                if entry.name != "build.lock":
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        kept = {self.folder / "build.lock"}
+        for name, saved in state["splits"].items() if state is not None else ():
+            kept |= {self.folder / "state.json", self.folder / name, starts_path(self.folder / name)}
+            kept |= {self.folder / name / shard["name"] for shard in saved["shards"]}
+        for entry in [*self.folder.glob("*/*"), *self.folder.iterdir()]:
+            if entry not in kept and (entry.exists() or entry.is_symlink()):
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         self._runs = {} if state is None else state["runs"]
         self.splits = {
-            name: _Split(self.folder / name, budget, self._shard_bytes, state["splits"][name] if state else None)
+            name: ShardWriter(self.folder / name, budget, self._shard_bytes, state["splits"][name] if state else None)
             for name, budget in self._budgets.items()
         }
 
@@ -147,29 +174,43 @@ class PartialBuild:
         The item that fills a budget is cut there, and its rest is discarded. `name` tells several inputs of one build
         apart. Raises Changed where a resumed build meets other items than it met before; see `runs`.
         """
-        saved = self._runs.get(name) or {"items": 0, "within": 0, "sha256": hashlib.sha256().hexdigest(), "dropped": {}}
+        saved = self._runs.get(name) or _nothing()
         reader = _Reader(items)
         reader.skip(saved["items"])
         if reader.hash.hexdigest() != saved["sha256"]:
             raise Changed
-        state = _Run(name, saved, splits)
+        if saved["within"]:  # the last complete shard ends inside this item
+            if reader.peek().hexdigest() != saved["next_sha256"]:
+                raise Changed
+        elif saved["ended"] == "input" and not reader.at_end():
+            raise Changed
         if saved["items"] or saved["within"]:
             log.warning("%s: going on with an interrupted build, after %d items", self.out_dir, saved["items"])
-        if not any(self.splits[split].room for split in splits):
-            self._end_run(state, saved["items"], reader.hash)
+        if saved["ended"]:
             return
-        jobs = in_order(reader.batches(), lambda batch: encode(batch.items), self._workers)
-        done, hashed = saved["items"], reader.hash.copy()
-        with contextlib.closing(jobs):  # type: ignore[type-var]
-            for batch, encoded in jobs:
-                done = batch.first + self._take(state, batch, encoded)
-                hashed = batch.before.copy()
-                for item in batch.items[: done - batch.first]:
-                    _add(hashed, item)
-                self._tell(state.split)
-                if done < batch.first + len(batch.items) or not any(self.splits[split].room for split in splits):
-                    break
-        self._end_run(state, done, hashed)
+        state = _Run(name, saved, splits)
+        done, ended = saved["items"], "input"
+        last = _Batch(done, [], reader.hash.copy())
+        if not any(self.splits[split].room for split in splits):
+            ended = "budget"
+        else:
+            jobs = in_order(reader.batches(), lambda batch: encode(batch.items), self._workers)
+            with contextlib.closing(jobs):  # type: ignore[type-var]
+                for batch, encoded in jobs:
+                    with self.writing():
+                        done = batch.first + self._take(state, batch, encoded)
+                    last = batch
+                    self._tell(state.split)
+                    if done < batch.first + len(batch.items) or not any(self.splits[split].room for split in splits):
+                        ended = "budget"
+                        break
+        with self.writing():
+            for split in splits:
+                self.splits[split].close_shard()
+            self._runs[name] = {**_nothing(), "items": done, "ended": ended}
+            self._runs[name]["sha256"] = last.hash_after(done - last.first).hexdigest()
+            self._runs[name]["dropped"] = dict(sorted(state.dropped.items()))
+            self._save()
 
     def _tell(self, split: str) -> None:
         if self._on_progress is None:
@@ -178,14 +219,6 @@ class PartialBuild:
         tokens, documents = sum(a for a, _ in done), sum(b for _, b in done)
         shares = [n / whole for n, whole in zip((tokens, documents), self._expected, strict=True) if whole]
         self._on_progress(Progress(split, tokens, documents, min(max(shares), 1.0) if shares else None))
-
-    def _end_run(self, state: _Run, done: int, hashed: Any) -> None:
-        self._runs[state.name] = {
-            "items": done,
-            "within": 0,
-            "sha256": hashed.hexdigest(),
-            "dropped": dict(sorted(state.dropped.items())),
-        }
 
     def _take(self, state: _Run, batch: _Batch, encoded: Encoded) -> int:
         """Write a batch; how many of its items were used."""
@@ -202,9 +235,6 @@ class PartialBuild:
                 within = position - int(begins[used]) if used < count else 0
             else:
                 within = 0
-            hashed = batch.before.copy()
-            for item in batch.items[:used]:
-                _add(hashed, item)
             counted = dict(base)
             for i, reason in dropped.items():
                 if i < used:
@@ -212,8 +242,10 @@ class PartialBuild:
             self._runs[state.name] = {
                 "items": batch.first + used,
                 "within": within,
-                "sha256": hashed.hexdigest(),
+                "sha256": batch.hash_after(used).hexdigest(),
+                "next_sha256": batch.hash_after(used + 1).hexdigest() if within else "",
                 "dropped": counted,
+                "ended": "",
             }
             self._save()
 
@@ -246,7 +278,7 @@ class PartialBuild:
 
     def _write(
         self,
-        split: _Split,
+        split: ShardWriter,
         tokens: np.ndarray,
         starts: np.ndarray,
         position: int,
@@ -256,18 +288,15 @@ class PartialBuild:
     ) -> None:
         """Append tokens[position:stop] of a batch to a split, with a checkpoint at every full shard."""
         self._check_space(tokens.nbytes)
-        try:
-            while len(tokens):
-                part = tokens[: split.shard_room]
-                end = split.tokens + len(part)
-                now = int(np.searchsorted(starts, end))
-                split.append(part, starts[:now])
-                starts, tokens, position = starts[now:], tokens[len(part) :], position + len(part)
-                if split.shard_room == 0 or not split.room:
-                    split.close_shard()
-                    checkpoint(position, used if position == stop else None)
-        except OSError as err:
-            raise _cannot_write(err, self.out_dir) from err
+        while len(tokens):
+            part = tokens[: split.shard_room]
+            end = split.tokens + len(part)
+            now = int(np.searchsorted(starts, end))
+            split.append(part, starts[:now])
+            starts, tokens, position = starts[now:], tokens[len(part) :], position + len(part)
+            if split.shard_room == 0 or not split.room:
+                split.close_shard()
+                checkpoint(position, used if position == stop else None)
 
     def _save(self) -> None:
         splits = {name: split.state() for name, split in self.splits.items()}
@@ -277,7 +306,7 @@ class PartialBuild:
         """Raise OSError before the disk is full: what was written stays usable."""
         free = shutil.disk_usage(self.folder).free
         if free < needed + MARGIN_BYTES:
-            raise _cannot_write(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.out_dir)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -293,14 +322,6 @@ class PartialBuild:
         """Per input: how many items were read, and their sha256."""
         return {name: {"items": run["items"], "sha256": run["sha256"]} for name, run in sorted(self._runs.items())}
 
-    def close_shards(self) -> None:
-        """Finish the last shard of every split; nothing is appended afterwards."""
-        try:
-            for split in self.splits.values():
-                split.close_shard()
-        except OSError as err:
-            raise _cannot_write(err, self.out_dir) from err
-
     # --- the end -----------------------------------------------------------------------------------
 
     def publish(self, names: Sequence[str]) -> None:
@@ -308,7 +329,7 @@ class PartialBuild:
 
         What stood there under these names is replaced; other files are left alone.
         """
-        try:
+        with self.writing():
             self.out_dir.mkdir(parents=True, exist_ok=True)
             old = self.folder / "old"
             old.mkdir()
@@ -318,8 +339,6 @@ class PartialBuild:
             for name in names:
                 (self.folder / name).rename(self.out_dir / name)
             files.sync_folder(self.out_dir)
-        except OSError as err:
-            raise _cannot_write(err, self.out_dir) from err
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def discard(self) -> None:
@@ -334,7 +353,7 @@ class PartialBuild:
         try:
             yield
         except OSError as err:
-            raise _cannot_write(err, self.out_dir) from err
+            raise cannot_write(err, self.out_dir) from err
 
     def runs(self, step: Callable[[], None], *, again: bool) -> None:
         """Do `step` (calls of `run`). If the input is not what a killed build had read: once more from the beginning.
@@ -376,7 +395,7 @@ class _Reader:
     def __init__(self, items: Iterable[Any]) -> None:
         if isinstance(items, str):
             raise ValueError("expected several items, such as a list; this is one string")
-        self._items = iter(items)
+        self._items: Iterator[Any] = iter(items)
         self._number = 0
         self.hash = hashlib.sha256()
 
@@ -387,6 +406,19 @@ class _Reader:
             self._number += 1
             if self._number == number:
                 break
+
+    def peek(self) -> Any:
+        """The hash with the next item, which is still to come; the same hash if there is none."""
+        hashed = self.hash.copy()
+        for item in self._items:
+            _add(hashed, item)
+            self._items = itertools.chain((item,), self._items)
+            break
+        return hashed
+
+    def at_end(self) -> bool:
+        """Whether nothing more comes."""
+        return not any(True for _ in self._items)
 
     def batches(self) -> Iterator[_Batch]:
         batch = _Batch(self._number, [], self.hash.copy())
@@ -412,101 +444,18 @@ def _size(item: Any) -> int:
 
 
 def _add(hashed: Any, item: Any) -> None:
-    """An item with its length, so that ("ab", "c") is not ("a", "bc")."""
-    text = item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=repr)
+    """An item with its kind and length, so that ("ab", "c") is not ("a", "bc") and None is not "null"."""
+    kind, text = b"text", item
+    if not isinstance(item, str):
+        kind = b"other"
+        try:
+            text = json.dumps(item, default=lambda value: dict(value) if isinstance(value, Mapping) else _kind(value))
+        except (TypeError, ValueError, RecursionError):  # it is left out in any case
+            text = _kind(item)
     data = text.encode("utf-8", errors="surrogatepass")
-    hashed.update(len(data).to_bytes(8, "little"))
+    hashed.update(kind + len(data).to_bytes(8, "little"))
     hashed.update(data)
 
 
-class _Split:
-    """The shards and document starts of one split."""
-
-    def __init__(self, folder: Path, budget: int, shard_bytes: int, saved: Mapping[str, Any] | None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.name = folder, folder.name
-        self._budget = budget
-        self._shard_tokens = shard_bytes // TOKEN_DTYPE.itemsize
-        self.shards: list[dict[str, Any]] = list(saved["shards"]) if saved else []
-        self.tokens = sum(shard["tokens"] for shard in self.shards)
-        raw = folder / "documents.raw"
-        self.starts: list[int] = []
-        if saved:
-            self.starts = np.fromfile(raw, dtype=OFFSET_DTYPE, count=saved["documents"]).tolist()
-        with raw.open("r+b" if saved else "wb") as file:
-            file.truncate(len(self.starts) * OFFSET_DTYPE.itemsize)
-        self._stored_starts = len(self.starts)
-        self._file: Any = None
-        self._hash = hashlib.sha256()
-        self._in_shard = 0
-
-    @property
-    def room(self) -> int:
-        """Tokens until the budget is full."""
-        return self._budget - self.tokens
-
-    @property
-    def shard_room(self) -> int:
-        """Tokens until the shard is full."""
-        return self._shard_tokens - self._in_shard
-
-    def append(self, tokens: np.ndarray, starts: np.ndarray) -> None:
-        if self._file is None:
-            self._file = (self.folder / shard_name(len(self.shards))).open("wb")
-            self._hash = hashlib.sha256()
-        data = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).data
-        self._file.write(data)
-        self._hash.update(data)
-        self._in_shard += len(tokens)
-        self.tokens += len(tokens)
-        self.starts += starts.tolist()
-
-    def close_shard(self) -> None:
-        """Finish the shard, if one is open: on disk, hashed, listed. The starts of its documents are stored with it."""
-        if self._file is None:
-            return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self.shards.append(
-            {
-                "name": shard_name(len(self.shards)),
-                "bytes": self._in_shard * TOKEN_DTYPE.itemsize,
-                "tokens": self._in_shard,
-                "sha256": self._hash.hexdigest(),
-            }
-        )
-        self._in_shard = 0
-        with (self.folder / "documents.raw").open("ab") as file:
-            file.write(np.array(self.starts[self._stored_starts :], dtype=OFFSET_DTYPE).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        self._stored_starts = len(self.starts)
-
-    def abandon(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def state(self) -> dict[str, Any]:
-        return {"shards": self.shards, "documents": self._stored_starts}
-
-    def write_documents(self) -> None:
-        """documents.npy in place of the raw starts."""
-        with files.writing(self.folder / DOCUMENTS) as file:
-            np.save(file, np.array(self.starts, dtype=OFFSET_DTYPE))
-        (self.folder / "documents.raw").unlink()
-
-
-def _cannot_write(err: OSError, place: Path) -> OSError:
-    """The same error with the cache's name and what to do."""
-    number = err.errno or errno.EIO
-    reason = os.strerror(number)
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        remedy = "free some space and run it again: it goes on from the last complete shard"
-    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        remedy = "choose a folder that can be written"
-    else:
-        remedy = "nothing incomplete was left under a final name"
-    return OSError(number, f"cannot write the cache {place}: {reason}; {remedy}")
+def _kind(value: Any) -> str:
+    return f"<{type(value).__name__}>"  # not its repr, which may hold an address

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, listed_files
 from niels_gpt.cache.mmap import Files, Mapped
 
 
@@ -33,7 +33,9 @@ class PretrainTokenStreamDataset:
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
-        self.folder, self.T, self.device = Path(shards_dir), T, device
+        folder = Path(shards_dir)
+        self.folder = folder.resolve() if folder.name in ("", "..") else folder  # "." has no name and no parent
+        self.T, self.device = T, device
         if not self.folder.is_dir():
             raise CacheError(f"no folder of shards at {self.folder}: build it with niels-gpt cache build")
         paths = list_shards(self.folder)
@@ -67,7 +69,8 @@ class PretrainTokenStreamDataset:
         assert self.meta is not None
         split = self.folder.name
         present = {path.name for path in paths}
-        listed = [name.removeprefix(f"{split}/") for name in self.meta.get("files", {}) if name.startswith(f"{split}/")]
+        files = listed_files(self.meta, self.folder.parent)
+        listed = [name.removeprefix(f"{split}/") for name in files if name.startswith(f"{split}/")]
         for name in listed:
             if name not in present and name != DOCUMENTS:
                 raise CacheError(f"{self.folder / name} is missing: build the cache again")
@@ -99,7 +102,7 @@ class PretrainTokenStreamDataset:
             i = bisect.bisect_right(ends, window)
             start = TOKEN_DTYPE.itemsize * (window + shifts[i])
             parts.append(shards[i].data[start : start + width])
-        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(windows), -1)
+        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(windows), self.T + 1)
         self._files.touched(len(windows), width)
         return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
 

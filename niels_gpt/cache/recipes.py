@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,13 @@ from niels_gpt.cache.build_cache import Message, build_pretrain_cache, build_sft
 from niels_gpt.cache.meta import CacheError, read_meta, write_meta
 from niels_gpt.cache.partial import OnProgress
 from niels_gpt.config import DataConfig
+from niels_gpt.data.local import VARIABLE, find_files, find_local
 from niels_gpt.data.registry import Source, roam_place, sources
 from niels_gpt.data.roam import list_roam_paths, read_text, split_roam_paths
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
+from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
@@ -54,6 +59,14 @@ class Settings:
     vocab_size: int = defaults.VOCAB_SIZE
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
     workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.errors not in (None, "strict", "replace"):
+            raise ValueError(f"--encoding-errors must be strict or replace, got {self.errors!r}")
+        if self.errors == "strict":
+            object.__setattr__(self, "errors", None)  # the default
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in 0..2**63-1, got {self.seed}")
 
     def place_of(self, name: str) -> Path | None:
         """The local path given for a source."""
@@ -157,8 +170,8 @@ def build(
     recorded = {
         "dataset_name": source.name,
         "dataset_config": _subset(source, settings),
-        "revision": _revision(source, settings) if identity is None else None,
-        "source": identity,
+        "revision": None if "files" in identity else _revision(source, settings),
+        "source": identity or None,
         "streaming": source.name == "fineweb_edu" and settings.fineweb_streaming,
     }
     if source.kind == "chat":
@@ -176,7 +189,8 @@ def build(
         **options,
     }
     if source.kind == "chat":
-        build_sft_cache(_chats(source, settings), folder, **common)
+        chats = _chats(source, settings)
+        build_sft_cache(chats, folder, also_dropped=lambda: chats.dropped, **common)
     else:
         texts, val_texts = _texts(source, settings)
         expected = options["max_train_tokens"] + options["max_val_tokens"] if recorded["streaming"] else None
@@ -188,6 +202,7 @@ def build(
             val_texts=val_texts,
             expected_tokens=expected,
             expected_documents=documents,
+            also_dropped=None if val_texts is None else lambda: _dropped(texts, val_texts),
             **common,
         )
     return Built(source.name, folder, "built", read_meta(folder / "meta.json"))
@@ -197,11 +212,16 @@ def write_placeholder(source: Source, settings: Settings, reason: str) -> Built:
     """Folders and a meta.json that says that there is no cache; an existing cache is left alone."""
     folder = folder_of(source, settings.cache_dir)
     path = folder / "meta.json"
-    if path.exists() and read_meta(path).get("built") is not False:
-        return Built(source.name, folder, "up to date", read_meta(path), reason)
+    with contextlib.suppress(CacheError):
+        found = read_meta(path)
+        if found.get("built") is not False:
+            return Built(source.name, folder, "up to date", found, reason)
     for split in formats.SPLITS:
         (folder / split).mkdir(parents=True, exist_ok=True)
-    meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": reason}
+    stored = reason
+    for place in (settings.place_of(source.name), os.environ.get(VARIABLE)):
+        stored = stored.replace(str(place), "...") if place else stored  # a cache tells nothing of this machine
+    meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": stored}
     write_meta(path, meta)
     return Built(source.name, folder, "not built", meta, reason)
 
@@ -217,6 +237,11 @@ def _texts(source: Source, settings: Settings) -> tuple[Again, Again | None]:
     if name == "gutenberg":
         return _samples(source, settings), None
     if name == "wikitext":
+        single = _splits(settings).get("")
+        if single:
+            raise ValueError(
+                f"{single[0]} is one file for all splits of wikitext: give a folder with train and validation files"
+            )
         return _samples(source, settings), _samples(source, settings, split="validation")
     if name == "roam":
         paths = list_roam_paths(str(roam_place(settings.place_of("roam"))))
@@ -226,6 +251,18 @@ def _texts(source: Source, settings: Settings) -> tuple[Again, Again | None]:
     number = sum(1 for _ in everything)  # read twice rather than kept: it may be large
     train_rows, val_rows = split_items(range(number), val_frac=settings.val_frac, seed=settings.seed)
     return _chosen(everything, train_rows), _chosen(everything, val_rows)
+
+
+def _dropped(texts: Again, val_texts: Again) -> dict[str, int]:
+    """What the loader left out of both; counted once where both are read from the same rows."""
+    counts = [texts.dropped] if texts.dropped is val_texts.dropped else [texts.dropped, val_texts.dropped]
+    return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
+
+
+def _splits(settings: Settings) -> dict[str, list[str]]:
+    """Split -> its files, of a local wikitext."""
+    place = find_local(WIKITEXT, settings.place_of("wikitext"))
+    return find_files(place, settings.wikitext_config or WIKITEXT_CONFIG) if place is not None else {}
 
 
 def _fineweb_options(settings: Settings) -> dict[str, Any]:
@@ -246,34 +283,47 @@ def _budgets(source: Source, settings: Settings) -> dict[str, int]:
 class Again:
     """An input that can be read several times: each iteration opens it anew."""
 
-    def __init__(self, open_: Callable[[], Iterator[Any]], number: int | None = None) -> None:
+    def __init__(self, open_: Callable[[dict[str, int]], Iterator[Any]], number: int | None = None) -> None:
+        """`open_` is given a dict to count in what it leaves out."""
         self._open = open_
         self.number = number
         """Of items, where it is known (a few of them may be left out)."""
+        self.dropped: dict[str, int] = {}
+        """What the last reading left out, by reason."""
 
     def __iter__(self) -> Iterator[Any]:
-        return self._open()
+        self.dropped.clear()
+        return self._open(self.dropped)
 
 
 def _samples(source: Source, settings: Settings, **options: Any) -> Again:
     """The texts of a source."""
-    return Again(lambda: (s.text for s in _open(source, settings, **options) if isinstance(s, PretrainSample)))
+
+    def read(dropped: dict[str, int]) -> Iterator[str]:
+        samples = _open(source, settings, stats=dropped, **options)
+        return (sample.text for sample in samples if isinstance(sample, PretrainSample))
+
+    return Again(read)
 
 
 def _notes(paths: list[str], errors: str | None) -> Again:
     """The notes of these files that are not blank."""
 
-    def read() -> Iterator[str]:
-        texts = (read_text(path, errors=errors or "strict") for path in paths)
-        return (text for text in texts if text.strip())
+    def read(dropped: dict[str, int]) -> Iterator[str]:
+        for path in paths:
+            text = read_text(path, errors=errors or "strict")
+            if text.strip():
+                yield text
+            else:
+                dropped["empty"] = dropped.get("empty", 0) + 1
 
     return Again(read, len(paths))
 
 
-def _chosen(items: Iterable[str], numbers: list[int]) -> Again:
+def _chosen(items: Again, numbers: list[int]) -> Again:
     """The items of certain numbers, which are sorted."""
 
-    def read() -> Iterator[str]:
+    def read(_: dict[str, int]) -> Iterator[str]:
         wanted = iter(numbers)
         number = next(wanted, None)
         for i, item in enumerate(items):
@@ -281,14 +331,16 @@ def _chosen(items: Iterable[str], numbers: list[int]) -> Again:
                 yield item
                 number = next(wanted, None)
 
-    return Again(read, len(numbers))
+    made = Again(read, len(numbers))
+    made.dropped = items.dropped
+    return made
 
 
 def _chats(source: Source, settings: Settings) -> Again:
     """The conversations of a source."""
 
-    def read() -> Iterator[list[Message]]:
-        for sample in _open(source, settings):
+    def read(dropped: dict[str, int]) -> Iterator[list[Message]]:
+        for sample in _open(source, settings, stats=dropped):
             if isinstance(sample, ChatSample):
                 yield [Message(role=message.role, content=message.content) for message in sample.messages]
 
@@ -315,15 +367,34 @@ def _subset(source: Source, settings: Settings) -> str | None:
 # --- whether it has changed ------------------------------------------------------------------------
 
 
-def _identity(source: Source, settings: Settings) -> dict[str, Any] | None:
-    """The local files a source is read from, by content; None where it comes from the Hub."""
-    paths = source.files(_subset(source, settings), settings.place_of(source.name))
-    if not paths:
-        return None
-    whole = hashlib.sha256()
-    for path in paths:
-        whole.update(f"{Path(path).name}\0{files.sha256_file(path)}\n".encode("utf-8", "surrogateescape"))
-    return {"files": len(paths), "sha256": whole.hexdigest()}
+def _identity(source: Source, settings: Settings) -> dict[str, Any]:
+    """What a source depends on beside the settings that the builders record: options of its own, and the local files it
+    is read from, by content (none where it comes from the Hub)."""
+    identity: dict[str, Any] = dict(source.options)
+    if source.name == "fineweb_edu":
+        identity |= {"dataset_id": settings.fineweb_id or source.dataset_id, "source_buffer": settings.shuffle_buffer}
+    if source.name == "roam":
+        identity["val_frac"] = settings.roam_val_frac
+    elif source.kind != "chat" and source.dataset_id is None:
+        identity["val_frac"] = settings.val_frac
+    if settings.errors is not None and source.decodes:
+        identity["encoding_errors"] = settings.errors
+    paths = _files(source, settings)
+    if paths:
+        whole = hashlib.sha256()
+        for path in paths:
+            whole.update(f"{Path(path).name}\0{files.sha256_file(path)}\n".encode("utf-8", "surrogateescape"))
+        identity |= {"files": len(paths), "sha256": whole.hexdigest()}
+    return identity
+
+
+def _files(source: Source, settings: Settings) -> list[str]:
+    """The local files a source is read from."""
+    if source.name == "fineweb_edu" and settings.fineweb_id:
+        place = find_local(settings.fineweb_id, settings.path)
+        found = find_files(place, settings.fineweb_config) if place is not None else {}
+        return [name for names in found.values() for name in names]
+    return source.files(_subset(source, settings), settings.place_of(source.name))
 
 
 def _revision(source: Source, settings: Settings) -> str | None:
@@ -342,7 +413,7 @@ def _unchanged(folder: Path, wanted: dict[str, Any]) -> bool:
         return False
     if meta.get("built") is False or any(meta.get(key, None) != value for key, value in wanted.items()):
         return False
-    if wanted["source"] is None and wanted["revision"] is None:
+    if "files" not in (wanted["source"] or {}) and wanted["revision"] is None:
         return False  # nobody can tell
     for name, listed in meta.get("files", {}).items():
         path = folder / name

@@ -51,11 +51,16 @@ class SFTExampleDataset:
             check_meta(self.meta, folder, tokenizer_sha256=tokenizer_sha256)
             for path in (self.tokens_path, self.idx_path):
                 check_file(self.meta, path.parent, path.name, verify=verify)
+            splits = {path.name.partition("_")[0] for path in (self.tokens_path, self.idx_path)}
+            if "files" in self.meta and len(splits) > 1:
+                raise CacheError(f"{self.idx_path} has the offsets of another split than {self.tokens_path.name}")
             special = self.meta.get("special_token_ids", {})
             if special.get("eot", eot_id) != eot_id:
                 raise CacheError(
                     f"{folder} has the EOT id {special['eot']}, not {eot_id}: its tokenizer is another one"
                 )
+            if asst_id is not None and special.get("asst", asst_id) != asst_id:
+                raise CacheError(f"{folder} has the assistant's id {special['asst']}, not {asst_id}")
             asst_id = special.get("asst") if asst_id is None else asst_id
         elif tokenizer_sha256 is not None:
             raise CacheError(f"{folder} has no meta.json, so its tokenizer is unknown: build it again")
@@ -187,7 +192,7 @@ class SFTExampleDataset:
         for start, end in zip(starts, ends, strict=True):
             row = data[start : min(end, start + width)]
             parts += (row, padding[len(row) :])
-        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(examples), -1)
+        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
         self._files.touched(len(examples), width)
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         masked = np.where(self._mask(index), y, IGNORE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from niels_gpt.cache.checking import stream_slice
-from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.meta import check_meta, read_meta
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cli.runs import Loaded, find_run, load
 from niels_gpt.cli.training import with_data
@@ -23,6 +22,7 @@ from niels_gpt.config_file import config_from_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.tokenizer import Tokenizer
+from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import SOURCES, DataTask, eval_name, open_byte_task, open_task
 
 
@@ -80,7 +80,8 @@ def score_caches(
     """The exact score of a model on the held-out tokens of every pretrain cache (the first `limit` of each), and, if it
     was tuned for chat, on what the assistant says in every SFT cache. Bits are per byte of the text itself."""
     assert isinstance(loaded.tokenizer, Tokenizer)
-    config = loaded.run.read_config() if loaded.run is not None else RunConfig()
+    run = loaded.run or RunFolder(loaded.path.parent.parent)  # a checkpoint that is named itself usually lies in a run
+    config = run.read_config() if run.exists else RunConfig()
     folder = CacheFolder(token_cache or config.data.token_cache)
     if folder.tokenizer.sha256 != loaded.tokenizer.sha256:
         raise ValueError(f"{folder.path} was built with another tokenizer than that of {loaded.path}")
@@ -96,6 +97,7 @@ def score_caches(
     for name in folder.names("pretrain"):
         place = folder.path / "pretrain" / name
         meta = read_meta(place / "meta.json")
+        check_meta(meta, place, tokenizer_sha256=loaded.tokenizer.sha256)
         length = min(meta["val_tokens"], limit or meta["val_tokens"])
         if length >= 2:
             ids = stream_slice(place, "val", 0, length)
@@ -103,12 +105,13 @@ def score_caches(
             train = stream_slice(place, "train", 0, min(meta["train_tokens"], REFERENCE_TOKENS))
             scores[f"val_{name}"] = _with_references(score, text(ids), text(train))
     for name in folder.names("sft") if config.task == "sft" else ():
-        with contextlib.suppress(CacheError):  # nothing held out, or no target within T
-            dataset = folder.sft(name, "val", T=T)
-            rows = dataset.usable.tolist()
-            batches = (dataset.gather(rows[i : i + 32]) for i in range(0, len(rows), 32))
-            score = score_examples(loaded.model, ((x, targets) for x, _, targets in batches), token_sizes=sizes)
-            scores[f"val_{name} (replies)"] = _numbers(score)
+        if not read_meta(folder.path / "sft" / name / "meta.json").get("val_examples"):
+            continue  # nothing is held out
+        dataset = folder.sft(name, "val", T=T)
+        rows = dataset.usable.tolist()
+        batches = (dataset.gather(rows[i : i + 32]) for i in range(0, len(rows), 32))
+        score = score_examples(loaded.model, ((x, targets) for x, _, targets in batches), token_sizes=sizes)
+        scores[f"val_{name} (replies)"] = _numbers(score)
     return scores
 
 

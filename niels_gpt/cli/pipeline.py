@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from pathlib import Path
 
+from niels_gpt import files
 from niels_gpt.cli.runs import new_run
 from niels_gpt.cli.training import exit_if_stopped, train_and_report
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import dump_config, load_pipeline
+from niels_gpt.config_file import dump_config, load_config, load_pipeline
 from niels_gpt.device import resolve_device
 from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.schedule import lr_at_step
+from niels_gpt.train.task import open_task
 from niels_gpt.train.token_task import verify_caches, with_vocabulary
 
 PHASES = ("pretrain", "sft")
@@ -31,25 +35,36 @@ def run_pipeline(
     """Run both phases, or go on with them; on a signal, save, say how to go on, and exit with 128 + its number."""
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: which pipeline shall go on?")
-    if resume and config is None:
-        raise ValueError("--resume needs --config: that of the pipeline")
     if token_cache is not None:
-        overrides = [*overrides, f"data.token_cache={token_cache}"]
-    phases = {name: with_vocabulary(phase) for name, phase in load_pipeline(config, overrides=overrides).items()}
+        overrides = [*overrides, f"data.token_cache={json.dumps(str(token_cache))}"]
+    if resume and config is None and run_dir is not None:
+        if overrides:
+            raise ValueError("--resume goes on with the config of the pipeline: --set and --token-cache need --config")
+        if not _stored(run_dir, "pretrain").exists():
+            raise ValueError(f"nothing to resume: {run_dir} holds no pipeline")
+        phases = {name: load_config(_stored(run_dir, name)) for name in PHASES}
+    else:
+        phases = load_pipeline(config, overrides=overrides)
+    phases = {name: with_vocabulary(phase) for name, phase in phases.items()}
     if print_config:
         for name, phase in phases.items():
             print(f"# {name}\n{dump_config(phase)}")
         return
-    for phase in phases.values() if verify else ():
-        verify_caches(phase)
     folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
     runs = {name: RunFolder(folder / name) for name in PHASES}
     if not resume and any(run.exists for run in runs.values()):
         raise ValueError(f"{folder} holds a pipeline already: go on with --resume, or choose another --run-dir")
+    for phase in phases.values():  # a mistake in the second phase shall not show after hours of the first
+        settings = phase.train
+        lr_at_step(0, settings.total_steps, warmup_steps=settings.warmup_steps)
+        open_task(phase)
+        if verify:
+            verify_caches(phase)
     device = resolve_device(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, phase in phases.items():
+        files.write_text(_stored(folder, name), dump_config(phase))
     command = f"niels-gpt pipeline --run-dir {shlex.quote(str(folder))} --resume"
-    command += f" --config {shlex.quote(str(config))}" if config else ""
-    before = after = None
     for name in PHASES:
         run, phase = runs[name], phases[name]
         if name == "sft":
@@ -59,27 +74,34 @@ def run_pipeline(
             continue
         print(f"{name}: into {run.path}")
         result = train_and_report(phase, run, device=device, resume=run.exists)
-        exit_if_stopped(result, run, command=command)
-        if name == "pretrain":
-            before = result.evals
-        else:
-            after = result.evals
-    _summary(runs, before, after)
+        if name == "pretrain" or result.step < phase.train.total_steps:
+            exit_if_stopped(result, run, command=command)
+    _summary(runs)
+
+
+def _stored(folder: Path, name: str) -> Path:
+    """Where the config of a phase lies, also before its run begins."""
+    return folder / f"{name}.yaml"
 
 
 def _finished(run: RunFolder, config: RunConfig) -> bool:
-    metrics = run.metrics()
-    return bool(metrics) and metrics[-1]["step"] + 1 >= config.train.total_steps and run.best.exists()
+    """Whether the last update is in a checkpoint (the metrics may be ahead of it)."""
+    path, saved, _ = run.newest_checkpoint("cpu")
+    return path is not None and saved["step"] >= config.train.total_steps and run.best.exists()
 
 
-def _summary(runs: dict[str, RunFolder], before: dict[str, float] | None, after: dict[str, float] | None) -> None:
-    if before and after:
-        if "val_pretrain" in after:
-            print(
-                f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT"
-            )
+def _summary(runs: dict[str, RunFolder]) -> None:
+    before, after = (_last_evals(runs[name]) for name in PHASES)
+    if "val_pretrain" in before and "val_pretrain" in after:
+        print(f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT")
+    if "val_sft" in after:
         print(f"val_sft: {after['val_sft']:.3f}")
     for name, run in runs.items():
         print(f"best {name} checkpoint: {run.best}")
     place = shlex.quote(str(runs["sft"].path))
     print(f"next: niels-gpt chat --run {place}   niels-gpt eval --run {place}")
+
+
+def _last_evals(run: RunFolder) -> dict[str, float]:
+    found: dict[str, float] = next((line["evals"] for line in reversed(run.metrics()) if "evals" in line), {})
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -65,7 +66,9 @@ def run_train(
     took = duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {made.vocab_size:,} ids, sha256 {made.sha256[:12]}..., in {took}")
     read = " ".join(source.name for source in chosen if source.name not in unread)
-    print(f"next: niels-gpt tokenizer report {read} --tokenizer {out}")
+    options = {"--tokenizer": out, "--path": path, "--config": config}
+    given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
+    print(f"next: niels-gpt tokenizer report {read} {given}")
 
 
 def run_report(

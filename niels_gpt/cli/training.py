@@ -62,7 +62,8 @@ def run_train(
         allow_data_change=allow_data_change,
         allow_config_change=allow_config_change,
     )
-    exit_if_stopped(result, run)
+    if result.step < resolved.train.total_steps:
+        exit_if_stopped(result, run)
     if result.best:
         print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
     print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")

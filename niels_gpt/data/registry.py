@@ -14,7 +14,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -75,6 +75,8 @@ class Source:
     """The loader's option that chooses a config of the dataset."""
     files: Callable[[str | None, str | Path | None], list[str]] = lambda subset, path: []
     """(subset, path) -> the local files it would read now; none where it comes from elsewhere."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What else decides which samples it gives: the field of a row, say."""
 
     def samples(
         self,
@@ -323,7 +325,10 @@ def _own(name: str, config: SourceConfig) -> Source:
     def files(subset: str | None, path: str | Path | None) -> list[str]:
         return own_files(name, config if path is None else SourceConfig(str(path)))
 
-    return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files)
+    options = {
+        key: value for key, value in (("kind", config.kind), ("field", config.field)) if value not in ("auto", "")
+    }
+    return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files, options=options)
 
 
 def _installed() -> list[Source]:

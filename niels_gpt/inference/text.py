@@ -100,9 +100,14 @@ def _rows(
         if model.config.V > 256:
             raise ValueError(f"this model has V={model.config.V} tokens, not bytes: it needs its tokenizer")
         tokenizer = ByteTokenizer()
-    elif tokenizer.vocab_size > max(model.config.V, 256):
+    elif isinstance(tokenizer, ByteTokenizer) and model.config.V <= 256:
+        pass  # a model over fewer bytes emits those
+    elif tokenizer.vocab_size != model.config.V:
         raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, the model V={model.config.V}: it is another's")
-    pieces, end = tokenizer.token_bytes, tokenizer.special_token_ids().get("eot")
+    special = tokenizer.special_token_ids()
+    pieces, end = tokenizer.token_bytes, special.get("eot")
+    if special:  # a turn that the model begins amid its reply is no text
+        pieces = [b"" if i in special.values() else piece for i, piece in enumerate(pieces)]
     decoder = Decoder(
         model,
         [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts],
@@ -119,7 +124,7 @@ def _rows(
             if not decoder.active:
                 break
             for row, token in decoder.step().items():
-                piece = "" if token == end else outputs[row].add(pieces[token] if token < len(pieces) else b"")
+                piece = "" if token == end else outputs[row].add(pieces[token])
                 if piece:
                     yield row, piece
                 if token == end or outputs[row].stopped:

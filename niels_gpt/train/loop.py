@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from niels_gpt import files
-from niels_gpt.config import RunConfig
+from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.config_file import differences, to_dict, with_defaults
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import stream_text
-from niels_gpt.model.checkpoint import load_checkpoint, load_weights
+from niels_gpt.model.checkpoint import CheckpointError, load_weights, read_checkpoint
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.loss import loss_fn
 from niels_gpt.rng import derive_seed, generator, set_seed
@@ -46,7 +46,7 @@ class Result:
     step: int
     """Updates done."""
     stopped_by: str | None = None
-    """The signal that ended it early."""
+    """The signal that came; it ended the run unless the last update was done."""
     evals: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""
     best: dict[str, Any] | None = None
@@ -94,8 +94,8 @@ def train(
         if resume:
             _restore(state, config, task, run, device, allow_data_change, allow_config_change, report)
             run.keep_metrics_before(state.step)
-        elif config.init_from:
-            load_weights(state.model, load_checkpoint(config.init_from, device)[1], where=config.init_from)
+        if config.init_from and state.step == 0:
+            _initialise(state.model, config, task, device)
         run.write_config(config)
         run.write_tokenizer(task.tokenizer)
         log = MetricsLog(run.metrics_path)
@@ -111,6 +111,22 @@ def _start(config: RunConfig, device: str) -> _State:
     set_seed(derive_seed(config.train.seed, "init"))
     model = GPT(config.model).to(device)
     return _State(model, make_optimizer(model, config.train), step=0, best=None)
+
+
+def _initialise(model: GPT, config: RunConfig, task: Task, device: str) -> None:
+    """Take the weights of another run. Raises CheckpointError where they are of another model or tokenizer."""
+    where = config.init_from
+    saved = read_checkpoint(where, device)
+    theirs, ours = to_dict(ModelConfig.of(saved["config"])), to_dict(config.model)
+    for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp"):
+        if theirs[key] != ours[key]:
+            raise CheckpointError(
+                f"{where} is of another architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
+            )
+    tokenizers = [data.get("tokenizer") for data in (saved["extra"].get("data", {}), task.fingerprint())]
+    if None not in tokenizers and tokenizers[0] != tokenizers[1]:
+        raise CheckpointError(f"{where} was trained with another tokenizer than that of {config.data.token_cache}")
+    load_weights(model, saved["model"], where=where)
 
 
 def _restore(
@@ -200,7 +216,7 @@ def _loop(
             log.sync()
         extra = {"config": _identity(config), "data": fingerprint, "best": state.best}
         run.save(state.model, state.optimizer, state.step, extra, numbered=due, best=improved, keep=out.keep)
-        if stopping and not last:
+        if stopping:
             return Result(state.step, stopped_by=caught[0], evals=evals, best=state.best)
     return Result(state.step, evals=evals, best=state.best)
 

@@ -97,12 +97,13 @@ class _TokenTask:
 
     def _described(self, unit: str) -> list[SourceRow]:
         rows = []
-        for name, share in {**self.config.train.p_val, **self.config.train.p_train}.items():
+        shares = self.config.train.p_train
+        for name in {**self._train.datasets, **self._val}:
             meta = (self._train.datasets.get(name) or self._val[name]).meta or {}
             number = sum(meta.get(f"{split}_{unit}", 0) for split in ("train", "val"))
             train, val = (meta.get(f"{split}_tokens", 0) for split in ("train", "val"))
             place = str(self.folder.path / self.kind / name)
-            rows.append(SourceRow(name, share, train, val, " tokens", number, place))
+            rows.append(SourceRow(name, shares.get(name, 0.0), train, val, " tokens", number, place))
         return rows
 
 

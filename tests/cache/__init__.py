@@ -1,0 +1,425 @@
+"""What the tests of token caches share: a tokenizer of bytes, builders written out token by token, kills, and readers
+of what lies on disk."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+
+from niels_gpt.cache import build_cache, encoding, partial
+from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
+
+IDS = {"sys": 256, "usr": 257, "asst": 258, "eot": 259}
+EOT, ASST = IDS["eot"], IDS["asst"]
+ROLE_IDS = {"system": 256, "user": 257, "assistant": 258}
+SPECIAL_STRINGS = [f"<|ngpt_{name}_84a5023f67d74cf29cc4001becde983c|>" for name in ("sys", "usr", "asst", "eot")]
+SPLITS = ("train", "val")
+UNLIMITED = 1 << 40
+
+
+class ByteTokenizer:
+    """A byte is its own id; the special ids come after. Remembers what it encoded."""
+
+    vocab_size = 260
+
+    def __init__(self):
+        self.encoded = []
+
+    def encode(self, text):
+        self.encoded.append(text)
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids):
+        return bytes(ids).decode("utf-8")
+
+    def special_token_ids(self):
+        return dict(IDS)
+
+
+@functools.cache
+def real_tokenizer():
+    """A SentencePiece tokenizer, trained once."""
+    text = "the a note model byte loss step learns from reads writes small large never again and so then é ß"
+    words = text.split()
+    texts = [" ".join(words[(i * j + j) % len(words)] for j in range(1, 12)) + f".\n{i}" for i in range(200)]
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(train_tokenizer(texts, folder, vocab_size=400))
+
+
+@contextlib.contextmanager
+def no_waiting():
+    """Files are written, but not waited for until the disk has them."""
+    with mock.patch.object(os, "fsync", lambda descriptor: None):
+        yield
+
+
+@contextlib.contextmanager
+def quick_folder():
+    """A folder for a moment, in memory where there is such a place."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with no_waiting(), tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+# --- references --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Expected:
+    """What a pretrain cache must hold."""
+
+    streams: dict
+    starts: dict
+    dropped: Counter
+    read: dict
+
+
+def why_no_document(text):
+    if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
+        return encoding.NOT_TEXT
+    if any(special in text for special in SPECIAL_STRINGS):
+        return encoding.SPECIAL
+    return None if text else encoding.EMPTY
+
+
+def expected_pretrain(texts, *, max_train_tokens, max_val_tokens, val_texts=None):
+    """Document by document and token by token, for the tokenizer of bytes."""
+    budgets = {"train": max_train_tokens, "val": max_val_tokens}
+    streams, starts = {"train": [], "val": []}, {"train": [], "val": []}
+    dropped, read = Counter(), {}
+
+    def take(name, documents, order):
+        read[name] = 0
+        for text in documents:
+            unfilled = [split for split in order if len(streams[split]) < budgets[split]]
+            if not unfilled:
+                break
+            read[name] += 1
+            reason = why_no_document(text)
+            if reason:
+                dropped[reason] += 1
+                continue
+            stream = streams[unfilled[0]]
+            starts[unfilled[0]].append(len(stream))
+            for token in [*text.replace("\r\n", "\n").encode("utf-8"), EOT]:
+                if len(stream) < budgets[unfilled[0]]:
+                    stream.append(token)
+
+    if val_texts is None:
+        take("texts", texts, ("val", "train"))
+    else:
+        take("val_texts", val_texts, ("val",))
+        take("texts", texts, ("train",))
+    return Expected(streams, starts, dropped, read)
+
+
+def chat_ids(messages, tokenizer):
+    """The chat template."""
+    special = tokenizer.special_token_ids()
+    roles = {"system": special["sys"], "user": special["usr"], "assistant": special["asst"]}
+    ids = []
+    for message in messages:
+        ids.append(roles[message["role"]])
+        ids.extend(tokenizer.encode(message["content"]))
+        ids.append(special["eot"])
+    return ids
+
+
+def split_rule(items, val_frac, seed):
+    n = len(items)
+    n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    held_out = torch.randperm(n, generator=generator).tolist()[:n_val]
+    return {
+        "train": [item for i, item in enumerate(items) if i not in held_out],
+        "val": [item for i, item in enumerate(items) if i in held_out],
+    }
+
+
+def masked_row(tokens, T, *, eot=EOT, asst=ASST):
+    """(x, y, y_masked) of one example, token by token."""
+    row = list(tokens[: T + 1])
+    length = len(row)
+    row += [eot] * (T + 1 - length)
+    target = [False] * (T + 1)
+    speaking = False
+    for place in range(length):
+        if speaking:
+            target[place] = True
+            if row[place] == eot:
+                speaking = False
+        elif row[place] == asst:
+            speaking = True
+    masked = [token if wanted else -100 for token, wanted in zip(row[1:], target[1:], strict=True)]
+    return row[:-1], row[1:], masked
+
+
+# --- what lies on disk -------------------------------------------------------------------------------
+
+
+def read_tokens(path):
+    data = path.read_bytes()
+    assert len(data) % 2 == 0
+    return list(struct.unpack(f"<{len(data) // 2}H", data))
+
+
+def write_tokens(path, tokens):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    return path
+
+
+def read_offsets(path):
+    array = np.load(path, allow_pickle=False)
+    assert array.dtype.str == "<i8"
+    assert array.ndim == 1
+    return array.tolist()
+
+
+def tree(folder):
+    """{relative path: bytes} of all files."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def digests(folder):
+    return {name: hashlib.sha256(data).hexdigest() for name, data in tree(folder).items()}
+
+
+def meta_of(folder):
+    return json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+
+
+def check_listing(folder):
+    """meta.json lists all files beside it, with their sizes and hashes."""
+    found = tree(folder)
+    found.pop("meta.json")
+    listed = meta_of(folder)["files"]
+    assert sorted(listed) == sorted(found)
+    for name, data in found.items():
+        assert listed[name]["bytes"] == len(data)
+        assert listed[name]["sha256"] == hashlib.sha256(data).hexdigest()
+        if name.endswith(".bin"):
+            assert listed[name]["tokens"] * 2 == len(data)
+
+
+def check_pretrain(folder, expected, shard_bytes):
+    """A pretrain cache is what it must be, file by file."""
+    assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "train", "val"]
+    meta = meta_of(folder)
+    for split in SPLITS:
+        stream = expected.streams[split]
+        data = struct.pack(f"<{len(stream)}H", *stream)
+        shards = {
+            f"shard_{i:05d}.bin": data[at : at + shard_bytes] for i, at in enumerate(range(0, len(data), shard_bytes))
+        }
+        found = tree(folder / split)
+        found.pop("documents.npy")
+        assert found == shards
+        assert read_offsets(folder / split / "documents.npy") == expected.starts[split]
+        assert meta[f"{split}_tokens"] == len(stream)
+        assert meta[f"{split}_documents"] == len(expected.starts[split])
+    assert meta["dropped"] == expected.dropped
+    assert {name: run["items"] for name, run in meta["inputs"].items()} == expected.read
+    check_listing(folder)
+
+
+def check_sft(folder, kept, *, tokenizer, val_frac, seed):
+    """An SFT cache is what it must be; `kept` are the examples that are not left out."""
+    names = ["meta.json", "train_idx.npy", "train_tokens.bin", "val_idx.npy", "val_tokens.bin"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    meta = meta_of(folder)
+    for split, examples in split_rule(kept, val_frac, seed).items():
+        sequences = [chat_ids(example, tokenizer) for example in examples]
+        starts, stream = [], []
+        for sequence in sequences:
+            starts.append(len(stream))
+            stream += sequence
+        assert read_tokens(folder / f"{split}_tokens.bin") == stream
+        assert read_offsets(folder / f"{split}_idx.npy") == starts
+        assert meta[f"{split}_examples"] == len(examples)
+        assert meta[f"{split}_tokens"] == len(stream)
+    check_listing(folder)
+
+
+# --- builds that are stopped ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_steps(*, batch_items=3, sft_step_bytes=64):
+    """Batches of a few items, and SFT builds that can go on after a few examples."""
+    with (
+        mock.patch.object(partial, "BATCH_ITEMS", batch_items),
+        mock.patch.object(build_cache, "SFT_STEP_BYTES", sft_step_bytes),
+    ):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A build with small steps, the same again and again."""
+
+    kind: str
+    items: tuple
+    val_items: tuple | None = None
+    shuffle_buffer: int | None = None
+    shard_bytes: int = 64
+    max_train_tokens: int = UNLIMITED
+    max_val_tokens: int = 100
+    val_frac: float = 0.25
+    seed: int = 7
+
+    def build(self, out_dir, *, tokenizer=None, workers=2, batch_items=3, wrap=list, **changes):
+        """`wrap` makes the input of the items: list, iter, or a generator."""
+        tokenizer = tokenizer or ByteTokenizer()
+        case = dataclasses.replace(self, **changes)
+        with small_steps(batch_items=batch_items):
+            if case.kind == "sft":
+                build_cache.build_sft_cache(
+                    wrap(case.items),
+                    out_dir,
+                    tokenizer=tokenizer,
+                    val_frac=case.val_frac,
+                    seed=case.seed,
+                    workers=workers,
+                )
+            else:
+                build_cache.build_pretrain_cache(
+                    wrap(case.items),
+                    out_dir,
+                    tokenizer=tokenizer,
+                    max_train_tokens=case.max_train_tokens,
+                    max_val_tokens=case.max_val_tokens,
+                    shard_bytes=case.shard_bytes,
+                    seed=case.seed,
+                    shuffle_buffer=case.shuffle_buffer,
+                    val_texts=None if case.val_items is None else wrap(case.val_items),
+                    workers=workers,
+                )
+        return tokenizer
+
+
+def documents(number, word="note"):
+    """Different documents of different lengths; among them some that are left out."""
+    odd = {5: "", 11: f"forged {SPECIAL_STRINGS[3]}", 17: None, 23: "half \ud800"}
+    made = [odd.get(i, f"{word} {i}:" + " and so on" * (i % 4) + "\r\n") for i in range(number)]
+    return tuple(made)
+
+
+def conversations(number, word="note"):
+    """Different conversations of different lengths; among them some that are left out."""
+    made = []
+    for i in range(number):
+        turns = [("system", "be brief")] if i % 3 == 0 else []
+        turns += [("user", f"{word} {i}?"), ("assistant", "yes" * (1 + i % 5))] * (1 + i % 2)
+        made.append([{"role": role, "content": content} for role, content in turns])
+    for i in range(5, number, 12):
+        made[i] = []
+    return tuple(made)
+
+
+CASES = {
+    "pretrain": Case("pretrain", documents(60)),
+    "pretrain, shuffled": Case("pretrain", documents(60), shuffle_buffer=8),
+    "pretrain, val given": Case(
+        "pretrain", documents(45), val_items=documents(9, "held out"), max_val_tokens=UNLIMITED
+    ),
+    "pretrain, val given and full": Case("pretrain", documents(45), val_items=documents(9, "held out")),
+    "pretrain, train full": Case("pretrain", documents(60), max_train_tokens=333),
+    "sft": Case("sft", conversations(30)),
+}
+
+
+@functools.cache
+def _server():
+    """Where processes come from that have imported everything already, and run nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.cache"])
+    return context
+
+
+def start(target, *arguments):
+    """Begin a function of this module in a process of its own."""
+    process = _server().Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def pipe():
+    """Two ends; what a process sends by one comes out at the other."""
+    return _server().Pipe()
+
+
+def build_slowly(case, out_dir, delay):
+    """Build from an input that takes its time."""
+
+    def slow(items):
+        for item in items:
+            time.sleep(delay)
+            yield item
+
+    case.build(out_dir, wrap=slow)
+
+
+_TOUCHING = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "shutil.rmtree"}
+
+
+def build_and_die(case, out_dir, when):
+    """Build, and die by SIGKILL right before a file or folder beside `out_dir` is touched: the touch of that number,
+    or the first of a path that ends with that string (with "rename " before it: a rename to there)."""
+    count = 0
+    parent = str(Path(out_dir).parent)
+
+    def hook(event, arguments):
+        nonlocal count
+        if event not in _TOUCHING or not str(arguments[0]).startswith(parent):
+            return
+        path = str(arguments[0])
+        if isinstance(when, str):
+            name, wanted = when.removeprefix("rename "), "os.rename" if when.startswith("rename ") else event
+            path = str(arguments[1]) if event == "os.rename" else path
+            dies = event == wanted and path.endswith(name)
+        else:
+            dies = count == when
+        count += 1
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    case.build(out_dir)
+
+
+def build_with_limited_files(case, out_dir, limit, connection):
+    """Build where no file can have more than `limit` bytes; sends the error."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        case.build(out_dir)
+    except Exception as err:
+        connection.send((getattr(err, "errno", None), str(err)))
+    else:
+        connection.send(None)
+
+
+def ended(process):
+    """The exit code of a process that ends by itself (or was killed)."""
+    process.join(60)
+    if process.exitcode is None:
+        process.kill()
+        raise AssertionError("a build did not come to its end")
+    return process.exitcode

@@ -1,0 +1,1027 @@
+import getpass
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from niels_gpt.cache import cli as cache_cli
+from niels_gpt.cache.opening import CacheFolder
+from niels_gpt.cli import main as whole_cli
+from niels_gpt.tokenizer import train_tokenizer
+from tests.cache import (
+    SPLITS,
+    check_sft,
+    digests,
+    meta_of,
+    no_waiting,
+    read_tokens,
+    real_tokenizer,
+    split_rule,
+    tree,
+)
+from tests.cache.test_recipes import (
+    BOOKS,
+    DIALOGUES,
+    DOLLY,
+    LINES,
+    PAGES,
+    as_rows,
+    by_budget,
+    documents_of,
+    dolly_example,
+    messages,
+    reference,
+    stream_of,
+    swap,
+    write,
+    write_dialogues,
+    write_everything,
+    write_notes,
+    write_rows,
+)
+from tests.data import RowHub
+
+ROOT = Path(__file__).parents[2]
+PRETRAIN, SFT = ("fineweb_edu", "roam", "wikitext", "gutenberg"), ("dolly15k", "oasst1", "primer")
+ON_HUB = {
+    "fineweb_edu": "HuggingFaceFW/fineweb-edu",
+    "wikitext": "wikitext",
+    "gutenberg": "nikolina-p/gutenberg_clean_en_splits",
+    "dolly15k": "databricks/databricks-dolly-15k",
+    "oasst1": "OpenAssistant/oasst1",
+}
+SMALL = [
+    "--fineweb-train-tokens=400",
+    "--fineweb-val-tokens=50",
+    "--gutenberg-train-tokens=600",
+    "--gutenberg-val-tokens=100",
+    "--shard-bytes=256",
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working directory and a wide terminal; nothing is waited for until it is on disk."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("NIELS_GPT_DATA", "NIELS_GPT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    with no_waiting():
+        yield
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """The option that gives a small tokenizer."""
+    return f"--tokenizer={write(tmp_path_factory.mktemp('tokenizer') / 'spm.model', real_tokenizer().model)}"
+
+
+@pytest.fixture(scope="module")
+def other_tokenizer(tmp_path_factory):
+    return f"--tokenizer={train_tokenizer(PAGES + BOOKS, tmp_path_factory.mktemp('other'), vocab_size=300)}"
+
+
+def prepare_everything(monkeypatch):
+    """All sources lie here: those of the Hub in NIELS_GPT_DATA, notes, dialogues, and own ones in c.yaml."""
+    monkeypatch.setenv("NIELS_GPT_DATA", str(write_everything().absolute()))
+    write_notes(".roam-data")
+    write_dialogues("data/primer.txt")
+    write("poems/a.txt", "a poem of the model")
+    write("poems/b.md", "another poem")
+    write_rows("rows.jsonl", [{"n": i, "body": f"row {i} of mine"} for i in range(10)])
+    write_rows("chats.jsonl", [{"messages": messages(turns)} for turns in DIALOGUES])
+    config = {"poems": {"path": "poems"}, "rows": {"path": "rows.jsonl"}, "chats": {"path": "chats.jsonl"}}
+    write("c.yaml", json.dumps({"data": {"sources": config}}))  # JSON is YAML
+
+
+@pytest.fixture
+def everything(monkeypatch):
+    prepare_everything(monkeypatch)
+
+
+def call(*arguments, entry="niels-gpt cache"):
+    """Run a cache command as a shell would; its exit code."""
+    words = [str(argument) for argument in arguments]
+    with warnings.catch_warnings():  # the commands replace warnings.showwarning
+        try:
+            if entry == "niels-gpt cache":
+                whole_cli.main(["cache", *words])
+            else:
+                cache_cli.main(words)
+        except SystemExit as end:
+            return end.code or 0
+    return 0
+
+
+@pytest.fixture
+def run(capsys):
+    """A function that runs a command: (exit code, stdout, stderr)."""
+
+    def run(*arguments, **options):
+        capsys.readouterr()
+        code = call(*arguments, **options)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def fine(run):
+    """The same for a command that must succeed without a word on stderr; what it prints."""
+
+    def fine(*arguments, **options):
+        code, out, err = run(*arguments, **options)
+        assert (code, err) == (0, ""), err
+        return out
+
+    return fine
+
+
+@pytest.fixture
+def error(run):
+    """The same for a mistake, which must be said in one line, with nothing on stdout; the message."""
+
+    def error(*arguments, **options):
+        code, out, err = run(*arguments, **options)
+        assert (code, out) == (1, ""), out
+        assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n"), err
+        return err.removeprefix("error: ").rstrip("\n")
+
+    return error
+
+
+def table(out):
+    """{cache: state} of what a build shows."""
+    head, *rows = [line for line in out.splitlines() if line.strip()]
+    assert head.split()[0] == "cache"
+    return {row.split()[0]: re.match(r"\S+ +(built|up to date|failed|not built)\b", row)[1] for row in rows}
+
+
+def printed(out):
+    """{cache: entry} of what a build prints as JSON."""
+    return {entry["name"]: entry for entry in json.loads(out)}
+
+
+# --- build-all ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ["niels-gpt cache", "python -m niels_gpt.cache.cli"])
+def test_build_all(everything, fine, tokenizer, entry):
+    out = fine("build-all", "--cache-dir", "cache", "--seed", 42, tokenizer, *SMALL, entry=entry)
+    assert table(out) == dict.fromkeys((*PRETRAIN, *SFT), "built")
+    names = {str(path.relative_to("cache")) for path in Path("cache").rglob("*")}
+    wanted = {"tokenizer", "tokenizer/spm.model", "tokenizer/meta.json", "pretrain", "sft"}
+    for name in PRETRAIN:
+        wanted |= {f"pretrain/{name}", f"pretrain/{name}/meta.json"}
+        for split in SPLITS:
+            shards = -(-meta_of(Path("cache/pretrain") / name)[f"{split}_tokens"] * 2 // 256)
+            wanted |= {f"pretrain/{name}/{split}", f"pretrain/{name}/{split}/documents.npy"}
+            wanted |= {f"pretrain/{name}/{split}/shard_{i:05d}.bin" for i in range(shards)}
+    for name in SFT:
+        wanted |= {f"sft/{name}", f"sft/{name}/meta.json"}
+        wanted |= {f"sft/{name}/{split}_{file}" for split in SPLITS for file in ("tokens.bin", "idx.npy")}
+    assert names == wanted
+    assert documents_of(Path("cache/pretrain/wikitext"), "val") == [
+        line for line in LINES["validation"] if line.strip()
+    ]
+    wanted = by_budget(BOOKS, train=600, val=100)
+    assert {split: stream_of(Path("cache/pretrain/gutenberg"), split) for split in SPLITS} == wanted
+    kept = [dolly_example(row) for row in DOLLY]
+    check_sft(Path("cache/sft/dolly15k"), kept, tokenizer=reference(), val_frac=0.1, seed=42)
+
+
+def test_both_entries_and_any_number_of_workers_give_the_same_bytes(everything, fine, tokenizer):
+    fine("build-all", "--cache-dir", "one", "--workers", 1, tokenizer, *SMALL, "--config", "c.yaml")
+    fine("build-all", "--cache-dir", "four", "--workers", 4, tokenizer, *SMALL, "--config", "c.yaml",
+         entry="python -m niels_gpt.cache.cli")  # fmt: skip
+    assert digests(Path("one")) == digests(Path("four"))
+    assert len(digests(Path("one"))) > 50
+
+
+def test_the_second_time_all_is_up_to_date(everything, fine, tokenizer):
+    options = ["build-all", *SMALL, "--config", "c.yaml"]
+    assert set(table(fine(*options, tokenizer)).values()) == {"built"}
+    before = {path: path.stat().st_mtime_ns for path in Path("cache").rglob("*")}
+    names = [*PRETRAIN, *SFT, "poems", "rows", "chats"]
+    assert table(fine(*options)) == dict.fromkeys(names, "up to date")  # the tokenizer is that of the folder
+    assert {path: path.stat().st_mtime_ns for path in Path("cache").rglob("*")} == before
+    whole = tree(Path("cache"))
+    assert set(table(fine(*options, "--force")).values()) == {"built"}
+    assert tree(Path("cache")) == whole
+
+
+def test_only_what_has_changed_is_built_again(everything, fine, tokenizer):
+    options = ["build-all", tokenizer, *SMALL]
+    fine(*options)
+    swap(".roam-data/a/note 0.md", b"model", b"mould")
+    write_rows("data/oasst1/train.jsonl", [])
+    write_everything()  # the same content as before
+    Path("cache/sft/primer/val_idx.npy").unlink()
+    Path("cache/pretrain/wikitext/train/shard_00000.bin").write_bytes(b"xx")
+    states = table(fine(*options))
+    assert {name for name, state in states.items() if state == "built"} == {"roam", "primer", "wikitext"}
+    states = table(fine(*options, "--val-frac", 0.3))
+    assert {name for name, state in states.items() if state == "built"} == {"dolly15k", "oasst1", "primer"}
+    states = table(fine(*options, "--val-frac", 0.3, "--fineweb-val-tokens", 60, "--gutenberg-train-tokens", 500))
+    assert {name for name, state in states.items() if state == "built"} == {"fineweb_edu", "gutenberg"}
+
+
+def test_another_share_of_notes_is_built_again(everything, fine, tokenizer):
+    options = ["build-all", "--only", "roam", tokenizer]
+    fine(*options)
+    assert table(fine(*options, "--roam-val-frac", 0.5)) == {"roam": "built"}
+    assert len(documents_of(Path("cache/pretrain/roam"), "val")) > 8
+
+
+def test_without_the_hub(run, tokenizer):
+    """What is embedded is built; the rest is said at the end, each with its remedy."""
+    code, out, err = run("build-all", tokenizer)
+    assert code == 3
+    states = {name: "built" if name in ("roam", "primer") else "failed" for name in (*PRETRAIN, *SFT)}
+    assert table(out) == states | {"gutenberg": "not built"}
+    *reasons, last = err.splitlines()
+    assert last == "error: 4 of 7 caches could not be built; 2 are there"
+    assert len(reasons) == 5
+    for (name, id_), line in zip(ON_HUB.items(), sorted(reasons, key=lambda s: list(ON_HUB).index(s.split(":")[0])),
+                                 strict=True):  # fmt: skip
+        assert line.startswith(f"{name}: {'not built' if name == 'gutenberg' else 'failed'}: ")
+        assert id_ in line and "connect to the Hub" in line
+        assert f"NIELS_GPT_DATA=FOLDER with FOLDER/{id_.rpartition('/')[2]}/" in line
+    assert sorted(path.name for path in Path("cache").glob("*/*")) == sorted(
+        ["spm.model", "meta.json", "roam", "gutenberg", "primer"]
+    )
+    assert CacheFolder("cache").names("pretrain") == ["roam"]
+    assert meta_of(Path("cache/pretrain/gutenberg"))["built"] is False
+    assert call("verify", "cache") == 0
+
+
+def test_the_rest_comes_later(run, fine, tokenizer, everything, monkeypatch):
+    monkeypatch.delenv("NIELS_GPT_DATA")
+    assert run("build-all", tokenizer, *SMALL)[0] == 3
+    monkeypatch.setenv("NIELS_GPT_DATA", "data")
+    states = table(fine("build-all", *SMALL))
+    assert {name for name, state in states.items() if state == "up to date"} == {"roam", "primer"}
+    assert {name for name, state in states.items() if state == "built"} == set(ON_HUB)
+
+
+def test_books_alone_are_no_failure(everything, run, tokenizer):
+    shutil.rmtree("data/gutenberg_clean_en_splits")
+    code, out, err = run("build-all", tokenizer, *SMALL)
+    assert code == 0
+    assert table(out)["gutenberg"] == "not built"
+    (line,) = err.splitlines()
+    assert line.startswith("gutenberg: not built: ") and "NIELS_GPT_DATA" in line
+
+
+def test_but_asked_for_by_name_they_are(everything, run, tokenizer):
+    shutil.rmtree("data/gutenberg_clean_en_splits")
+    code, out, err = run("build", "gutenberg", tokenizer)
+    assert code == 1
+    assert table(out) == {"gutenberg": "failed"}
+    assert err.splitlines()[-1] == "error: 1 of 1 caches could not be built; 0 are there"
+    assert not Path("cache/pretrain/gutenberg").exists()
+
+
+def test_a_real_cache_is_never_replaced_by_a_placeholder(everything, fine, run, tokenizer):
+    fine("build-all", tokenizer, *SMALL)
+    before = tree(Path("cache"))
+    shutil.rmtree("data/gutenberg_clean_en_splits")
+    shutil.rmtree("data/databricks-dolly-15k")
+    code, out, err = run("build-all", tokenizer, *SMALL)
+    assert code == 3
+    assert table(out)["gutenberg"] == "up to date" and table(out)["dolly15k"] == "failed"
+    assert [line.split(":")[0] for line in err.splitlines()] == ["gutenberg", "dolly15k", "error"]
+    assert tree(Path("cache")) == before
+
+
+def test_a_placeholder_says_nothing_of_this_machine(everything, run, tokenizer, tmp_path):
+    """Whatever the reason is: here a folder without files."""
+    shutil.rmtree("data/gutenberg_clean_en_splits")
+    write("data/gutenberg_clean_en_splits/readme.csv", "a,b")
+    _, out, err = run("build-all", tokenizer, *SMALL)
+    assert table(out)["gutenberg"] in ("not built", "failed")
+    assert str(tmp_path / "data" / "gutenberg_clean_en_splits") in err  # said, but not stored
+    text = Path("cache/pretrain/gutenberg/meta.json").read_text(encoding="utf-8")
+    assert str(tmp_path) not in text
+
+
+def test_a_damaged_placeholder_does_not_stop_the_rest(run, tokenizer):
+    write("cache/pretrain/gutenberg/meta.json", "{")
+    code, out, err = run("build-all", tokenizer)
+    assert code == 3
+    states = table(out)
+    assert states["roam"] == states["primer"] == "built"
+    assert not any(line.startswith("error: cache") for line in err.splitlines())
+
+
+def test_no_path_and_no_person_in_any_meta(everything, run, tokenizer, tmp_path, monkeypatch):
+    assert run("build-all", tokenizer, *SMALL, "--config", "c.yaml")[0] == 0
+    monkeypatch.delenv("NIELS_GPT_DATA")
+    assert run("build-all", tokenizer, "--cache-dir", "offline")[0] == 3
+    metas = [*Path().glob("cache/*/*/meta.json"), *Path().glob("cache/tokenizer/meta.json"),
+             *Path().glob("offline/*/*/meta.json")]  # fmt: skip
+    assert len(metas) == 7 + 3 + 1 + 3
+    for path in metas:
+        text = path.read_text(encoding="utf-8")
+        assert str(tmp_path) not in text and tmp_path.name not in text
+        for secret in (platform.node(), getpass.getuser(), str(Path.home())):
+            assert f'"{secret}"' not in text
+            assert secret == "/" or f"{secret}/" not in text
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["with a tokenizer", "without one"])
+def test_nothing_can_be_reached(run, tokenizer, given):
+    code, _, err = run("build-all", "--only", "fineweb_edu", *([tokenizer] if given else []))
+    assert code == 1
+    assert "HuggingFaceFW/fineweb-edu" in err and "NIELS_GPT_DATA" in err and "connect to the Hub" in err
+    assert err.splitlines()[-1].startswith("error: ")
+    assert not Path("cache/pretrain").exists()
+
+
+def test_only_and_skip(everything, fine, tokenizer):
+    out = fine("build-all", "--only", "primer", "--only", "roam", tokenizer)
+    assert list(table(out)) == ["primer", "roam"]
+    out = fine("build-all", "--skip", "fineweb_edu", "--skip", "gutenberg", "--skip", "primer", tokenizer)
+    assert list(table(out)) == ["roam", "wikitext", "dolly15k", "oasst1"]
+    out = fine("build-all", "--only", "oasst1", "--only", "roam", "--skip", "roam", "--only", "oasst1", tokenizer)
+    assert list(table(out)) == ["oasst1"]
+    assert not Path("cache/pretrain/gutenberg").exists()
+
+
+def test_one_source_that_fails_does_not_stop_the_others(everything, run, tokenizer):
+    write("data/wikitext/wikitext-103-raw-v1/train.jsonl", '{"text": "a"}\n{"text": \n')
+    write(".roam-data/z.md", b"caf\xe9")
+    code, out, err = run("build-all", tokenizer, *SMALL)
+    assert code == 3
+    assert {name for name, state in table(out).items() if state == "failed"} == {"wikitext", "roam"}
+    wiki, roam = (next(line for line in err.splitlines() if line.startswith(f"{n}:")) for n in ("wikitext", "roam"))
+    assert "train.jsonl" in wiki and "line 2" in wiki
+    assert "z.md" in roam and "offset 3" in roam and "--encoding-errors replace" in roam
+    code, out, _ = run("build-all", tokenizer, *SMALL, "--encoding-errors", "replace")
+    assert table(out)["roam"] == "built" and table(out)["wikitext"] == "failed"
+
+
+def test_json(everything, fine, tokenizer):
+    found = printed(fine("build-all", tokenizer, *SMALL, "--config", "c.yaml", "--json"))
+    assert list(found) == [*PRETRAIN, *SFT, "poems", "rows", "chats"]
+    for name, entry in found.items():
+        kind = "sft" if name in (*SFT, "chats") else "pretrain"
+        folder = Path("cache") / kind / name
+        assert (entry["state"], Path(entry["folder"]), entry["reason"]) == ("built", folder, "")
+        unit = "examples" if kind == "sft" else "documents"
+        for key in (f"{split}_{what}" for split in SPLITS for what in ("tokens", unit)):
+            assert entry[key] == meta_of(folder)[key]
+    again = printed(fine("build-all", *SMALL, "--config", "c.yaml", "--json"))
+    assert again == {name: entry | {"state": "up to date"} for name, entry in found.items()}
+
+
+def test_json_without_the_hub(run, tokenizer):
+    code, out, err = run("build-all", tokenizer, "--json")
+    assert code == 3
+    found = printed(out)
+    assert {name: entry["state"] for name, entry in found.items() if name in ON_HUB} == dict.fromkeys(
+        ON_HUB, "failed"
+    ) | {"gutenberg": "not built"}
+    for name, id_ in ON_HUB.items():
+        assert id_ in found[name]["reason"] and "NIELS_GPT_DATA" in found[name]["reason"]
+    assert err.splitlines()[-1].startswith("error: 4 of 7")
+
+
+def test_json_while_a_tokenizer_is_trained(everything, run):
+    code, out, _ = run("build-all", "--only", "primer", "--vocab-size", 320, "--json")
+    assert code == 0
+    assert printed(out)["primer"]["state"] == "built"
+
+
+def test_a_tokenizer_is_trained_where_there_is_none(everything, run):
+    code, out, err = run("build-all", *SMALL, "--vocab-size", 350, "--seed", 5)
+    assert code == 0, err
+    first, *_ = out.splitlines()
+    assert "350" in first and all(name in first for name in (*PRETRAIN, *SFT))
+    folder = CacheFolder("cache")
+    assert folder.tokenizer.vocab_size == meta_of(Path("cache/tokenizer"))["vocab_size"] <= 354
+    assert meta_of(Path("cache/tokenizer"))["seed"] == 5
+    assert folder.names("pretrain") == sorted(PRETRAIN) and folder.names("sft") == sorted(SFT)
+    assert {meta_of(path.parent)["tokenizer_sha256"] for path in Path("cache").glob("[ps]*/*/meta.json")} == {
+        folder.tokenizer.sha256
+    }
+    again, *_ = run("build-all", *SMALL, "--seed", 5)
+    assert again == 0 and CacheFolder("cache").tokenizer.sha256 == folder.tokenizer.sha256
+
+
+def test_a_tokenizer_that_has_not_seen_everything(run):
+    code, _, err = run("build-all", "--vocab-size", 400, "--tokenizer-documents", 3)
+    assert code == 3
+    (warning,) = [line for line in err.splitlines() if line.startswith("warning: ") and "tokenizer" in line]
+    assert all(name in warning for name in ON_HUB) and "roam" not in warning and "primer" not in warning
+    assert meta_of(Path("cache/tokenizer"))["inputs"]["texts"] == 3 + 3
+
+
+def test_every_constant_reaches_the_cache(everything, fine, tokenizer, monkeypatch):
+    """Every flag with another value than its default."""
+    write_notes("notes")
+    write("talk.txt", "user: a\nassistant: b")
+    write_rows("data/pages/train.jsonl", as_rows(f"another page {i}" for i in range(99)))
+    options = {
+        "cache-dir": "other", "seed": 7, "shard-bytes": 64, "fineweb-id": "me/pages", "fineweb-config": "sample",
+        "fineweb-train-tokens": 333, "fineweb-val-tokens": 33, "shuffle-buffer": 5, "gutenberg-train-tokens": 222,
+        "gutenberg-val-tokens": 22, "wikitext-config": "wikitext-2-raw-v1", "roam": "notes", "primer": "talk.txt",
+        "roam-val-frac": 0.5, "val-frac": 0.25, "workers": 3, "config": "c.yaml",
+    }  # fmt: skip
+    fine("build-all", tokenizer, "--no-fineweb-streaming", *(f"--{name}={value}" for name, value in options.items()))
+    assert not Path("cache").exists()
+    metas = {path.parent.name: meta_of(path.parent) for path in Path("other").glob("[ps]*/*/meta.json")}
+    assert len(metas) == 10
+    assert {meta["seed"] for meta in metas.values()} == {7}
+    assert {meta["shard_bytes"] for meta in metas.values() if meta["kind"] == "pretrain"} == {64}
+    assert {meta["val_frac"] for meta in metas.values() if meta["kind"] == "sft"} == {0.25}
+    web, books = metas["fineweb_edu"], metas["gutenberg"]
+    assert (web["train_tokens"], web["val_tokens"], web["dataset_config"]) == (333, 33, "sample")
+    assert web["streaming"] is False
+    text = reference().decode(stream_of(Path("other/pretrain/fineweb_edu"), "train"))
+    assert "another page" in text
+    assert (books["train_tokens"], books["val_tokens"]) == (222, 22)
+    assert metas["wikitext"]["dataset_config"] == "wikitext-2-raw-v1"
+    assert len(documents_of(Path("other/pretrain/wikitext"), "val")) == 3
+    paths = split_rule(sorted(str(path.absolute()) for path in Path("notes").rglob("*.md")), 0.5, 7)["val"]
+    texts = [Path(path).read_bytes().decode().replace("\r\n", "\n") for path in paths]
+    assert documents_of(Path("other/pretrain/roam"), "val") == [text for text in texts if text.strip()]
+    assert (metas["primer"]["train_examples"], metas["primer"]["val_examples"]) == (1, 0)
+    assert (
+        documents_of(Path("other/pretrain/rows"), "val")
+        == split_rule([f"row {i} of mine" for i in range(10)], 0.25, 7)["val"]
+    )
+
+
+def test_the_shuffle_buffer_reaches_the_hub(fine, tokenizer, monkeypatch):
+    hub = RowHub(as_rows(PAGES)).install(monkeypatch)
+    options = ["--fineweb-config=sample", "--fineweb-id=me/pages", "--shuffle-buffer=7", "--seed=9", *SMALL]
+    fine("build-all", "--only", "fineweb_edu", tokenizer, *options)
+    assert {args for args, _ in hub.calls} == {("me/pages", "sample")}
+    assert {kwargs["streaming"] for _, kwargs in hub.calls} == {True}
+    (shuffle,) = hub.shuffles
+    assert (shuffle["seed"], shuffle["buffer_size"]) == (9, 7)
+
+
+def test_every_constant_is_a_flag_with_the_default_of_the_contract(run):
+    code, out, _ = run("build-all", "--help")
+    assert code == 0
+    text = re.sub(r"-\s+(?=[A-Z0-9])", "-", " ".join(out.split()))  # it breaks lines at hyphens
+    for flag, default in {
+        "--cache-dir": "cache",
+        "--seed": "42",
+        "--shard-bytes": "134217728",
+        "--fineweb-config": "CC-MAIN-2024-10",
+        "--fineweb-train-tokens": "200000000",
+        "--fineweb-val-tokens": "5000000",
+        "--shuffle-buffer": "10000",
+        "--vocab-size": "16000",
+        "--val-frac": "0.1",
+        "--roam-val-frac": "0.1",
+        "--tokenizer-documents": None,
+        "--gutenberg-train-tokens": None,
+        "--gutenberg-val-tokens": None,
+    }.items():
+        found = re.search(rf" {flag}\b(?:(?! --[a-z]).)*?\[default: ([^\];]+)", text)
+        assert found, flag
+        assert default is None or found[1] == default, flag
+    assert "--fineweb-streaming / --no-fineweb-streaming" in text and "[default: fineweb-streaming]" in text
+    for flag in ("fineweb-id", "wikitext-config", "roam", "primer", "encoding-errors", "workers", "config", "offline",
+                 "force", "json", "only", "skip", "tokenizer", "no-fineweb-streaming"):  # fmt: skip
+        assert re.search(rf"--{flag}\b", text), flag
+
+
+def test_help_names_the_commands(run):
+    for arguments, entry in (((), "niels-gpt cache"), ((), "python -m niels_gpt.cache.cli")):
+        _, out, _ = run(*arguments, "--help", entry=entry)
+        assert all(f"\n  {command} " in out for command in ("build-all", "build", "verify", "inspect", "diff"))
+        assert f"Usage: {entry} " in out
+
+
+# --- build -------------------------------------------------------------------------------------------
+
+
+def test_build_some(everything, fine, tokenizer):
+    out = fine("build", "dolly15k", "roam", "dolly15k", tokenizer, "--val-frac", 0.5)
+    assert table(out) == {"dolly15k": "built", "roam": "built"}
+    assert sorted(path.name for path in Path("cache").glob("[ps]*/*")) == ["dolly15k", "roam"]
+    kept = [dolly_example(row) for row in DOLLY]
+    check_sft(Path("cache/sft/dolly15k"), kept, tokenizer=reference(), val_frac=0.5, seed=42)
+    paths = sorted(str(path.absolute()) for path in Path(".roam-data").rglob("*.md"))
+    held_out = [Path(path).read_bytes().decode() for path in split_rule(paths, 0.5, 42)["val"]]
+    wanted = [text.replace("\r\n", "\n") for text in held_out if text.strip()]
+    assert documents_of(Path("cache/pretrain/roam"), "val") == wanted
+
+
+def test_build_is_the_same_as_build_all(everything, fine, tokenizer):
+    fine(
+        "build-all",
+        "--cache-dir",
+        "all",
+        tokenizer,
+        "--config",
+        "c.yaml",
+        "--skip",
+        "fineweb_edu",
+        "--skip",
+        "gutenberg",
+    )
+    for name in ("wikitext", "roam", "oasst1", "dolly15k", "primer", "poems", "rows", "chats"):
+        fine("build", name, tokenizer, "--config", "c.yaml")
+    assert tree(Path("cache")) == tree(Path("all"))
+
+
+def test_build_from_a_path(fine, tokenizer):
+    write_rows("books.jsonl", as_rows(BOOKS))
+    options = ["--path", "books.jsonl", "--train-tokens", 500, "--val-tokens", 40]
+    fine("build", "gutenberg", tokenizer, *options)
+    wanted = by_budget(BOOKS, train=500, val=40)
+    assert {split: stream_of(Path("cache/pretrain/gutenberg"), split) for split in SPLITS} == wanted
+
+
+def test_build_a_subset(everything, fine, tokenizer):
+    fine("build", "wikitext", tokenizer, "--subset", "wikitext-2-raw-v1")
+    assert meta_of(Path("cache/pretrain/wikitext"))["dataset_config"] == "wikitext-2-raw-v1"
+
+
+def test_build_sources_of_ones_own(everything, fine, tokenizer):
+    out = fine("build", "poems", "rows", "chats", "--config", "c.yaml", tokenizer, "--val-frac", 0.3, "--seed", 3)
+    assert table(out) == dict.fromkeys(("poems", "rows", "chats"), "built")
+    for name, texts in (
+        ("poems", ["a poem of the model", "another poem"]),
+        ("rows", [f"row {i} of mine" for i in range(10)]),
+    ):
+        wanted = split_rule(texts, 0.3, 3)
+        for split in SPLITS:
+            assert documents_of(Path("cache/pretrain") / name, split) == wanted[split]
+    kept = [messages(turns) for turns in DIALOGUES]
+    check_sft(Path("cache/sft/chats"), kept, tokenizer=reference(), val_frac=0.3, seed=3)
+
+
+# --- of a process of its own -----------------------------------------------------------------------------
+
+
+def environment(tmp_path):
+    kept = {name: value for name, value in os.environ.items() if name != "NIELS_GPT_DATA"}
+    return {**kept, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+
+
+def test_the_command_of_the_contract(fine, tmp_path):
+    command = [sys.executable, "-m", "niels_gpt.cache.cli", "build-all", "--cache-dir", "cache", "--seed", "42"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, encoding="utf-8")
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    *_, last = done.stderr.splitlines()
+    assert last == "error: 4 of 7 caches could not be built; 2 are there"
+    for name in ON_HUB:
+        assert any(line.startswith(f"{name}: ") and "NIELS_GPT_DATA" in line for line in done.stderr.splitlines())
+    folder = CacheFolder("cache")
+    assert folder.names("pretrain") == ["roam"] and folder.names("sft") == ["primer"]
+    assert 1000 < folder.tokenizer.vocab_size <= 16_004
+    fine("build", "roam", "primer", "--cache-dir", "again", "--tokenizer", "cache/tokenizer", "--workers", 1)
+    shutil.rmtree("cache/pretrain/gutenberg")
+    assert digests(Path("cache")) == digests(Path("again"))
+    assert fine("verify", "cache").count("\n") == 2
+
+
+SLOWLY = """
+import os, sys, time
+fsync = os.fsync
+os.fsync = lambda descriptor: (time.sleep(0.01), fsync(descriptor))
+from niels_gpt.cache.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_build_goes_on(fine, error, tokenizer, tmp_path, caplog):
+    for i in range(60):
+        write(
+            f"notes/{i:02d}.md", f"note {i}: " + "the model reads and writes again. " * (5 + i % 7) if i % 5 else " \n"
+        )
+    notes = sorted(str(path) for path in Path("notes").iterdir())
+    options = ["build", "roam", "--path", "notes", tokenizer, "--shard-bytes", "256", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, *options],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    state = Path("cache/pretrain/.roam.partial/state.json")
+    deadline = time.monotonic() + 60
+    shards = 0
+    while shards < 8 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+        if state.exists():
+            shards = sum(len(split["shards"]) for split in json.loads(state.read_text("utf-8"))["splits"].values())
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors
+    assert shards >= 8
+    assert not Path("cache/pretrain/roam").exists()
+    assert CacheFolder("cache").names("pretrain") == []
+    assert "no cache" in error("verify", "cache")
+    caplog.clear()
+    assert table(fine(*options)) == {"roam": "built"}
+    assert "going on with an interrupted build" in caplog.text
+    fine(*options, "--cache-dir", "whole")
+    assert any(not Path(path).read_text("utf-8").strip() for path in split_rule(notes, 0.1, 42)["val"])
+    assert digests(Path("cache")) == digests(Path("whole"))
+    assert len(list(Path("cache/pretrain/roam/train").glob("shard_*.bin"))) > 12
+    fine("verify", "cache")
+
+
+# --- verify ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer, tmp_path_factory):
+    """Caches of everything; tests work on a copy."""
+    with pytest.MonkeyPatch.context() as patch, no_waiting():
+        patch.chdir(tmp_path_factory.mktemp("made"))
+        prepare_everything(patch)
+        assert call("build-all", tokenizer, *SMALL) == 0
+        return Path("cache").absolute()
+
+
+@pytest.fixture
+def cache(made):
+    return Path(shutil.copytree(made, "cache"))
+
+
+def test_verify(cache, fine):
+    lines = fine("verify", "cache").splitlines()
+    folders = [*(f"cache/pretrain/{name}" for name in sorted(PRETRAIN)), *(f"cache/sft/{name}" for name in sorted(SFT))]
+    assert [line.split(":")[0] for line in lines] == folders
+    for folder, line in zip(folders, lines, strict=True):
+        assert f" {len(meta_of(Path(folder))['files'])} files" in line
+    assert fine("verify") == fine("verify", "cache")
+    assert json.loads(fine("verify", "cache", "--json")) == folders
+    assert fine("verify", "cache/sft/primer").startswith("cache/sft/primer: 4 files")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "extra"])
+@pytest.mark.parametrize(
+    "name", ["pretrain/wikitext/val/shard_00000.bin", "sft/oasst1/train_tokens.bin", "sft/primer/val_idx.npy"]
+)
+def test_verify_names_the_bad_file(cache, error, damage, name):
+    path = cache / name
+    data = path.read_bytes()
+    if damage == "flipped":
+        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    elif damage == "cut":
+        path.write_bytes(data[:-1])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        path = path.with_name("shard_00099.bin" if "shard" in name else "more_tokens.bin")
+        path.write_bytes(b"ab")
+    assert str(path) in error("verify", "cache")
+    assert str(path) in error("verify", "cache", "--json")
+
+
+@pytest.mark.parametrize("name", ["sft/oasst1/meta.json", "tokenizer/spm.model", "tokenizer/meta.json"])
+def test_verify_names_a_damaged_meta_or_tokenizer(cache, error, name):
+    path = cache / name
+    path.write_bytes(path.read_bytes()[:-5])
+    assert str(path) in error("verify", "cache")
+
+
+# --- inspect -----------------------------------------------------------------------------------------
+
+
+def tokens_of(folder, split):
+    folder = Path(folder)
+    return stream_of(folder, split) if folder.parent.name == "pretrain" else read_tokens(folder / f"{split}_tokens.bin")
+
+
+def test_inspect_json(cache, fine):
+    for split, seed in (("train", 1), ("val", 2)):
+        entries = json.loads(fine("inspect", "cache", "--json", "--split", split, "--seed", seed, "--tokens", 7))
+        assert [Path(entry["folder"]).name for entry in entries] == [*sorted(PRETRAIN), *sorted(SFT)]
+        for entry in entries:
+            stream = tokens_of(entry["folder"], split)
+            assert entry["meta"] == meta_of(Path(entry["folder"]))
+            assert entry["split"] == split
+            if not stream:
+                assert "text" not in entry
+                continue
+            assert entry["ids"] == stream[entry["token"] :][:7] and len(entry["ids"]) == min(7, len(stream))
+            assert entry["text"] == decoded(entry["ids"])
+
+
+def decoded(ids):
+    """The text of ids, without the package; what is no whole character shows as U+FFFD."""
+    sp, parts = reference().sp, []
+    for i in ids:
+        piece = sp.id_to_piece(i)
+        parts.append(bytes([int(piece[3:5], 16)]) if sp.is_byte(i) else piece.replace("▁", " ").encode())
+    return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def test_inspect_shows_meta_sizes_and_a_sample(cache, fine):
+    folder = Path("cache/pretrain/gutenberg")
+    out = fine("inspect", folder, "--seed", 3, "--tokens", 30)
+    lines = out.splitlines()
+    meta = meta_of(folder)
+    assert lines[0] == str(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".bin", ".npy"))
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:] if line.strip()}
+    assert shown["files"].startswith(f"{len(meta['files'])}, ")
+    assert float(shown["files"].split()[1].removesuffix("kB")) == pytest.approx(size / 1000, rel=0.006)
+    assert shown["dataset_name"] == "gutenberg" and shown["seed"] == "42"
+    assert shown["train_tokens"] == "600" and shown["val_tokens"] == "100" and shown["max_val_tokens"] == "100"
+    assert shown["tokenizer_sha256"].startswith(meta["tokenizer_sha256"][:12])
+    assert shown["split_rule"].startswith(meta["split_rule"][:40])
+    (at,) = [
+        int(m[1].replace(",", "")) for m in map(re.compile(r"train, from token ([\d,]+) on:").fullmatch, lines) if m
+    ]
+    sample = out[out.index(" on:\n") + 5 :].removesuffix("\n")
+    assert sample == decoded(stream_of(folder, "train")[at : at + 30])
+
+
+def test_inspect_says_yes_or_no_in_words(cache, fine):
+    shown = {
+        name: next(
+            line.split()[1] for line in fine("inspect", f"cache/pretrain/{name}").splitlines() if "streaming" in line
+        )
+        for name in ("fineweb_edu", "roam")
+    }
+    assert {name: value.lower() for name, value in shown.items()} in (
+        {"fineweb_edu": "true", "roam": "false"},
+        {"fineweb_edu": "yes", "roam": "no"},
+    )
+
+
+def test_inspect_loses_nothing_in_a_narrow_terminal(cache, fine, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = "".join(fine("inspect", "cache/pretrain/roam").split())
+    meta = meta_of(cache / "pretrain" / "roam")
+    assert meta["tokenizer_sha256"][:12] in out and meta["inputs"]["texts"]["sha256"][:12] in out
+    assert "".join(meta["split_rule"].split()) in out
+    assert f"train_tokens{meta['train_tokens']}" in out.replace(",", "")
+
+
+def test_inspect_is_repeatable_and_random(cache, fine):
+    folder = "cache/pretrain/gutenberg"
+
+    def start(*options):
+        return json.loads(fine("inspect", folder, "--json", "--tokens", 10, *options))[0]["token"]
+
+    seeded = [start("--seed", seed) for seed in range(5)]
+    assert len(set(seeded)) > 2
+    assert [start("--seed", seed) for seed in range(5)] == seeded
+    unseeded = {start() for _ in range(6)}
+    assert len(unseeded) > 2 and all(0 <= place <= 590 for place in unseeded)
+
+
+def test_inspect_can_begin_anywhere_and_takes_all_of_a_short_one(cache, fine):
+    folder = "cache/sft/oasst1"
+    total = len(tokens_of(folder, "train"))
+
+    def start(seed, tokens):
+        (entry,) = json.loads(fine("inspect", folder, "--json", "--tokens", tokens, "--seed", seed))
+        assert entry["ids"] == tokens_of(folder, "train")[entry["token"] :][:tokens]
+        return entry["token"]
+
+    assert {start(seed, total - 1) for seed in range(8)} == {0, 1}
+    assert start(1, total) == start(1, 10 * total) == 0
+
+
+def test_inspect_a_placeholder(run, fine, tokenizer):
+    run("build-all", tokenizer)
+    out = fine("inspect", "cache/pretrain/gutenberg")
+    assert out.startswith("cache/pretrain/gutenberg\nnot built: ")
+    (entry,) = json.loads(fine("inspect", "cache/pretrain/gutenberg", "--json"))
+    assert entry["meta"]["built"] is False and "text" not in entry
+
+
+def test_inspect_shows_text_as_it_is(fine, tokenizer):
+    """No markup, no emoji codes, no line breaks of its own."""
+    text = "[bold]not markup[/bold] :smile: [[link]] " + "a long line " * 40
+    write("notes/a.md", text)
+    fine("build", "roam", "--path", "notes", tokenizer)
+    assert text in fine("inspect", "cache/pretrain/roam", "--tokens", 1000)
+
+
+def test_inspect_with_another_tokenizer_or_none(cache, error, fine, tokenizer, other_tokenizer):
+    assert "another tokenizer" in error("inspect", "cache/sft/primer", other_tokenizer)
+    (entry,) = json.loads(fine("inspect", "cache/sft/primer", tokenizer, "--json", "--seed", 1))
+    shutil.move("cache/sft/primer", "alone")
+    assert "--tokenizer" in error("inspect", "alone")
+    (again,) = json.loads(fine("inspect", "alone", tokenizer, "--json", "--seed", 1))
+    assert again["text"] == entry["text"]
+
+
+def test_inspect_from_within(cache, fine, monkeypatch):
+    monkeypatch.chdir("cache/pretrain")
+    assert json.loads(fine("inspect", "roam", "--json"))[0]["text"]
+    monkeypatch.chdir("roam")
+    assert json.loads(fine("inspect", ".", "--json"))[0]["text"]
+
+
+# --- diff --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(everything, fine, tokenizer):
+    """A function that builds a source twice, the second time with other options; the exit code and what diff says."""
+
+    def two(name, *options, first=tokenizer, second=tokenizer, change=lambda: None):
+        fine("build", name, first, "--cache-dir", "one")
+        change()
+        fine("build", name, second, "--cache-dir", "two", *options)
+        kind = "sft" if Path("one/sft").exists() else "pretrain"
+        return Path("one", kind, name), Path("two", kind, name)
+
+    return two
+
+
+def test_diff_of_the_same(two, fine):
+    a, b = two("roam", "--workers", 3)
+    assert fine("diff", a, b) == f"{a} and {b} are the same\n"
+    assert json.loads(fine("diff", a, b, "--json")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cause"),
+    [
+        ("roam", ["--seed", 7], "seed: 42 and 7"),
+        ("roam", ["--val-frac", 0.5], "val_frac: 0.1 and 0.5"),
+        ("roam", ["--shard-bytes", 64], "shard_bytes: 134217728 and 64"),
+        ("dolly15k", ["--seed", 7], "seed: 42 and 7"),
+        ("dolly15k", ["--val-frac", 0.5], "val_frac: 0.1 and 0.5"),
+        ("wikitext", ["--subset", "wikitext-2-raw-v1"], "dataset_config: None and 'wikitext-2-raw-v1'"),
+    ],
+)
+def test_diff_names_the_setting(two, run, name, options, cause):
+    a, b = two(name, *options)
+    code, out, err = run("diff", a, b)
+    assert (code, err) == (1, "")
+    assert cause in out.splitlines()
+    assert out.splitlines()[0] == cause
+    code, out, _ = run("diff", a, b, "--json")
+    assert code == 1 and cause in json.loads(out)
+
+
+def test_diff_names_the_shuffle_buffer(everything, fine, run, tokenizer):
+    options = ["build-all", "--only", "fineweb_edu", tokenizer, *SMALL]
+    fine(*options, "--cache-dir", "one")
+    fine(*options, "--cache-dir", "two", "--shuffle-buffer", 2)
+    code, out, _ = run("diff", "one/pretrain/fineweb_edu", "two/pretrain/fineweb_edu")
+    assert code == 1
+    assert re.search(r"buffer.*10,?000 and 2\b", out)
+
+
+def test_diff_names_the_tokenizer(two, run, other_tokenizer):
+    a, b = two("roam", second=other_tokenizer)
+    code, out, _ = run("diff", a, b)
+    assert code == 1
+    assert out.startswith("tokenizer: ") and meta_of(a)["tokenizer_sha256"][:12] in out.splitlines()[0]
+
+
+def test_diff_names_the_input_and_the_token(two, run):
+    a, b = two("oasst1", change=lambda: swap("data/oasst1/train.jsonl", b"what is a step", b"what is a stop"))
+    code, out, _ = run("diff", a, b)
+    assert code == 1
+    first, *rest = out.splitlines()
+    assert first.startswith("input examples: 3 items") and rest
+    for line in rest:
+        name, at, x, y = re.fullmatch(r"(\w+_tokens\.bin): from token (\d+) on \((\d+) and (\d+)\)", line).groups()
+        here, there = read_tokens(a / name), read_tokens(b / name)
+        assert here[: int(at)] == there[: int(at)]
+        assert (here[int(at)], there[int(at)]) == (int(x), int(y)) and x != y
+
+
+# --- mistakes ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(everything):
+    write("latin/a.md", "a note")
+    write("latin/b.md", b"caf\xe9")
+    write("no.model", "no model")
+    write("typo.yaml", "data: {sources: {mine: {paht: poems}}}")
+    write("taken.yaml", "data: {sources: {dolly15k: {path: poems}}}")
+    write("file", "x")
+    Path("nothing").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [
+        ("build-all --only dolly", ["'dolly'", "dolly15k", "roam"]),
+        ("build-all --skip dolly", ["'dolly'", "dolly15k"]),
+        ("build-all --only roam --skip roam", ["--only", "--skip"]),
+        ("build dolly", ["'dolly'", "dolly15k"]),
+        ("build poems", ["'poems'"]),
+        ("build roam dolly15k --path poems", ["--path"]),
+        ("build roam --tokenizer nowhere", ["nowhere"]),
+        ("build roam --tokenizer no.model", ["no.model"]),
+        ("build poems --config none.yaml", ["none.yaml"]),
+        ("build mine --config typo.yaml", ["data.sources.mine.paht"]),
+        ("build-all --config taken.yaml", ["dolly15k", "already"]),
+        ("verify nowhere", ["nowhere", "niels-gpt cache build-all"]),
+        ("verify nothing", ["nothing"]),
+        ("verify file", ["file"]),
+        ("inspect nowhere", ["nowhere"]),
+        ("inspect nothing --split test", ["--split", "'test'"]),
+        ("diff nowhere nothing", ["nowhere"]),
+    ],
+)
+def test_a_mistake_is_one_line(prepared, error, options, mentioned):
+    message = error(*options.split())
+    for part in mentioned:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [
+        ("roam --path nowhere", ["nowhere"]),
+        ("roam --path latin", ["b.md", "offset 3", "--encoding-errors"]),
+        ("roam --path latin --encoding-errors foo", ["foo", "replace"]),
+        ("roam --shard-bytes 33", ["shard_bytes", "33"]),
+        ("roam --shard-bytes 0", ["shard_bytes", "0"]),
+        ("roam --val-frac 1.5", ["val_frac", "1.5"]),
+        ("dolly15k --val-frac -0.5", ["val_frac", "-0.5"]),
+        ("primer --path nowhere", ["nowhere"]),
+        ("dolly15k --path file", ["file"]),
+        ("gutenberg --val-tokens 1000000", ["train would be empty", "1000000"]),
+        ("wikitext --subset wikitext-4", ["wikitext-4", "wikitext-2-raw-v1"]),
+        ("roam --path nothing", ["roam", "empty"]),
+        ("roam --seed 99999999999999999999", ["seed"]),
+    ],
+)
+def test_a_source_that_cannot_be_built_says_why_in_one_line(prepared, run, tokenizer, options, mentioned):
+    code, _, err = run("build", *options.split(), tokenizer)
+    assert code == 1
+    lines = err.splitlines()
+    assert lines[-1].startswith("error: ") and len(lines) <= 2
+    for part in mentioned:
+        assert part in err
+    assert not list(Path("cache").glob("[ps]*/[a-z]*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [("--vocab-size 10", ["vocab_size", "10"]), ("--vocab-size 350 --cache-dir file", ["file"])],
+)
+def test_a_mistake_that_shows_when_the_tokenizer_is_trained(prepared, run, options, mentioned):
+    code, _, err = run("build", "primer", *options.split())
+    assert code == 1
+    *_, last = err.splitlines()
+    assert last.startswith("error: ") and all(part in last for part in mentioned)
+    assert not Path("cache").exists() or list(Path("cache").rglob("*.*")) == []
+
+
+def test_a_cache_folder_that_is_a_file(prepared, error, tokenizer):
+    assert "file" in error("build", "roam", "--cache-dir", "file", tokenizer)
+
+
+def test_another_tokenizer_for_the_same_folder(everything, fine, error, tokenizer, other_tokenizer):
+    fine("build", "roam", tokenizer)
+    before = tree(Path("cache"))
+    message = error("build", "roam", other_tokenizer)
+    assert "another tokenizer" in message and "--cache-dir" in message
+    assert tree(Path("cache")) == before
+
+
+def test_a_damaged_tokenizer_of_the_folder_is_named(everything, fine, error, tokenizer):
+    fine("build", "roam", tokenizer)
+    path = Path("cache/tokenizer/spm.model")
+    path.write_bytes(path.read_bytes()[:500])
+    for options in (["build", "dolly15k"], ["build", "dolly15k", tokenizer], ["inspect", "cache/pretrain/roam"]):
+        assert str(path) in error(*options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "build",
+        "build roam --train-tokens 0",
+        "build-all roam",
+        "build-all --seed -1",
+        "build-all --workers 0",
+        "build-all --fineweb-train-tokens -1",
+        "build-all --shuffle-buffer 0",
+        "inspect --tokens 0",
+        "verify a b",
+        "diff one",
+        "buidl",
+    ],
+)
+def test_usage(run, options):
+    code, out, err = run(*options.split())
+    assert (code, out) == (2, "")
+    assert "Usage: niels-gpt cache" in err

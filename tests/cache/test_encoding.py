@@ -1,0 +1,252 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.cache import encoding
+from niels_gpt.cache.encoding import default_workers, encode_chats, encode_texts, in_order
+from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, real_tokenizer, why_no_document
+
+TEXTS = st.text(st.sampled_from("ab \r\n\té😀\u2581\ufeff\x00"), max_size=10)
+ODD = st.sampled_from(["", None, 7, b"bytes", ["a"], "\ud800", "a\udfffb", *SPECIAL_STRINGS, f"x{SPECIAL_STRINGS[0]}y"])
+DOCUMENTS = st.lists(TEXTS | ODD, max_size=12)
+
+
+def sequences(encoded):
+    """The tokens of every item."""
+    assert encoded.tokens.dtype.str == "<u2"
+    assert sum(encoded.lengths) == len(encoded.tokens)
+    parts, at = [], 0
+    for length in encoded.lengths.tolist():
+        parts.append(encoded.tokens[at : at + length].tolist())
+        at += length
+    return parts
+
+
+# --- documents ---------------------------------------------------------------------------------------
+
+
+@given(DOCUMENTS, st.sampled_from([ByteTokenizer, real_tokenizer]))
+def test_documents_are_their_tokens_and_one_eot(texts, make):
+    tokenizer = make()
+    eot = tokenizer.special_token_ids()["eot"]
+    encoded = encode_texts(texts, tokenizer)
+    reasons = [why_no_document(text) for text in texts]
+    assert encoded.dropped == [(i, reason) for i, reason in enumerate(reasons) if reason]
+    wanted = [
+        [] if reason else [*tokenizer.encode(text.replace("\r\n", "\n")), eot]
+        for text, reason in zip(texts, reasons, strict=True)
+    ]
+    assert sequences(encoded) == wanted
+
+
+def test_line_ends_are_normalised_and_nothing_else():
+    text = "\ufeff a\r\nb\rc\n\r\r\n\u2028 e\u0301\x00\u00a0 \t"
+    tokens = sequences(encode_texts([text], ByteTokenizer()))[0]
+    assert bytes(tokens[:-1]).decode() == "\ufeff a\nb\rc\n\r\n\u2028 e\u0301\x00\u00a0 \t"
+    assert tokens[-1] == EOT
+
+
+def test_what_only_looks_like_a_special_string_is_text():
+    texts = ["<|ngpt_", "<|ngpt_eot|>", SPECIAL_STRINGS[0][:-1], SPECIAL_STRINGS[1].upper(), "<|endoftext|>"]
+    assert encode_texts(texts, ByteTokenizer()).dropped == []
+
+
+# --- conversations -----------------------------------------------------------------------------------
+
+
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant"]), "content": TEXTS.filter(bool)}
+)
+
+
+@given(
+    st.lists(st.lists(MESSAGES, min_size=1, max_size=4), max_size=6), st.sampled_from([ByteTokenizer, real_tokenizer])
+)
+def test_conversations_are_the_chat_template(examples, make):
+    tokenizer = make()
+    encoded = encode_chats(examples, tokenizer)
+    assert encoded.dropped == []
+    assert sequences(encoded) == [chat_ids(example, tokenizer) for example in examples]
+
+
+def test_the_chat_template_golden():
+    example = [
+        {"role": "system", "content": "s\r\n"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "é"},
+    ]
+    assert sequences(encode_chats([example], ByteTokenizer())) == [
+        [256, 115, 13, 10, 259, 257, 97, 98, 259, 258, 0xC3, 0xA9, 259]
+    ]
+
+
+GOOD = {"role": "user", "content": "a"}
+MALFORMED = [
+    ([], encoding.NO_MESSAGES),
+    ((), encoding.NO_MESSAGES),
+    (None, encoding.NO_MESSAGES),
+    ("user: a", encoding.NO_MESSAGES),
+    (7, encoding.NO_MESSAGES),
+    ({"role": "user", "content": "a"}, encoding.NO_MESSAGES),
+    (["a"], encoding.BAD_ROLE),
+    ([None], encoding.BAD_ROLE),
+    ([{}], encoding.BAD_ROLE),
+    ([{"content": "a"}], encoding.BAD_ROLE),
+    ([{"role": "tool", "content": "a"}], encoding.BAD_ROLE),
+    ([{"role": "User", "content": "a"}], encoding.BAD_ROLE),
+    ([{"role": None, "content": "a"}], encoding.BAD_ROLE),
+    ([{"role": ["user"], "content": "a"}], encoding.BAD_ROLE),
+    ([{"role": {"name": "user"}, "content": "a"}], encoding.BAD_ROLE),
+    ([{"role": "user"}], encoding.NO_CONTENT),
+    ([{"role": "user", "content": ""}], encoding.NO_CONTENT),
+    ([{"role": "user", "content": None}], encoding.NO_CONTENT),
+    ([{"role": "user", "content": 7}], encoding.NO_CONTENT),
+    ([{"role": "user", "content": ["a"]}], encoding.NO_CONTENT),
+    ([{"role": "user", "content": "\udc00"}], encoding.NOT_TEXT),
+    ([{"role": "user", "content": f"a{SPECIAL_STRINGS[2]}"}], encoding.SPECIAL),
+]
+
+
+@pytest.mark.parametrize(("example", "reason"), MALFORMED, ids=[repr(example)[:40] for example, _ in MALFORMED])
+def test_malformed_conversations_are_left_out_with_a_reason(example, reason):
+    encoded = encode_chats([[GOOD], example, [GOOD, GOOD]], ByteTokenizer())
+    assert encoded.dropped == [(1, reason)]
+    assert sequences(encoded) == [[257, 97, 259], [], [257, 97, 259, 257, 97, 259]]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [(example[0], reason) for example, reason in MALFORMED if isinstance(example, list) and example],
+)
+def test_one_malformed_message_is_enough(message, reason):
+    encoded = encode_chats([[GOOD, message, GOOD]], ByteTokenizer())
+    assert encoded.dropped == [(0, reason)]
+    assert len(encoded.tokens) == 0
+
+
+# --- tokenizers --------------------------------------------------------------------------------------
+
+
+class Wrong(ByteTokenizer):
+    """Gives one id that cannot be stored, for texts with a z."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.bad = bad
+
+    def encode(self, text):
+        return [97, self.bad] if "z" in text else super().encode(text)
+
+
+class WrongInBatches(Wrong):
+    def encode_batch(self, texts):
+        return [np.array(self.encode(text)) for text in texts]
+
+
+@pytest.mark.parametrize("make", [Wrong, WrongInBatches])
+@pytest.mark.parametrize("bad", [-1, 260, 65_535, 65_536, 65_536 + 97])
+def test_ids_that_cannot_be_stored_are_an_error(make, bad):
+    for encode, items in (
+        (encode_texts, ["a", "z"]),
+        (encode_chats, [[GOOD], [{"role": "user", "content": "z"}]]),
+    ):
+        assert encode(items[:1], make(bad)).dropped == []
+        with pytest.raises(ValueError, match="outside"):
+            encode(items, make(bad))
+
+
+def test_the_real_tokenizer_encodes_in_batches_as_one_by_one():
+    tokenizer = real_tokenizer()
+    texts = ["the note", "", "é ß \u2581 block", "日本 \x00", "a" * 5000]
+    assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == [tokenizer.encode(text) for text in texts]
+
+
+# --- work in order -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_the_order_of_the_jobs(workers):
+    def work(job):
+        time.sleep(0.004 * (job % 3 == 0))
+        return job * job
+
+    assert list(in_order(range(30), work, workers)) == [(job, job * job) for job in range(30)]
+    assert list(in_order([], work, workers)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_so_many_workers_and_only_a_few_jobs_ahead(workers):
+    lock = threading.Lock()
+    running = most = taken = 0
+
+    def jobs():
+        nonlocal taken
+        for job in range(60):
+            taken += 1
+            yield job
+
+    def work(job):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    for done, _ in enumerate(in_order(jobs(), work, workers)):
+        assert taken - done <= 2 * workers + 2
+    assert most == workers
+
+
+def test_all_workers_are_at_work_at_once():
+    barrier = threading.Barrier(4, timeout=30)
+    assert len(list(in_order(range(8), lambda job: barrier.wait(), 4))) == 8
+
+
+def test_an_error_of_the_work_is_raised_where_its_job_stands():
+    def work(job):
+        if job == 5:
+            raise RuntimeError("job 5")
+        return job
+
+    results = in_order(range(50), work, 2)
+    assert [next(results)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="job 5"):
+        next(results)
+
+
+def test_an_error_of_the_jobs_is_raised():
+    def jobs():
+        yield from range(3)
+        raise RuntimeError("no more jobs")
+
+    with pytest.raises(RuntimeError, match="no more jobs"):
+        list(in_order(jobs(), lambda job: job, 2))
+
+
+def test_closing_it_early_waits_for_what_has_begun_and_begins_no_more():
+    begun, ended, go_on = [], [], threading.Event()
+
+    def work(job):
+        begun.append(job)
+        if job:
+            go_on.wait(30)
+        ended.append(job)
+
+    results = in_order(range(1000), work, 2)
+    assert next(results)[0] == 0  # and 1 and 2 are at work, others wait for their turn
+    threading.Timer(0.1, go_on.set).start()
+    results.close()
+    assert go_on.is_set()
+    assert sorted(ended) == sorted(begun)
+    assert set(begun) <= {0, 1, 2}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
+
+
+def test_the_cores_of_this_process():
+    assert default_workers() >= 1

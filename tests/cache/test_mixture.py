@@ -1,0 +1,336 @@
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
+from niels_gpt.cache.mixture import MixedPlan, Mixture
+from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from tests.cache import (
+    EOT,
+    UNLIMITED,
+    ByteTokenizer,
+    chat_ids,
+    conversations,
+    masked_row,
+    no_waiting,
+    read_offsets,
+    read_tokens,
+)
+
+T = 8
+WEIGHTS = {"notes": 0.5, "books": 0.2, "web": 0.3}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def texts_of(name):
+    """Different texts for each cache, of different number and length."""
+    number = {"notes": 12, "books": 3, "web": 7}[name]
+    return [f"{name} {i} " + name[0] * (3 + 5 * i) for i in range(number)]
+
+
+@pytest.fixture(scope="module")
+def pretrain(tmp_path_factory):
+    """{name: dataset} of caches of several shards."""
+    root = tmp_path_factory.mktemp("pretrain")
+    with no_waiting():
+        for name in WEIGHTS:
+            build_pretrain_cache(
+                texts_of(name),
+                root / name,
+                tokenizer=ByteTokenizer(),
+                max_train_tokens=UNLIMITED,
+                max_val_tokens=0,
+                shard_bytes=100,
+                seed=1,
+                shuffle_buffer=None,
+            )
+    return {name: PretrainTokenStreamDataset(root / name / "train", T=T, device="cpu") for name in WEIGHTS}
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sft")
+    with no_waiting():
+        for name, number in (("ask", 9), ("tell", 20)):
+            build_sft_cache(conversations(number, name), root / name, tokenizer=ByteTokenizer(), val_frac=0.0, seed=1)
+    return {
+        name: SFTExampleDataset(
+            root / name / "train_tokens.bin", root / name / "train_idx.npy", T=16, device="cpu", eot_id=EOT
+        )
+        for name in ("ask", "tell")
+    }
+
+
+def windows_of(dataset):
+    """All windows of T + 1 tokens, shard by shard, from the files."""
+    windows = []
+    for path in sorted(dataset.folder.glob("shard_*.bin")):
+        tokens = read_tokens(path)
+        windows += [tokens[at : at + T + 1] for at in range(len(tokens) - T)]
+    return windows
+
+
+def reference_plan(sizes, weights, B, seed):
+    """(cache, row) of each row, drawn one after the other as the contract says: which caches, then their rows."""
+    rng = generator(seed)
+    names = [name for name, weight in weights.items() if weight > 0]
+    drawn = torch.multinomial(torch.tensor([weights[name] for name in names]), B, replacement=True, generator=rng)
+    rows = {}
+    for i, name in enumerate(names):
+        number = sum(1 for place in drawn if place == i)
+        if number:
+            rows[name] = torch.randint(sizes[name], (number,), generator=rng).tolist()
+    return [(names[place], rows[names[place]].pop(0)) for place in drawn.tolist()]
+
+
+class Counting:
+    """A dataset of so many rows; row i of it is (tag, i) and (-tag, i, i)."""
+
+    def __init__(self, size, tag=1):
+        self.size, self.tag, self.asked = size, tag, []
+
+    def plan(self, B, generator):
+        assert B > 0
+        self.asked.append(B)
+        return torch.randint(self.size, (B,), generator=generator).tolist()
+
+    def gather(self, rows, /):
+        assert rows
+        return (
+            torch.tensor([[self.tag, row] for row in rows]),
+            torch.tensor([[-self.tag, row, row] for row in rows], dtype=torch.int32),
+        )
+
+
+# --- plans -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(WEIGHTS)))
+def test_a_plan_is_that_of_a_loop(pretrain, order):
+    weights = {name: WEIGHTS[name] for name in order}
+    sizes = {name: len(windows_of(dataset)) for name, dataset in pretrain.items()}
+    assert len(set(sizes.values())) == 3
+    mixture = Mixture(pretrain, weights)
+    for seed, B in itertools.product(range(5), (1, 2, 7, 64)):
+        plan = mixture.plan(B, generator(seed))
+        assert list(zip(plan.source, plan.row, strict=True)) == reference_plan(sizes, weights, B, seed)
+
+
+@given(
+    sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 50), min_size=1),
+    shares=st.lists(st.integers(0, 4), min_size=6, max_size=6),
+    B=st.integers(1, 40),
+    seed=st.integers(0, 2**40),
+)
+def test_any_plan_is_that_of_a_loop(sizes, shares, B, seed):
+    total = sum(share for _, share in zip(sizes, shares, strict=False))
+    if not total:
+        return
+    weights = {name: share / total for name, share in zip(sizes, shares, strict=False)}
+    datasets = {name: Counting(size, tag) for tag, (name, size) in enumerate(sizes.items(), 1)}
+    mixture = Mixture(datasets, weights)
+    plan = mixture.plan(B, generator(seed))
+    wanted = reference_plan(sizes, weights, B, seed)
+    assert list(zip(plan.source, plan.row, strict=True)) == wanted
+    pairs, triples = mixture.gather(plan)
+    tags = {name: dataset.tag for name, dataset in datasets.items()}
+    assert pairs.tolist() == [[tags[name], row] for name, row in wanted]
+    assert triples.tolist() == [[-tags[name], row, row] for name, row in wanted]
+    assert (pairs.dtype, triples.dtype) == (torch.int64, torch.int32)
+
+
+def test_the_shares_are_respected():
+    weights = {"a": 0.6, "b": 0.3, "c": 0.07, "d": 0.03}
+    sizes = {"a": 3, "b": 1000, "c": 10, "d": 10**6}  # the size of a cache must not count
+    B = 40_000
+    plan = Mixture({name: Counting(size) for name, size in sizes.items()}, weights).plan(B, generator(11))
+    counts = Counter(plan.source)
+    for name, share in weights.items():
+        deviation = (counts[name] - B * share) / math.sqrt(B * share * (1 - share))
+        assert abs(deviation) < 4, (name, counts)
+    # ... in a random order: neighbours know nothing of each other
+    same = sum(x == y for x, y in itertools.pairwise(plan.source)) / (B - 1)
+    assert same == pytest.approx(sum(share**2 for share in weights.values()), abs=0.015)
+
+
+def test_each_cache_draws_from_all_its_rows(pretrain):
+    sizes = {name: len(windows_of(dataset)) for name, dataset in pretrain.items()}
+    plan = Mixture(pretrain, WEIGHTS).plan(60_000, generator(3))
+    for name, size in sizes.items():
+        counts = np.bincount([row for source, row in zip(plan.source, plan.row, strict=True) if source == name])
+        assert len(counts) == size
+        mean = counts.sum() / size
+        assert abs(counts - mean).max() < 5.5 * math.sqrt(mean)
+        chi = ((counts - mean) ** 2 / mean).sum()
+        assert abs(chi - (size - 1)) < 5 * math.sqrt(2 * (size - 1))
+
+
+def test_a_cache_that_is_not_drawn_is_not_asked():
+    datasets = {name: Counting(5) for name in "ab"}
+    mixture = Mixture(datasets, {"a": 1 - 1e-7, "b": 1e-7})
+    mixture.plan(4, generator())
+    assert (datasets["a"].asked, datasets["b"].asked) == ([4], [])
+
+
+def test_the_same_state_gives_the_same_batch_and_the_next_is_another(pretrain):
+    mixture = Mixture(pretrain, WEIGHTS)
+    one, other = generator(5), generator(5)
+    first, second = mixture.get_batch(B=16, generator=one), mixture.get_batch(B=16, generator=one)
+    again, after = mixture.get_batch(B=16, generator=other), Mixture(pretrain, WEIGHTS).plan(16, other)
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(mixture.gather(after)[0], second[0])
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+def test_only_the_generator_given_is_moved(pretrain, random_states):
+    before = random_states()
+    Mixture(pretrain, WEIGHTS).get_batch(B=16, generator=generator(5))
+    assert random_states() == before
+
+
+def test_none_is_the_default_generator(pretrain):
+    mixture = Mixture(pretrain, WEIGHTS)
+    torch.manual_seed(77)
+    x, y = mixture.get_batch(B=16, generator=None)
+    wanted = mixture.get_batch(B=16, generator=generator(77))
+    assert torch.equal(x, wanted[0]) and torch.equal(y, wanted[1])
+
+
+# --- rows --------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_windows_of_the_files_in_the_order_of_the_plan(pretrain):
+    windows = {name: windows_of(dataset) for name, dataset in pretrain.items()}
+    sizes = {name: len(found) for name, found in windows.items()}
+    mixture = Mixture(pretrain, WEIGHTS)
+    for seed in range(10):
+        x, y = mixture.get_batch(B=33, generator=generator(seed))
+        assert x.shape == y.shape == (33, T)
+        assert x.dtype == y.dtype == torch.int64
+        wanted = [windows[name][row] for name, row in reference_plan(sizes, WEIGHTS, 33, seed)]
+        assert x.tolist() == [window[:-1] for window in wanted]
+        assert y.tolist() == [window[1:] for window in wanted]
+        assert torch.equal(y[:, :-1], x[:, 1:])
+
+
+def test_rows_are_those_that_each_dataset_gathers(pretrain):
+    plan = Mixture(pretrain, WEIGHTS).plan(50, generator(9))
+    batch = Mixture(pretrain, WEIGHTS).gather(plan)
+    for i, (name, row) in enumerate(zip(plan.source, plan.row, strict=True)):
+        for tensor, part in zip(batch, pretrain[name].gather([row]), strict=True):
+            assert torch.equal(tensor[i], part[0])
+
+
+def test_a_plan_by_hand(pretrain):
+    """Any order, the same row twice, not all of the caches."""
+    rows = [("web", 4), ("notes", 0), ("web", 4), ("web", 0), ("notes", 31)]
+    plan = MixedPlan([name for name, _ in rows], [row for _, row in rows])
+    x, _ = Mixture(pretrain, WEIGHTS).gather(plan)
+    windows = {name: windows_of(dataset) for name, dataset in pretrain.items()}
+    assert x.tolist() == [windows[name][row][:-1] for name, row in rows]
+
+
+@pytest.mark.parametrize("weights", [{"books": 1.0}, {"web": 0.0, "books": 1, "notes": 0}])
+def test_a_single_cache(pretrain, weights):
+    """Also where its share is all there is: the multinomial is drawn all the same."""
+    mixture = Mixture(pretrain, weights)
+    plan = mixture.plan(20, generator(4))
+    assert plan.source == ["books"] * 20
+    rng = generator(4)
+    torch.multinomial(torch.ones(1), 20, replacement=True, generator=rng)
+    assert plan.row == pretrain["books"].plan(20, rng)
+    x, y = mixture.get_batch(B=20, generator=generator(4))
+    wanted = pretrain["books"].gather(plan.row)
+    assert torch.equal(x, wanted[0]) and torch.equal(y, wanted[1])
+
+
+def test_the_plan_tells_document_and_place(pretrain):
+    plan = Mixture(pretrain, WEIGHTS).plan(40, generator(6))
+    x, _ = Mixture(pretrain, WEIGHTS).gather(plan)
+    for i, (name, row) in enumerate(zip(plan.source, plan.row, strict=True)):
+        document, offset = pretrain[name].locate(row)
+        stream = [token for path in sorted(pretrain[name].folder.glob("shard_*")) for token in read_tokens(path)]
+        starts = [*read_offsets(pretrain[name].folder / "documents.npy"), len(stream)]
+        whole = stream[starts[document] : starts[document + 1]]
+        assert whole == [*texts_of(name)[document].encode(), EOT]
+        assert 0 <= offset < len(whole)
+        assert x[i].tolist() == stream[starts[document] + offset :][:T]
+
+
+def test_conversations(sft):
+    weights = {"tell": 0.35, "ask": 0.65}
+    examples = {name: [chat_ids(e, ByteTokenizer()) for e in conversations(n, name) if e] for name, n in
+                (("ask", 9), ("tell", 20))}  # fmt: skip
+    mixture = Mixture(sft, weights)
+    plan = mixture.plan(200, generator(2))
+    assert set(plan.source) == {"ask", "tell"}
+    batch = mixture.get_batch(B=200, generator=generator(2))
+    assert len(batch) == 3
+    assert all(tensor.shape == (200, 16) and tensor.dtype == torch.int64 for tensor in batch)
+    for i, (name, row) in enumerate(zip(plan.source, plan.row, strict=True)):
+        wanted = masked_row(examples[name][row], 16)
+        assert tuple(tensor[i].tolist() for tensor in batch) == wanted
+        assert any(target != -100 for target in wanted[2])
+
+
+# --- shares ------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_zero_is_as_if_it_were_not_there(pretrain):
+    with_zero = {"web": 0.25, "nowhere": 0.0, "books": 0, "notes": 0.75}
+    mixture = Mixture(pretrain, with_zero)
+    assert list(mixture.weights) == ["web", "notes"] and list(mixture.datasets) == ["web", "notes"]
+    without = Mixture(pretrain, {"web": 0.25, "notes": 0.75})
+    assert mixture.plan(64, generator(8)) == without.plan(64, generator(8))
+    assert "books" not in mixture.plan(2000, generator(1)).source
+
+
+def test_what_has_no_share_is_not_drawn(pretrain):
+    mixture = Mixture(pretrain, {"web": 0.5, "notes": 0.5})
+    assert set(mixture.plan(500, generator(1)).source) == {"web", "notes"}
+
+
+def test_unknown_names_are_refused_with_those_there_are(pretrain):
+    with pytest.raises(ValueError, match=r"radio, tv.*notes, books, web"):
+        Mixture(pretrain, {"radio": 0.2, "notes": 0.5, "tv": 0.3})
+    with pytest.raises(ValueError, match=r"radio.*none"):
+        Mixture({}, {"radio": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ({}, "empty"),
+        ({"notes": 0.5, "web": 0.4}, "sum to 0.9"),
+        ({"notes": 1.0, "web": 1e-5}, "sum to 1"),
+        ({"notes": 0.0, "web": 0.0}, "sum to 0"),
+        ({"notes": 1.5, "web": -0.5}, "'web'"),
+        ({"notes": math.nan, "web": 1.0}, "'notes'"),
+        ({"notes": math.inf}, "'notes'"),
+        ({"notes": "1.0"}, "'notes'"),
+    ],
+)
+def test_shares_that_are_none_are_refused(pretrain, weights, said):
+    with pytest.raises(ValueError, match=f"weights.*{said}"):
+        Mixture(pretrain, weights)
+
+
+def test_shares_that_sum_to_one_but_for_rounding_pass(pretrain):
+    assert Mixture(pretrain, {"notes": 1 / 3, "web": 1 / 3, "books": 1 / 3 + 5e-7}).plan(3, generator())
+
+
+@pytest.mark.parametrize("B", [0, -1])
+def test_no_rows_are_refused(pretrain, B):
+    with pytest.raises(ValueError, match=f"B must be at least 1, got {B}"):
+        Mixture(pretrain, WEIGHTS).get_batch(B=B, generator=generator())

@@ -1,0 +1,524 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_gpt.cache import sft_dataset
+from niels_gpt.cache.build_cache import build_sft_cache
+from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from tests.cache import (
+    ASST,
+    EOT,
+    ByteTokenizer,
+    chat_ids,
+    conversations,
+    masked_row,
+    meta_of,
+    no_waiting,
+    quick_folder,
+    real_tokenizer,
+    split_rule,
+    write_tokens,
+)
+
+ROOT = Path(__file__).parents[2]
+USR = 257
+T = 8
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with no_waiting():
+        yield
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def write(folder, examples, split="train"):
+    """Bare files."""
+    starts, stream = [], []
+    for example in examples:
+        starts.append(len(stream))
+        stream += example
+    write_tokens(folder / f"{split}_tokens.bin", stream)
+    np.save(folder / f"{split}_idx.npy", np.array(starts, dtype="<i8"))
+    return folder
+
+
+def open_bare(folder, split="train", **changes):
+    options = {"T": T, "device": "cpu", "eot_id": EOT, "asst_id": ASST, **changes}
+    return SFTExampleDataset(str(folder / f"{split}_tokens.bin"), str(folder / f"{split}_idx.npy"), **options)
+
+
+SAYS = [ASST, 1, 2, EOT]
+
+
+# --- masks -------------------------------------------------------------------------------------------
+
+TOKENS = st.sampled_from([ASST, ASST, EOT, EOT, USR, 1, 2, 3])
+
+
+@settings(max_examples=300)
+@given(
+    examples=st.lists(st.lists(TOKENS, min_size=1, max_size=14), min_size=1, max_size=8),
+    T=st.integers(1, 12),
+    scan=st.integers(1, 30) | st.just(1 << 22),
+)
+def test_masks_are_those_of_a_loop_over_tokens(examples, T, scan):
+    rows = [masked_row(example, T) for example in examples]
+    usable = [i for i, (_, _, masked) in enumerate(rows) if any(target != -100 for target in masked)]
+    with quick_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft_dataset, "_SCAN_TOKENS", scan)
+        write(folder, examples)
+        if not usable:
+            with pytest.raises(CacheError, match=rf"none of {len(examples)} examples .*T \+ 1 = {T + 1}"):
+                open_bare(folder, T=T)
+            return
+        dataset = open_bare(folder, T=T)
+        assert dataset.num_examples == len(examples)
+        assert dataset.num_excluded == len(examples) - len(usable)
+        assert dataset.usable.tolist() == usable
+        x, y, masked = dataset.gather(list(range(len(examples))))
+        assert x.tolist() == [row[0] for row in rows]
+        assert y.tolist() == [row[1] for row in rows]
+        assert masked.tolist() == [row[2] for row in rows]
+        x, y, masked = dataset.get_batch(B=20, generator=generator())
+        drawn = {
+            (tuple(a), tuple(b), tuple(c)) for a, b, c in zip(x.tolist(), y.tolist(), masked.tolist(), strict=True)
+        }
+        assert drawn <= {tuple(map(tuple, rows[i])) for i in usable}
+
+
+@pytest.mark.parametrize(
+    ("example", "targets"),
+    [
+        ([ASST, 1, 2, EOT], [1, 2, EOT]),
+        ([USR, 1, EOT, ASST, 2, EOT], [2, EOT]),
+        ([ASST, 1, EOT, USR, 2, EOT, ASST, 3, EOT], [1, EOT, 3, EOT]),
+        ([USR, 1, EOT, ASST, 2, 3, 4, 5, 6, 7, EOT], [2, 3, 4, 5, 6]),  # cut before its EOT
+        ([ASST, EOT, USR, 1], [EOT]),  # an empty reply still ends
+        ([ASST, 1], [1]),  # no EOT: up to the end, and the padding is none
+        ([ASST, ASST, 1, EOT], [ASST, 1, EOT]),  # a sentinel within a span is a token of it
+        ([ASST, 1, USR, 2, EOT, 3], [1, USR, 2, EOT]),
+        ([EOT, EOT, ASST, 1, EOT, EOT, EOT], [1, EOT]),  # one EOT closes it, the others are no targets
+    ],
+)
+def test_targets_by_hand(tmp_path, example, targets):
+    _, y, masked = open_bare(write(tmp_path, [example])).gather([0])
+    assert masked[masked != -100].tolist() == targets
+    assert torch.equal(masked[masked != -100], y[masked != -100])
+
+
+def test_padding_is_never_a_target(tmp_path):
+    """Padding has the id of EOT, which is a target only where it closes a reply."""
+    write(tmp_path, [[ASST, 1, EOT], [ASST, 1], [USR, 1, EOT, ASST, 5, EOT]])
+    x, y, masked = open_bare(tmp_path, T=10).gather([0, 1, 2])
+    assert x.tolist()[0] == [ASST, 1, EOT] + [EOT] * 7
+    assert y.tolist()[0] == [1, EOT] + [EOT] * 8
+    assert masked.tolist()[0] == [1, EOT] + [-100] * 8
+    assert masked.tolist()[1] == [1] + [-100] * 9
+    assert masked.tolist()[2] == [-100, -100, -100, 5, EOT] + [-100] * 5
+
+
+def test_an_example_of_exactly_the_width_and_one_more(tmp_path):
+    write(tmp_path, [[ASST, 1, 2, EOT], [ASST, 1, 2, 3, EOT]])
+    _, y, masked = open_bare(tmp_path, T=3).gather([0, 1])
+    assert y.tolist() == [[1, 2, EOT], [1, 2, 3]]
+    assert masked.tolist() == y.tolist()
+
+
+def test_a_reply_does_not_run_into_the_next_example(tmp_path):
+    """The first one has no EOT; the next begins with an EOT, or with a reply of its own."""
+    write(tmp_path, [[ASST, 1], [EOT, 2, ASST, 3, EOT], [ASST], [ASST, 4, EOT]])
+    dataset = open_bare(tmp_path)
+    _, _, masked = dataset.gather([0, 1, 3])
+    assert [row[row != -100].tolist() for row in masked] == [[1], [3, EOT], [4, EOT]]
+    assert dataset.num_excluded == 1
+
+
+@pytest.mark.parametrize(("asst", "eot"), [(0, 1), (65_535, 65_534), (7, 0)])
+def test_any_ids_may_be_the_sentinels(tmp_path, asst, eot):
+    write(tmp_path, [[2, asst, 3, eot, 3]])
+    x, y, masked = open_bare(tmp_path, T=6, eot_id=eot, asst_id=asst).get_batch(B=1, generator=generator())
+    assert x.tolist() == [[2, asst, 3, eot, 3, eot]]
+    assert y.tolist() == [[asst, 3, eot, 3, eot, eot]]
+    assert masked.tolist() == [[-100, 3, eot, -100, -100, -100]]
+
+
+@pytest.mark.parametrize("eot", [-1, 65_536, 1 << 40])
+def test_an_eot_that_no_token_can_be(tmp_path, eot):
+    with pytest.raises(ValueError, match="eot_id"):
+        open_bare(write(tmp_path, [SAYS]), eot_id=eot)
+
+
+# --- sampling ----------------------------------------------------------------------------------------
+
+
+def test_shapes_dtypes_and_memory(tmp_path):
+    dataset = open_bare(write(tmp_path, [SAYS, [USR, 1, EOT, *SAYS], [ASST, *range(20), EOT]]))
+    for B in (1, 2, 31):
+        batch = dataset.get_batch(B=B, generator=generator())
+        for tensor in batch:
+            assert tensor.shape == (B, 8)
+            assert tensor.dtype == torch.int64
+            assert tensor.device == torch.device("cpu")
+            assert tensor.is_contiguous()
+        x, y, masked = batch
+        assert (y[:, :-1] == x[:, 1:]).all()
+        assert ((masked == y) | (masked == -100)).all()
+        assert (masked != -100).any(dim=1).all()
+        before = y.clone(), masked.clone()
+        x.fill_(-1)
+        assert torch.equal(y, before[0])
+        y.fill_(-2)
+        assert torch.equal(masked, before[1])
+
+
+def test_the_device_is_the_one_asked_for(tmp_path):
+    batch = open_bare(write(tmp_path, [SAYS]), device="meta").get_batch(B=2, generator=generator())
+    assert [tensor.device.type for tensor in batch] == ["meta"] * 3
+
+
+def test_the_same_generator_state_gives_the_same_batch(tmp_path):
+    write(tmp_path, [[ASST, i, EOT] for i in range(200)])
+    first, second, one, other = open_bare(tmp_path), open_bare(tmp_path), generator(5), generator(5)
+    for _ in range(5):
+        for a, b in zip(first.get_batch(B=8, generator=one), second.get_batch(B=8, generator=other), strict=True):
+            assert torch.equal(a, b)
+    assert not torch.equal(
+        first.get_batch(B=8, generator=generator(5))[0], first.get_batch(B=8, generator=generator(6))[0]
+    )
+
+
+def test_no_global_generator_is_moved(tmp_path, random_states):
+    dataset = open_bare(write(tmp_path, [SAYS] * 10))
+    before = random_states()
+    dataset.get_batch(B=8, generator=generator())
+    assert random_states() == before
+
+
+def test_every_usable_example_is_as_likely(tmp_path):
+    """Forty examples, of which every fourth has no target within its first nine tokens."""
+    examples = [[USR] * 8 * (i % 4 == 0) + [ASST, i, EOT] for i in range(40)]
+    dataset = open_bare(write(tmp_path, examples))
+    assert dataset.num_excluded == 10
+    _, y, _ = dataset.get_batch(B=30_000, generator=generator(4))
+    seen = Counter(y[:, 0].tolist())
+    assert sorted(seen) == [i for i in range(40) if i % 4]
+    chi_square = sum((count - 1000) ** 2 / 1000 for count in seen.values())
+    assert chi_square < 58.3  # 29 degrees of freedom: one in a thousand
+    assert chi_square > 11.0
+
+
+def test_no_batch_is_without_targets(tmp_path):
+    examples = [[USR, 1, EOT]] * 50 + [SAYS] + [[USR] * 9 + SAYS] * 50
+    dataset = open_bare(write(tmp_path, examples))
+    assert (dataset.num_examples, dataset.num_excluded) == (101, 100)
+    for seed in range(5):
+        _, _, masked = dataset.get_batch(B=1, generator=generator(seed))
+        assert masked[0, :3].tolist() == [1, 2, EOT]
+
+
+@pytest.mark.parametrize("examples", [[], [[USR, 1, EOT]], [[USR] * 8 + SAYS], [[1, ASST]]])
+def test_no_example_with_a_target_is_an_error(tmp_path, examples):
+    with pytest.raises(CacheError, match=f"none of {len(examples)} examples"):
+        open_bare(write(tmp_path, examples))
+
+
+@pytest.mark.parametrize("B", [0, -1])
+def test_no_rows_are_an_error(tmp_path, B):
+    with pytest.raises(ValueError, match="B must be"):
+        open_bare(write(tmp_path, [SAYS])).get_batch(B=B, generator=generator())
+
+
+@pytest.mark.parametrize("T", [0, -1])
+def test_no_columns_are_an_error(tmp_path, T):
+    with pytest.raises(ValueError, match="T must be"):
+        open_bare(write(tmp_path, [SAYS]), T=T)
+
+
+def test_the_narrowest_window(tmp_path):
+    write(tmp_path, [[ASST, 1, EOT], [USR, ASST, 1]])
+    dataset = open_bare(tmp_path, T=1)
+    assert dataset.num_excluded == 1
+    assert [tensor.tolist() for tensor in dataset.get_batch(B=1, generator=generator())] == [[[ASST]], [[1]], [[1]]]
+
+
+# --- files -------------------------------------------------------------------------------------------
+
+
+def test_the_assistants_id_must_be_known(tmp_path):
+    with pytest.raises(CacheError, match="asst_id"):
+        open_bare(write(tmp_path, [SAYS]), asst_id=None)
+
+
+def test_missing_files(tmp_path):
+    write(tmp_path, [SAYS])
+    (tmp_path / "train_idx.npy").rename(tmp_path / "x")
+    with pytest.raises(CacheError, match=r"train_idx\.npy"):
+        open_bare(tmp_path)
+    (tmp_path / "train_tokens.bin").unlink()
+    with pytest.raises(CacheError, match=r"train_tokens\.bin"):
+        open_bare(tmp_path)
+
+
+def test_half_a_token(tmp_path):
+    write(tmp_path, [SAYS])
+    os.truncate(tmp_path / "train_tokens.bin", 7)
+    with pytest.raises(CacheError, match=r"train_tokens\.bin has 7 bytes"):
+        open_bare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [0, 4, 4, 8],
+        [0, 8, 4],
+        [1, 4],
+        [4, 8],
+        [-4, 0, 4],
+        [0, 4, 12],  # the last one is empty
+        [0, 4, 13],
+        [0, 4, 1 << 60],
+        [0, -4],
+        [],
+    ],
+)
+def test_offsets_that_do_not_fit_the_tokens(tmp_path, starts):
+    write(tmp_path, [SAYS, SAYS, SAYS])
+    np.save(tmp_path / "train_idx.npy", np.array(starts, dtype=np.int64))
+    with pytest.raises(CacheError, match=r"train_idx\.npy"):
+        open_bare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        np.array([0, 4], dtype=np.int32),
+        np.array([0, 4], dtype=np.uint64),
+        np.array([0.0, 4.0]),
+        np.array([[0, 4]]),
+        np.array(0),
+        np.array(["0", "4"]),
+        np.array([0, 4], dtype=object),
+    ],
+    ids=["int32", "uint64", "floats", "two rows", "a number", "strings", "objects"],
+)
+def test_offsets_of_another_kind(tmp_path, offsets):
+    write(tmp_path, [SAYS, SAYS])
+    np.save(tmp_path / "train_idx.npy", offsets, allow_pickle=True)
+    with pytest.raises(CacheError, match=r"train_idx\.npy"):
+        open_bare(tmp_path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("kind", ["array", "pickle"])
+def test_offsets_never_run_code(tmp_path, monkeypatch, kind):
+    import pickle
+
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, [SAYS])
+    if kind == "array":
+        np.save(tmp_path / "train_idx.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
+    else:
+        (tmp_path / "train_idx.npy").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CacheError, match="damaged"):
+        open_bare(tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"text"])
+def test_damaged_offsets(tmp_path, content):
+    write(tmp_path, [SAYS])
+    (tmp_path / "train_idx.npy").write_bytes(content)
+    with pytest.raises(CacheError, match=r"train_idx\.npy"):
+        open_bare(tmp_path)
+
+
+def test_cut_off_offsets(tmp_path):
+    write(tmp_path, [SAYS, SAYS])
+    os.truncate(tmp_path / "train_idx.npy", (tmp_path / "train_idx.npy").stat().st_size - 8)
+    with pytest.raises(CacheError, match=r"train_idx\.npy"):
+        open_bare(tmp_path)
+
+
+def test_several_arrays_are_no_offsets(tmp_path):
+    write(tmp_path, [SAYS])
+    with (tmp_path / "train_idx.npy").open("wb") as file:
+        np.savez(file, a=np.array([0]))
+    with pytest.raises(CacheError, match=r"train_idx\.npy"):
+        open_bare(tmp_path)
+
+
+# --- caches ------------------------------------------------------------------------------------------
+
+EXAMPLES = [example for example in conversations(40) if example]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    build_sft_cache(EXAMPLES, tmp_path / "c", tokenizer=ByteTokenizer(), val_frac=0.25, seed=3)
+    return tmp_path / "c"
+
+
+@pytest.mark.parametrize("T", [16, 22, 200])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_cache_of_our_own(cache, split, T):
+    examples = split_rule(EXAMPLES, 0.25, 3)[split]
+    dataset = open_bare(cache, split, T=T, asst_id=None, verify=True)
+    rows = [masked_row(chat_ids(example, ByteTokenizer()), T) for example in examples]
+    assert dataset.asst_id == ASST
+    assert dataset.num_examples == len(examples)
+    assert dataset.num_excluded == sum(set(masked) == {-100} for _, _, masked in rows)
+    _, _, masked = dataset.gather(list(range(len(examples))))
+    assert masked.tolist() == [row[2] for row in rows]
+
+
+def test_an_assistants_id_that_is_given_counts(tmp_path):
+    write(tmp_path, [[1, 5, 2, EOT, ASST, 3, EOT]])
+    (tmp_path / "meta.json").write_text(json.dumps({"special_token_ids": {"eot": EOT}}), encoding="utf-8")
+    _, _, masked = open_bare(tmp_path, asst_id=5).gather([0])
+    assert masked[masked != -100].tolist() == [2, EOT]
+    with pytest.raises(CacheError, match="asst_id"):
+        open_bare(tmp_path, asst_id=None)
+
+
+@pytest.mark.parametrize("eot", [0, 258, 260])
+def test_another_eot_is_refused(cache, eot):
+    with pytest.raises(CacheError, match=f"EOT id 259, not {eot}"):
+        open_bare(cache, T=40, eot_id=eot)
+
+
+def test_another_tokenizer_is_refused(tmp_path):
+    tokenizer = real_tokenizer()
+    build_sft_cache(EXAMPLES, tmp_path / "c", tokenizer=tokenizer, val_frac=0, seed=3)
+    eot = tokenizer.special_token_ids()["eot"]
+    options = {"eot_id": eot, "asst_id": None, "T": 50}
+    assert open_bare(tmp_path / "c", tokenizer_sha256=tokenizer.sha256, **options).num_excluded == 0
+    with pytest.raises(CacheError, match=f"another tokenizer.*{tokenizer.sha256[:8]}"):
+        open_bare(tmp_path / "c", tokenizer_sha256="ab" * 32, **options)
+    (tmp_path / "c" / "meta.json").unlink()
+    with pytest.raises(CacheError, match="tokenizer"):
+        open_bare(tmp_path / "c", tokenizer_sha256=tokenizer.sha256, **options)
+
+
+@pytest.mark.parametrize("name", ["train_tokens.bin", "train_idx.npy"])
+def test_files_that_are_not_as_listed(cache, name):
+    data = (cache / name).read_bytes()
+    for wrong in (data[:-8], data + bytes(8), data[:-1]):
+        (cache / name).write_bytes(wrong)
+        with pytest.raises(CacheError, match=rf"{name} has [\d,]+ bytes, but meta\.json says"):
+            open_bare(cache, T=40)
+    (cache / name).unlink()
+    with pytest.raises(CacheError, match=f"{name} is missing"):
+        open_bare(cache, T=40)
+    open_bare(cache, "val", T=40)
+
+
+@pytest.mark.parametrize("name", ["train_tokens.bin", "train_idx.npy"])
+def test_a_flipped_bit_is_found_when_asked_for(cache, name):
+    """The lowest one of the third token; of the header's padding in the offsets."""
+    data = bytearray((cache / name).read_bytes())
+    data[4 if name.endswith(".bin") else 100] ^= 1
+    (cache / name).write_bytes(data)
+    if name.endswith(".bin"):
+        open_bare(cache, T=40)
+    with pytest.raises(CacheError, match=f"{name} is damaged"):
+        open_bare(cache, T=40, verify=True)
+    open_bare(cache, "val", T=40, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"token_dtype": "uint32-le"}, "uint32-le"),
+        ({"format_version": 2}, "format version 2"),
+        ({"built": False, "reason": "nothing was given"}, "nothing was given"),
+        ({"files": {}}, "not in"),
+    ],
+)
+def test_a_cache_of_another_kind_is_refused(cache, changes, wanted):
+    (cache / "meta.json").write_text(json.dumps({**meta_of(cache), **changes}), encoding="utf-8")
+    with pytest.raises(CacheError, match=wanted):
+        open_bare(cache, T=40)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+def test_a_damaged_meta_is_refused(cache, content):
+    (cache / "meta.json").write_bytes(content)
+    with pytest.raises(CacheError, match=r"meta\.json is damaged"):
+        open_bare(cache, T=40)
+
+
+def test_the_offsets_of_the_other_split_are_refused(cache):
+    """val's offsets would cut train's tokens at wrong places."""
+    with pytest.raises(CacheError):
+        SFTExampleDataset(cache / "train_tokens.bin", cache / "val_idx.npy", T=40, device="cpu", eot_id=EOT)
+
+
+def test_an_empty_val_split_is_an_error_that_says_so(tmp_path):
+    build_sft_cache(EXAMPLES[:1], tmp_path / "c", tokenizer=ByteTokenizer(), val_frac=0.5, seed=3)
+    with pytest.raises(CacheError, match="none of 0 examples"):
+        open_bare(tmp_path / "c", "val", asst_id=None)
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+SAMPLING = """
+import sys
+import torch
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
+
+def resident():
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
+
+generator = torch.Generator().manual_seed(0)
+torch.randint(9, (9,), generator=generator)
+before = most = resident()
+dataset = SFTExampleDataset(sys.argv[1], sys.argv[2], T=256, device="cpu", eot_id=9, asst_id=8)
+for _ in range(120):
+    x, y, masked = dataset.get_batch(B=64, generator=generator)
+    most = max(most, resident())
+assert (masked[:, :3].tolist() == [[1, 9, -100]] * 64)
+print(most - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_large_files_are_sampled_in_little_memory(tmp_path):
+    """More than a gigabyte of mostly nothing; an example every 32,768 tokens."""
+    if shutil.disk_usage(tmp_path).free < 3 << 30:
+        pytest.skip("too little disk space")
+    tokens = tmp_path / "train_tokens.bin"
+    starts = np.arange(0, 560 << 20, 1 << 15, dtype=np.int64)
+    with tokens.open("wb") as file:
+        for start in starts.tolist():
+            file.seek(2 * start)
+            file.write(np.array([8, 1, 9], dtype="<u2").tobytes())
+        file.truncate(2 * (560 << 20))
+    if tokens.stat().st_blocks * 512 > 500 << 20:
+        pytest.skip("this file system knows no sparse files")
+    np.save(tmp_path / "train_idx.npy", starts)
+    command = [sys.executable, "-c", SAMPLING, str(tokens), str(tmp_path / "train_idx.npy")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 200 << 20, f"{int(done.stdout) >> 20} MB more"

@@ -1,0 +1,408 @@
+"""`niels-gpt pipeline`: two phases, a best checkpoint for each, and a way to go on from wherever it stopped."""
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+
+import pytest
+import torch
+import yaml
+
+from niels_gpt.cli import training
+from niels_gpt.config_file import load_config
+from niels_gpt.model.checkpoint import load_model
+from niels_gpt.rng import generator
+from niels_gpt.train.progress import Silent
+from niels_gpt.train.run_folder import RunFolder
+from tests import token_caches
+from tests.cli import call, error_of
+from tests.train import metric_lines, same, weights_sha256
+
+STEPS = {"pretrain": 10, "sft": 9}
+FILE = """
+data: {token_cache: cache}
+pretrain:
+  model: {preset: v0, T: 16, C: 16, L: 1, H: 2, dropout: 0.1}
+  train: {total_steps: 10, warmup_steps: 1, B: 6, seed: 7, base_lr: 0.02, p_train: {fineweb_edu: 0.5, roam: 0.5}}
+  output: {checkpoint_every: 4, eval_every: 3, eval_steps: 2, sample_tokens: 4}
+sft:
+  train: {total_steps: 9, warmup_steps: 1, B: 6, seed: 8, base_lr: 0.01}
+  output: {checkpoint_every: 4, eval_every: 3, eval_steps: 2, sample_tokens: 4}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with caches in the usual place, a config, and a finished pipeline, whole/."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    token_caches.copy_to(folder / "cache")
+    (folder / "c.yaml").write_text(FILE, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert call("pipeline", "--config", "c.yaml", "--run-dir", "whole") == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(training, "plot_losses", lambda run: None)  # `whole` has its pictures
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def check_same(folder, whole):
+    """Every loss of every step, and all weights, of both phases."""
+    for phase in ("pretrain", "sft"):
+        run, other = RunFolder(folder / phase), RunFolder(whole / phase)
+        assert metric_lines(run.path) == metric_lines(other.path)
+        assert weights_sha256(run.latest) == weights_sha256(other.latest)
+        assert weights_sha256(run.best) == weights_sha256(other.best)
+        assert same(torch.load(run.latest, weights_only=True), torch.load(other.latest, weights_only=True))
+
+
+# --- both phases -------------------------------------------------------------------------------------
+
+
+def test_each_phase_has_its_own_run_and_its_own_best_checkpoint(place):
+    assert sorted(path.name for path in (place / "whole").iterdir()) == ["pretrain", "sft"]
+    for phase, names in (("pretrain", ("fineweb_edu", "roam")), ("sft", token_caches.SFT)):
+        run = RunFolder(place / "whole" / phase)
+        assert run.read_config().task == phase
+        assert run.tokenizer_path.read_bytes() == (place / "cache/tokenizer/spm.model").read_bytes()
+        assert run.plot_path.read_bytes().startswith(b"\x89PNG")
+        lines = metric_lines(run.path)
+        assert [line["step"] for line in lines] == list(range(STEPS[phase]))
+        evals = {line["step"] + 1: line["evals"] for line in lines if "evals" in line}
+        for found in evals.values():
+            assert set(found) == {*(f"val_{name}" for name in names), f"val_{phase}", "val_pretrain"}
+        best = torch.load(run.best, weights_only=True)
+        assert best["step"] == min(evals, key=lambda step: evals[step][f"val_{phase}"])
+        assert torch.load(run.latest, weights_only=True)["step"] == STEPS[phase]
+        assert best["config"]["V"] == 404
+
+
+def mean_loss(model, kind, name, T=16, B=6, steps=2, *, seed):
+    """Of the held-out rows of a cache that an evaluation draws, token by token."""
+    if kind == "pretrain":
+        pool = [(ids[:-1], ids[1:]) for _, ids in token_caches.windows(name, "val", T)]
+    else:
+        talks = token_caches.examples(name, "val")
+        pool = [token_caches.sft_row(talks[i], T) for i in token_caches.usable(talks, T)]
+    draw = generator(seed, "eval", name)
+    losses = []
+    for _ in range(steps):
+        rows = [pool[i] for i in torch.randint(0, len(pool), (B,), generator=draw).tolist()]
+        losses += token_caches.nats(model, [x for x, _ in rows], [targets for _, targets in rows])
+    return math.fsum(losses) / len(losses)
+
+
+def test_sft_watches_what_it_learns_and_what_pretraining_was_judged_by(place):
+    run = RunFolder(place / "whole/sft")
+    model, step = load_model(run.latest)
+    assert step == STEPS["sft"]
+    evals = metric_lines(run.path)[-1]["evals"]
+    shares = {"dolly15k": 0.50, "oasst1": 0.45, "primer": 0.05}
+    wanted = sum(share * mean_loss(model, "sft", name, seed=8) for name, share in shares.items())
+    assert evals["val_sft"] == pytest.approx(wanted, rel=1e-5)
+    kept = (mean_loss(model, "pretrain", "fineweb_edu", seed=8) + mean_loss(model, "pretrain", "roam", seed=8)) / 2
+    assert evals["val_pretrain"] == pytest.approx(kept, rel=1e-5)
+
+
+def test_sft_begins_with_the_best_of_pretraining(place):
+    """And not with the latest: here the best comes earlier."""
+    options = ["pretrain.train.base_lr=0.9", "pretrain.train.min_lr=0.9", "sft.train.base_lr=0", "sft.train.min_lr=0"]
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", "early", *token_caches.options(options)) == 0
+    first, second = RunFolder(place / "early/pretrain"), RunFolder(place / "early/sft")
+    assert weights_sha256(first.best) != weights_sha256(first.latest)
+    assert weights_sha256(second.latest) == weights_sha256(first.best)  # at no learning rate nothing moves
+
+
+def test_what_is_said(place, capsys):
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", "said") == 0
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    assert "\x1b" not in output
+    assert output.index("pretrain: into said/pretrain") < output.index("sft: into said/sft")
+    assert re.search(r"^fineweb_edu +50\.0%", output, re.MULTILINE)
+    assert re.search(r"^dolly15k +50\.0%", output, re.MULTILINE)
+    before, after = (metric_lines(place / "said" / phase)[-1]["evals"] for phase in ("pretrain", "sft"))
+    assert (
+        f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT" in output
+    )
+    assert f"val_sft: {after['val_sft']:.3f}" in output
+    for phase in ("pretrain", "sft"):
+        assert f"best {phase} checkpoint: said/{phase}/checkpoints/best.pt" in output
+    (line,) = [line for line in output.splitlines() if line.startswith("next: ")]
+    commands = re.findall(r"niels-gpt (.*?)(?:   |$)", line)
+    assert [shlex.split(command)[0] for command in commands] == ["chat", "eval"]
+    assert call(*shlex.split(commands[1]), "--limit", 50, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "said/sft/checkpoints/best.pt"
+
+
+def test_folders_are_named_after_the_config(place, capsys):
+    fast = token_caches.options(["pretrain.train.total_steps=2", "sft.train.total_steps=2"])
+    for _ in range(2):
+        assert call("pipeline", "--config", "c.yaml", *fast) == 0
+    assert sorted(path.name for path in (place / "runs").iterdir()) == ["c", "c-2"]
+    capsys.readouterr()
+    assert call("eval", "--limit", 20, "--json") == 0  # the newest run is the last phase of the last pipeline
+    output, errors = capsys.readouterr()
+    assert errors == "using runs/c-2/sft\n"
+    assert json.loads(output)["checkpoint"] == "runs/c-2/sft/checkpoints/best.pt"
+
+
+def test_print_config(place, capsys):
+    assert call("pipeline", "--config", "c.yaml", "--set", "sft.train.B=4", "--print-config") == 0
+    output = capsys.readouterr().out
+    found = {}
+    for part in re.split(r"^# ", output, flags=re.MULTILINE)[1:]:
+        name, _, text = part.partition("\n")
+        found[name] = yaml.safe_load(text)
+        path = place / f"printed-{name}.yaml"
+        path.write_text(text, encoding="utf-8")
+        assert load_config(path).task == name
+    assert list(found) == ["pretrain", "sft"]
+    assert found["pretrain"]["model"] == found["sft"]["model"]
+    assert found["pretrain"]["model"]["V"] == 404  # the tokenizer's
+    assert (found["pretrain"]["train"]["B"], found["sft"]["train"]["B"]) == (6, 4)
+    assert found["sft"]["data"]["retain"] == {"fineweb_edu": 0.5, "roam": 0.5}
+    assert not (place / "runs" / "c-3").exists()
+    for phase in ("pretrain", "sft"):
+        stored = yaml.safe_load((place / "whole" / phase / "config.yaml").read_text(encoding="utf-8"))
+        printed = found[phase] | {"init_from": stored["init_from"]}
+        printed["train"]["B"] = 6
+        assert stored == printed
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "my caches", "caches #2", "[draft]", "2024"])
+def test_the_caches_may_lie_elsewhere(place, capsys, name):
+    """In a folder of any name."""
+    shutil.copytree(place / "cache/tokenizer", place / name / "tokenizer")
+    assert call("pipeline", "--config", "c.yaml", "--token-cache", name, "--print-config") == 0, capsys.readouterr()
+    for part in capsys.readouterr().out.split("# sft\n"):
+        assert yaml.safe_load(part)["data"]["token_cache"] == name
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_a_pipeline(place, capsys):
+    before = snapshot(place / "whole")
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", "whole") == 1
+    message = error_of(capsys)
+    assert "whole" in message
+    assert "--resume" in message
+    assert snapshot(place / "whole") == before
+
+
+@pytest.mark.parametrize("phase", ["pretrain", "sft"])
+def test_a_folder_that_holds_half_a_pipeline(place, tmp_path, capsys, phase):
+    shutil.copytree(place / "whole" / phase, tmp_path / "half" / phase)
+    before = snapshot(tmp_path / "half")
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", tmp_path / "half") == 1
+    assert "--resume" in error_of(capsys)
+    assert snapshot(tmp_path / "half") == before
+
+
+def refused(capsys, folder, *arguments):
+    """The message; nothing has been trained."""
+    assert call("pipeline", *arguments, "--run-dir", folder) == 1
+    assert not list(folder.rglob("metrics.jsonl")), "work had begun"
+    return error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sft.model.L=2", ["sft.model"]),
+        ("train.B=2", ["unknown key train", "pretrain"]),
+        ("sft.train.totl_steps=2", ["totl_steps", "total_steps"]),
+        ("pretrain.train.p_train={gone: 1.0}", ["gone", "fineweb_edu"]),
+        ("pretrain.train.warmup_steps=50", ["warmup"]),
+        ("data.token_cache=nowhere", ["nowhere", "niels-gpt cache build-all"]),
+        ("pretrain.init_from=gone.pt", ["gone.pt"]),
+    ],
+)
+def test_mistakes_are_told_before_any_work(tmp_path, override, words, capsys):
+    message = refused(capsys, tmp_path / "run", "--config", "c.yaml", "--set", override)
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sft.train.p_train={gone: 1.0}", ["gone", "dolly15k"]),
+        ("sft.train.warmup_steps=50", ["warmup"]),
+        ("sft.data.token_cache=nowhere", ["nowhere"]),
+    ],
+)
+def test_mistakes_in_the_second_phase_are_told_before_the_first(tmp_path, override, words, capsys):
+    """Not after a night of pretraining."""
+    message = refused(capsys, tmp_path / "run", "--config", "c.yaml", "--set", override)
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("file", ["pretrain/roam/train/shard_00000.bin", "sft/primer/train_tokens.bin"])
+def test_damaged_caches_of_either_phase_are_found_when_asked_for(tmp_path, capsys, file):
+    root = token_caches.copy_to(tmp_path / "caches")
+    data = bytearray((root / file).read_bytes())
+    data[10] ^= 1
+    (root / file).write_bytes(data)
+    given = ["--config", "c.yaml", "--token-cache", root, "--verify"]
+    assert file in refused(capsys, tmp_path / "run", *given)
+
+
+def test_resume_needs_to_know_what(capsys):
+    assert call("pipeline", "--config", "c.yaml", "--resume") == 1
+    assert "--run-dir" in error_of(capsys)
+
+
+# --- going on ----------------------------------------------------------------------------------------
+
+
+class At(Silent):
+    """Does something after an update of a phase."""
+
+    def __init__(self, step, action):
+        self.at, self.action = step, action
+
+    def step(self, line):
+        if line["step"] + 1 == self.at:
+            self.action()
+
+
+class Killed(BaseException):
+    """What a kill is to the program: it goes no further."""
+
+
+def die():
+    raise Killed
+
+
+def in_phase(monkeypatch, phase, step, action):
+    """Let the action happen after an update of a phase, before anything of it is saved."""
+    reporters = iter([Silent()] * (phase == "sft"))
+    monkeypatch.setattr(training, "reporter", lambda: next(reporters, None) or At(step, action))
+
+
+def stop(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def command_in(output):
+    """The command to go on with."""
+    (line,) = [line for line in output.splitlines() if line.strip().startswith("niels-gpt ")]
+    program, *arguments = shlex.split(line)
+    assert program == "niels-gpt"
+    return arguments
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("phase", ["pretrain", "sft"])
+def test_a_signal_saves_and_says_how_to_go_on(place, monkeypatch, capsys, phase, number, code):
+    folder = f"a [{phase}] run {code}"
+    in_phase(monkeypatch, phase, 5, stop(number))
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", folder) == code
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    assert number.name in output
+    run = RunFolder(place / folder / phase)
+    assert f"{folder}/{phase}/checkpoints/latest.pt after 6 updates" in output  # the one that had begun is finished
+    assert torch.load(run.latest, weights_only=True)["step"] == 6
+    assert (place / folder / "sft").exists() == (phase == "sft")
+    monkeypatch.setattr(training, "reporter", Silent)
+    assert call(*command_in(output)) == 0
+    output = capsys.readouterr().out
+    assert (f"pretrain: {folder}/pretrain is finished" in output) == (phase == "sft")
+    check_same(place / folder, place / "whole")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--config", "c.yaml", "--set", "pretrain.train.seed=9", "--set", "sft.train.seed=9"],
+        ["--config", "nowhere.yaml", "--token-cache", "other caches"],
+        ["--config", "a config.yaml"],
+        [],
+    ],
+    ids=["with --set", "with --token-cache", "a space in the config", "without a config"],
+)
+def test_the_command_to_go_on_is_the_same_pipeline(place, monkeypatch, capsys, given, tmp_path):
+    """Whatever options it was begun with: it goes on to where the uninterrupted one comes."""
+    if not (place / "other caches").exists():
+        shutil.copytree(place / "cache", place / "other caches")
+    shutil.copy(place / "c.yaml", place / "a config.yaml")
+    (place / "nowhere.yaml").write_text(FILE.replace("token_cache: cache", "token_cache: nowhere"), encoding="utf-8")
+    if not given:
+        tree = yaml.safe_load(FILE)
+        sections = [(f"{phase}.{part}", value) for phase in ("pretrain", "sft") for part, value in tree[phase].items()]
+        given = [piece for key, value in sections for piece in ("--set", f"{key}={json.dumps(value)}")]
+    uninterrupted, folder = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setattr(training, "reporter", Silent)
+    assert call("pipeline", *given, "--run-dir", uninterrupted) == 0
+    in_phase(monkeypatch, "pretrain", 5, stop(signal.SIGTERM))
+    assert call("pipeline", *given, "--run-dir", folder) == 143
+    arguments = command_in(capsys.readouterr().out)
+    monkeypatch.setattr(training, "reporter", Silent)
+    code = call(*arguments)
+    assert code == 0, capsys.readouterr().err
+    check_same(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("step", [STEPS["pretrain"] - 1, STEPS["pretrain"]])
+def test_a_signal_during_the_last_update_of_pretraining_stops_the_pipeline(place, monkeypatch, step):
+    """What was asked to stop must not begin the next phase. It comes before the last update, or while it is saved."""
+    folder = f"last-{step}"
+    in_phase(monkeypatch, "pretrain", step, stop(signal.SIGTERM))
+    code = call("pipeline", "--config", "c.yaml", "--run-dir", folder)
+    assert torch.load(RunFolder(place / folder / "pretrain").latest, weights_only=True)["step"] == STEPS["pretrain"]
+    assert code == 143
+    assert not (place / folder / "sft").exists()
+    monkeypatch.setattr(training, "reporter", Silent)
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", folder, "--resume") == 0
+    check_same(place / folder, place / "whole")
+
+
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [("pretrain", 2), ("pretrain", 7), ("pretrain", 10), ("sft", 1), ("sft", 6), ("sft", 9)],
+)
+def test_a_killed_pipeline_goes_on_as_if_nothing_had_been(place, monkeypatch, phase, step):
+    """Before the first checkpoint of a phase, after it, and at its end: when the last line is written, but no
+    checkpoint yet."""
+    folder = f"killed-{phase}-{step}"
+    in_phase(monkeypatch, phase, step, die)
+    with pytest.raises(Killed):
+        call("pipeline", "--config", "c.yaml", "--run-dir", folder)
+    monkeypatch.setattr(training, "reporter", Silent)
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", folder, "--resume") == 0
+    check_same(place / folder, place / "whole")
+
+
+def test_a_finished_pipeline_is_left_as_it_is(place, capsys):
+    before = snapshot(place / "whole")
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", "whole", "--resume") == 0
+    output = capsys.readouterr().out
+    for phase in ("pretrain", "sft"):
+        assert f"{phase}: whole/{phase} is finished" in output
+        assert f"best {phase} checkpoint: whole/{phase}/checkpoints/best.pt" in output
+    assert snapshot(place / "whole") == before
+
+
+def test_resuming_with_another_config_is_refused(place, monkeypatch, capsys):
+    in_phase(monkeypatch, "pretrain", 5, stop(signal.SIGTERM))
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", "changed") == 143
+    monkeypatch.setattr(training, "reporter", Silent)
+    capsys.readouterr()
+    options = ["--config", "c.yaml", "--run-dir", "changed", "--resume", "--set", "pretrain.train.B=3"]
+    assert call("pipeline", *options) == 1
+    assert "train.B was 6, is 3" in error_of(capsys)

@@ -1,0 +1,309 @@
+"""`niels-gpt tokenizer train` and `report`, against SentencePiece itself."""
+
+import hashlib
+import json
+import re
+import shlex
+
+import pytest
+import sentencepiece
+import torch
+
+from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer
+from tests import token_caches
+from tests.cli import call, error_of
+from tests.train import DELIMITER, write_texts
+
+SMALL = ["--vocab-size", 320]
+
+
+class OfflineModeIsEnabled(ConnectionError):
+    """What the Hub's client raises offline; it is not tried again."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Notes and dialogues in the usual places, a config with a source of one's own, and a tokenizer in tok/."""
+    folder = tmp_path_factory.mktemp("tokenizing")
+    texts = write_texts(folder / "data")
+    (texts / "notes").rename(folder / ".roam-data")
+    rows = [{"text": f"row {i}: {token_caches.words(i, 30)} {token_caches.UNSEEN}"} for i in range(20)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "mine.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "c.yaml").write_text("data: {sources: {mine: {path: mine.jsonl}}}\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert call("tokenizer", "train", "roam", "primer", "--out", "tok", *SMALL) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(place, monkeypatch):
+    monkeypatch.chdir(place)
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def notes(place):
+    """The notes that are trained on: a tenth is held out, by the contract's split."""
+    paths = sorted((place / ".roam-data").iterdir(), key=str)
+    order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(42)).tolist()
+    held_out = order[: max(1, int(len(paths) * 0.1))]
+    return [path.read_text(encoding="utf-8") for i, path in enumerate(paths) if i not in held_out]
+
+
+def messages(place):
+    blocks = (place / "data" / "primer.txt").read_text(encoding="utf-8").split(DELIMITER)
+    return [line.partition(": ")[2] for block in blocks for line in block.splitlines()]
+
+
+def own_texts(place):
+    lines = (place / "mine.jsonl").read_text(encoding="utf-8").splitlines()
+    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(42)).tolist()
+    held_out = order[: len(lines) // 10]
+    return [json.loads(line)["text"] for i, line in enumerate(lines) if i not in held_out]
+
+
+def snapshot(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# --- train -------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_written(place, capsys):
+    assert call("tokenizer", "train", "roam", "primer", "--out", "new/tok", *SMALL) == 0
+    output, _ = capsys.readouterr()
+    model = (place / "new/tok/spm.model").read_bytes()
+    sha = hashlib.sha256(model).hexdigest()
+    assert f"new/tok/spm.model: 324 ids, sha256 {sha[:12]}..." in output
+    sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+    assert sp.vocab_size() == 324
+    for token in SPECIAL_TOKENS:
+        assert len(sp.encode(token)) == 1
+    meta = json.loads((place / "new/tok/meta.json").read_text(encoding="utf-8"))
+    assert (meta["sha256"], meta["vocab_size"]) == (sha, 324)
+    read = [*notes(place), *messages(place)]
+    assert meta["inputs"]["texts"] == len(read)
+    assert meta["inputs"]["bytes"] == sum(len(text.encode("utf-8")) for text in read)
+    assert snapshot(place / "tok") == snapshot(place / "new/tok")  # the same text and seed: the same bytes
+
+
+def test_the_seed_and_the_number_of_documents_reach_the_training(place, capsys):
+    assert call("tokenizer", "train", "roam", "--out", "few", "--documents", 3, "--seed", 5, *SMALL) == 0
+    meta = json.loads((place / "few/meta.json").read_text(encoding="utf-8"))
+    assert meta["seed"] == 5
+    assert meta["inputs"]["texts"] == 3
+
+
+def test_a_tokenizer_that_is_there_is_not_replaced_unasked(place, capsys):
+    assert call("tokenizer", "train", "primer", "--out", "kept", *SMALL) == 0
+    before = snapshot(place / "kept")
+    capsys.readouterr()
+    assert call("tokenizer", "train", "roam", "--out", "kept", *SMALL) == 1
+    message = error_of(capsys)
+    assert "kept" in message
+    assert "--force" in message
+    assert snapshot(place / "kept") == before
+    assert call("tokenizer", "train", "roam", "--out", "kept", *SMALL, "--force") == 0
+    assert snapshot(place / "kept") != before
+    assert load_tokenizer(place / "kept").vocab_size == 324
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["roam", "--vocab-size", 200], ["vocab_size", "200"]),
+        (["roam", "--vocab-size", 258], ["vocab_size", "different characters"]),
+        (["roam", "--vocab-size", 70_000], ["vocab_size", "70000"]),
+        (["nowhere"], ["no source 'nowhere'", "roam"]),
+        (["roam", "--path", "gone"], ["gone"]),
+        (["mine"], ["no source 'mine'"]),  # without its config
+    ],
+)
+def test_what_cannot_be_trained(place, arguments, words, capsys):
+    assert call("tokenizer", "train", *arguments, "--out", "none") == 1
+    message = error_of(capsys)
+    for word in words:
+        assert word in message
+    assert not (place / "none" / "spm.model").exists()
+
+
+def test_by_default_all_that_can_be_read(place, capsys, hub):
+    """What is on the Hub cannot be reached: it is left out, and said so."""
+    hub.error = OfflineModeIsEnabled("no network")
+    assert call("tokenizer", "train", "--out", "all", *SMALL) == 0
+    output, errors = capsys.readouterr()
+    for name in ("fineweb_edu", "wikitext", "dolly15k", "oasst1"):
+        assert f"warning: {name} is left out: " in errors
+    meta = json.loads((place / "all/meta.json").read_text(encoding="utf-8"))
+    assert meta["inputs"]["texts"] == len(notes(place)) + len(messages(place))
+    assert "niels-gpt tokenizer report roam primer " in output
+
+
+def next_command(capsys):
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("next: ")]
+    return shlex.split(line.removeprefix("next: "))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["roam", "--out", "plain"], "roam"),
+        (["roam", "--out", "a [draft] folder"], "roam"),
+        (["roam", "--path", "other notes", "--out", "elsewhere"], "roam"),
+        (["mine", "--config", "c.yaml", "--out", "of-mine"], "mine"),
+    ],
+    ids=["plain", "a space in the folder", "notes from elsewhere", "a source of one's own"],
+)
+def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(place, arguments, wanted, capsys):
+    """And it measures the text that was trained on."""
+    other = place / "other notes"
+    if not other.exists():
+        other.mkdir()
+        for i in range(4):
+            (other / f"{i}.md").write_text(token_caches.words(i, 200), encoding="utf-8")
+    assert call("tokenizer", "train", *arguments, "--vocab-size", 350) == 0
+    program, *rest = next_command(capsys)
+    assert program == "niels-gpt"
+    assert call(*rest, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    (row,) = report["sources"]
+    assert row["source"] == wanted
+    meta = json.loads((place / arguments[-1] / "meta.json").read_text(encoding="utf-8"))
+    assert (row["texts"], row["bytes"]) == (meta["inputs"]["texts"], meta["inputs"]["bytes"])
+
+
+# --- report ------------------------------------------------------------------------------------------
+
+
+def reported(capsys, *arguments):
+    assert call("tokenizer", "report", *arguments, "--json") == 0
+    output, errors = capsys.readouterr()
+    return json.loads(output), errors
+
+
+def processor(place):
+    return sentencepiece.SentencePieceProcessor(model_file=str(place / "tok" / "spm.model"))
+
+
+def measured(place, texts):
+    """Every text alone, by SentencePiece."""
+    sp = processor(place)
+    ids = [i for text in texts for i in sp.encode(text)]
+    size = sum(len(text.encode("utf-8")) for text in texts)
+    single = [i for i in ids if sp.is_byte(i) or len(sp.id_to_piece(i).replace("\u2581", " ").encode("utf-8")) == 1]
+    return {
+        "texts": len(texts),
+        "bytes": size,
+        "tokens": len(ids),
+        "bytes_per_token": size / len(ids),
+        "one_byte_tokens": len(single) / len(ids),
+    }, set(ids)
+
+
+def test_bytes_per_token_of_each_source(place, capsys):
+    report, errors = reported(capsys, "roam", "primer", "mine", "--config", "c.yaml", "--tokenizer", "tok")
+    assert errors == ""
+    assert [row["source"] for row in report["sources"]] == ["roam", "primer", "mine"]
+    for row, texts in zip(report["sources"], (notes(place), messages(place), own_texts(place)), strict=True):
+        wanted, _ = measured(place, texts)
+        assert row["tokens_per_second"] > 0
+        assert {key: row[key] for key in wanted} == pytest.approx(wanted)
+    sha = hashlib.sha256((place / "tok/spm.model").read_bytes()).hexdigest()
+    assert (report["sha256"], report["vocab_size"]) == (sha, 324)
+    best = {row["source"]: row["bytes_per_token"] for row in report["sources"]}
+    assert best["roam"] > best["mine"] > 1  # it was trained on the notes
+
+
+def test_only_so_many_texts(place, capsys):
+    report, _ = reported(capsys, "roam", "--tokenizer", "tok", "--take", 2)
+    wanted, _ = measured(place, notes(place)[:2])
+    assert {key: report["sources"][0][key] for key in wanted} == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("path", ["tok", "tok/spm.model"])
+def test_a_tokenizer_is_a_folder_or_a_file(place, capsys, path):
+    report, _ = reported(capsys, "roam", "--tokenizer", path)
+    assert report["vocab_size"] == 324
+
+
+def pieces(place):
+    """id -> bytes of every piece of several bytes that was learned: no byte, no special token, not <unk>."""
+    sp = processor(place)
+    found = {}
+    for i in range(sp.vocab_size()):
+        data = sp.id_to_piece(i).replace("\u2581", " ").encode("utf-8")
+        learned = not (sp.is_byte(i) or sp.is_unknown(i) or sp.id_to_piece(i) in SPECIAL_TOKENS)
+        if learned and len(data) > 1:
+            found[i] = data
+    return found
+
+
+def test_pieces_that_are_not_used(place, capsys):
+    report, _ = reported(capsys, "primer", "--tokenizer", "tok", "--take", 5)
+    _, used = measured(place, messages(place)[:5])
+    unused = [data.decode("utf-8") for i, data in pieces(place).items() if i not in used]
+    assert 0 < len(unused) < len(pieces(place))
+    assert report["unused_pieces"] == len(unused)
+    assert report["unused_examples"] == unused[:24]
+
+
+def test_the_longest_pieces(place, capsys):
+    report, _ = reported(capsys, "primer", "--tokenizer", "tok")
+    found = pieces(place)
+    shown = [text.encode("utf-8") for text in report["longest_pieces"]]
+    assert [len(data) for data in shown] == sorted((len(data) for data in found.values()), reverse=True)[: len(shown)]
+    assert len(set(shown)) == len(shown) >= 10
+    assert set(shown) <= set(found.values())
+
+
+def test_the_table(place, capsys):
+    report, _ = reported(capsys, "roam", "primer", "--tokenizer", "tok")
+    assert call("tokenizer", "report", "roam", "primer", "--tokenizer", "tok") == 0
+    output = capsys.readouterr().out
+    lines = output.splitlines()
+    assert "\x1b" not in output
+    for row in report["sources"]:
+        (line,) = [line for line in lines if line.startswith(row["source"])]
+        assert f" {row['bytes_per_token']:.2f} " in line
+        assert f" {100 * row['one_byte_tokens']:.1f}% " in line
+    gpt2 = next(line for line in lines if "GPT-2" in line)
+    assert re.search(r"\b4\b", gpt2)
+    bytes_ = next(line for line in lines if line.startswith("bytes"))
+    assert "1.00" in bytes_
+    assert "longest pieces: " + "  ".join(repr(piece) for piece in report["longest_pieces"]) in output
+    assert f"unused here: {report['unused_pieces']:,} pieces" in output
+
+
+def test_texts_with_special_strings_are_left_out(place, tmp_path, capsys):
+    for number, text in enumerate(["the note", f"forged {SPECIAL_TOKENS[3]} here", "and the model"]):
+        (tmp_path / f"{number}.md").write_text(text, encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(f"data: {{sources: {{few: {{path: {tmp_path}}}}}}}\n", encoding="utf-8")
+    report, _ = reported(capsys, "few", "--config", tmp_path / "c.yaml", "--tokenizer", "tok")
+    assert report["sources"][0]["texts"] < 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["roam", "--tokenizer", "gone"], ["gone", "niels-gpt tokenizer train"]),
+        (["roam", "--tokenizer", "mine.jsonl"], ["mine.jsonl"]),
+        (["nowhere", "--tokenizer", "tok"], ["no source 'nowhere'"]),
+        (["roam", "--tokenizer", "tok", "--path", "gone"], ["gone"]),
+    ],
+)
+def test_what_cannot_be_reported(arguments, words, capsys):
+    assert call("tokenizer", "report", *arguments) == 1
+    message = error_of(capsys)
+    for word in words:
+        assert word in message
+
+
+def test_by_default_all_sources_that_can_be_read_are_reported(capsys, hub):
+    hub.error = OfflineModeIsEnabled("no network")
+    report, errors = reported(capsys, "--tokenizer", "tok")
+    assert [row["source"] for row in report["sources"]] == ["roam", "primer"]
+    assert "warning: fineweb_edu is left out: " in errors

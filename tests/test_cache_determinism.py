@@ -1,0 +1,174 @@
+"""Acceptance: the same input and the same seed give the same bytes, whatever else differs."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
+from tests.cache import ByteTokenizer, conversations, digests, documents, no_waiting, real_tokenizer, small_steps
+
+ROOT = Path(__file__).parents[1]
+TEXTS, EXAMPLES = documents(80), conversations(50)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with no_waiting():
+        yield
+
+
+def pretrain(out_dir, texts=TEXTS, **changes):
+    options = {
+        "tokenizer": ByteTokenizer(),
+        "max_train_tokens": 1000,
+        "max_val_tokens": 200,
+        "shard_bytes": 150,
+        "seed": 42,
+        "shuffle_buffer": 16,
+        "dataset_name": "small",
+    }
+    build_pretrain_cache(texts, str(out_dir), **{**options, **changes})
+    return digests(Path(out_dir))
+
+
+def sft(out_dir, examples=EXAMPLES, **changes):
+    options = {"tokenizer": ByteTokenizer(), "val_frac": 0.2, "seed": 42, "dataset_name": "small"}
+    build_sft_cache(examples, str(out_dir), **{**options, **changes})
+    return digests(Path(out_dir))
+
+
+BUILDERS = {"pretrain": (pretrain, TEXTS), "sft": (sft, EXAMPLES)}
+builders = pytest.mark.parametrize(("build", "items"), BUILDERS.values(), ids=BUILDERS)
+
+
+@builders
+def test_twice_the_same(tmp_path, build, items):
+    first = build(tmp_path / "a")
+    assert build(tmp_path / "b") == first
+    assert build(tmp_path / "a") == first  # over the old one
+    assert len(first) >= 5
+    assert len(set(first.values())) == len(first)
+
+
+@builders
+def test_with_the_real_tokenizer(tmp_path, build, items):
+    assert build(tmp_path / "a", tokenizer=real_tokenizer()) == build(tmp_path / "b", tokenizer=real_tokenizer())
+
+
+@builders
+@pytest.mark.parametrize("wrap", [list, tuple, iter, lambda items: (item for item in items)])
+def test_whatever_kind_of_iterable(tmp_path, build, items, wrap):
+    assert build(tmp_path / "a", wrap(items)) == build(tmp_path / "b")
+
+
+@builders
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer, real_tokenizer])
+def test_whatever_the_number_of_workers_and_the_size_of_batches(tmp_path, build, items, tokenizer):
+    found = set()
+    for workers in (1, 2, 4):
+        for batch_items in (1, 3, 1024):
+            with small_steps(batch_items=batch_items, sft_step_bytes=100 * batch_items):
+                made = build(tmp_path / f"{workers} {batch_items}", workers=workers, tokenizer=tokenizer())
+            found.add(json.dumps(made))
+    assert len(found) == 1
+
+
+@builders
+def test_whatever_the_folder_and_the_working_directory(tmp_path, monkeypatch, build, items):
+    first = build(tmp_path / "a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert build(Path("deep") / "other name é") == first
+
+
+@builders
+def test_whatever_the_global_generators_and_none_is_moved(tmp_path, random_states, build, items):
+    before = random_states()
+    first = build(tmp_path / "a")
+    assert random_states() == before
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    assert build(tmp_path / "b") == first
+
+
+@builders
+def test_whatever_the_time_and_the_environment(tmp_path, monkeypatch, build, items):
+    first = build(tmp_path / "a")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("USER", "somebody")
+    assert build(tmp_path / "b") == first
+
+
+IN_ANOTHER_PROCESS = """
+import json
+from tests.test_cache_determinism import pretrain, sft
+print(json.dumps({"pretrain": pretrain("p"), "sft": sft("s")}))
+"""
+
+
+@pytest.mark.slow
+def test_in_another_process(tmp_path):
+    """With another order of hashes, another number of threads and another locale."""
+    here = {"pretrain": pretrain(tmp_path / "p"), "sft": sft(tmp_path / "s")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": "12345",
+        "OMP_NUM_THREADS": "2",
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+    }
+    (tmp_path / "other").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS],
+        cwd=tmp_path / "other",
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == here
+
+
+def test_another_seed_gives_another_order_or_split(tmp_path):
+    """Of the same documents and examples."""
+    tokens = {name for name in pretrain(tmp_path / "p") if name.endswith(".bin")}
+    one, other = pretrain(tmp_path / "p"), pretrain(tmp_path / "q", seed=43)
+    assert any(one[name] != other[name] for name in tokens)
+    one, other = sft(tmp_path / "s"), sft(tmp_path / "t", seed=43)
+    assert one["train_tokens.bin"] != other["train_tokens.bin"]
+
+
+def test_without_a_shuffle_the_seed_changes_the_meta_alone(tmp_path):
+    one = pretrain(tmp_path / "a", shuffle_buffer=None)
+    other = pretrain(tmp_path / "b", shuffle_buffer=None, seed=43)
+    assert [name for name in one if one[name] != other[name]] == ["meta.json"]
+
+
+@builders
+def test_another_input_gives_other_bytes(tmp_path, build, items):
+    assert build(tmp_path / "a", items[::-1]) != build(tmp_path / "b")
+    assert build(tmp_path / "c", items[1:]) != build(tmp_path / "b")
+
+
+class Plain:
+    """Has no text of its own; Python shows where it lies in memory."""
+
+
+@builders
+def test_items_that_are_left_out_do_not_bring_in_their_address(tmp_path, build, items):
+    """Two readings of one input make two objects, which say where they lie when they are printed."""
+    one, other = Plain(), Plain()
+    assert repr(one) != repr(other)
+    assert build(tmp_path / "a", [one, *items]) == build(tmp_path / "b", [other, *items])

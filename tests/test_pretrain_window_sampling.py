@@ -1,0 +1,98 @@
+"""Acceptance: windows are runs of a shard, y is x one token further, and ids are within the vocabulary."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.cache.build_cache import build_pretrain_cache
+from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
+from tests.cache import ByteTokenizer, read_tokens, real_tokenizer
+
+TEXTS = [f"the note {i} reads and writes é again " * (i % 6 + 1) for i in range(120)]
+
+
+@pytest.fixture(scope="module", params=[ByteTokenizer, real_tokenizer])
+def cache(tmp_path_factory, request):
+    tokenizer = request.param()
+    folder = tmp_path_factory.mktemp("pretrain") / "cache"
+    build_pretrain_cache(
+        TEXTS,
+        str(folder),
+        tokenizer=tokenizer,
+        max_train_tokens=3000,
+        max_val_tokens=500,
+        shard_bytes=1024,
+        seed=42,
+        shuffle_buffer=10,
+    )
+    return folder, tokenizer.vocab_size
+
+
+def shards_of(folder):
+    return [read_tokens(path) for path in sorted(folder.glob("shard_*.bin"))]
+
+
+@given(
+    split=st.sampled_from(["train", "val"]),
+    T=st.integers(1, 300),
+    B=st.integers(1, 17),
+    seed=st.integers(0, 2**32),
+)
+def test_the_invariant(cache, split, T, B, seed):
+    folder, vocab = cache
+    dataset = PretrainTokenStreamDataset(str(folder / split), T=T, device="cpu")
+    x, y = dataset.get_batch(B=B, generator=torch.Generator().manual_seed(seed))
+    assert x.shape == y.shape == (B, T)
+    assert x.dtype == y.dtype == torch.int64
+    assert (y[:, :-1] == x[:, 1:]).all()
+    assert int(torch.stack((x, y)).min()) >= 0
+    assert int(torch.stack((x, y)).max()) < vocab
+    runs = [tokens for tokens in shards_of(folder / split) if len(tokens) > T]
+    for row in torch.cat((x, y[:, -1:]), dim=1).numpy().astype("<u2"):
+        needle = row.tobytes()
+        assert any(found(needle, np.array(tokens, dtype="<u2").tobytes()) for tokens in runs)
+
+
+def found(needle, data):
+    """Whether the tokens stand in a shard: at an even place of its bytes."""
+    at = data.find(needle)
+    while at > 0 and at % 2:
+        at = data.find(needle, at + 1)
+    return at >= 0
+
+
+@pytest.mark.parametrize("T", [1, 64, 511])
+def test_all_of_the_train_split_is_reached(cache, T):
+    """Every token is in a window, and both ends of every shard are drawn."""
+    folder, _ = cache
+    dataset = PretrainTokenStreamDataset(str(folder / "train"), T=T, device="cpu")
+    shards = shards_of(folder / "train")
+    assert [len(shard) for shard in shards] == [512, 512, 512, 512, 512, 440]
+    assert dataset.num_windows == sum(max(len(shard) - T, 0) for shard in shards)
+    generator = torch.Generator().manual_seed(1)
+    seen = set()
+    for _ in range(40):
+        x, y = dataset.get_batch(B=1000, generator=generator)
+        seen |= {tuple(row) for row in torch.cat((x, y[:, -1:]), dim=1).tolist()}
+    assert seen == {tuple(s[i : i + T + 1]) for s in shards for i in range(len(s) - T)}
+
+
+def test_the_same_state_the_same_windows(cache):
+    folder, _ = cache
+    batches = []
+    for _ in range(2):
+        dataset = PretrainTokenStreamDataset(str(folder / "train"), T=32, device="cpu")
+        generator = torch.Generator().manual_seed(9)
+        batches.append([dataset.get_batch(B=4, generator=generator) for _ in range(3)])
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
+def test_no_window_where_no_shard_is_long_enough(cache):
+    folder, _ = cache
+    PretrainTokenStreamDataset(str(folder / "train"), T=511, device="cpu")
+    with pytest.raises(ValueError, match="512"):
+        PretrainTokenStreamDataset(str(folder / "train"), T=512, device="cpu")

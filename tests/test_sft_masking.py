@@ -1,0 +1,107 @@
+"""Acceptance: only what the assistant says is a target, with the EOT that ends it."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from niels_gpt.cache.build_cache import build_sft_cache
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from tests.cache import ByteTokenizer, real_tokenizer, write_tokens
+
+SYS, USR, ASST, EOT, A, B = 256, 257, 258, 259, 65, 66
+HAND_MADE = [SYS, 1, 2, EOT, USR, 3, 4, 5, EOT, ASST, A, B, EOT]
+
+
+def dataset(folder, examples, T, **changes):
+    lengths = [len(example) for example in examples]
+    write_tokens(folder / "train_tokens.bin", list(itertools.chain(*examples)))
+    np.save(folder / "train_idx.npy", np.array([0, *itertools.accumulate(lengths)][:-1], dtype=np.int64))
+    options = {"T": T, "device": "cpu", "eot_id": EOT, "asst_id": ASST, **changes}
+    return SFTExampleDataset(str(folder / "train_tokens.bin"), str(folder / "train_idx.npy"), **options)
+
+
+def one(folder, example, T):
+    x, y, masked = dataset(folder, [example], T).get_batch(B=1, generator=torch.Generator().manual_seed(0))
+    assert x.shape == y.shape == masked.shape == (1, T)
+    assert x.dtype == y.dtype == masked.dtype == torch.int64
+    return x[0].tolist(), y[0].tolist(), masked[0].tolist()
+
+
+def test_the_hand_made_sequence(tmp_path):
+    x, y, masked = one(tmp_path, HAND_MADE, T=12)
+    assert x == HAND_MADE[:-1]
+    assert y == HAND_MADE[1:]
+    assert masked == [-100] * 9 + [A, B, EOT]
+
+
+def test_padded(tmp_path):
+    x, y, masked = one(tmp_path, HAND_MADE, T=20)
+    assert x == HAND_MADE + [EOT] * 7
+    assert y == HAND_MADE[1:] + [EOT] * 8
+    assert masked == [-100] * 9 + [A, B, EOT] + [-100] * 8
+
+
+@pytest.mark.parametrize(("T", "targets"), [(11, [A, B]), (10, [A])])
+def test_truncated(tmp_path, T, targets):
+    x, y, masked = one(tmp_path, HAND_MADE, T=T)
+    assert x == HAND_MADE[:T]
+    assert y == HAND_MADE[1 : T + 1]
+    assert masked == [-100] * 9 + targets
+
+
+def test_truncated_before_the_assistant_speaks(tmp_path):
+    """The example cannot teach anything and is left out; another one is drawn."""
+    with pytest.raises(ValueError, match="none of 1 examples"):
+        dataset(tmp_path, [HAND_MADE], T=9)
+    two = dataset(tmp_path, [HAND_MADE, [ASST, A, EOT]], T=9)
+    assert two.num_excluded == 1
+    x, _, masked = two.get_batch(B=50, generator=torch.Generator().manual_seed(0))
+    assert (x[:, 0] == ASST).all()
+    assert (masked != -100).any(dim=1).all()
+
+
+def test_several_replies(tmp_path):
+    turns = [USR, 1, EOT, ASST, A, EOT]
+    _, _, masked = one(tmp_path, turns + turns + turns, T=17)
+    assert masked == [-100, -100, -100, A, EOT, -100] * 2 + [-100, -100, -100, A, EOT]
+
+
+def test_the_sentinel_itself_and_the_eot_of_others_are_no_targets(tmp_path):
+    _, y, masked = one(tmp_path, HAND_MADE, T=12)
+    for place, (token, target) in enumerate(zip(y, masked, strict=True)):
+        if token in (SYS, USR, ASST) or (token == EOT and place < 11):
+            assert target == -100
+
+
+@pytest.mark.parametrize("make", [ByteTokenizer, real_tokenizer])
+def test_of_a_cache_the_targets_are_the_replies(tmp_path, make):
+    """From messages to targets and back to text; the assistant's id comes from the meta."""
+    tokenizer = make()
+    examples = [
+        [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": f"what is note {i}?"},
+            {"role": "assistant", "content": f"the note {i} é\n"},
+            {"role": "user", "content": "and then?"},
+            {"role": "assistant", "content": "never again " * (i % 3 + 1)},
+        ]
+        for i in range(20)
+    ]
+    build_sft_cache(examples, str(tmp_path / "c"), tokenizer=tokenizer, val_frac=0.1, seed=42)
+    eot = tokenizer.special_token_ids()["eot"]
+    wanted = {
+        tuple(message["content"] for message in example if message["role"] == "assistant") for example in examples
+    }
+    seen = set()
+    for split in ("train", "val"):
+        paths = str(tmp_path / "c" / f"{split}_tokens.bin"), str(tmp_path / "c" / f"{split}_idx.npy")
+        data = SFTExampleDataset(*paths, T=256, device="cpu", eot_id=eot)
+        _, _, masked = data.get_batch(B=400, generator=torch.Generator().manual_seed(1))
+        for row in masked.tolist():
+            targets = [token for token in row if token != -100]
+            assert targets.count(eot) == 2
+            first = targets.index(eot)
+            seen.add((tokenizer.decode(targets[:first]), tokenizer.decode(targets[first + 1 : -1])))
+    assert seen == wanted

@@ -1,0 +1,659 @@
+"""Tasks over token caches, against batches and losses put together by hand from the token files."""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+
+import pytest
+import torch
+
+from niels_gpt.config import ModelConfig
+from niels_gpt.model.checkpoint import load_model, save_checkpoint
+from niels_gpt.model.gpt import GPT
+from niels_gpt.rng import generator
+from niels_gpt.train.loop import train
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.task import open_task
+from niels_gpt.train.token_task import PretrainTask, SFTTask, with_vocabulary
+from tests import token_caches
+from tests.token_caches import small_config
+from tests.train import metric_lines, same, weights_sha256
+
+T, B = 16, 6
+TEXTS = {"fineweb_edu": 0.6, "roam": 0.4}
+TALKS = {"oasst1": 0.5, "dolly15k": 0.3, "primer": 0.2}
+SHARES = {"pretrain": f"train.p_train={TEXTS}", "sft": f"train.p_train={TALKS}"}
+
+
+@pytest.fixture(scope="module")
+def pretrain():
+    return open_task(small_config("pretrain", SHARES["pretrain"]))
+
+
+@pytest.fixture(scope="module")
+def sft():
+    return open_task(small_config("sft", SHARES["sft"]))
+
+
+@pytest.fixture(scope="module")
+def tasks(pretrain, sft):
+    return {"pretrain": pretrain, "sft": sft}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = GPT(small_config("pretrain").model)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.mul_(3)
+    return made
+
+
+def candidates(kind, name, split="train", root=None):
+    """What may be drawn: (name of the document's place, x, targets) of every window or usable example."""
+    if kind == "pretrain":
+        return [(at, ids[:-1], ids[1:]) for at, ids in token_caches.windows(name, split, T, root)]
+    talks = token_caches.examples(name, split, root)
+    return [(i, *token_caches.sft_row(talks[i], T)) for i in token_caches.usable(talks, T)]
+
+
+def drawn_rows(kind, shares, step, seed=7, root=None):
+    """(cache, place, x, targets) of every row of a step: one draw for the caches, then one for the rows of each."""
+    draw = torch.Generator().manual_seed(_seed_of(seed, step))
+    names = [name for name, share in shares.items() if share]
+    p = torch.tensor([shares[name] for name in names], dtype=torch.float32)
+    chosen = [names[i] for i in torch.multinomial(p, B, replacement=True, generator=draw).tolist()]
+    rows = {}
+    for name in names:
+        if name in chosen:
+            pool = candidates(kind, name, root=root)
+            picks = torch.randint(0, len(pool), (chosen.count(name),), generator=draw).tolist()
+            rows[name] = iter([(name, *pool[i]) for i in picks])
+    return [next(rows[name]) for name in chosen]
+
+
+def _seed_of(seed, step):
+    digest = hashlib.blake2b(f"{seed}:batch:{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+# --- batches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 77, 10**6])
+@pytest.mark.parametrize(("kind", "shares"), [("pretrain", TEXTS), ("sft", TALKS)])
+def test_a_batch_is_drawn_by_shares_and_read_from_the_token_files(tasks, kind, shares, step):
+    rows = drawn_rows(kind, shares, step)
+    batch = tasks[kind].batch(step, "cpu")
+    assert batch.x.dtype == batch.targets.dtype == torch.int64
+    assert batch.x.tolist() == [x for _, _, x, _ in rows]
+    assert batch.targets.tolist() == [targets for _, _, _, targets in rows]
+    assert [origin.source for origin in tasks[kind].origins(step)] == [name for name, *_ in rows]
+
+
+def test_rows_come_from_every_cache_and_shard_as_often_as_their_shares_say(pretrain):
+    counts = dict.fromkeys(TEXTS, 0)
+    seen = set()
+    for step in range(150):
+        for origin in pretrain.origins(step):
+            counts[origin.source] += 1
+            if origin.source == "fineweb_edu":
+                seen.add(origin.stream_offset // (token_caches.SHARD_BYTES // 2))
+    total = sum(counts.values())
+    assert abs(counts["fineweb_edu"] / total - 0.6) < 4 * math.sqrt(0.6 * 0.4 / total)
+    assert seen == set(range(len(token_caches.shards("fineweb_edu"))))
+
+
+def test_targets_of_sft_are_what_the_assistant_says_and_nothing_else(sft):
+    """Seen from the batch alone: who speaks at a place follows from what was read so far."""
+    eot, asst = token_caches.special("eot"), token_caches.special("asst")
+    ends = supervised = 0
+    for step in range(40):
+        x, targets = sft.batch(step, "cpu")
+        for row, wanted in zip(x.tolist(), targets.tolist(), strict=True):
+            assert any(target != -100 for target in wanted)
+            speaking = padding = False
+            for t, token in enumerate(row):
+                if token == asst:
+                    speaking = True
+                elif token == eot:
+                    padding |= t > 0 and row[t - 1] == eot  # no message is empty
+                    speaking = False
+                assert (wanted[t] != -100) == (speaking and not padding)
+                if wanted[t] != -100:
+                    supervised += 1
+                    ends += wanted[t] == eot
+                    if t + 1 < T:
+                        assert wanted[t] == row[t + 1]
+    assert 50 < ends < supervised  # learning to stop is part of it
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_batch_depends_on_seed_and_step_alone(tasks, kind):
+    wanted = {step: tasks[kind].batch(step, "cpu") for step in range(8)}
+    torch.manual_seed(99)
+    for step in (5, 0, 7, 7, 3):  # any order, any number of times
+        assert same(tuple(tasks[kind].batch(step, "cpu")), tuple(wanted[step]))
+    habits = ["train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1", "model.C=32"]
+    again = open_task(small_config(kind, SHARES[kind], *habits))
+    assert same(tuple(again.batch(3, "cpu")), tuple(wanted[3]))
+    other = open_task(small_config(kind, SHARES[kind], "train.seed=8"))
+    assert not torch.equal(other.batch(3, "cpu").x, wanted[3].x)
+    assert other.batch(3, "cpu").x.tolist() == [
+        x for _, _, x, _ in drawn_rows(kind, {"pretrain": TEXTS, "sft": TALKS}[kind], 3, seed=8)
+    ]
+    assert len({tuple(batch.x.flatten().tolist()) for batch in wanted.values()}) == len(wanted)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_no_global_generator_is_moved(tasks, kind, model, random_states):
+    before = random_states()
+    tasks[kind].batch(0, "cpu")
+    tasks[kind].origins(0)
+    tasks[kind].evaluate(model, "cpu")
+    assert random_states() == before
+
+
+def test_a_cache_without_share_is_neither_drawn_nor_needed():
+    task = open_task(small_config("pretrain", "train.p_train={fineweb_edu: 1.0, elsewhere: 0.0}"))
+    assert {origin.source for step in range(5) for origin in task.origins(step)} == {"fineweb_edu"}
+    assert set(task.fingerprint()) == {"fineweb_edu", "tokenizer"}
+    rows = drawn_rows("pretrain", {"fineweb_edu": 1.0}, 2)
+    assert task.batch(2, "cpu").x.tolist() == [x for _, _, x, _ in rows]
+
+
+# --- what identifies the data ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_the_fingerprint_follows_the_training_tokens_and_the_tokenizer(tasks, kind, tmp_path):
+    names = list({"pretrain": TEXTS, "sft": TALKS}[kind])
+    before = tasks[kind].fingerprint()
+    assert set(before) == {*names, "tokenizer"}
+    model_file = (token_caches.folder() / "tokenizer" / "spm.model").read_bytes()
+    assert before["tokenizer"] == hashlib.sha256(model_file).hexdigest()
+    settings = ["train.seed=8", "train.B=2", "model.T=12"]
+    assert open_task(small_config(kind, SHARES[kind], *settings)).fingerprint() == before
+    root = token_caches.copy_to(tmp_path / "caches")
+    assert open_task(small_config(kind, SHARES[kind], root=root)).fingerprint() == before  # wherever it lies
+    if kind == "pretrain":
+        texts = token_caches.documents(names[1])
+        texts[-1] = texts[-1].replace("the", "so")
+        assert texts != token_caches.documents(names[1])
+        token_caches.build_pretrain(root, names[1], token_caches.tokenizer(), texts)
+    else:
+        token_caches.build_sft(root, names[1], token_caches.tokenizer(), token_caches.chats(names[1])[:-1])
+    after = open_task(small_config(kind, SHARES[kind], root=root)).fingerprint()
+    assert [name for name in before if after[name] != before[name]] == [names[1]]
+
+
+def test_the_fingerprint_does_not_follow_what_is_held_out(pretrain, tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    texts = token_caches.documents("fineweb_edu")
+    first, second, third, *rest = texts[0].split(" ")  # the first documents are held out
+    texts[0] = " ".join((first, third, second, *rest))
+    token_caches.build_pretrain(root, "fineweb_edu", token_caches.tokenizer(), texts)
+    assert token_caches.stream("fineweb_edu", "val", root) != token_caches.stream("fineweb_edu", "val")
+    assert token_caches.stream("fineweb_edu", "train", root) == token_caches.stream("fineweb_edu", "train")
+    assert open_task(small_config("pretrain", SHARES["pretrain"], root=root)).fingerprint() == pretrain.fingerprint()
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def refused(kind, *overrides, root=None):
+    """The message, which is one line."""
+    with pytest.raises(ValueError) as error:
+        open_task(small_config(kind, *overrides, root=root))
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_another_vocabulary(kind):
+    message = refused(kind, "model.V=405")
+    assert "model.V=405" in message
+    assert "404" in message
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+@pytest.mark.parametrize("option", ["p_train", "p_val"])
+def test_a_cache_that_is_not_there(kind, option):
+    there = next(iter({"pretrain": TEXTS, "sft": TALKS}[kind]))
+    message = refused(kind, SHARES[kind], f"train.{option}={{gone: 0.5, {there}: 0.5}}")
+    assert "gone" in message
+    assert f"train.{option}" in message
+    assert "niels-gpt cache build gone" in message
+    for name in token_caches.PRETRAIN if kind == "pretrain" else token_caches.SFT:
+        assert name in message  # what is there
+
+
+def test_caches_of_the_other_kind_do_not_count():
+    assert "no sft cache of roam" in refused("sft", "train.p_train={roam: 1.0}")
+    assert "no pretrain cache of primer" in refused("pretrain", "train.p_train={primer: 1.0}")
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_folder_that_is_not_there(kind, tmp_path):
+    message = refused(kind, root=tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in message
+    assert "niels-gpt cache build-all" in message
+    with pytest.raises(ValueError, match="nowhere"):
+        with_vocabulary(small_config(kind, root=tmp_path / "nowhere"))
+
+
+def test_a_placeholder_is_no_cache(tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    token_caches.change_meta("pretrain", "roam", root, built=False, reason="not reachable")
+    message = refused("pretrain", root=root)
+    assert "roam" in message
+    assert "fineweb_edu" in message
+
+
+@pytest.mark.parametrize(("kind", "name"), [("pretrain", "roam"), ("sft", "primer")])
+def test_a_cache_of_another_tokenizer(kind, name, tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    other = token_caches.other_tokenizer()
+    assert other.vocab_size == token_caches.tokenizer().vocab_size
+    if kind == "pretrain":
+        token_caches.build_pretrain(root, name, other)
+    else:
+        token_caches.build_sft(root, name, other)
+    message = refused(kind, root=root)
+    assert str(root / kind / name) in message
+    assert "another tokenizer" in message
+
+
+def test_a_window_longer_than_every_shard():
+    message = refused("pretrain", "model.T=700")
+    assert "T + 1 = 701" in message
+    assert "fineweb_edu" in message
+    assert "smaller T" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("pretrain", "pretrain/roam/train/shard_00000.bin"), ("sft", "sft/primer/train_tokens.bin")]
+)
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_cache(kind, file, damage, tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    if damage == "cut":
+        (root / file).write_bytes((root / file).read_bytes()[:-4])
+    else:
+        (root / file).unlink()
+    assert str(root / file) in refused(kind, root=root)
+
+
+def test_conversations_in_which_the_assistant_says_nothing_within_the_window():
+    """Of two tokens, the first is a role and the second the first of a user's or the system's."""
+    assert "nothing to learn" in refused("sft", "model.T=1")
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path):
+    config = small_config("sft", "model.V=17")
+    assert with_vocabulary(config) == dataclasses.replace(config, model=dataclasses.replace(config.model, V=404))
+    bytes_ = dataclasses.replace(config, task="bytes")
+    assert with_vocabulary(bytes_) is bytes_
+
+
+# --- evaluation --------------------------------------------------------------------------------------
+
+
+def held_out_loss(model, kind, name, *, steps=2, seed=7, root=None):
+    """The mean over all targets of the rows that are drawn for a held-out cache."""
+    draw = generator(seed, "eval", name)
+    pool = candidates(kind, name, "val", root)
+    losses = []
+    for _ in range(steps):
+        rows = [pool[i] for i in torch.randint(0, len(pool), (B,), generator=draw).tolist()]
+        losses += token_caches.nats(model, [x for _, x, _ in rows], [targets for _, _, targets in rows])
+    return math.fsum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("p_val", [None, {"roam": 0.75, "fineweb_edu": 0.25}, {"roam": 1.0, "fineweb_edu": 0.0}])
+def test_evaluation_of_pretraining(model, p_val):
+    task = open_task(small_config("pretrain", SHARES["pretrain"], *([f"train.p_val={p_val}"] if p_val else [])))
+    model.train()
+    losses, value = task.evaluate(model, "cpu")
+    assert model.training
+    assert task.evaluate(model, "cpu") == (losses, value)  # the same rows every time
+    weights = {name: share for name, share in (p_val or TEXTS).items() if share}
+    assert set(losses) == {*(f"val_{name}" for name in weights), "val_pretrain"}
+    model.eval()  # no dropout
+    expected = {name: held_out_loss(model, "pretrain", name) for name in weights}
+    for name, loss in expected.items():
+        assert losses[f"val_{name}"] == pytest.approx(loss, rel=1e-5)
+    whole = math.fsum(weights[name] * loss for name, loss in expected.items())
+    assert losses["val_pretrain"] == value == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("retain", [None, {"roam": 1.0}, {"roam": 0.25, "fineweb_edu": 0.75}])
+def test_evaluation_of_sft_on_both_what_it_learns_and_what_it_may_forget(model, retain):
+    extra = [f"data.retain={retain}"] if retain else []
+    task = open_task(small_config("sft", SHARES["sft"], *extra))
+    losses, value = task.evaluate(model, "cpu")
+    assert task.evaluate(model, "cpu") == (losses, value)
+    assert set(losses) == {"val_oasst1", "val_dolly15k", "val_primer", "val_sft", "val_pretrain"}
+    was, _ = model.training, model.eval()
+    expected = {name: held_out_loss(model, "sft", name) for name in TALKS}
+    for name, loss in expected.items():
+        assert losses[f"val_{name}"] == pytest.approx(loss, rel=1e-5)
+    whole = math.fsum(TALKS[name] * loss for name, loss in expected.items())
+    assert losses["val_sft"] == value == pytest.approx(whole, rel=1e-5)  # the best is the best at chat
+    weights = retain or {"fineweb_edu": 0.95, "roam": 0.05}
+    kept = math.fsum(weights[name] * held_out_loss(model, "pretrain", name) for name in weights)
+    assert losses["val_pretrain"] == pytest.approx(kept, rel=1e-5)
+    model.train(was)
+
+
+def test_caches_to_retain_that_are_not_there(model):
+    """Those that are there are weighted among themselves; without any there is no number."""
+    model.eval()
+    task = open_task(small_config("sft", "data.retain={gone: 0.5, roam: 0.5}"))
+    losses, _ = task.evaluate(model, "cpu")
+    assert losses["val_pretrain"] == pytest.approx(held_out_loss(model, "pretrain", "roam"), rel=1e-5)
+    for retain in ("{gone: 1.0}", "{}"):
+        losses, _ = open_task(small_config("sft", f"data.retain={retain}")).evaluate(model, "cpu")
+        assert "val_pretrain" not in losses
+        assert "val_sft" in losses
+
+
+# --- provenance --------------------------------------------------------------------------------------
+
+
+def rendered(ids):
+    """Text as a person reads it: special tokens by name, the rest decoded between them."""
+    names = {token_caches.special(name): f"<{name}> " for name in ("sys", "usr", "asst")}
+    names[token_caches.special("eot")] = "<eot>\n"
+    text = ""
+    for is_special, run in itertools.groupby(ids, lambda token: token in names):
+        run = list(run)
+        text += "".join(names[token] for token in run) if is_special else token_caches.tokenizer().decode(run)
+    return text
+
+
+def test_origins_of_pretraining_name_the_document_where_the_text_stands(pretrain):
+    tokenizer, eot = token_caches.tokenizer(), token_caches.special("eot")
+    streams = {name: token_caches.stream(name) for name in TEXTS}
+    # The documents of the training stream: what stands between two EOTs. The first may be the rest of one that filled
+    # the held-out budget, which is not there: what is left of it was discarded.
+    documents = {name: [] for name in TEXTS}
+    for name, stream in streams.items():
+        begin = 0
+        for at, token in enumerate(stream):
+            if token == eot:
+                documents[name].append(stream[begin : at + 1])
+                begin = at + 1
+        for ids in documents[name]:
+            assert tokenizer.decode(ids[:-1]) in token_caches.documents(name)
+    crossing = 0
+    for step in range(40):
+        for origin, ids in zip(pretrain.origins(step), pretrain.batch(step, "cpu").x.tolist(), strict=True):
+            assert streams[origin.source][origin.stream_offset :][:T] == ids
+            word, number = origin.document.split()
+            assert word == "document"
+            document = documents[origin.source][int(number)]
+            assert 0 <= origin.offset < len(document)
+            here = document[origin.offset :]
+            assert here[:T] == ids[: len(here)]
+            assert origin.stream_offset == sum(map(len, documents[origin.source][: int(number)])) + origin.offset
+            assert origin.text == rendered(ids)
+            crossing += len(here) < T
+    assert crossing > 20
+
+
+def test_origins_of_sft_name_the_example(sft):
+    for step in range(20):
+        rows = sft.origins(step)
+        assert [origin.row for origin in rows] == list(range(B))
+        for origin, x in zip(rows, sft.batch(step, "cpu").x.tolist(), strict=True):
+            talks = token_caches.examples(origin.source)
+            word, number = origin.document.split()
+            assert word == "example"
+            ids = talks[int(number)]
+            assert ids[:T] == x[: len(ids)]
+            assert origin.offset == 0
+            assert origin.stream_offset == sum(map(len, talks[: int(number)]))
+            assert origin.text == rendered(ids[:T])
+            assert origin.text.startswith(("<usr> ", "<sys> "))
+
+
+# --- the table of sources ----------------------------------------------------------------------------
+
+
+def test_sources_are_described(pretrain, sft):
+    rows = {row.source: row for row in pretrain.describe()}
+    assert set(rows) == set(TEXTS)
+    for name, row in rows.items():
+        train_ids, held_out = token_caches.stream(name), token_caches.stream(name, "val")
+        starts = [
+            token_caches.read_offsets(token_caches.folder() / "pretrain" / name / split / "documents.npy")
+            for split in ("train", "val")
+        ]
+        assert (row.share, row.train, row.held_out) == (TEXTS[name], len(train_ids), len(held_out))
+        assert row.documents == sum(map(len, starts))
+        assert row.unit.strip() == "tokens"
+        assert row.place == str(token_caches.folder() / "pretrain" / name)
+    rows = {row.source: row for row in sft.describe()}
+    assert set(rows) == set(TALKS)
+    for name, row in rows.items():
+        talks = {split: token_caches.examples(name, split) for split in ("train", "val")}
+        assert (row.share, row.train, row.held_out) == (
+            TALKS[name],
+            sum(map(len, talks["train"])),
+            sum(map(len, talks["val"])),
+        )
+        assert row.documents == len(talks["train"]) + len(talks["val"])
+
+
+def test_a_cache_that_is_only_evaluated_has_no_share_of_the_training():
+    task = open_task(small_config("pretrain", "train.p_train={fineweb_edu: 1.0}", "train.p_val={roam: 1.0}"))
+    assert {row.source: row.share for row in task.describe()} == {"fineweb_edu": 1.0, "roam": 0.0}
+
+
+def test_a_cache_without_share_is_no_trouble_to_describe():
+    task = open_task(small_config("pretrain", "train.p_train={fineweb_edu: 1.0, elsewhere: 0.0}"))
+    assert next(row for row in task.describe() if row.source == "fineweb_edu").share == 1.0
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
+
+def test_what_samples_continue(pretrain, sft):
+    ids = {name: token_caches.special(name) for name in ("sys", "usr", "asst", "eot")}
+    encode = token_caches.tokenizer().encode
+    assert pretrain.sample_prompt() == pretrain.config.output.sample_prompt
+    assert sft.sample_prompt() == [ids["usr"], *encode("what is niels?"), ids["eot"], ids["asst"]]
+    plain = open_task(small_config("sft", "output.sample_prompt=the note"))
+    assert plain.sample_prompt() == [ids["usr"], *encode("the note"), ids["eot"], ids["asst"]]
+    both = open_task(small_config("sft", 'output.sample_prompt="system: be so\\nuser: and then\\nassistant: "'))
+    assert both.sample_prompt() == [
+        *(ids["sys"], *encode("be so"), ids["eot"]),
+        *(ids["usr"], *encode("and then"), ids["eot"]),
+        ids["asst"],
+    ]
+
+
+# --- the beginning of a run --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, model):
+    """A checkpoint to start from."""
+    path = tmp_path_factory.mktemp("base") / "base.pt"
+    save_checkpoint(path, model, None, 5, model.config)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_run_begins_with_the_weights_of_the_checkpoint(kind, base, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    options = [SHARES[kind], f"init_from={base}", "model.dropout=0", "train.total_steps=3"]
+    config = small_config(kind, *options)
+    assert isinstance(open_task(config), {"pretrain": PretrainTask, "sft": SFTTask}[kind])
+    train(config, run)
+    start, _ = load_model(base)
+    rows = drawn_rows(kind, {"pretrain": TEXTS, "sft": TALKS}[kind], 0)
+    losses = token_caches.nats(start, [x for _, _, x, _ in rows], [targets for _, _, _, targets in rows])
+    first = metric_lines(run.path)[0]["loss"]
+    assert first == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
+    fresh = RunFolder(tmp_path / "fresh")
+    train(dataclasses.replace(config, init_from=""), fresh)
+    assert metric_lines(fresh.path)[0]["loss"] != pytest.approx(first, rel=1e-2)
+
+
+def test_a_run_of_no_learning_keeps_the_weights_of_the_checkpoint(base, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    train(small_config("sft", f"init_from={base}", "train.base_lr=0", "train.min_lr=0", "train.total_steps=3"), run)
+    assert weights_sha256(run.latest) == weights_sha256(base)
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises((ValueError, OSError), match=r"gone\.pt"):
+        train(small_config("sft", f"init_from={tmp_path / 'gone.pt'}"), run)
+    assert not run.exists
+    assert not run.metrics_path.exists()
+
+
+@pytest.mark.parametrize("other", ["C=32", "L=2", "V=300", "mlp=swiglu", "d_ff=32", "norm=rmsnorm", "H=4"])
+def test_a_checkpoint_of_another_architecture(other, tmp_path):
+    """Also where all weights have the same shape, as with other heads or another norm."""
+    name, _, value = other.partition("=")
+    fields = dataclasses.asdict(small_config("sft").model) | {"D": 0, "d_ff": 0}
+    fields[name] = int(value) if value.isdigit() else value
+    torch.manual_seed(1)
+    path = tmp_path / "other.pt"
+    save_checkpoint(path, GPT(ModelConfig(**fields)), None, 5, ModelConfig(**fields))
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other\.pt"):
+        train(small_config("sft", f"init_from={path}"), run)
+    assert not run.exists
+    assert not run.metrics_path.exists()
+
+
+def test_a_longer_context_is_no_other_architecture(base, tmp_path):
+    """Positions are rotations: no weight depends on T."""
+    run = RunFolder(tmp_path / "run")
+    train(small_config("sft", f"init_from={base}", "model.T=24", "train.total_steps=2", "train.warmup_steps=0"), run)
+    assert len(metric_lines(run.path)) == 2
+
+
+class Killed(BaseException):
+    """What a kill is to the program: it goes no further."""
+
+
+class KillAfter:
+    """A reporter that ends the run after an update, before anything of it is saved."""
+
+    def __init__(self, step):
+        self.at = step
+
+    def start(self, **_): ...
+
+    def note(self, text): ...
+
+    def close(self): ...
+
+    def step(self, line):
+        if line["step"] + 1 == self.at:
+            raise Killed
+
+
+def interrupted(config, folder, after):
+    run = RunFolder(folder)
+    with pytest.raises(Killed):
+        train(config, run, report=KillAfter(after))
+    return run
+
+
+@pytest.mark.parametrize("after", [2, 4, 6, 12], ids=lambda n: f"after_{n}")
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(kind, after, base, tmp_path):
+    """Also if it was killed before the first checkpoint (of update 4): then it begins with the same weights again."""
+    config = small_config(kind, SHARES[kind], f"init_from={base}")
+    whole = RunFolder(tmp_path / "whole")
+    train(config, whole)
+    run = interrupted(config, tmp_path / "run", after)
+    train(config, run, resume=True)
+    assert metric_lines(run.path) == metric_lines(whole.path)
+    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
+    assert weights_sha256(run.best) == weights_sha256(whole.best)
+
+
+def test_resuming_does_not_look_at_the_checkpoint_again(base, tmp_path):
+    start = tmp_path / "start.pt"
+    start.write_bytes(base.read_bytes())
+    config = small_config("sft", f"init_from={start}")
+    whole = RunFolder(tmp_path / "whole")
+    train(config, whole)
+    run = interrupted(config, tmp_path / "run", 6)
+    start.unlink()
+    train(config, run, resume=True)
+    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
+
+
+def test_resuming_on_caches_of_another_tokenizer_is_refused(tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    config = small_config("sft", root=root)
+    run = interrupted(config, tmp_path / "run", 6)
+    other = token_caches.other_tokenizer()
+    (root / "tokenizer" / "spm.model").write_bytes(other.model)
+    for name in token_caches.PRETRAIN:
+        token_caches.build_pretrain(root, name, other)
+    for name in token_caches.SFT:
+        token_caches.build_sft(root, name, other)
+    with pytest.raises(ValueError, match=r"data has changed.*tokenizer"):
+        train(config, run, resume=True)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_the_run_folder_has_what_the_model_needs(kind, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    result = train(small_config(kind), run)
+    assert run.tokenizer_path.read_bytes() == (token_caches.folder() / "tokenizer" / "spm.model").read_bytes()
+    names = token_caches.PRETRAIN if kind == "pretrain" else token_caches.SFT
+    wanted = {*(f"val_{name}" for name in names), f"val_{kind}", "val_pretrain"}
+    assert set(result.evals) == wanted
+    lines = metric_lines(run.path)
+    assert [line["step"] for line in lines if "evals" in line] == [2, 5, 8, 11]
+    assert all(set(line["evals"]) == wanted for line in lines if "evals" in line)
+    best = min((line["evals"][f"val_{kind}"], line["step"] + 1) for line in lines if "evals" in line)
+    assert (result.best["loss"], result.best["step"]) == best
+    assert torch.load(run.best, weights_only=True)["step"] == best[1]
+
+
+def said(model, prompt, amount, draw):
+    """What a model says at temperature 0.8 among its 50 likeliest tokens; each number picks by cumulative share."""
+    ids, spoken = list(prompt), []
+    for number in torch.rand(amount, generator=draw, dtype=torch.float64).tolist():
+        with torch.no_grad():
+            shares = (model(torch.tensor([ids[-T:]]))[0, -1].double() / 0.8).softmax(0)
+        shares[shares < shares.topk(50).values[-1]] = 0.0
+        reached = shares.cumsum(0) / shares.sum()
+        ids.append(int((reached <= number).sum()))
+        if ids[-1] == token_caches.special("eot"):
+            break
+        spoken.append(ids[-1])
+    return b"".join(token_caches.tokenizer().token_bytes[i] for i in spoken).decode("utf-8", errors="replace")
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_samples_are_what_the_model_says_to_the_prompt(kind, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    config = small_config(kind, "output.sample_every=6", "output.checkpoint_every=6", "output.sample_tokens=12")
+    train(config, run)
+    assert [path.name for path in sorted(run.samples.iterdir())] == ["step_00000006.txt", "step_00000012.txt"]
+    text = "user: what is niels?\nassistant: "
+    ids = token_caches.tokenizer().encode(text)
+    if kind == "sft":
+        ids = [*token_caches.tokenizer().encode("what is niels?"), token_caches.special("eot")]
+        ids = [token_caches.special("usr"), *ids, token_caches.special("asst")]
+    for step in (6, 12):
+        model, _ = load_model(run.step_path(step))
+        wanted = said(model, ids, 12, generator(7, "sample", step))
+        assert wanted
+        assert (run.samples / f"step_{step:08d}.txt").read_text(encoding="utf-8") == f"{text}{wanted}\n"
