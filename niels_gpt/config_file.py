@@ -68,7 +68,7 @@ def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = 
     for key, refused in (("pretrain", ("task",)), ("sft", ("task", "model", "init_from"))):
         for name in refused:
             if name in tree.get(key, {}):
-                raise ValueError(f"{where}: {key}.{name} is not for you to set: it follows from the phase")
+                raise ValueError(f"{where}: {key}.{name} is not for you to set: pretrain and the phase decide it")
     if isinstance(first.setdefault("model", {}), Mapping):
         first["model"] = {"preset": "v1", **first["model"]}
     for key, section in (("pretrain", first), ("sft", second)):

@@ -18,7 +18,7 @@ from niels_gpt.config import (
     check_probabilities,
     default_p_train,
 )
-from niels_gpt.config_file import config_from_dict, differences, dump_config, load_config, to_dict
+from niels_gpt.config_file import config_from_dict, differences, dump_config, load_config, load_pipeline, to_dict
 
 SHIPPED = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
@@ -343,8 +343,9 @@ def test_config_from_dict():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_configs_are_valid(path):
-    loaded = load_config(path)
-    assert loaded.train.warmup_steps < loaded.train.total_steps
+    phases = load_pipeline(path).values() if path.name.startswith("pipeline") else [load_config(path)]
+    for loaded in phases:
+        assert loaded.train.warmup_steps < loaded.train.total_steps
 
 
 def test_there_are_shipped_configs():

@@ -12,7 +12,7 @@ import torch
 from niels_gpt.config import DataConfig, RunConfig, SourceConfig
 from niels_gpt.config_file import dump_config, load_config
 from niels_gpt.streams import StreamBuildConfig, load_streams
-from niels_gpt.train.task import describe_sources, open_task
+from niels_gpt.train.task import open_task
 from tests.cli import call, error_of
 from tests.train import SMALL, sentence
 
@@ -149,13 +149,14 @@ def test_sources_are_described():
     make_chats()
     settings = config(diary={"path": "diary"}, chats={"path": "chats.jsonl"})
     for cached in (False, True):
-        diary, chats = describe_sources(settings, open_task(settings))
-        assert (diary["source"], diary["from"], diary["share"]) == ("diary", "diary", 0.5)
-        assert (diary["documents"], chats["documents"]) == (23, 31)
+        diary, chats = open_task(settings).describe()
+        state = "cached" if cached else "built"
+        assert (diary.source, diary.place, diary.share) == ("diary", f"diary ({state})", 0.5)
+        assert (diary.documents, chats.documents) == (23, 31)
         train, val = split(list(texts.values()))
-        assert diary["train_bytes"] == len("\n\n".join(train).encode("utf-8"))
-        assert diary["val_bytes"] == len("\n\n".join(val).encode("utf-8"))
-        assert diary["cached"] == chats["cached"] == cached
+        assert diary.train == len("\n\n".join(train).encode("utf-8"))
+        assert diary.held_out == len("\n\n".join(val).encode("utf-8"))
+        assert chats.place == f"chats.jsonl ({state})"
 
 
 # --- provenance --------------------------------------------------------------------------------------

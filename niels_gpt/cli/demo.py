@@ -63,7 +63,7 @@ def run_demo(
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     console.print(f"[bold]niels-gpt demo[/]: a small GPT, trained here and now, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device)
-    exit_if_stopped(result, run)
+    exit_if_stopped(result.stopped_by, result, run)
 
     model, step = load_model(run.best, device)
     console.print(

@@ -74,8 +74,8 @@ def run_pipeline(
             continue
         print(f"{name}: into {run.path}")
         result = train_and_report(phase, run, device=device, resume=run.exists)
-        if name == "pretrain" or result.step < phase.train.total_steps:
-            exit_if_stopped(result, run, command=command)
+        # A signal with the last update of pretraining must not be followed by the second phase.
+        exit_if_stopped(result.signal if name == "pretrain" else result.stopped_by, result, run, command=command)
     _summary(runs)
 
 

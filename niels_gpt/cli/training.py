@@ -62,8 +62,7 @@ def run_train(
         allow_data_change=allow_data_change,
         allow_config_change=allow_config_change,
     )
-    if result.step < resolved.train.total_steps:
-        exit_if_stopped(result, run)
+    exit_if_stopped(result.stopped_by, result, run)
     if result.best:
         print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
     print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
@@ -71,12 +70,12 @@ def run_train(
     print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
 
 
-def exit_if_stopped(result: Result, run: RunFolder, *, command: str | None = None) -> None:
+def exit_if_stopped(signal: str | None, result: Result, run: RunFolder, *, command: str | None = None) -> None:
     """After a signal: say how to go on, and exit with 128 + its number."""
-    if result.stopped_by:
-        print(f"{result.stopped_by}: saved {run.latest} after {result.step} updates. Go on with")
+    if signal:
+        print(f"{signal}: saved {run.latest} after {result.step} updates. Go on with")
         print(f"  {command or f'niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume'}")
-        sys.exit(130 if result.stopped_by == "SIGINT" else 143)
+        sys.exit(130 if signal == "SIGINT" else 143)
 
 
 def train_and_report(

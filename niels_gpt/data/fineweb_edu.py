@@ -16,7 +16,6 @@ DATASET_ID = "HuggingFaceFW/fineweb-edu"
 
 def iter_fineweb_edu(
     *,
-    dataset_id: str = DATASET_ID,
     name: str = "CC-MAIN-2024-10",
     split: str = "train",
     streaming: bool = True,
@@ -25,6 +24,7 @@ def iter_fineweb_edu(
     seed: int = 42,
     take: int | None = None,
     path: str | Path | None = None,
+    dataset_id: str | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample]:
     """Web pages, at most `take`; pulls no more rows than that and the shuffle buffer.
@@ -32,6 +32,6 @@ def iter_fineweb_edu(
     `path` is a local file or folder with the same rows. What is left out is counted in `stats`.
     Raises DataUnavailable (a ValueError) where the rows cannot be had.
     """
-    request = Request(dataset_id, name, split, streaming, path, text_file_is_document=True)
+    request = Request(dataset_id or DATASET_ID, name, split, streaming, path, text_file_is_document=True)
     order = Shuffle(seed, shuffle_buffer_size) if shuffle else None
     return documents(request, source="fineweb_edu", shuffle=order, take=take, stats=stats)

@@ -46,7 +46,9 @@ class Result:
     step: int
     """Updates done."""
     stopped_by: str | None = None
-    """The signal that came; it ended the run unless the last update was done."""
+    """The signal that ended it early."""
+    signal: str | None = None
+    """The signal that came, also with the last update: the run is done then, and nothing shall follow it."""
     evals: dict[str, float] = field(default_factory=dict)
     """The last evaluation."""
     best: dict[str, Any] | None = None
@@ -216,9 +218,9 @@ def _loop(
             log.sync()
         extra = {"config": _identity(config), "data": fingerprint, "best": state.best}
         run.save(state.model, state.optimizer, state.step, extra, numbered=due, best=improved, keep=out.keep)
-        if stopping:
-            return Result(state.step, stopped_by=caught[0], evals=evals, best=state.best)
-    return Result(state.step, evals=evals, best=state.best)
+        if stopping and not last:
+            return Result(state.step, stopped_by=caught[0], evals=evals, best=state.best, signal=caught[0])
+    return Result(state.step, evals=evals, best=state.best, signal=caught[0] if caught else None)
 
 
 def _update(state: _State, config: RunConfig, task: Task, device: str, run: RunFolder) -> dict[str, Any]:

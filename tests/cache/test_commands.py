@@ -16,7 +16,7 @@ import pytest
 from niels_gpt.cache import cli as cache_cli
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cli import main as whole_cli
-from niels_gpt.tokenizer import train_tokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from tests.cache import (
     SPLITS,
     check_sft,
@@ -747,7 +747,7 @@ def test_inspect_shows_meta_sizes_and_a_sample(cache, fine):
         int(m[1].replace(",", "")) for m in map(re.compile(r"train, from token ([\d,]+) on:").fullmatch, lines) if m
     ]
     sample = out[out.index(" on:\n") + 5 :].removesuffix("\n")
-    assert sample == decoded(stream_of(folder, "train")[at : at + 30])
+    assert sample == decoded(stream_of(folder, "train")[at : at + 30]).replace(SPECIAL_TOKENS[3], "<eot>\n")
 
 
 def test_inspect_says_yes_or_no_in_words(cache, fine):

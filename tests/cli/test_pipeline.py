@@ -71,7 +71,8 @@ def check_same(folder, whole):
 
 
 def test_each_phase_has_its_own_run_and_its_own_best_checkpoint(place):
-    assert sorted(path.name for path in (place / "whole").iterdir()) == ["pretrain", "sft"]
+    names = sorted(path.name for path in (place / "whole").iterdir())
+    assert names == ["pretrain", "pretrain.yaml", "sft", "sft.yaml"]
     for phase, names in (("pretrain", ("fineweb_edu", "roam")), ("sft", token_caches.SFT)):
         run = RunFolder(place / "whole" / phase)
         assert run.read_config().task == phase
