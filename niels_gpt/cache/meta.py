@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +81,25 @@ def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]
 def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:
     """Raise CacheError for a file that is missing, not listed, or has another size (verify: sha256) than listed."""
     path = folder / name
-    if not path.is_file():
+    if "files" in meta:
+        check_listed(path, listed_files(meta, folder).get(name), verify=verify)
+    elif not path.is_file():
         raise CacheError(f"{path} is missing: build the cache again")
-    if "files" not in meta:
-        return
-    listed = listed_files(meta, folder).get(name)
+
+
+def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = False) -> int:
+    """The size of a file that is as `listed_files` has it. Raises CacheError otherwise."""
+    try:
+        status = path.stat()
+    except OSError:
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        raise CacheError(f"{path} is missing: build the cache again")
+    size = status.st_size
     if listed is None:
         raise CacheError(f"{path} is not in the cache's meta.json: build the cache again")
-    size = path.stat().st_size
     if size != listed["bytes"]:
         raise CacheError(f"{path} has {size:,} bytes, but meta.json says {listed['bytes']:,}: build the cache again")
     if verify and sha256_file(path) != listed["sha256"]:
         raise CacheError(f"{path} is damaged (its sha256 is not that of meta.json): build the cache again")
+    return size

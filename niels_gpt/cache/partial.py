@@ -28,7 +28,7 @@ from niels_gpt.cache.shards import ShardWriter, cannot_write, starts_path
 
 log = logging.getLogger("niels_gpt.cache")
 
-BATCH_CHARACTERS = 1 << 17
+BATCH_BYTES = 1 << 17
 """Text per batch: enough that the overhead of a batch does not show, few enough that workers share the load."""
 BATCH_ITEMS = 1024
 MARGIN_BYTES = 16 << 20
@@ -59,8 +59,7 @@ class _Batch(NamedTuple):
     def hash_after(self, number: int) -> Any:
         """The hash of all items before it and its first `number`."""
         hashed = self.before.copy()
-        for item in self.items[:number]:
-            _add(hashed, item)
+        hashed.update(b"".join([_bytes(item) for item in self.items[:number]]))
         return hashed
 
 
@@ -402,7 +401,7 @@ class _Reader:
     def skip(self, number: int) -> None:
         """Pass over items; they only count for the hash."""
         for item in self._items if number else ():
-            _add(self.hash, item)
+            self.hash.update(_bytes(item))
             self._number += 1
             if self._number == number:
                 break
@@ -411,7 +410,7 @@ class _Reader:
         """The hash with the next item, which is still to come; the same hash if there is none."""
         hashed = self.hash.copy()
         for item in self._items:
-            _add(hashed, item)
+            hashed.update(_bytes(item))
             self._items = itertools.chain((item,), self._items)
             break
         return hashed
@@ -421,30 +420,24 @@ class _Reader:
         return not any(True for _ in self._items)
 
     def batches(self) -> Iterator[_Batch]:
-        batch = _Batch(self._number, [], self.hash.copy())
-        size = 0
-        for item in self._items:
-            _add(self.hash, item)
-            self._number += 1
-            batch.items.append(item)
-            size += _size(item)
-            if size >= BATCH_CHARACTERS or len(batch.items) >= BATCH_ITEMS:
-                yield batch
-                batch, size = _Batch(self._number, [], self.hash.copy()), 0
-        if batch.items:
+        while True:
+            batch, size, parts = _Batch(self._number, [], self.hash.copy()), 0, []
+            for item in self._items:
+                data = _bytes(item)
+                parts.append(data)
+                batch.items.append(item)
+                size += len(data)
+                if size >= BATCH_BYTES or len(batch.items) >= BATCH_ITEMS:
+                    break
+            if not batch.items:
+                return
+            self.hash.update(b"".join(parts))  # at once: a call per item would cost as much as the hashing
+            self._number += len(batch.items)
             yield batch
 
 
-def _size(item: Any) -> int:
-    if isinstance(item, str):
-        return len(item)
-    if isinstance(item, Sequence):
-        return sum(len(m["content"]) for m in item if isinstance(m, Mapping) and isinstance(m.get("content"), str))
-    return 0
-
-
-def _add(hashed: Any, item: Any) -> None:
-    """An item with its kind and length, so that ("ab", "c") is not ("a", "bc") and None is not "null"."""
+def _bytes(item: Any) -> bytes:
+    """An item as it is hashed, with kind and length: ("ab", "c") is not ("a", "bc"), and None is not "null"."""
     kind, text = b"text", item
     if not isinstance(item, str):
         kind = b"other"
@@ -453,8 +446,7 @@ def _add(hashed: Any, item: Any) -> None:
         except (TypeError, ValueError, RecursionError):  # it is left out in any case
             text = _kind(item)
     data = text.encode("utf-8", errors="surrogatepass")
-    hashed.update(kind + len(data).to_bytes(8, "little"))
-    hashed.update(data)
+    return kind + len(data).to_bytes(8, "little") + data
 
 
 def _kind(value: Any) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, listed_files
+from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files
 from niels_gpt.cache.mmap import Files, Mapped
 
 
@@ -74,9 +74,9 @@ class PretrainTokenStreamDataset:
         for name in listed:
             if name not in present and name != DOCUMENTS:
                 raise CacheError(f"{self.folder / name} is missing: build the cache again")
-        for path in paths:
-            check_file(self.meta, self.folder.parent, f"{split}/{path.name}", verify=verify)
-        return [path.stat().st_size for path in paths]
+        if "files" not in self.meta:
+            return [path.stat().st_size for path in paths]
+        return [check_listed(path, files.get(f"{split}/{path.name}"), verify=verify) for path in paths]
 
     def get_batch(self, *, B: int, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, y), each (B, T) int64 on the device: windows at random places, y one token further.

@@ -6,6 +6,7 @@ token after the assistant sentinel up to and including the next EOT. A batch cop
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -179,7 +180,10 @@ class SFTExampleDataset:
 
     def mask(self, number: int) -> np.ndarray:
         """Which of the first T + 1 tokens of an example are targets."""
-        return np.concatenate(([False], self._mask(np.array([number]))[0]))[: len(self.example(number))]
+        mask = np.zeros(min(len(self.example(number)), self.T + 1), dtype=bool)
+        for begin, end in self._spans[self._first_span[number] : self._first_span[number + 1]]:
+            mask[begin:end] = True
+        return mask
 
     def gather(self, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x, y, y_masked) of examples, each (len(examples), T) int64 on the CPU."""
@@ -195,17 +199,16 @@ class SFTExampleDataset:
         rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
         self._files.touched(len(examples), width)
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
-        masked = np.where(self._mask(index), y, IGNORE)
+        masked = np.full_like(y, IGNORE)
+        flat, targets = masked.reshape(-1), y.reshape(-1)
+        for begin, end in self._targets(index):  # a few slices per row; a running sum over all tokens takes longer
+            flat[begin:end] = targets[begin:end]
         return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(masked)
 
-    def _mask(self, index: np.ndarray) -> np.ndarray:
-        """(len(index), T) booleans: where y is a target. Spans become +1 and -1, and their running sum the mask."""
+    def _targets(self, index: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Where in the rows of examples, laid end to end as y is, targets begin and end."""
         first = self._first_span[index]
         counts = self._first_span[index + 1] - first
-        row = np.repeat(np.arange(len(index)), counts)
-        spans = self._spans[np.arange(len(row)) + np.repeat(first - counts.cumsum() + counts, counts)]
-        edges = np.zeros((len(index), self.T + 2), dtype=np.int8)
-        edges[row, spans[:, 0]] = 1
-        edges[row, spans[:, 1]] = -1  # never where another span begins: a sentinel stands between
-        mask: np.ndarray = edges.cumsum(axis=1, dtype=np.int8)[:, 1:-1].view(bool)
-        return mask
+        spans = self._spans[np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)]
+        shift = np.repeat(np.arange(len(index)) * self.T - 1, counts)  # y begins with the second token
+        return zip((spans[:, 0] + shift).tolist(), (spans[:, 1] + shift).tolist(), strict=True)

@@ -36,6 +36,7 @@ class Tokenizer:
             self._sp: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except Exception as err:  # SentencePiece raises RuntimeError, or worse, for bytes that are no model
             raise ValueError(f"{where} is no SentencePiece model, or is damaged") from err
+        self._arrays = hasattr(self._sp, "encode_as_numpy")
         self.model = model
         self.sha256 = files.sha256_bytes(model)
         self.vocab_size: int = self._sp.vocab_size() if model else 0
@@ -90,9 +91,11 @@ class Tokenizer:
         """The ids of every text, each as uint16; what `encode` gives. The interpreter lock is free meanwhile."""
         try:
             if any(BLOCK in text for text in texts):
-                lists = [self.encode(text) for text in texts]
-            else:
-                lists = self._sp.encode(list(texts), num_threads=1)
+                return [np.array(self.encode(text), dtype=np.uint16) for text in texts]
+            if self._arrays:  # SentencePiece 0.2.2 and later: no Python number per token
+                arrays = self._sp.encode(list(texts), num_threads=1, return_type="numpy")
+                return [ids.astype(np.uint16) for ids in arrays]
+            lists = self._sp.encode(list(texts), num_threads=1)
         except (RuntimeError, TypeError, UnicodeError):
             for text in texts:
                 _check_text(text)
