@@ -104,7 +104,7 @@ def build_all(
 ) -> None:
     """Build every cache that can be built: fineweb-edu, notes, wikitext, gutenberg; dolly, oasst1, primer."""
     from niels_gpt.cache.commands import run_build
-    from niels_gpt.cache.recipes import Settings
+    from niels_gpt.cache.material import Settings
 
     settings = Settings(
         cache_dir=cache_dir,
@@ -157,7 +157,7 @@ def build(
 ) -> None:
     """Build the caches of some sources, your own included."""
     from niels_gpt.cache.commands import run_build
-    from niels_gpt.cache.recipes import Settings
+    from niels_gpt.cache.material import Settings
 
     if path is not None and len(names) > 1:
         raise ValueError("--path goes with one source; build them one after the other")

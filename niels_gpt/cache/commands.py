@@ -18,6 +18,7 @@ from rich.text import Text
 
 from niels_gpt.cache.checking import differences, find_caches, stream_slice, verify
 from niels_gpt.cache.formats import NO_LIMIT, SPLITS
+from niels_gpt.cache.material import Settings
 from niels_gpt.cache.meta import CacheError, read_meta
 from niels_gpt.cache.partial import OnProgress, Progress
 from niels_gpt.cache.recipes import (
@@ -25,7 +26,6 @@ from niels_gpt.cache.recipes import (
     PRETRAIN,
     SFT,
     Built,
-    Settings,
     build,
     folder_of,
     install_tokenizer,

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from niels_gpt.cache.commands import choose_sources
-from niels_gpt.cache.recipes import Settings, training_texts
+from niels_gpt.cache.material import Settings, training_texts
 from niels_gpt.data.registry import Source
 from niels_gpt.terminal import count, duration
 from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer, train_tokenizer

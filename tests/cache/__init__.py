@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from niels_gpt.cache import build_cache, encoding, partial
+from niels_gpt.cache import build_cache, encoding, inputs
 from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 
 IDS = {"sys": 256, "usr": 257, "asst": 258, "eot": 259}
@@ -263,7 +263,7 @@ def check_sft(folder, kept, *, tokenizer, val_frac, seed):
 def small_steps(*, batch_items=3, sft_step_bytes=64):
     """Batches of a few items, and SFT builds that can go on after a few examples."""
     with (
-        mock.patch.object(partial, "BATCH_ITEMS", batch_items),
+        mock.patch.object(inputs, "BATCH_ITEMS", batch_items),
         mock.patch.object(build_cache, "SFT_STEP_BYTES", sft_step_bytes),
     ):
         yield

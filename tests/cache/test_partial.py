@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cache import build_cache, partial
+from niels_gpt.cache import build_cache, inputs, partial
 from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
@@ -873,6 +873,6 @@ def test_the_hidden_folder_is_beside_the_cache(tmp_path):
 
 
 def test_the_default_steps():
-    assert partial.BATCH_ITEMS >= 100
+    assert inputs.BATCH_ITEMS >= 100
     assert build_cache.SFT_STEP_BYTES % 2 == 0
     assert partial.MARGIN_BYTES >= 1 << 20
