@@ -64,9 +64,13 @@ def run_build(
     chosen = choose_sources(names, only, skip, config)
     failed: dict[str, Exception] = {}
     made_with = _tokenizer(settings, tokenizer, chosen, failed, console)
-    results = []
-    for source in chosen:
-        results.append(_build_one(source, settings, made_with, failed, force=force, all_=names is None))
+    try:
+        results = [
+            _build_one(source, settings, made_with, failed, force=force, all_=names is None) for source in chosen
+        ]
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on from the last complete shard", file=sys.stderr)
+        sys.exit(130)
     missing = [result for result in results if result.state == "failed"]
     if as_json:
         print(json.dumps([_plain(result) for result in results], indent=2, ensure_ascii=False))

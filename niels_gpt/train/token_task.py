@@ -20,7 +20,7 @@ from niels_gpt.evaluation.sampled import mean_loss
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
-from niels_gpt.train.task import Batch, Origin, SourceRow
+from niels_gpt.train.batch import Batch, Origin, SourceRow
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:

@@ -1,0 +1,78 @@
+"""What a task hands to the loop, and what a task is. The batch of a step is a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from niels_gpt.model.gpt import GPT
+from niels_gpt.tokenizer import AnyTokenizer
+
+
+class Batch(NamedTuple):
+    """What one update learns from."""
+
+    x: torch.Tensor
+    """(B, T) ids."""
+    targets: torch.Tensor
+    """(B, T) ids to predict; -100 where none is."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a row of a batch comes from."""
+
+    row: int
+    source: str
+    document: str
+    """File, module, dialogue or row."""
+    offset: int
+    """Of the row's first byte or token within the document."""
+    stream_offset: int
+    """Of the row's first byte or token within the source's stream."""
+    text: str
+    """What the model reads there."""
+
+
+class Task(Protocol):
+    """What the loop needs to know of a task."""
+
+    tokenizer: AnyTokenizer
+    """What the ids of its batches mean."""
+
+    def batch(self, step: int, device: str) -> Batch:
+        """The rows of an update; the same for the same step, always."""
+
+    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+        """(loss per held-out set, the one number that chooses the best checkpoint)."""
+
+    def fingerprint(self) -> dict[str, str]:
+        """What identifies the data: a run goes on only on the same."""
+
+    def sample_prompt(self) -> str | list[int]:
+        """What the samples written during training continue."""
+
+
+class DataTask(Task, Protocol):
+    """A task over text, which can tell where its rows come from."""
+
+    def origins(self, step: int) -> list[Origin]:
+        """Source, document, offset and text of every row of a step."""
+
+    def describe(self) -> list[SourceRow]:
+        """Its sources, for the table at the beginning of a run."""
+
+
+class SourceRow(NamedTuple):
+    """A line of the table of sources."""
+
+    source: str
+    share: float
+    train: int
+    held_out: int
+    unit: str
+    """Of the two: bytes or tokens."""
+    documents: int
+    place: str

@@ -1,0 +1,137 @@
+"""The task over byte streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from niels_gpt.batching import Plan, gather_rows, plan_batch
+from niels_gpt.config import RunConfig
+from niels_gpt.evaluation.sampled import evaluate
+from niels_gpt.model.gpt import GPT
+from niels_gpt.rng import generator
+from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.train.batch import Batch, Origin, SourceRow
+
+SOURCES = ("wiki", "roam", "primer")
+"""The sources that are always there; data.sources adds others."""
+
+
+def eval_name(source: str) -> str:
+    """What the held-out stream of a source is called."""
+    return "val_chat" if source == "primer" else f"val_{source}"
+
+
+class ByteTask:
+    """Next-byte prediction over windows of the mixed byte streams."""
+
+    tokenizer: AnyTokenizer = ByteTokenizer()
+
+    def __init__(self, config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
+        """Raises ValueError where p_train or p_val name a source that is not there."""
+        for key in ("p_train", "p_val"):
+            missing = [name for name, share in getattr(config.train, key).items() if share and name not in streams]
+            if missing:
+                have = ", ".join(streams) or "none"
+                raise ValueError(f"train.{key} names {', '.join(missing)}, but the sources are {have}")
+        self.config = config
+        self.streams = streams
+        self._p = {name: share for name, share in config.train.p_train.items() if share}
+        self._train = {name: streams[name]["train"].data for name in self._p}
+
+    def plan(self, step: int) -> Plan:
+        """Which windows the rows of a step are."""
+        drawn_from = generator(self.config.train.seed, "batch", step)
+        return plan_batch(self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=drawn_from)
+
+    def batch(self, step: int, device: str) -> Batch:
+        return Batch(*gather_rows(self._train, self.plan(step), T=self.config.model.T, device=device))
+
+    def origins(self, step: int) -> list[Origin]:
+        """Source, document, offset and text of every row of a step."""
+        plan = self.plan(step)
+        rows = []
+        for row, (index, start) in enumerate(zip(plan.source, plan.start, strict=True)):
+            name = plan.names[index]
+            stream = self.streams[name]["train"]
+            document, offset = stream.locate(start)
+            text = stream.data[start : start + self.config.model.T].decode("utf-8", errors="replace")
+            rows.append(Origin(row, name, document, offset, start, text))
+        return rows
+
+    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+        """Sampled loss on the sources of p_val; the same windows every time, so that steps compare."""
+        weights = {name: w for name, w in self.config.train.p_val.items() if w}
+        losses = evaluate(
+            model,
+            {eval_name(name): self.streams[name]["val"].data for name in weights},
+            eval_steps=self.config.output.eval_steps,
+            B=self.config.train.B,
+            T=self.config.model.T,
+            device=device,
+            generator=generator(self.config.train.seed, "eval"),
+        )
+        return losses, sum(w * losses[eval_name(name)] for name, w in weights.items())
+
+    def fingerprint(self) -> dict[str, str]:
+        return {name: self.streams[name]["train"].sha256 for name in self._p}
+
+    def sample_prompt(self) -> str:
+        return self.config.output.sample_prompt
+
+    def describe(self) -> list[SourceRow]:
+        cfg = stream_config(self.config)
+        places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
+        places |= {name: source.path for name, source in cfg.own.items()}
+        rows = []
+        for name, streams in self.streams.items():
+            train, val = streams["train"], streams["val"]
+            state = "cached" if train.cached and val.cached else "built"
+            rows.append(
+                SourceRow(
+                    name,
+                    self.config.train.p_train.get(name, 0.0),
+                    len(train.data),
+                    len(val.data),
+                    "B",
+                    len(train.starts) + len(val.starts),
+                    f"{places[name]} ({state})",
+                )
+            )
+        return rows
+
+
+def open_byte_task(config: RunConfig) -> ByteTask:
+    """The byte streams of a config."""
+    return ByteTask(config, load_streams(stream_config(config), T=config.model.T))
+
+
+def stream_config(config: RunConfig) -> StreamBuildConfig:
+    """What to build the streams from: the sources that training or validation draws on, all required."""
+    data = config.data
+    train = config.train
+    known = (*SOURCES, *data.sources)
+    names = tuple(n for n in known if train.p_train.get(n) or train.p_val.get(n))
+    for key in ("p_train", "p_val"):
+        for name in getattr(train, key):
+            if name not in known:
+                raise ValueError(f"train.{key}: unknown source {name!r}; known are {', '.join(known)}")
+
+    def place(value: str, usual: str) -> str:
+        if value == "auto":
+            return usual if Path(usual).exists() else "embedded"
+        return value if value == "embedded" else str(Path(value).expanduser())
+
+    return StreamBuildConfig(
+        roam_root=place(data.roam, ".roam-data"),
+        primer_path=place(data.primer, "data/primer.txt"),
+        wiki={"auto": "embedded", "hub": "hub"}.get(data.wiki) or place(data.wiki, ""),
+        cache_dir=data.cache_dir,
+        roam_val_frac=data.roam_val_frac,
+        primer_val_frac=data.primer_val_frac,
+        seed=data.seed,
+        encoding_errors=data.encoding_errors,
+        own=data.sources,
+        enabled_sources=names,
+        required_sources=names,
+    )
