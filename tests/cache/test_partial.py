@@ -67,10 +67,13 @@ def hidden(folder):
     return folder.parent / f".{folder.name}.partial"
 
 
-def complete_shards(folder, split="train", shard_bytes=64):
-    """How many shards of the interrupted build are full."""
-    paths = (hidden(folder) / split).glob("shard_*.bin")
-    return sum(path.stat().st_size == shard_bytes for path in paths)
+def complete_shards(folder, split="train"):
+    """How many shards of the interrupted build its state lists; they are there, each of its full size."""
+    path = hidden(folder) / "state.json"
+    shards = json.loads(path.read_text(encoding="utf-8"))["splits"][split]["shards"] if path.exists() else []
+    for shard in shards:
+        assert (hidden(folder) / split / shard["name"]).stat().st_size == shard["bytes"] > 0
+    return len(shards)
 
 
 def check_whole(folder, files):
