@@ -83,8 +83,8 @@ def build_pretrain_cache(
     `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
     documents with a special string in them, that encode to nothing, or that are no utf-8 text.
     `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space
-    beforehand; both expectations also go into the progress, for the time left. `also_dropped` tells, when all
-    is read, what was left out before it came here.
+    beforehand; it, the budgets and `expected_documents` tell the progress how much is left. `also_dropped`
+    tells, when all is read, what was left out before it came here.
 
     Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
     Raises ValueError for numbers that make no cache, a vocabulary past 65,536 and input that leaves train empty;
@@ -109,6 +109,7 @@ def build_pretrain_cache(
         "shard_bytes": shard_bytes,
     }
     budgets = {"train": max_train_tokens, "val": max_val_tokens}
+    whole = min(expected_tokens or NO_LIMIT, max_train_tokens + max_val_tokens)
     if expected_tokens is not None:
         _check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
 
@@ -119,7 +120,7 @@ def build_pretrain_cache(
         shard_bytes=shard_bytes,
         workers=workers,
         on_progress=on_progress,
-        expected=(expected_tokens, expected_documents),
+        expected=(whole if whole < NO_LIMIT else None, expected_documents),
     ) as build:
 
         def shuffled(items: Iterable[str], part: str) -> Iterable[str]:
@@ -176,6 +177,7 @@ def build_sft_cache(
     streaming: bool = False,
     source: Mapping[str, Any] | None = None,
     workers: int | None = None,
+    expected_documents: int | None = None,
     on_progress: OnProgress | None = None,
     also_dropped: Callable[[], Mapping[str, int]] | None = None,
 ) -> None:
@@ -196,7 +198,13 @@ def build_sft_cache(
         "val_frac": val_frac,
     }
     with PartialBuild(
-        out_dir, described, {"all": NO_LIMIT}, shard_bytes=SFT_STEP_BYTES, workers=workers, on_progress=on_progress
+        out_dir,
+        described,
+        {"all": NO_LIMIT},
+        shard_bytes=SFT_STEP_BYTES,
+        workers=workers,
+        on_progress=on_progress,
+        expected=(None, expected_documents),
     ) as build:
 
         def step() -> None:

@@ -154,30 +154,43 @@ def _reason(err: Exception) -> str:
 @contextlib.contextmanager
 def _showing(name: str) -> Iterator[OnProgress]:
     """Tokens, rate and time left while a cache is built: a live line on a terminal, now and then a line elsewhere."""
-    began = time.monotonic()
     console = Console(stderr=True, highlight=False)
-    shown = began
-
-    def text(progress: Progress) -> str:
-        seconds = max(time.monotonic() - began, 1e-9)
-        rate = progress.tokens / seconds
-        done = f"{name}: {count(progress.tokens)} tokens of {progress.documents:,} documents, {count(rate)} tok/s"
-        if progress.share:
-            done += f", {duration(seconds * (1 / progress.share - 1))} left"
-        return done
-
+    clock = _Clock(name)
     if console.is_terminal:
         with console.status(f"{name}: reading") as status:
-            yield lambda progress: status.update(text(progress))
+            yield lambda progress: status.update(clock.text(progress))
         return
+
+    shown = time.monotonic()
 
     def line(progress: Progress) -> None:
         nonlocal shown
+        text = clock.text(progress)
         if time.monotonic() - shown >= 5.0:
             shown = time.monotonic()
-            print(text(progress), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     yield line
+
+
+class _Clock:
+    """Rate and time left, from the first progress on: before it a source was opened, or an old build gone on with."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._first: tuple[float, Progress] | None = None
+
+    def text(self, progress: Progress) -> str:
+        now = time.monotonic()
+        began, first = self._first = self._first or (now, progress)
+        done = f"{self._name}: {count(progress.tokens)} tokens of {progress.documents:,} documents"
+        seconds = now - began
+        if seconds <= 0:
+            return done
+        done += f", {count((progress.tokens - first.tokens) / seconds)} tok/s"
+        if progress.share is not None and first.share is not None and progress.share > first.share:
+            done += f", {duration(seconds * (1 - progress.share) / (progress.share - first.share))} left"
+        return done
 
 
 def _show_results(console: Console, results: list[Built]) -> None:

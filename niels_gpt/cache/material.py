@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ def texts_of(source: Source, settings: Settings) -> tuple[Again, Again | None]:
         train, val = split_roam_paths(paths, val_frac=settings.roam_val_frac, seed=settings.seed)
         return _notes(train, settings.errors), _notes(val, settings.errors)
     everything = _samples(source, settings)
-    number = sum(1 for _ in everything)  # read twice rather than kept: it may be large
+    number = everything.count()  # read twice rather than kept: it may be large
     train_rows, val_rows = split_items(range(number), val_frac=settings.val_frac, seed=settings.seed)
     return _chosen(everything, train_rows), _chosen(everything, val_rows)
 
@@ -136,6 +137,17 @@ class Again:
     def __iter__(self) -> Iterator[Any]:
         self.dropped.clear()
         return self._open(self.dropped)
+
+    def count(self) -> int:
+        """How many items there are: read once for it, without a word about what is left out."""
+        if self.number is None:
+            log = logging.getLogger("niels_gpt.data")
+            before, log.disabled = log.disabled, True
+            try:
+                self.number = sum(1 for _ in self)
+            finally:
+                log.disabled = before
+        return self.number
 
 
 def _samples(source: Source, settings: Settings, **options: Any) -> Again:

@@ -89,9 +89,13 @@ def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
 
 
 def train_on(
-    chosen: Iterable[Source], settings: Settings, unreachable: Callable[[Source, Exception], None]
+    chosen: Iterable[Source],
+    settings: Settings,
+    unreachable: Callable[[Source, Exception], None],
+    *,
+    out: Path | None = None,
 ) -> Tokenizer:
-    """Train the tokenizer of a cache folder on the first documents of its sources.
+    """Train a tokenizer on the first documents of sources, into `out` (default: that of the cache folder).
 
     One that cannot be read is passed over, after `unreachable` was told. Raises ValueError where none can.
     """
@@ -103,8 +107,8 @@ def train_on(
             except (OSError, ValueError) as err:
                 unreachable(source, err)
 
-    train_tokenizer(texts(), settings.cache_dir / "tokenizer", vocab_size=settings.vocab_size, seed=settings.seed)
-    return open_tokenizer(settings.cache_dir)
+    out = out or settings.cache_dir / "tokenizer"
+    return load_tokenizer(train_tokenizer(texts(), out, vocab_size=settings.vocab_size, seed=settings.seed))
 
 
 def build(
@@ -144,12 +148,13 @@ def build(
     }
     if source.kind == "chat":
         chats = chats_of(source, settings)
-        build_sft_cache(chats, folder, also_dropped=lambda: chats.dropped, **common)
+        documents = chats.count() if on_progress else None  # a second is spent to know the time left
+        build_sft_cache(chats, folder, expected_documents=documents, also_dropped=lambda: chats.dropped, **common)
     else:
         texts, val_texts = texts_of(source, settings)
         expected = options["max_train_tokens"] + options["max_val_tokens"] if recorded["streaming"] else None
-        numbers = [part.number for part in (texts, val_texts) if part is not None]
-        documents = None if None in numbers else sum(number or 0 for number in numbers)
+        # Where budgets tell the time left, the source may be endless; else it is read once more to count it.
+        documents = texts.count() + val_texts.count() if on_progress and val_texts is not None else None
         build_pretrain_cache(
             texts,
             folder,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
-Count = Optional[int]  # noqa: UP045
-Share = Optional[float]  # noqa: UP045
-Place = Optional[Path]  # noqa: UP045
+from niels_gpt.cache.cli import Count, Offline, Place, Text
+
+Share = Optional[float]  # noqa: UP045 (typer reads these at run time)
+OfflineOption = Offline
 
 RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
 CheckpointOption = Annotated[Place, typer.Option("--checkpoint", help="A .pt file instead of a run's best one.")]
@@ -42,17 +41,4 @@ SubsetOption = Annotated[Text, typer.Option("--subset", help="The dataset's conf
 PathOption = Annotated[Place, typer.Option("--path", help="A local file or folder with the source's rows.")]
 SourceConfigOption = Annotated[
     Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")
-]
-
-
-def _go_offline(offline: bool) -> bool:
-    if offline:
-        from niels_gpt.data.hub import go_offline
-
-        go_offline()
-    return offline
-
-
-OfflineOption = Annotated[
-    bool, typer.Option("--offline", callback=_go_offline, help="Never ask the Hub: local files and caches only.")
 ]

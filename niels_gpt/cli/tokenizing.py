@@ -7,7 +7,6 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from rich.text import Text
 
 from niels_gpt.cache.commands import choose_sources
 from niels_gpt.cache.material import Settings, training_texts
+from niels_gpt.cache.recipes import train_on
 from niels_gpt.data.registry import Source
 from niels_gpt.terminal import count, duration
-from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer
 
 UNKNOWN = 0
 """The id of `<unk>`, which is never encoded."""
@@ -51,18 +51,14 @@ def run_train(
     began = time.monotonic()
     unread: list[str] = []
 
-    def texts() -> Iterator[str]:
-        for source in chosen:
-            try:
-                yield from itertools.islice(training_texts(source, settings), documents)
-            except (OSError, ValueError) as err:
-                if names:
-                    raise
-                unread.append(source.name)
-                print(f"warning: {source.name} is left out: {err}", file=sys.stderr)
+    def unreachable(source: Source, err: Exception) -> None:
+        if names:  # it was asked for
+            raise err
+        unread.append(source.name)
+        print(f"warning: {source.name} is left out: {err}", file=sys.stderr)
 
     with console.status(f"training a tokenizer of {vocab_size:,} pieces"):
-        made = load_tokenizer(train_tokenizer(texts(), out, vocab_size=vocab_size, seed=seed))
+        made = train_on(chosen, settings, unreachable, out=out)
     took = duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {made.vocab_size:,} ids, sha256 {made.sha256[:12]}..., in {took}")
     read = " ".join(source.name for source in chosen if source.name not in unread)

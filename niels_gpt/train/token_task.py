@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ def verify_caches(config: RunConfig) -> None:
         verify(folder.path / kind / name)
 
 
-class _TokenTask:
+class _TokenTask(abc.ABC):
     """What both have in common: a mixture to train on, held-out sets to measure, one tokenizer."""
 
     kind: str
@@ -69,8 +70,9 @@ class _TokenTask:
         )
         self._val = {name: self._open(name, "val") for name, share in shares.p_val.items() if share}
 
+    @abc.abstractmethod
     def _open(self, name: str, split: str) -> Any:
-        raise NotImplementedError
+        """The dataset of a cache and split."""
 
     def plan(self, step: int) -> Any:
         """Which rows a step learns from."""
