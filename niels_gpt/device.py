@@ -1,9 +1,6 @@
-"""Where tensors live, and how the C allocator serves the ones on the CPU."""
+"""Where tensors live."""
 
 from __future__ import annotations
-
-import functools
-import sys
 
 import torch
 
@@ -40,24 +37,3 @@ def multiplies_bf16(device: str) -> bool:
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device == "cpu" and torch.cpu._is_amx_tile_supported()
-
-
-@functools.cache
-def keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks, once per process; does nothing elsewhere.
-
-    By default every tensor over 32 MB is a fresh mmap, whose pages the kernel zeroes again at each
-    step: at v0 and B=32 the MLP's activations are of that size, and a GELU over them takes 11 ms
-    with fresh pages and 3 ms without. The price: resident memory stays at its peak.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        m_trim_threshold, m_mmap_threshold = -1, -3
-        libc.mallopt(m_mmap_threshold, 1 << 30)
-        libc.mallopt(m_trim_threshold, 2**31 - 1)
-    except (OSError, AttributeError):  # musl and others: no mallopt, nothing lost but speed
-        return

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the numpy rooms derive seeds too, and need no torch
+    import torch
 
 
 def set_seed(seed: int) -> None:
     """Seed torch's default generator, which model initialisation and dropout use."""
+    import torch
+
     torch.manual_seed(seed)
 
 
@@ -23,4 +27,6 @@ def derive_seed(seed: int, *parts: int | str) -> int:
 
 def generator(seed: int, *parts: int | str) -> torch.Generator:
     """A CPU generator seeded for one purpose; see `derive_seed`."""
+    import torch
+
     return torch.Generator().manual_seed(derive_seed(seed, *parts) if parts else seed)

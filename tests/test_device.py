@@ -1,10 +1,7 @@
-import sys
-
 import pytest
 import torch
 
-from niels_gpt import device
-from niels_gpt.device import get_device, keep_freed_memory, multiplies_bf16, resolve_device
+from niels_gpt.device import get_device, multiplies_bf16, resolve_device
 
 
 @pytest.fixture
@@ -58,48 +55,6 @@ def test_what_is_no_device_is_refused(machine, name):
     machine()
     with pytest.raises(ValueError, match="auto, cpu, cuda or mps"):
         resolve_device(name)
-
-
-class FakeLibc:
-    def __init__(self):
-        self.calls = []
-
-    def mallopt(self, option, value):
-        self.calls.append((option, value))
-        return 1
-
-
-def test_freed_memory_is_kept_on_linux(monkeypatch):
-    libc = FakeLibc()
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
-    keep_freed_memory.__wrapped__()
-    options = dict(libc.calls)
-    # M_TRIM_THRESHOLD is -1 and M_MMAP_THRESHOLD is -3 in glibc's malloc.h; 32 MiB is its own upper bound.
-    assert options.keys() == {-1, -3}
-    assert all(32 * 2**20 < value < 2**31 for value in options.values())  # mallopt takes a C int
-
-
-@pytest.mark.parametrize("failure", [OSError("no libc.so.6"), AttributeError("mallopt")])
-def test_no_glibc_is_no_error(monkeypatch, failure):
-    asked = []
-
-    def missing(name):
-        asked.append(name)
-        raise failure
-
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr("ctypes.CDLL", missing)
-    keep_freed_memory.__wrapped__()
-    assert asked == ["libc.so.6"]
-
-
-def test_other_systems_are_left_alone(monkeypatch):
-    libc = FakeLibc()
-    monkeypatch.setattr(device.sys, "platform", "darwin")
-    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
-    keep_freed_memory.__wrapped__()
-    assert libc.calls == []
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

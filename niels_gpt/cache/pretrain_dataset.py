@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
-from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files
-from niels_gpt.cache.mmap import Files, Mapped
+from niels_gpt.cache.formats import TOKEN_DTYPE
+from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.token_stream import TokenStream
 
 
-class PretrainTokenStreamDataset:
+class PretrainTokenStreamDataset(TokenStream):
     """The windows of T + 1 tokens of a folder of shards; every start of every shard is equally likely."""
 
     def __init__(
@@ -33,28 +33,13 @@ class PretrainTokenStreamDataset:
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
-        folder = Path(shards_dir)
-        self.folder = folder.resolve() if folder.name in ("", "..") else folder  # "." has no name and no parent
         self.T, self.device = T, device
-        if not self.folder.is_dir():
-            raise CacheError(f"no folder of shards at {self.folder}: build it with niels-gpt cache build")
-        paths = list_shards(self.folder)
-        sizes: list[int | None] = [None] * len(paths)
-        self.meta = find_meta(self.folder.parent)
-        if self.meta is not None:
-            check_meta(self.meta, self.folder.parent, tokenizer_sha256=tokenizer_sha256)
-            sizes = list(self._check_files(paths, verify))
-        elif tokenizer_sha256 is not None:
-            raise CacheError(f"{self.folder.parent} has no meta.json, so its tokenizer is unknown: build it again")
-        self.shards = [Mapped(path, size) for path, size in zip(paths, sizes, strict=True)]
-        self._files = Files(self.shards)
+        super().__init__(shards_dir, tokenizer_sha256=tokenizer_sha256, verify=verify)
         windows = [max(shard.size - T, 0) for shard in self.shards]
         self._ends = np.cumsum(windows, dtype=np.int64).tolist()
         """Shard -> the number of windows up to its end."""
         self._shifts = [shard.size - T - end for shard, end in zip(self.shards, self._ends, strict=True)]
         """Shard -> what makes the number of a window its place in the shard."""
-        self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
-        self.num_tokens = int(self._firsts[-1])
         self.num_windows: int = self._ends[-1] if self._ends else 0
         if not self.num_windows:
             longest = max((shard.size for shard in self.shards), default=0)
@@ -62,21 +47,6 @@ class PretrainTokenStreamDataset:
                 f"{self.folder} has no window of T + 1 = {T + 1} tokens ({len(self.shards)} shards, the longest has "
                 f"{longest}): use more text or a smaller T"
             )
-        self._starts: np.ndarray | None = None
-
-    def _check_files(self, paths: list[Path], verify: bool) -> list[int]:
-        """The sizes of the shards, which are all there and as listed."""
-        assert self.meta is not None
-        split = self.folder.name
-        present = {path.name for path in paths}
-        files = listed_files(self.meta, self.folder.parent)
-        listed = [name.removeprefix(f"{split}/") for name in files if name.startswith(f"{split}/")]
-        for name in listed:
-            if name not in present and name != DOCUMENTS:
-                raise CacheError(f"{self.folder / name} is missing: build the cache again")
-        if "files" not in self.meta:
-            return [path.stat().st_size for path in paths]
-        return [check_listed(path, files.get(f"{split}/{path.name}"), verify=verify) for path in paths]
 
     def get_batch(self, *, B: int, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, y), each (B, T) int64 on the device: windows at random places, y one token further.
@@ -117,17 +87,3 @@ class PretrainTokenStreamDataset:
         at = self.position(window)
         document = max(int(np.searchsorted(starts, at, side="right")) - 1, 0)
         return document, at - int(starts[document])
-
-    @property
-    def documents(self) -> np.ndarray:
-        """The first token of each document in the stream, mapped from disk."""
-        if self._starts is None:
-            path = self.folder / DOCUMENTS
-            try:
-                starts = np.load(path, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError, EOFError) as err:
-                raise CacheError(f"{path} is missing or damaged: build the cache again") from err
-            if starts.ndim != 1 or starts.dtype.kind != "i" or (np.diff(starts) <= 0).any():
-                raise CacheError(f"{path} is damaged: the documents' starts do not increase")
-            self._starts = starts
-        return self._starts

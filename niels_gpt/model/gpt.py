@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.device import keep_freed_memory
+from niels_gpt.memory import keep_freed_memory
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.rope import rope_cache, rotate
@@ -200,6 +200,10 @@ class GPT(nn.Module):
         With a KVCache the n tokens continue what the cache holds, and are added to it.
         Raises ValueError for a length outside 1..T.
         """
+        return self.lm_head(self.hidden(x, cache=cache))
+
+    def hidden(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
+        """What the head reads: (B, n, C), after the last norm. For those who need the logits of few positions."""
         if x.dim() != 2 or not 1 <= x.shape[1] <= self.config.T:
             raise ValueError(f"expected ids of shape (B, n) with 1 <= n <= T={self.config.T}, got {tuple(x.shape)}")
         if cache is None:
@@ -212,7 +216,7 @@ class GPT(nn.Module):
         h = self.drop(self.tok_emb(x))
         for layer, block in enumerate(self.blocks):
             h = block(h, sin, cos, layer, cache)
-        return self.lm_head(self.norm(h))
+        return self.norm(h)
 
     def layers(self) -> list[Block]:
         """The blocks, typed."""

@@ -1,0 +1,98 @@
+"""The token stream of a split: its shards, end to end, and where each document begins."""
+
+from __future__ import annotations
+
+import bisect
+from pathlib import Path
+
+import numpy as np
+
+from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
+from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files
+from niels_gpt.cache.mmap import Files, Mapped
+
+
+class TokenStream:
+    """Opens a folder of shards without reading them."""
+
+    def __init__(self, shards_dir: str | Path, *, tokenizer_sha256: str | None = None, verify: bool = False) -> None:
+        """verify: read and hash all files. Without a meta.json in the folder above, shards are taken as they are.
+
+        Raises CacheError (a ValueError) for shards that are missing, cut off, or of another dtype or tokenizer.
+        """
+        folder = Path(shards_dir)
+        self.folder = folder.resolve() if folder.name in ("", "..") else folder  # "." has no name and no parent
+        if not self.folder.is_dir():
+            raise CacheError(f"no folder of shards at {self.folder}: build it with niels-gpt cache build")
+        paths = list_shards(self.folder)
+        sizes: list[int | None] = [None] * len(paths)
+        self.meta = find_meta(self.folder.parent)
+        if self.meta is not None:
+            check_meta(self.meta, self.folder.parent, tokenizer_sha256=tokenizer_sha256)
+            sizes = list(self._check_files(paths, verify))
+        elif tokenizer_sha256 is not None:
+            raise CacheError(f"{self.folder.parent} has no meta.json, so its tokenizer is unknown: build it again")
+        self.shards = [Mapped(path, size) for path, size in zip(paths, sizes, strict=True)]
+        self._files = Files(self.shards)
+        self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
+        """Shard -> its first token in the stream; at the end the number of all."""
+        self._bounds: list[int] = self._firsts.tolist()
+        self.num_tokens = self._bounds[-1]
+        self._starts: np.ndarray | None = None
+
+    def _check_files(self, paths: list[Path], verify: bool) -> list[int]:
+        """The sizes of the shards, which are all there and as listed."""
+        assert self.meta is not None
+        split = self.folder.name
+        present = {path.name for path in paths}
+        files = listed_files(self.meta, self.folder.parent)
+        listed = [name.removeprefix(f"{split}/") for name in files if name.startswith(f"{split}/")]
+        for name in listed:
+            if name not in present and name != DOCUMENTS:
+                raise CacheError(f"{self.folder / name} is missing: build the cache again")
+        if "files" not in self.meta:
+            return [path.stat().st_size for path in paths]
+        return [check_listed(path, files.get(f"{split}/{path.name}"), verify=verify) for path in paths]
+
+    def read(self, start: int, out: np.ndarray) -> None:
+        """Fill `out` with the tokens from `start` on, whatever shards they lie in. Raises ValueError past the end."""
+        if start < 0 or start + len(out) > self.num_tokens:
+            raise ValueError(f"{self.folder} has {self.num_tokens:,} tokens: {start:,} + {len(out):,} is past its end")
+        i = bisect.bisect_right(self._bounds, start) - 1
+        done = 0
+        while done < len(out):
+            at = start + done - self._bounds[i]
+            part = self.shards[i].tokens[at : at + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            i += 1
+        self._files.touched(1, TOKEN_DTYPE.itemsize * len(out))
+
+    def document(self, number: int) -> np.ndarray:
+        """The tokens of one document, uint16. Raises CacheError without documents.npy, IndexError for another number."""
+        starts = self.documents
+        if not 0 <= number < len(starts):
+            raise IndexError(f"{self.folder} has {len(starts)} documents, from 0; there is no {number}")
+        start = int(starts[number])
+        end = int(starts[number + 1]) if number + 1 < len(starts) else self.num_tokens
+        tokens = np.empty(end - start, dtype=TOKEN_DTYPE)
+        self.read(start, tokens)
+        return tokens
+
+    def document_lengths(self) -> np.ndarray:
+        """The number of tokens of each document, int64. Raises CacheError without documents.npy."""
+        return np.diff(self.documents, append=self.num_tokens)
+
+    @property
+    def documents(self) -> np.ndarray:
+        """The first token of each document in the stream, mapped from disk."""
+        if self._starts is None:
+            path = self.folder / DOCUMENTS
+            try:
+                starts = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as err:
+                raise CacheError(f"{path} is missing or damaged: build the cache again") from err
+            if starts.ndim != 1 or starts.dtype.kind != "i" or (np.diff(starts) <= 0).any():
+                raise CacheError(f"{path} is damaged: the documents' starts do not increase")
+            self._starts = starts
+        return self._starts

@@ -1,0 +1,47 @@
+import sys
+
+import pytest
+
+from niels_gpt.memory import keep_freed_memory
+
+
+class FakeLibc:
+    def __init__(self):
+        self.calls = []
+
+    def mallopt(self, option, value):
+        self.calls.append((option, value))
+        return 1
+
+
+def test_freed_memory_is_kept_on_linux(monkeypatch):
+    libc = FakeLibc()
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
+    keep_freed_memory.__wrapped__()
+    options = dict(libc.calls)
+    # M_TRIM_THRESHOLD is -1 and M_MMAP_THRESHOLD is -3 in glibc's malloc.h; 32 MiB is its own upper bound.
+    assert options.keys() == {-1, -3}
+    assert all(32 * 2**20 < value < 2**31 for value in options.values())  # mallopt takes a C int
+
+
+@pytest.mark.parametrize("failure", [OSError("no libc.so.6"), AttributeError("mallopt")])
+def test_no_glibc_is_no_error(monkeypatch, failure):
+    asked = []
+
+    def missing(name):
+        asked.append(name)
+        raise failure
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    keep_freed_memory.__wrapped__()
+    assert asked == ["libc.so.6"]
+
+
+def test_other_systems_are_left_alone(monkeypatch):
+    libc = FakeLibc()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
+    keep_freed_memory.__wrapped__()
+    assert libc.calls == []
