@@ -1,0 +1,15 @@
+"""Splice datasets: chosen documents at chosen positions. numpy only; `torch_face` makes tensors of them."""
+
+from niels_gpt.splice.dataset import MultiSpliceDocumentDataset, SpliceDocumentDataset
+from niels_gpt.splice.frames import Frames, Origin, Spans
+from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
+
+__all__ = [
+    "Frames",
+    "MultiSpliceDocumentDataset",
+    "Origin",
+    "Spans",
+    "SpliceDocumentDataset",
+    "SpliceMultiDocumentLMConfig",
+    "SpliceSingleDocumentLMConfig",
+]

@@ -1,0 +1,65 @@
+"""Documents to take spans from: arrays in memory, or parts of a token cache that stay on disk until they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from niels_gpt.cache.token_stream import TokenStream
+
+MAX_ID = 2**31 - 1
+
+
+class Documents(Protocol):
+    """What a dataset needs of its documents."""
+
+    lengths: np.ndarray
+    """(N,) int64."""
+
+    def read(self, doc: int, t: int, out: np.ndarray) -> None:
+        """Fill `out` with the tokens t .. t + len(out) - 1 of a document."""
+
+
+class ArrayDocuments:
+    """Documents that are arrays (or lists) of ids."""
+
+    def __init__(self, documents: Sequence[np.ndarray | Sequence[int]]) -> None:
+        """Raises ValueError for what is no row of ids."""
+        if not len(documents):
+            raise ValueError("there is no document: doc_tokens_list is empty")
+        self._arrays = [doc if isinstance(doc, np.ndarray) else np.asarray(doc) for doc in documents]
+        for i, array in enumerate(self._arrays):
+            if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+                raise ValueError(f"document {i} must be one row of integer ids, got {array.dtype} {array.shape}")
+        self.lengths = np.fromiter(map(len, self._arrays), dtype=np.int64, count=len(self._arrays))
+
+    def read(self, doc: int, t: int, out: np.ndarray) -> None:
+        out[:] = self._arrays[doc][t : t + len(out)]
+
+
+class CacheDocuments:
+    """Chosen documents of one split of a token cache."""
+
+    def __init__(self, stream: TokenStream, indices: Sequence[int] | np.ndarray) -> None:
+        """Raises CacheError for a cache without documents.npy, ValueError for a number that is none of them."""
+        self.stream = stream
+        self.indices = np.asarray(indices, dtype=np.int64)
+        starts = stream.documents
+        if len(self.indices) and not 0 <= self.indices.min() <= self.indices.max() < len(starts):
+            raise ValueError(f"{stream.folder} has {len(starts)} documents, from 0; asked for {self.indices.max()}")
+        self._starts = np.asarray(starts[self.indices], dtype=np.int64)
+        self.lengths = stream.document_lengths()[self.indices]
+
+    def read(self, doc: int, t: int, out: np.ndarray) -> None:
+        self.stream.read(int(self._starts[doc]) + t, out)
+
+
+def open_stream(cache_dir: str | Path, split: str) -> TokenStream:
+    """The tokens of a split of a pretrain cache. Raises CacheError."""
+    from niels_gpt.cache.token_stream import TokenStream
+
+    return TokenStream(Path(cache_dir) / split)

@@ -1,0 +1,67 @@
+"""Permutations as functions, and random numbers by index: any element in constant time, no list.
+
+The permutation of 0..n-1 is a Feistel network over the cells of a table of a x b >= n cells (a and b near the root of
+n): each round shifts the row by a hash of the column, or the column by a hash of the row, which is undone by shifting
+back, so every round is a bijection of the cells. An image past n is sent through again until it lands below n; that
+walk keeps to the cycle of its start, which began below n, so it ends, and no two starts end at one place.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+_ROUNDS = 8
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(values: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of each number (the finaliser of SplitMix64): neighbours go far apart."""
+    x = values.astype(np.uint64, copy=True)
+    x += _GOLDEN
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def uniforms(seed: int, epoch: np.ndarray, index: np.ndarray, draw: int) -> np.ndarray:
+    """A number in [0, 1) for each (epoch, index), float64; `draw` tells several of one example apart."""
+    base = mix(mix(np.uint64(seed) ^ mix(np.asarray(epoch, dtype=np.uint64))) + np.uint64(draw))
+    bits = mix(base ^ mix(np.asarray(index, dtype=np.uint64)))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class Permutation:
+    """A seeded bijection of 0..n-1."""
+
+    def __init__(self, n: int, seed: int) -> None:
+        """Raises ValueError for n below 1."""
+        if n < 1:
+            raise ValueError(f"a permutation needs at least one element, got n={n}")
+        self.n = n
+        rows = math.isqrt(n - 1) + 1
+        self._rows, self._columns = np.uint64(rows), np.uint64(-(-n // rows))
+        self._keys = mix(np.arange(_ROUNDS, dtype=np.uint64) + mix(np.array([seed], dtype=np.uint64)))
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Where the elements at these positions come from; int64."""
+        found = self._once(np.asarray(positions, dtype=np.uint64))
+        outside = np.flatnonzero(found >= self.n)
+        while len(outside):
+            again = self._once(found[outside])
+            found[outside] = again
+            outside = outside[again >= self.n]
+        return found.astype(np.int64)
+
+    def _once(self, x: np.ndarray) -> np.ndarray:
+        row, column = np.divmod(x, self._columns)
+        for i, key in enumerate(self._keys):
+            if i % 2:
+                column = (column + mix(row ^ key) % self._columns) % self._columns
+            else:
+                row = (row + mix(column ^ key) % self._rows) % self._rows
+        return row * self._columns + column
