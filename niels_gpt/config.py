@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from niels_gpt.splice_config import SpliceConfig
+
 
 def default_p_train() -> dict[str, float]:
     """The share of training rows drawn from each source."""
@@ -60,6 +62,9 @@ class ModelConfig:
     """`rmsnorm` divides by the root mean square and subtracts no mean. Both have a weight and no bias."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """`gelu` is down(gelu(up(x))), `swiglu` is down(silu(gate(x)) * up(x))."""
+    positions: Literal["rope", "learned"] = "rope"
+    """`rope` turns queries and keys, so that only distances count; `learned` adds a vector per position to the
+    embedding (T * C more weights), so that the model knows where in the window a token stands."""
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
@@ -74,7 +79,8 @@ class ModelConfig:
         if head % 2:
             raise ValueError(f"head width D = C // H = {self.C} // {self.H} = {head} is odd; RoPE needs pairs")
         object.__setattr__(self, "D", head)
-        for name, allowed in (("norm", ("layernorm", "rmsnorm")), ("mlp", ("gelu", "swiglu"))):
+        choices = {"norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu"), "positions": ("rope", "learned")}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 listed = ", ".join(map(repr, allowed))
                 raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
@@ -264,10 +270,10 @@ class OutputConfig:
 class RunConfig:
     """Everything a run depends on."""
 
-    task: Literal["bytes", "pretrain", "sft"] = "bytes"
+    task: Literal["bytes", "pretrain", "sft", "splice"] = "bytes"
     """What is trained on: `bytes` is next-byte prediction over the mixed byte streams, `pretrain` next-token
     prediction over windows of the mixed token caches, `sft` chat over their conversations, with a loss on what
-    the assistant says."""
+    the assistant says, `splice` spans of chosen documents at chosen positions."""
     init_from: str = ""
     """A checkpoint whose weights the run starts from; empty: random ones."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -278,9 +284,11 @@ class RunConfig:
     """The text."""
     output: OutputConfig = field(default_factory=OutputConfig)
     """Checkpoints, evaluation, samples."""
+    splice: SpliceConfig = field(default_factory=SpliceConfig)
+    """The documents of the task splice."""
 
     def __post_init__(self) -> None:
-        if self.task == "bytes":
+        if self.task in ("bytes", "splice"):
             return
         # The shares of the byte streams mean nothing here: without others, the task has its own mix.
         train = self.train

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from niels_gpt.config import PRESETS, RunConfig, SourceConfig, unknown_key
+from niels_gpt.splice_config import SpliceConfig
 
 
 def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
@@ -122,7 +123,10 @@ def dump_config(config: RunConfig) -> str:
         pass
 
     _add_float_resolver(Dumper)  # a folder called 1e5 is quoted, so that it is read back as a name
-    return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    tree = to_dict(config)
+    if config.splice == SpliceConfig():  # another task: nobody would read forty lines that say nothing
+        del tree["splice"]
+    return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

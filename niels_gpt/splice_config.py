@@ -99,8 +99,8 @@ class _Choice:
     offset_stride: int = 1
     """Places between the offsets of a span within the frame."""
     content_start_mode: ContentMode = "coverage_balanced"
-    """`coverage_balanced`: spans of one length, at the right end of the frame; `anchor_start`: the document's beginning at
-    every offset; `slide_within`: every start at every offset; `cyclic_roll`: as that, the document taken as a ring."""
+    """`coverage_balanced`: spans of one length, at the right end of the frame; `anchor_start`: the document's beginning
+    at every offset; `slide_within`: every start at every offset; `cyclic_roll`: the same on a ring."""
     min_copy_len: int = 2
     """Spans shorter than this are left out."""
     alpha: float = 0.0
@@ -140,26 +140,29 @@ class _Choice:
 
     def _candidates(
         self, lengths: Sequence[int] | np.ndarray, ends: np.ndarray | None, S: int | None
-    ) -> tuple[np.ndarray, np.ndarray, str]:
-        """(all lengths, the indices of those within the limits, what the limits are)."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+        """(all lengths, the indices of all that may be taken, of those within the limits, what the limits are)."""
         import numpy as np
 
         values = np.asarray(lengths, dtype=np.int64)
         if values.ndim != 1 or not len(values):
             raise ValueError("there is no document to choose from")
-        ok = np.ones(len(values), dtype=bool)
+        there = np.ones(len(values), dtype=bool)
         said = []
+        if self.restrict_to_training_subset:
+            budget = self.train_tokens(S)
+            there = (np.cumsum(values) if ends is None else ends) <= budget
+            said.append(f"within the first {budget:,} tokens")
+            if not there.any():
+                raise ValueError(f"splice.restrict_to_training_subset: no document lies {said[0]}")
+        ok = there.copy()
         if self.min_doc_length is not None:
             ok &= values >= self.min_doc_length
             said.append(f"at least {self.min_doc_length:,} tokens")
         if self.max_doc_length is not None:
             ok &= values <= self.max_doc_length
             said.append(f"at most {self.max_doc_length:,} tokens")
-        if self.restrict_to_training_subset:
-            budget = self.train_tokens(S)
-            ok &= (np.cumsum(values) if ends is None else ends) <= budget
-            said.append(f"within the first {budget:,} tokens")
-        return values, np.flatnonzero(ok), ", ".join(said) or "no limits"
+        return values, np.flatnonzero(there), np.flatnonzero(ok), ", ".join(said) or "no limits"
 
     def train_tokens(self, S: int | None = None) -> int:
         """The first tokens of a cache, which restrict_to_training_subset keeps to. Raises ValueError without S."""
@@ -191,7 +194,7 @@ class SpliceSingleDocumentLMConfig(_Choice):
     ) -> list[int]:
         """The index of the document, in a list. `ends` are the documents' ends in the stream (default: one after the
         other). Raises ValueError where there is no document, or doc_index is none of them."""
-        values, candidates, limits = self._candidates(lengths, ends, S)
+        values, there, candidates, limits = self._candidates(lengths, ends, S)
         if self.doc_index is not None:
             if self.doc_index >= len(values):
                 raise ValueError(f"splice.doc_index={self.doc_index}, but there are {len(values)} documents, from 0")
@@ -202,7 +205,7 @@ class SpliceSingleDocumentLMConfig(_Choice):
                 self.doc_index, values[self.doc_index], limits, self.doc_select_mode,
             )  # fmt: skip
         if not len(candidates):
-            longest = _ranked(values, range_of(values), "longest")[0]
+            longest = _ranked(values, there, "longest")[0]
             log.warning("no document of %d fits the limits (%s): taking the longest", len(values), limits)
             return [int(longest)]
         return [int(_ranked(values, candidates, self.doc_select_mode)[0])]
@@ -241,21 +244,21 @@ class SpliceMultiDocumentLMConfig(_Choice):
         (default: one after the other). Raises ValueError where there are too few."""
         import numpy as np
 
-        values, candidates, limits = self._candidates(lengths, ends, S)
+        values, there, candidates, limits = self._candidates(lengths, ends, S)
         chosen = _ranked(values, candidates, self.doc_select_mode, self.num_docs)[: self.num_docs]
         missing = self.num_docs - len(chosen)
         if not missing:
             return [int(i) for i in chosen]
         if self.strict_num_docs:
             raise ValueError(
-                f"splice.num_docs={self.num_docs}, but only {len(candidates)} of {len(values)} documents fit the limits "
-                f"({limits}): ask for fewer, loosen the limits, or set splice.strict_num_docs=false to fill up"
+                f"splice.num_docs={self.num_docs}, but only {len(candidates)} of {len(values)} documents fit the "
+                f"limits ({limits}): ask for fewer, loosen the limits, or set splice.strict_num_docs=false to fill up"
             )
-        rest = np.setdiff1d(range_of(values), candidates)
+        rest = np.setdiff1d(there, candidates)
         filled = _ranked(values, rest, "longest")[:missing]
         log.warning(
-            "only %d of the %d documents asked for fit the limits (%s): the longest %d of the rest fill up",
-            len(candidates), self.num_docs, limits, len(filled),
+            "only %d of the %d documents asked for fit the limits (%s): the longest %d of the rest fill up, %d in all",
+            len(candidates), self.num_docs, limits, len(filled), len(chosen) + len(filled),
         )  # fmt: skip
         return [int(i) for i in (*chosen, *filled)]
 
@@ -292,13 +295,6 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
             return self.select(lengths, ends=ends, S=S)
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(SpliceSingleDocumentLMConfig)}
         return SpliceSingleDocumentLMConfig(**shared).select(lengths, ends=ends, S=S)
-
-
-def range_of(values: np.ndarray) -> np.ndarray:
-    """0 .. n - 1."""
-    import numpy as np
-
-    return np.arange(len(values))
 
 
 def _ranked(values: np.ndarray, candidates: np.ndarray, mode: str, number: int = 1) -> np.ndarray:

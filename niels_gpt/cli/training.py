@@ -127,3 +127,5 @@ def show_sources(task: DataTask) -> None:
         sizes = (f"{count(size)}{row.unit}" for size in (row.train, row.held_out))
         table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
     Console(highlight=False).print(table)
+    for note in task.notes():
+        print(note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from niels_gpt import files
+from niels_gpt.train.progress import shown
 from niels_gpt.train.run_folder import RunFolder
 
 
@@ -21,7 +22,7 @@ def plot_losses(run: RunFolder) -> None:
     axes = figure.add_subplot()
     axes.plot(steps, losses, color="0.75", linewidth=0.8, label="train, each step")
     axes.plot(steps, smooth(losses), color="black", linewidth=1.4, label="train, smoothed")
-    names = dict.fromkeys(name for m in lines for name in m.get("evals", {}))
+    names = dict.fromkeys(name for m in lines for name in shown(m.get("evals", {})))
     for name in names:
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=name)

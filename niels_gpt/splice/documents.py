@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from niels_gpt.cache.token_stream import TokenStream
 
 MAX_ID = 2**31 - 1
+"""Ids are 32-bit numbers."""
 
 
 class Documents(Protocol):
@@ -35,6 +36,12 @@ class ArrayDocuments:
         for i, array in enumerate(self._arrays):
             if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
                 raise ValueError(f"document {i} must be one row of integer ids, got {array.dtype} {array.shape}")
+        # Frames are int32. Wider ids are checked many documents at a time: a million small ones take a second else.
+        wide = [array for array in self._arrays if array.dtype.itemsize > 4 or array.dtype == np.uint32]
+        for i in range(0, len(wide), 10_000):
+            part = wide[i] if len(wide) == 1 else np.concatenate(wide[i : i + 10_000])
+            if part.size and not 0 <= part.min() <= part.max() <= MAX_ID:
+                raise ValueError(f"ids must be in 0..{MAX_ID}, got {part.min()}..{part.max()}")
         self.lengths = np.fromiter(map(len, self._arrays), dtype=np.int64, count=len(self._arrays))
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:

@@ -54,7 +54,7 @@ class Layout:
         K = np.minimum(lengths, self.K)
         if self.kind in ("coverage_balanced", "cyclic_roll") and not self.adaptive:
             K = np.where(lengths >= self.K, K, 0)
-        return np.where(K >= self.m, K, 0)
+        return np.where(self.m <= K, K, 0)
 
     def starts(self, lengths: np.ndarray) -> np.ndarray:
         """How many different t each document has."""

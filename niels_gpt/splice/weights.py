@@ -86,25 +86,28 @@ class EdgeWeights:
         width = -(-K // stride) + 1  # from there on all weights are 1
         rows = min(stride, K) + 1
         distance = np.minimum(np.arange(rows)[:, None] + np.arange(width) * stride + 1, K)
-        weights = (K / distance) ** alpha
+        # Divided by K ** alpha, which changes no quantile: the largest weight is 1, whatever alpha.
+        weights = distance.astype(np.float64) ** -alpha
+        self._middle = float(K) ** -alpha
         self._sums = np.concatenate((np.zeros((rows, 1)), np.cumsum(weights, axis=1)), axis=1)
         """[distance of the last start from the end (0 for the left side), number of starts] -> the sum of weights."""
 
     def _upto(self, row: np.ndarray, number: np.ndarray) -> np.ndarray:
         """The sum of the first `number` weights, counted from an edge."""
         width = self._sums.shape[1] - 1
-        return self._sums[row, np.minimum(number, width)] + np.maximum(number - width, 0)
+        return self._sums[row, np.minimum(number, width)] + np.maximum(number - width, 0) * self._middle
 
-    def _number(self, row: np.ndarray, sums: np.ndarray, side: str) -> np.ndarray:
-        """How many weights from an edge fit below these sums (side `right`: up to and with them)."""
+    def _number(self, row: np.ndarray, sums: np.ndarray, side: str, most: np.ndarray) -> np.ndarray:
+        """How many weights from an edge fit below these sums (side `right`: up to and with them); at most `most`."""
         width = self._sums.shape[1] - 1
         inside = np.empty(len(row), dtype=np.int64)
         for r in np.unique(row):
             rows = row == r
             inside[rows] = np.searchsorted(self._sums[r, 1:], sums[rows], side=side)  # type: ignore[call-overload]
-        rest = sums - self._sums[row, width]
-        beyond = np.floor(rest) if side == "right" else np.ceil(rest) - 1
-        return np.where(inside < width, inside, width + np.maximum(beyond, 0).astype(np.int64))
+        rest = np.maximum(sums - self._sums[row, width], 0.0) / max(self._middle, 1e-300)
+        beyond = np.floor(rest) if side == "right" else np.maximum(np.ceil(rest) - 1, 0)
+        number = np.where(inside < width, inside, width + np.minimum(beyond, most))
+        return np.minimum(number, most).astype(np.int64)
 
     def start(self, lengths: np.ndarray, quantile: np.ndarray) -> np.ndarray:
         """The numbers j of the starts t = j * stride in whose share of the distribution the quantiles lie."""
@@ -116,6 +119,6 @@ class EdgeWeights:
         from_left = self._upto(zero, left)
         whole = from_left + self._upto(row, number - left)
         sums = quantile * whole
-        near = np.minimum(self._number(zero, sums, "right"), left - 1)
-        far = number - 1 - np.clip(self._number(row, whole - sums, "left"), 0, np.maximum(number - left - 1, 0))
+        near = self._number(zero, sums, "right", left - 1)
+        far = number - 1 - self._number(row, whole - sums, "left", np.maximum(number - left - 1, 0))
         return np.where((sums < from_left) | (number == left), near, far)

@@ -18,6 +18,20 @@ class Batch(NamedTuple):
     """(B, T) ids."""
     targets: torch.Tensor
     """(B, T) ids to predict; -100 where none is."""
+    segments: torch.Tensor | None = None
+    """(B, T): a position attends to earlier ones of its own segment; None: to all."""
+    positions: torch.Tensor | None = None
+    """(B, T): the position of each token; None: 0, 1, 2, ..."""
+
+    def structure(self) -> dict[str, torch.Tensor]:
+        """What the model is told beside the ids: nothing, for plain rows."""
+        given = {"segments": self.segments, "positions": self.positions}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    def parts(self, number: int) -> list[Batch]:
+        """The batch cut into at most so many parts, by rows."""
+        columns = [[None] * number if part is None else part.chunk(number) for part in self]
+        return [Batch(*rows) for rows in zip(*columns, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,9 @@ class DataTask(Task, Protocol):
 
     def describe(self) -> list[SourceRow]:
         """Its sources, for the table at the beginning of a run."""
+
+    def notes(self) -> list[str]:
+        """What else a person should know before it begins."""
 
 
 class SourceRow(NamedTuple):

@@ -79,6 +79,9 @@ class ByteTask:
     def sample_prompt(self) -> str:
         return self.config.output.sample_prompt
 
+    def notes(self) -> list[str]:
+        return []
+
     def describe(self) -> list[SourceRow]:
         cfg = stream_config(self.config)
         places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}

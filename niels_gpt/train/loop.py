@@ -120,7 +120,7 @@ def _initialise(model: GPT, config: RunConfig, task: Task, device: str) -> None:
     where = config.init_from
     saved = read_checkpoint(where, device)
     theirs, ours = to_dict(ModelConfig.of(saved["config"])), to_dict(config.model)
-    for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp"):
+    for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp", "positions"):
         if theirs[key] != ours[key]:
             raise CheckpointError(
                 f"{where} is of another architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
@@ -179,7 +179,8 @@ def _restore(
 def _identity(config: RunConfig) -> dict[str, Any]:
     """What a run is: the config without places and habits of output."""
     whole = to_dict(config)
-    return {key: whole[key] for key in ("task", "model", "train")}
+    keys = ("task", "model", "train", *(("splice",) if config.task == "splice" else ()))
+    return {key: whole[key] for key in keys}
 
 
 def _loop(
@@ -247,13 +248,16 @@ def _update(state: _State, config: RunConfig, task: Task, device: str, run: RunF
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     seconds = time.perf_counter() - began
-    return {
+    line = {
         "step": state.step,
         "loss": loss,
         "lr": lr,
         "grad_norm": norm,
         "tokens_per_s": round(batch.x.numel() / seconds, 1),
     }
+    if batch.segments is not None:  # the rest is filler
+        line["supervised_per_s"] = round(int((batch.targets != -100).sum()) / seconds, 1)
+    return line
 
 
 def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
@@ -266,20 +270,22 @@ def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
 def _backward(model: GPT, batch: Batch, *, parts: int, precision: str) -> float:
     """Add the gradient of the batch's mean loss over its targets, in `parts` forward passes; that loss."""
 
-    def loss_of(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            return loss_fn(model(x), targets)
+    def loss_of(part: Batch) -> torch.Tensor:
+        with torch.autocast(part.x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return loss_fn(model(part.x, **part.structure()), part.targets)
 
     if parts == 1:
-        loss = loss_of(batch.x, batch.targets)
+        loss = loss_of(batch)
         loss.backward()
         return loss.item()
     total = (batch.targets != -100).sum()
     mean = 0.0
-    for x, targets in zip(batch.x.chunk(parts), batch.targets.chunk(parts), strict=True):
-        share = loss_of(x, targets) * ((targets != -100).sum() / total)
-        share.backward()
-        mean += share.item()
+    for part in batch.parts(parts):
+        number = (part.targets != -100).sum()
+        if number:
+            share = loss_of(part) * (number / total)
+            share.backward()
+            mean += share.item()
     return mean
 
 

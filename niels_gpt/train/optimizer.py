@@ -17,8 +17,9 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     if config.optimizer == "muon":
-        hidden = [p for p in matrices if p is not model.tok_emb.weight]
-        return MuonAdamW(hidden, [model.tok_emb.weight, *vectors], config)
+        embeddings = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+        hidden = [p for p in matrices if all(p is not embedding for embedding in embeddings)]
+        return MuonAdamW(hidden, [*embeddings, *vectors], config)
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -27,7 +28,7 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon on the hidden matrices, AdamW on embedding and norms, with one learning rate.
+    """Muon on the hidden matrices, AdamW on embeddings and norms, with one learning rate.
 
     On the embedded data it reaches the loss of AdamW after about half the steps (docs/log.md).
     """

@@ -94,6 +94,11 @@ class Bar:
         self._progress.stop()
 
 
+def shown(evals: dict[str, float]) -> dict[str, float]:
+    """The evaluations to look at; those with a / in their name are details, for the file."""
+    return {name: value for name, value in evals.items() if "/" not in name}
+
+
 class _Clock:
     """Smooths tokens/s and estimates the time left."""
 
@@ -113,7 +118,7 @@ class _Clock:
     def text(self, line: dict[str, Any]) -> str:
         per_step = (time.monotonic() - self._began) / max(self.done - self._first, 1)
         parts = [f"loss {line['loss']:.3f}"]
-        parts += [f"{name} {value:.3f}" for name, value in (line.get("evals") or {}).items()]
+        parts += [f"{name} {value:.3f}" for name, value in shown(line.get("evals") or {}).items()]
         parts += [f"{count(self._rate)} tok/s", f"{duration(per_step * (self.total - self.done))} left"]
         return "  ".join(parts)
 

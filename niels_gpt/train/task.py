@@ -5,6 +5,7 @@ from __future__ import annotations
 from niels_gpt.config import RunConfig
 from niels_gpt.train.batch import Batch, DataTask, Origin, SourceRow, Task
 from niels_gpt.train.byte_task import SOURCES, ByteTask, eval_name, open_byte_task, stream_config
+from niels_gpt.train.splice_task import SpliceTask
 from niels_gpt.train.token_task import PretrainTask, SFTTask
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "PretrainTask",
     "SFTTask",
     "SourceRow",
+    "SpliceTask",
     "Task",
     "eval_name",
     "open_byte_task",
@@ -28,4 +30,6 @@ def open_task(config: RunConfig) -> DataTask:
     """The task of a config, its data loaded and checked."""
     if config.task == "bytes":
         return open_byte_task(config)
+    if config.task == "splice":
+        return SpliceTask(config)
     return PretrainTask(config) if config.task == "pretrain" else SFTTask(config)

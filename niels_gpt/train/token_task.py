@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,19 +23,23 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
+from niels_gpt.train.library import open_library, uses_bytes
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
     """The config with model.V of the tokenizer, for the tasks that have one. Raises CacheError without caches."""
-    if config.task == "bytes":
+    if uses_bytes(config):
         return config
-    V = CacheFolder(config.data.token_cache).tokenizer.vocab_size
+    V = CacheFolder(config.splice.base or config.data.token_cache).tokenizer.vocab_size
     return dataclasses.replace(config, model=dataclasses.replace(config.model, V=V))
 
 
 def verify_caches(config: RunConfig) -> None:
     """Re-hash every file of the caches a config uses. Raises CacheError that names the first bad one."""
-    if config.task == "bytes":
+    if uses_bytes(config):
+        return
+    if config.task == "splice":
+        verify(Path(open_library(config).place))
         return
     folder = CacheFolder(config.data.token_cache)
     shares = {**config.train.p_train, **config.train.p_val}
@@ -96,6 +101,9 @@ class _TokenTask(abc.ABC):
 
             found[name] = mean_loss(model, batches(), device=device)
         return found
+
+    def notes(self) -> list[str]:
+        return []
 
     def _described(self, unit: str) -> list[SourceRow]:
         rows = []

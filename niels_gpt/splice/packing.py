@@ -1,0 +1,67 @@
+"""Packed frames: several spans in one frame, each with its own segment and its own positions.
+
+A span attends to itself alone, and keeps the positions it has in a frame of its own. So loss and gradients are those of
+one frame per span, and the filler is not computed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from niels_gpt.splice.base import SpliceDataset
+from niels_gpt.splice.frames import Origin, Spans
+
+
+class Packed(NamedTuple):
+    """m frames of `width` <= S tokens; arrays (m, width) of int32."""
+
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    """1 where a position predicts the next token: on every span but its last token."""
+    segment_ids: np.ndarray
+    """1, 2, ... for the spans of a frame; 0 for filler."""
+    positions: np.ndarray
+    """The place of each token in a frame of its own; 0 for filler."""
+    origin: Origin
+    """The n spans, in the order they were given."""
+    frame: np.ndarray
+    """(n,) the frame of each span."""
+    start: np.ndarray
+    """(n,) where in it the span begins."""
+
+
+def arrange(lengths: np.ndarray, S: int) -> tuple[np.ndarray, np.ndarray]:
+    """(frame, start) of each span: the longest first, each into the first frame with room."""
+    order = np.argsort(-lengths, kind="stable")
+    frame, start = np.empty(len(lengths), dtype=np.int64), np.empty(len(lengths), dtype=np.int64)
+    filled = np.zeros(len(lengths), dtype=np.int64)
+    opened = 0
+    for i, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        room = np.flatnonzero(filled[:opened] <= S - length)
+        at = int(room[0]) if len(room) else opened
+        opened = max(opened, at + 1)
+        frame[i], start[i] = at, filled[at]
+        filled[at] += length
+    return frame, start
+
+
+def pack(dataset: SpliceDataset, spans: Spans) -> Packed:
+    """The spans of a dataset in as few frames as it takes (first fit), cut to the longest of them."""
+    frame, start = arrange(spans.length, dataset.S)
+    n = len(frame)
+    width = int((start + spans.length).max()) if n else dataset.S
+    shape = (int(frame.max()) + 1 if n else 0, width)
+    tokens = np.full(shape, dataset.pad_token_id, dtype=np.int32)
+    mask, segments, positions = (np.zeros(shape, dtype=np.int32) for _ in range(3))
+    count = np.zeros(shape[0], dtype=np.int64)
+    columns = (spans.doc, spans.t, spans.s, spans.length, frame, start)
+    for doc, t, s, length, row, at in zip(*(column.tolist() for column in columns), strict=True):
+        end = at + length
+        count[row] += 1
+        dataset.read(doc, t, tokens[row, at:end])
+        mask[row, at : end - 1] = 1
+        segments[row, at:end] = count[row]
+        positions[row, at:end] = np.arange(s, s + length)
+    return Packed(tokens, mask, segments, positions, Origin(*spans), frame, start)

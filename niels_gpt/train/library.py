@@ -1,0 +1,170 @@
+"""Documents one by one: what a splice run chooses from, and what a memorisation report looks into."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from niels_gpt import files
+from niels_gpt.cache.opening import CacheFolder
+from niels_gpt.cache.token_stream import TokenStream
+from niels_gpt.chat.transcript import DELIMITER
+from niels_gpt.config import RunConfig
+from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
+from niels_gpt.streams import Stream, load_streams
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.train.byte_task import SOURCES, stream_config
+
+
+class Shelf(Protocol):
+    """The documents of one source and split."""
+
+    lengths: np.ndarray
+    """(N,) int64: their numbers of tokens."""
+    ends: np.ndarray
+    """(N,) int64: where each ends in the source's stream."""
+    sha256: str
+    """Of all of them."""
+
+    def name(self, i: int) -> str:
+        """What document i is called."""
+
+    def ids(self, i: int) -> np.ndarray:
+        """The tokens of document i."""
+
+    def documents(self, indices: Sequence[int]) -> Documents:
+        """Some of them, for a splice dataset."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The documents of a source: to train on, and held out."""
+
+    source: str
+    place: str
+    unit: str
+    """Of a token: `B` for bytes, else ` tokens`."""
+    tokenizer: AnyTokenizer
+    train: Shelf
+    held_out: Shelf
+
+
+class ByteShelf:
+    """Documents of a byte stream, without what stands between them."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._data = np.frombuffer(stream.data, dtype=np.uint8)
+        self._names = stream.names
+        starts = np.array(stream.starts, dtype=np.int64)
+        ends = np.append(starts[1:], len(stream.data)) if len(starts) else starts
+        for i in range(len(starts) - 1):
+            document = stream.data[starts[i] : ends[i]]
+            cut = DELIMITER if document.endswith(DELIMITER.encode()) else "\n\n"
+            ends[i] -= len(document) - len(document.removesuffix(cut.encode()))
+        self._starts, self.ends, self.lengths = starts, ends, ends - starts
+        self.sha256 = stream.sha256
+
+    def name(self, i: int) -> str:
+        return f"row {i}" if self._names is None else Path(self._names[i]).name
+
+    def ids(self, i: int) -> np.ndarray:
+        return self._data[self._starts[i] : self.ends[i]]
+
+    def documents(self, indices: Sequence[int]) -> Documents:
+        return ArrayDocuments([self.ids(i) for i in indices])
+
+
+class TokenShelf:
+    """Documents of a token cache; they stay on disk. Each ends with one EOT."""
+
+    def __init__(self, stream: TokenStream, sha256: str) -> None:
+        """Raises CacheError for a cache without documents.npy."""
+        self._stream = stream
+        self.lengths = stream.document_lengths()
+        self.ends = np.cumsum(self.lengths)
+        self.sha256 = sha256
+
+    def name(self, i: int) -> str:
+        return f"document {i}"
+
+    def ids(self, i: int) -> np.ndarray:
+        return self._stream.document(i)
+
+    def documents(self, indices: Sequence[int]) -> Documents:
+        return CacheDocuments(self._stream, indices)
+
+
+def uses_bytes(config: RunConfig) -> bool:
+    """Whether the tokens of a run are bytes."""
+    return config.task == "bytes" or (config.task == "splice" and config.splice.documents == "bytes")
+
+
+def open_library(config: RunConfig, source: str | None = None) -> Library:
+    """The documents of a source that a config can train on; by default the one its splice section names, else the only
+    one it has, or notes. Raises ValueError where there is none of that name."""
+    name = source or config.splice.dataset_name
+    if uses_bytes(config):
+        return _byte_library(config, name or "roam")
+    folder = CacheFolder(config.splice.base or config.data.token_cache)
+    have = folder.names("pretrain")
+    if name is None:
+        if len(have) != 1 and "roam" not in have:
+            listed = ", ".join(have) or "none"
+            raise ValueError(f"which cache of {folder.path}? There are: {listed}; set splice.dataset_name")
+        name = have[0] if len(have) == 1 else "roam"
+    folder.check("pretrain", [name], option="splice.dataset_name")
+    place = folder.path / "pretrain" / name
+    sha = folder.tokenizer.sha256
+    shelves = [
+        TokenShelf(TokenStream(place / split, tokenizer_sha256=sha), folder.fingerprint("pretrain", name))
+        if (place / split).is_dir()
+        else EmptyShelf()
+        for split in ("train", "val")
+    ]
+    return Library(name, str(place), " tokens", folder.tokenizer, shelves[0], shelves[1])
+
+
+class EmptyShelf:
+    """A split that has no documents."""
+
+    lengths = ends = np.empty(0, dtype=np.int64)
+    sha256 = ""
+
+    def name(self, i: int) -> str:
+        raise IndexError(i)
+
+    def ids(self, i: int) -> np.ndarray:
+        raise IndexError(i)
+
+    def documents(self, indices: Sequence[int]) -> Documents:
+        raise IndexError(indices)
+
+
+def _byte_library(config: RunConfig, name: str) -> Library:
+    known = (*SOURCES, *config.data.sources)
+    if name not in known:
+        raise ValueError(f"unknown source {name!r}; the sources of bytes are {', '.join(known)}")
+    only = {name: 1.0}
+    train = dataclasses.replace(config.train, p_train=only, p_val=only)
+    cfg = stream_config(dataclasses.replace(config, task="bytes", train=train))
+    streams = load_streams(cfg, T=0)[name]
+    places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
+    place = places[name] if name in places else config.data.sources[name].path
+    shelves = (ByteShelf(streams[split]) for split in ("train", "val"))
+    return Library(name, place, "B", ByteTokenizer(), *shelves)
+
+
+def token_sizes(tokenizer: AnyTokenizer) -> np.ndarray:
+    """How many bytes of text each id stands for; special tokens stand for none."""
+    special = set(tokenizer.special_token_ids().values())
+    return np.array([0 if i in special else len(piece) for i, piece in enumerate(tokenizer.token_bytes)])
+
+
+def digest(parts: Iterable[int]) -> str:
+    """What identifies a choice of documents."""
+    return files.sha256_bytes(",".join(map(str, parts)).encode("utf-8"))

@@ -1,0 +1,244 @@
+"""The task over splice datasets: spans of chosen documents, evaluated on a fixed grid, beside held-out controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+
+from niels_gpt.config import RunConfig
+from niels_gpt.evaluation.sampled import eval_mode
+from niels_gpt.model.gpt import GPT
+from niels_gpt.splice import MultiSpliceDocumentDataset
+from niels_gpt.splice.dataset import metadata
+from niels_gpt.splice.frames import Spans
+from niels_gpt.splice.packing import Packed, arrange, pack
+from niels_gpt.splice.torch_face import to_tensors
+from niels_gpt.tokenizer import AnyTokenizer
+from niels_gpt.train.batch import Batch, Origin, SourceRow
+from niels_gpt.train.library import Library, Shelf, digest, open_library, token_sizes
+
+MAX_DETAILS = 64
+"""Documents whose loss is written at each evaluation; of more, only the mean."""
+PROMPT_TOKENS = 32
+"""Of the first document, for the samples to continue."""
+
+
+class SpliceTask:
+    """Spans of the chosen documents; `library` is where they were chosen from."""
+
+    def __init__(self, config: RunConfig, library: Library | None = None) -> None:
+        """Raises ValueError for a choice of documents that cannot be made, or that gives no example."""
+        self.config = config
+        self.library = library = open_library(config) if library is None else library
+        self.tokenizer: AnyTokenizer = library.tokenizer
+        if self.tokenizer.vocab_size != config.model.V:
+            raise ValueError(
+                f"model.V={config.model.V}, but the tokenizer of {library.place} has {self.tokenizer.vocab_size} ids: "
+                "set model.V to that"
+            )
+        self.chosen, self.dataset = build_dataset(config, library)
+        self.names = unique_names(library.train, self.chosen)
+        self.controls = choose_controls(library.held_out, config.splice.controls, self.dataset)
+        self._control_set = control_dataset(config, library, self.controls) if self.controls else None
+        relative = config.model.positions == "rope"
+        self.packed = relative if config.splice.packed is None else config.splice.packed
+        self._sizes = token_sizes(self.tokenizer)
+
+    def spans(self, step: int) -> Spans:
+        """What a step learns from."""
+        train = self.config.train
+        plan = self.dataset.plan(train.seed, step, train.B, shuffle=self.config.splice.shuffle)
+        return self.dataset.planned(plan)
+
+    def batch(self, step: int, device: str) -> Batch:
+        return Batch(*self._tensors(self.dataset, self.spans(step), device)[0])
+
+    def _tensors(self, dataset: MultiSpliceDocumentDataset, spans: Spans, device: str) -> tuple[Any, Any]:
+        frames = pack(dataset, spans) if self.packed else dataset.frames(spans)
+        return to_tensors(frames, device), frames
+
+    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+        """`splice` and `control`: the mean loss of the chosen documents and of the controls, each on its fixed grid of
+        spans; under `loss/` and `bpb/` those of each document."""
+        losses, bits = self._measure(model, self.dataset, device)
+        found = {"splice": float(np.mean(losses))}
+        details = dict(zip(self._used_names(), zip(losses, bits, strict=True), strict=True))
+        if self._control_set is not None:
+            losses, bits = self._measure(model, self._control_set, device)
+            found["control"] = float(np.mean(losses))
+            names = unique_names(self.library.held_out, self.controls)
+            details |= {f"control {name}": (loss, bpb) for name, loss, bpb in zip(names, losses, bits, strict=True)}
+        for name, (loss, bpb) in list(details.items())[:MAX_DETAILS]:
+            found |= {f"loss/{name}": float(loss), f"bpb/{name}": float(bpb)}
+        return found, found["splice"]
+
+    def _used_names(self) -> list[str]:
+        """The names of the documents that have examples."""
+        return [self.names[i] for i in np.flatnonzero(self.dataset.layout.counts(self.dataset.lengths))]
+
+    def _measure(self, model: GPT, dataset: MultiSpliceDocumentDataset, device: str) -> tuple[np.ndarray, np.ndarray]:
+        """(nats per token, bits per byte) of each document that has examples, on its grid."""
+        spans = grid(dataset, self.config.splice.eval_examples)
+        nats, tokens, size = (np.zeros(len(dataset.lengths)) for _ in range(3))
+        with eval_mode(model):
+            for part in _batches(spans, self.config.train.B):
+                tensors, frames = self._tensors(dataset, part, device)
+                logits = model(tensors.x, **Batch(*tensors).structure())
+                losses = F.cross_entropy(logits.flatten(0, 1).float(), tensors.targets.flatten(), reduction="none")
+                rows = losses.view(tensors.targets.shape).double().cpu().numpy()
+                row, at = (frames.frame, frames.start) if isinstance(frames, Packed) else (range(len(part.doc)), part.s)
+                for doc, i, start, length in zip(part.doc, row, at, part.length, strict=True):
+                    here = slice(int(start), int(start + length) - 1)
+                    nats[doc] += rows[i, here].sum()
+                    tokens[doc] += length - 1
+                    size[doc] += self._sizes[frames.tokens[i, here.start + 1 : here.stop + 1]].sum()
+        used = tokens > 0
+        return nats[used] / tokens[used], nats[used] / np.maximum(size[used], 1) / np.log(2)
+
+    def fingerprint(self) -> dict[str, str]:
+        found = {self.library.source: self.library.train.sha256, "documents": digest(self.chosen)}
+        return found if self.tokenizer.sha256 is None else {**found, "tokenizer": str(self.tokenizer.sha256)}
+
+    def sample_prompt(self) -> str:
+        """The beginning of the first document: how far does the model know it?"""
+        first = int(self.dataset.plan(0, 0, 1, shuffle=False).indices[0])
+        doc = int(self.dataset.spans([first]).doc[0])
+        ids = self.library.train.ids(self.chosen[doc])
+        text = self.tokenizer.decode(ids[: min(PROMPT_TOKENS, len(ids) // 2)].tolist()).rstrip("\ufffd")
+        return text or self.config.output.sample_prompt
+
+    def origins(self, step: int) -> list[Origin]:
+        spans = self.spans(step)
+        rows = []
+        for row, (doc, t, s, length) in enumerate(zip(*(part.tolist() for part in spans), strict=True)):
+            tokens = np.empty(length, dtype=np.int32)
+            self.dataset.read(doc, t, tokens)
+            text = self.tokenizer.decode(tokens.tolist())
+            shelf, number = self.library.train, self.chosen[doc]
+            start = int(shelf.ends[number] - shelf.lengths[number]) + t
+            rows.append(Origin(row, self.library.source, f"{self.names[doc]} at s={s}", t, start, text))
+        return rows
+
+    def describe(self) -> list[SourceRow]:
+        held_out = int(sum(self.library.held_out.lengths[i] for i in self.controls))
+        trained = int(self.dataset.lengths.sum())
+        place, unit = self.library.place, self.library.unit
+        return [SourceRow(self.library.source, 1.0, trained, held_out, unit, len(self.chosen), place)]
+
+    def notes(self) -> list[str]:
+        """What is trained on, what packing saves, and what a sweep over positions is worth."""
+        dataset, model = self.dataset, self.config.model
+        lines = [
+            f"splice: {plural(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
+            f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}"
+        ]
+        spans = self.spans(0)
+        frames = int(arrange(spans.length, dataset.S)[0].max()) + 1
+        if self.packed and frames < len(spans.doc):
+            lines.append(
+                f"packed: {len(spans.doc)} spans of a step lie in {frames} frames of up to {dataset.S} tokens: "
+                f"{len(spans.doc) / frames:.1f} times less to compute, the same loss and gradients"
+            )
+        if model.positions == "rope":
+            distinct, total = distinct_spans(dataset), int(dataset.layout.counts(dataset.lengths).sum())
+            moved = f"{total:,} spans are {distinct:,} distinct ones, repeated" if distinct < total else ""
+            if dataset.offset_jitter:
+                moved = f"offset_jitter={dataset.offset_jitter} gives nothing new"
+            if moved:
+                lines.append(
+                    "warning: RoPE positions are relative and a span does not see what lies before it, so its offset s "
+                    f"changes nothing: {moved}. To study positions set model.positions=learned"
+                )
+        return lines
+
+
+def build_dataset(config: RunConfig, library: Library) -> tuple[list[int], MultiSpliceDocumentDataset]:
+    """(the chosen documents' numbers, their dataset). Raises ValueError."""
+    splice, S = config.splice, config.model.T
+    chosen = splice.choose(library.train.lengths, ends=library.train.ends, S=S)
+    return chosen, _dataset(config, library, library.train, chosen, splice.dataset_options())
+
+
+def control_dataset(config: RunConfig, library: Library, controls: list[int]) -> MultiSpliceDocumentDataset:
+    """The held-out documents, laid out as the chosen ones are; for evaluation."""
+    options = config.splice.dataset_options()
+    options |= dict.fromkeys(("sampler", "epoch_length", "doc_weights", "groups", "curriculum"))
+    options |= {"balance_mode": "by_coverage", "alpha": 0.0}
+    return _dataset(config, library, library.held_out, controls, options)
+
+
+def _dataset(
+    config: RunConfig, library: Library, shelf: Shelf, indices: list[int], options: dict[str, Any]
+) -> MultiSpliceDocumentDataset:
+    special = library.tokenizer.special_token_ids()
+    documents = shelf.documents(indices)
+    return MultiSpliceDocumentDataset(
+        S=config.model.T,
+        doc_tokens_list=(),
+        documents=documents,
+        doc_metadata=metadata(indices, documents.lengths, library.source),
+        pad_token_id=special.get("eot", 0),
+        eos_token_id=special.get("eot"),
+        seed=config.train.seed,
+        **options,
+    )
+
+
+def choose_controls(shelf: Shelf, number: int, dataset: MultiSpliceDocumentDataset) -> list[int]:
+    """Held-out documents that give examples, those nearest in length to the chosen ones; ties to the lower number."""
+    usable = np.flatnonzero(dataset.layout.counts(shelf.lengths)) if len(shelf.lengths) else np.empty(0, dtype=int)
+    distance = np.abs(shelf.lengths[usable] - np.median(dataset.lengths))
+    return [int(i) for i in usable[np.argsort(distance, kind="stable")[:number]]]
+
+
+def unique_names(shelf: Shelf, indices: Iterable[int]) -> list[str]:
+    """The names of documents; where two are the same, with their numbers."""
+    names = {i: shelf.name(i) for i in indices}
+    twice = {name for name in names.values() if list(names.values()).count(name) > 1} if len(names) < 10_000 else set()
+    return [f"{name} ({i})" if name in twice else name for i, name in names.items()]
+
+
+def grid(dataset: MultiSpliceDocumentDataset, examples: int) -> Spans:
+    """Up to so many spans of every document, evenly over all it has: the same at every evaluation."""
+    counts = dataset.layout.counts(dataset.lengths)
+    docs = np.flatnonzero(counts)
+    taken = np.minimum(counts[docs], examples)
+    doc = np.repeat(docs, taken)
+    j = np.arange(len(doc)) - np.repeat(np.cumsum(taken) - taken, taken)
+    number = (2 * j + 1) * counts[doc] // (2 * np.repeat(taken, taken))
+    return Spans(doc, *dataset.layout.spans(dataset.lengths[doc], number))
+
+
+def distinct_spans(dataset: MultiSpliceDocumentDataset) -> int:
+    """How many of the spans differ in more than their offset s: the number of (document, t, length)."""
+    layout, lengths = dataset.layout, dataset.lengths
+    if layout.tight or layout.kind in ("slide", "coverage_balanced"):
+        return int(layout.starts(lengths).sum())
+    found = 0
+    for length, number in zip(*np.unique(lengths, return_counts=True), strict=True):
+        starts = int(layout.starts(np.array([length]))[0])
+        left = length - np.arange(starts) * layout.k_t
+        whole = np.minimum(layout.K, length if layout.kind == "cyclic_roll" else left)
+        # At the right end of the frame a span is cut shorter with every offset, down to min_copy_len.
+        cut = (layout.S - layout.m) // layout.k_s - (layout.S - whole) // layout.k_s
+        found += int(number) * int((1 + cut).sum())
+    return found
+
+
+def plural(number: int, what: str) -> str:
+    """`1 document`, `2 documents`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def sizes(lengths: np.ndarray) -> str:
+    """`10`, or `10 to 20`."""
+    low, high = int(lengths.min()), int(lengths.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _batches(spans: Spans, size: int) -> Iterable[Spans]:
+    for i in range(0, len(spans.doc), size):
+        yield Spans(*(part[i : i + size] for part in spans))

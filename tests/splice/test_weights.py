@@ -1,0 +1,326 @@
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.splice import MultiSpliceDocumentDataset
+from tests.splice import (
+    NULL,
+    by_quota,
+    check_dataset,
+    check_frequencies,
+    check_quotas,
+    documents,
+    edge_weights,
+    largest_remainder,
+    quantiles,
+    shares,
+    spans,
+    tuples,
+)
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=8)
+LENGTH_WEIGHT_GROUP = st.tuples(st.integers(1, 60), st.sampled_from([0, 0.5, 1, 2, 3.25]), st.sampled_from("abc"))
+
+
+def multi(lengths, S=8, **options):
+    return MultiSpliceDocumentDataset(S=S, doc_tokens_list=documents(lengths), pad_token_id=NULL, **options)
+
+
+def temperature(lengths, size, tau=1.0, **options):
+    return multi(lengths, balance_mode="by_temperature", balance_tau=tau, epoch_length=size, **options)
+
+
+def quotas(ds):
+    return [int(quota) for quota in ds.quotas]
+
+
+def counted(ds, lengths, epoch=0):
+    """How many examples each document has in an epoch."""
+    return np.bincount(ds.triples(epoch=epoch)[:, 0], minlength=len(lengths)).tolist()
+
+
+# --- quotas ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "tau", "wanted"),
+    [
+        ([10, 20, 30], 6, 1, [1, 2, 3]),
+        ([10, 20, 30], 6, 0, [2, 2, 2]),
+        ([10, 20, 30], 7, 0, [3, 2, 2]),  # a tie goes to the lower index
+        ([10, 20, 30], 8, 0, [3, 3, 2]),
+        ([30, 50], 4, 1, [2, 2]),  # 1.5 and 2.5
+        ([50, 30], 4, 1, [3, 1]),
+        ([10, 40, 10], 4, 1, [1, 3, 0]),  # 2/3, 8/3, 2/3: equal remainders, though floats may differ
+        ([9, 16, 25], 12, 0.5, [3, 4, 5]),
+        ([9, 16, 25], 1, 0.5, [0, 0, 1]),
+        ([100, 10, 10], 3, 1, [3, 0, 0]),  # 2.5, 0.25, 0.25
+    ],
+)
+def test_quotas_by_hand(lengths, size, tau, wanted):
+    ds = temperature(lengths, size, tau)
+    assert quotas(ds) == wanted
+    assert len(ds) == size
+    assert counted(ds, lengths) == wanted
+
+
+@given(LENGTHS, st.integers(1, 200), st.floats(0, 1))
+def test_quotas_are_largest_remainders(lengths, size, tau):
+    has = [length >= 2 for length in lengths]
+    if not any(has):
+        return
+    p = shares(lengths, has, tau=tau)
+    ds = temperature(lengths, size, tau)
+    check_quotas(quotas(ds), p, size)
+    assert counted(ds, lengths) == quotas(ds)
+
+
+@given(LENGTHS, st.integers(1, 200), st.sampled_from([0, 1]))
+def test_ties_of_exact_shares_go_to_the_lower_index(lengths, size, tau):
+    has = [length >= 2 for length in lengths]
+    if any(has):
+        assert quotas(temperature(lengths, size, float(tau))) == largest_remainder(shares(lengths, has, tau=tau), size)
+
+
+def test_documents_without_examples_get_nothing():
+    ds = temperature([30, 3, 30], 7, content_length=4, adaptive_k=False)
+    assert quotas(ds) == [4, 0, 3]
+
+
+def test_an_epoch_without_a_length_has_as_many_examples_as_there_are_starts():
+    # K = 4: 17, 7 and 1 starts
+    ds = multi([20, 10, 3], balance_mode="by_temperature", balance_tau=0.5, content_length=4)
+    assert len(ds) == 17 + 7 + 1
+    check_quotas(quotas(ds), shares([20, 10, 3], [True] * 3, tau=0.5), 25)
+    assert len(multi([20, 10, 3], sampler="stream", content_length=4)) == 25
+    assert len(multi([20, 10, 3], sampler="quota", content_length=4, content_stride=2)) == 9 + 4 + 1
+
+
+def test_coverage_and_document_are_the_ends_of_temperature():
+    lengths = [20, 10, 3]
+    for balance, tau in (("by_coverage", 1), ("by_document", 0)):
+        for options in ({"epoch_length": 40}, {"epoch_length": 40, "sampler": "quota"}):
+            ds = multi(lengths, balance_mode=balance, content_length=4, **options)
+            assert quotas(ds) == largest_remainder(shares(lengths, [True] * 3, tau=tau), 40)
+            assert tuples(ds.triples()) == tuples(temperature(lengths, 40, tau, content_length=4).triples())
+
+
+# --- weights per document and groups -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "tau", "wanted"),
+    [
+        ([1.0, 0.5, 2.0], 0, [2, 1, 4]),
+        ([1, 1, 1], 1, [4, 2, 1]),
+        ([0, 1, 1], 0, [0, 4, 3]),
+        ([0.0, 0.0, 0.25], 1, [0, 0, 7]),
+        ([1, 2, 4], 1, [3, 2, 2]),  # 40, 40, 40: a tie
+    ],
+)
+def test_weights_by_hand(weights, tau, wanted):
+    lengths = [40, 20, 10]
+    assert quotas(temperature(lengths, 7, tau, doc_weights=weights)) == wanted
+    balance = {0: "by_document", 1: "by_coverage"}[tau]
+    plain = multi(lengths, balance_mode=balance, epoch_length=7, doc_weights=np.array(weights))
+    assert quotas(plain) == counted(plain, lengths) == wanted
+    # without an epoch length the weights still ask for quotas
+    unsized = multi(lengths, balance_mode=balance, doc_weights=weights)
+    assert len(unsized) == 33 + 13 + 3
+    check_quotas(counted(unsized, lengths), shares(lengths, [True] * 3, tau=tau, weights=weights), 49)
+
+
+@given(
+    documents_of=st.lists(LENGTH_WEIGHT_GROUP, min_size=1, max_size=8),
+    size=st.integers(1, 150),
+    tau=st.sampled_from([0, 0.3, 0.7, 1]),
+    grouped=st.booleans(),
+)
+def test_quotas_with_weights_and_groups(documents_of, size, tau, grouped):
+    lengths, weights, groups = (list(column) for column in zip(*documents_of, strict=True))
+    has = [length >= 3 for length in lengths]
+    for group in set(groups) if grouped else {None}:
+        # Every group that has examples has weight somewhere; what else should happen is nobody's promise.
+        members = [i for i in range(len(lengths)) if has[i] and (group is None or groups[i] == group)]
+        if members and not any(weights[i] for i in members):
+            weights[members[0]] = 1
+    if not any(has):
+        return
+    p = shares(lengths, has, tau=tau, weights=weights, groups=groups if grouped else None)
+    assert sum(p) == 1
+    extra = {"groups": groups} if grouped else {}
+    ds = temperature(lengths, size, tau, doc_weights=weights, min_copy_len=3, **extra)
+    check_quotas(quotas(ds), p, size)
+    wanted = by_quota([spans(S=8, L=length, min_copy_len=3) for length in lengths], quotas(ds))
+    check_dataset(ds, documents(lengths), wanted, 8)
+
+
+def test_groups_have_equal_shares():
+    lengths = [40, 20, 20, 10, 1]
+    groups = ["web", "web", "book", "book", "empty"]
+    ds = multi(lengths, groups=groups, epoch_length=36, balance_mode="by_coverage")
+    assert quotas(ds) == [12, 6, 12, 6, 0]
+    ds = multi(lengths, groups=groups, epoch_length=36, balance_mode="by_document")
+    assert quotas(ds) == [9, 9, 9, 9, 0]
+    metadata = [{"source": group, "n": i} for i, group in enumerate(groups)]
+    by_key = multi(lengths, groups="source", doc_metadata=metadata, epoch_length=36, balance_mode="by_coverage")
+    assert quotas(by_key) == [12, 6, 12, 6, 0]
+    uneven = multi(lengths, groups=[1, 2, 2, 2, 3], epoch_length=100, balance_mode="by_coverage")
+    assert quotas(uneven) == [50, 20, 20, 10, 0]
+    unsized = multi(lengths, groups=groups)
+    assert len(unsized) == 33 + 13 + 13 + 3
+    check_quotas(counted(unsized, lengths), [Fraction(1, 3), Fraction(1, 6), Fraction(1, 3), Fraction(1, 6), 0], 62)
+
+
+@pytest.mark.parametrize("weights", [[1, 2], [1, 2, 3, 4], []])
+def test_weights_that_do_not_match_the_documents(weights):
+    with pytest.raises(ValueError, match=rf"(?s)(?=.*\b{len(weights)}\b)(?=.*\b3\b)"):
+        multi([5, 6, 7], doc_weights=weights)
+
+
+@pytest.mark.parametrize("weights", [[1, -0.5, 2], [1, math.nan, 2], [1, math.inf, 2], [0, 0, 0]])
+def test_weights_that_are_no_weights(weights):
+    with pytest.raises(ValueError, match="weight"):
+        multi([5, 6, 7], doc_weights=weights)
+
+
+@pytest.mark.parametrize("groups", [["a", "b"], ["a", "b", "a", "b"]])
+def test_groups_that_do_not_match_the_documents(groups):
+    with pytest.raises(ValueError, match=rf"(?s)(?=.*\b{len(groups)}\b)(?=.*\b3\b)"):
+        multi([5, 6, 7], groups=groups)
+
+
+# --- edge weights ------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    K=st.integers(2, 10),
+    stride=st.integers(1, 3),
+    alpha=st.floats(0.1, 3) | st.floats(3, 40),
+    tau=st.sampled_from([0.0, 0.7, 1.0]),
+    size=st.integers(1, 120),
+)
+def test_starts_are_quantiles_of_the_edge_weights(lengths, K, stride, alpha, tau, size):
+    if max(lengths) < 2:
+        return
+    ds = temperature(lengths, size, tau, content_length=K, content_stride=stride, alpha=alpha)
+    per_document = quotas(ds)
+    check_quotas(per_document, shares(lengths, [length >= 2 for length in lengths], tau=tau), size)
+    triples = tuples(ds.triples())
+    assert [number for number, _, _ in triples] == [i for i, quota in enumerate(per_document) for _ in range(quota)]
+    for number, length in enumerate(lengths):
+        k = min(K, 8, length)
+        starts = list(range(0, length - k + 1, stride))
+        mine = [(t, s) for i, t, s in triples if i == number]
+        if not mine:
+            continue
+        weights = edge_weights(starts, L=length, K=k, alpha=alpha)
+        for (t, s), allowed in zip(mine, quantiles(weights, len(mine)), strict=True):
+            assert s == 8 - k
+            assert t in {starts[i] for i in allowed}
+    check_dataset(ds, documents(lengths), [(i, t, s, 8 - s) for i, t, s in triples], 8)
+
+
+def test_without_edge_weights_the_starts_are_spread_evenly():
+    ds = temperature([17], 4, content_length=8)  # ten starts
+    assert ds.triples()[:, 1].tolist() == [1, 3, 6, 8]
+    ds = temperature([17], 25, content_length=8)
+    assert set(Counter(ds.triples()[:, 1].tolist()).values()) == {2, 3}
+
+
+# --- the stream --------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_the_same_for_the_same_seed_and_epoch():
+    def made(seed, epoch=0):
+        return tuples(multi([9, 14, 20], sampler="stream", epoch_length=60, content_length=4, seed=seed).triples(epoch))
+
+    assert made(1) == made(1)
+    assert made(1, 5) == made(1, 5)
+    assert len({tuple(made(seed, epoch)) for seed in range(5) for epoch in range(5)}) == 25
+    assert made(1, 2) != made(2, 1)
+
+
+def test_a_stream_gives_single_rows_as_it_gives_all():
+    ds = multi([9, 14, 20], sampler="stream", epoch_length=60, content_length=4, seed=3, offset_jitter=2)
+    for epoch in (0, 1, 7):
+        triples = tuples(ds.triples(epoch=epoch))
+        check_dataset(ds, documents([9, 14, 20]), [(*triple, 4) for triple in triples], 8, epoch=epoch)
+        one = ds.get_batch([41], epoch=epoch).origin
+        assert (one.doc_idx[0], one.t[0], one.s[0]) == triples[41]
+
+
+def test_a_longer_stream_begins_like_a_shorter_one():
+    short, long = (multi([9, 14], sampler="stream", epoch_length=n, content_length=4, seed=3) for n in (50, 500))
+    assert tuples(long.triples())[:50] == tuples(short.triples())
+
+
+@pytest.mark.parametrize(
+    ("options", "tau"),
+    [
+        ({"balance_mode": "by_coverage"}, 1),
+        ({"balance_mode": "by_document"}, 0),
+        ({"balance_mode": "by_temperature", "balance_tau": 0.5}, 0.5),
+        ({"balance_mode": "by_temperature", "balance_tau": 0.5, "doc_weights": [1, 0, 3, 1, 0.5]}, 0.5),
+        ({"balance_mode": "by_coverage", "groups": ["a", "a", "b", "c", "a"]}, 1),
+    ],
+)
+def test_the_documents_of_a_stream_follow_their_shares(options, tau):
+    lengths = [9, 14, 20, 1, 60]
+    ds = multi(lengths, sampler="stream", epoch_length=20_000, content_length=4, seed=11, **options)
+    has = [length >= 2 for length in lengths]
+    p = shares(lengths, has, tau=tau, weights=options.get("doc_weights"), groups=options.get("groups"))
+    for epoch in (0, 1):
+        drawn = ds.triples(epoch=epoch)[:, 0].tolist()
+        check_frequencies(drawn, {i: share for i, share in enumerate(p) if share})
+
+
+@pytest.mark.parametrize(("alpha", "stride"), [(0.0, 1), (0.0, 3), (0.8, 1), (2.0, 2)])
+def test_the_starts_of_a_stream_follow_the_edge_weights(alpha, stride):
+    lengths = [12, 30]
+    ds = multi(
+        lengths, sampler="stream", epoch_length=30_000, content_length=6, content_stride=stride, alpha=alpha, seed=2
+    )
+    expected = {}
+    for number, (length, p) in enumerate(zip(lengths, shares(lengths, [True, True], tau=1), strict=True)):
+        starts = list(range(0, length - 6 + 1, stride))
+        weights = edge_weights(starts, L=length, K=6, alpha=alpha)
+        total = math.fsum(weights)
+        for start, weight in zip(starts, weights, strict=True):
+            expected[number, start, 2] = float(p) * weight / total
+    check_frequencies(tuples(ds.triples()), expected)
+
+
+def test_one_index_of_a_stream_changes_from_epoch_to_epoch():
+    ds = multi([9, 9, 9, 9], sampler="stream", epoch_length=8, content_length=4, seed=2)
+    drawn = [ds.get_batch([5], epoch=epoch).origin for epoch in range(600)]
+    check_frequencies([int(origin.doc_idx[0]) for origin in drawn], dict.fromkeys(range(4), 0.25))
+    check_frequencies([int(origin.t[0]) for origin in drawn], dict.fromkeys(range(6), 1 / 6))
+
+
+def test_neighbours_in_a_stream_are_independent():
+    ds = multi([9, 9], sampler="stream", epoch_length=20_001, content_length=8, seed=2)
+    drawn = [(number, t) for number, t, _ in tuples(ds.triples())]
+    values = [(number, t) for number in range(2) for t in range(2)]
+    check_frequencies(itertools.pairwise(drawn), {(a, b): 1 / 16 for a in values for b in values})
+
+
+@pytest.mark.parametrize("mode", ["anchor_start", "slide_within", "cyclic_roll"])
+def test_a_stream_of_other_content_modes_draws_from_their_pairs(mode):
+    lengths = [5, 7, 9]
+    ds = multi(lengths, sampler="stream", epoch_length=3000, content_start_mode=mode, content_length=4, seed=8)
+    possible = {
+        (number, t, s, length)
+        for number, L in enumerate(lengths)
+        for t, s, length in spans(S=8, L=L, content_start_mode=mode, content_length=4)
+    }
+    batch = ds.get_batch(np.arange(3000))
+    drawn = set(zip(*(getattr(batch.origin, name).tolist() for name in ("doc_idx", "t", "s", "length")), strict=True))
+    assert drawn == possible
