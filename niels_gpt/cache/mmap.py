@@ -65,6 +65,10 @@ class Mapped:
                     _open_files.popitem(last=False)[1]._forget()
         return tokens
 
+    def __reduce__(self) -> tuple[type[Mapped], tuple[Path, int]]:
+        """Another process maps the file itself."""
+        return Mapped, (self.path, self.size * TOKEN_DTYPE.itemsize)
+
     def _forget(self) -> None:
         """Unmap; slices that are still in use stay valid until they are gone."""
         self._map = self._tokens = self._data = None

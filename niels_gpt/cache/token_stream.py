@@ -69,7 +69,7 @@ class TokenStream:
         self._files.touched(1, TOKEN_DTYPE.itemsize * len(out))
 
     def document(self, number: int) -> np.ndarray:
-        """The tokens of one document, uint16. Raises CacheError without documents.npy, IndexError for another number."""
+        """The tokens of a document, uint16. Raises CacheError without documents.npy, IndexError for another number."""
         starts = self.documents
         if not 0 <= number < len(starts):
             raise IndexError(f"{self.folder} has {len(starts)} documents, from 0; there is no {number}")
