@@ -7,6 +7,7 @@ instant. Mistakes of the user end in one line on stderr and exit code 1, without
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,10 +25,12 @@ from niels_gpt.cli.options import (
     OfflineOption,
     Place,
     PrimerOption,
+    PromptOption,
     RoamOption,
     RunOption,
     SeedOption,
     SetOption,
+    StrideOption,
     TemperatureOption,
     Text,
     TokenizerOption,
@@ -35,7 +38,9 @@ from niels_gpt.cli.options import (
     TopPOption,
     VerifyOption,
     WikiOption,
+    WindowOption,
 )
+from niels_gpt.cli.splice_app import app as splice_app
 from niels_gpt.cli.tokenizer_app import app as tokenizer_app
 from niels_gpt.terminal import run_app
 
@@ -51,6 +56,7 @@ app.add_typer(batch_app, name="batch")
 app.add_typer(data_app, name="data")
 app.add_typer(cache_app, name="cache")
 app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(splice_app, name="splice")
 
 
 @app.callback(invoke_without_command=True)
@@ -249,6 +255,98 @@ def chat(
         seed=seed,
         device=device,
         tokenizer=tokenizer,
+    )
+
+
+@app.command()
+def memorize(
+    run: RunOption = None,
+    checkpoint: CheckpointOption = None,
+    window: WindowOption = 100,
+    prompt: PromptOption = 50,
+    stride: StrideOption = 5,
+    greedy: Annotated[
+        int, typer.Option("--greedy", min=0, help="Tokens of prompt and of continuation for greedy decoding; 0: none.")
+    ] = 32,
+    whole_window: Annotated[
+        bool, typer.Option("--whole-window", help="Map the whole window of each passage, not only its suffix.")
+    ] = False,
+    source: Annotated[Text, typer.Option("--source", help="Look into this source; default: as the run.")] = None,
+    documents: Annotated[Count, typer.Option("--documents", min=1, help="Training documents to measure.")] = None,
+    controls: Annotated[Count, typer.Option("--controls", min=0, help="Held-out documents beside them.")] = None,
+    select: Annotated[str, typer.Option("--select", help="Which: random, first, longest or shortest.")] = "random",
+    text: Annotated[list[Path], typer.Option("--text", help="Measure this file; may be repeated.")] = [],  # noqa: B006
+    control: Annotated[
+        list[Path], typer.Option("--control", help="A file that was never trained on; may be repeated.")
+    ] = [],  # noqa: B006
+    curve: Annotated[bool, typer.Option("--curve/--no-curve", help="Also at every checkpoint the run has.")] = True,
+    out: Annotated[
+        Place, typer.Option("--out", help="Folder of the report; default: memorisation/ of the run.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=0, help="Passages to list.")] = 20,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure what a model can recite of its training documents, beside held-out ones."""
+    from niels_gpt.cli.memorising import run_memorize
+    from niels_gpt.evaluation.memorisation import Settings
+
+    run_memorize(
+        run=run,
+        checkpoint=checkpoint,
+        device=device,
+        tokenizer=tokenizer,
+        settings=Settings(window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window),
+        source=source,
+        number=documents,
+        controls=controls,
+        select=select,
+        texts=text,
+        control_texts=control,
+        curve=curve,
+        out=out,
+        top=top,
+        as_json=json,
+    )
+
+
+@app.command()
+def audit(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (.pt), or a run folder.")],
+    notes: Annotated[Path, typer.Option("--notes", help="The folder of notes to look for.")],
+    control: Annotated[
+        Place, typer.Option("--control", help="A folder of notes that were never trained on, beside the held-out ones.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="A passage with this P(z) or more is not safe to publish.")
+    ] = 0.001,
+    window: WindowOption = 100,
+    prompt: PromptOption = 50,
+    stride: StrideOption = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
+    out: Annotated[Place, typer.Option("--out", help="Folder for a report with pages and tables.")] = None,
+    encoding_errors: EncodingOption = None,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Which passages of my notes can this checkpoint recite? Exit code 0: none, safe to publish; 3: some."""
+    from niels_gpt.cli.auditing import run_audit
+    from niels_gpt.evaluation.memorisation import Settings
+
+    run_audit(
+        checkpoint=checkpoint,
+        notes=notes,
+        control=control,
+        threshold=threshold,
+        settings=Settings(window=window, prompt=prompt, stride=stride, greedy=0),
+        top=top,
+        out=out,
+        encoding_errors=encoding_errors or "strict",
+        device=device,
+        tokenizer=tokenizer,
+        as_json=json,
     )
 
 

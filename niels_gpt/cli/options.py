@@ -42,3 +42,6 @@ PathOption = Annotated[Place, typer.Option("--path", help="A local file or folde
 SourceConfigOption = Annotated[
     Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")
 ]
+WindowOption = Annotated[int, typer.Option("--window", min=2, help="Tokens (or bytes) of a passage.")]
+PromptOption = Annotated[int, typer.Option("--prompt", min=1, help="How many of them are given to the model.")]
+StrideOption = Annotated[int, typer.Option("--stride", min=1, help="From the start of one passage to the next.")]

@@ -1,7 +1,8 @@
 """One GPT: embedding, L pre-norm blocks of attention and MLP, tied output head.
 
 With the options of v0 (LayerNorm, GELU) it computes what a GPT-NeoX with sequential residuals and no biases does, with
-those of v1 (RMSNorm, SwiGLU) what a Llama does; the tests hold it to both.
+those of v1 (RMSNorm, SwiGLU) what a Llama does, and v0 with learned positions what a GPT-2 does; the tests hold it to
+all three.
 
 Shapes: B rows, n <= T positions, C width, H heads of D = C / H, V vocabulary.
 """
@@ -21,6 +22,10 @@ from niels_gpt.memory import keep_freed_memory
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.rope import rope_cache, rotate
+from niels_gpt.model.segments import Segments
+
+Turn = tuple[torch.Tensor, torch.Tensor] | None
+"""sin and cos for RoPE; None where positions are learned and nothing is rotated."""
 
 
 class RMSNorm(nn.RMSNorm):
@@ -76,7 +81,7 @@ def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with RoPE on queries and keys."""
+    """Causal self-attention; with RoPE on queries and keys, unless positions are learned."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,25 +90,28 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.C, config.C, bias=False)
 
     def forward(
-        self, x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, layer: int, cache: KVCache | None
+        self, x: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
     ) -> torch.Tensor:
         qkv = self.qkv(x)
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
             with torch.autocast("cpu", enabled=False):
-                y = self._attend(qkv.float(), sin, cos, layer, cache)
+                y = self._attend(qkv.float(), turn, layer, cache, segments)
         else:
-            y = self._attend(qkv, sin, cos, layer, cache)
+            y = self._attend(qkv, turn, layer, cache, segments)
         return self.out(y)
 
     def _attend(
-        self, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, layer: int, cache: KVCache | None
+        self, qkv: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
     ) -> torch.Tensor:
         """What the heads bring back, side by side (B, n, C)."""
         B, n, _ = qkv.shape
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
-        qk = rotate(qk, sin, cos)
+        if turn is not None:
+            qk = rotate(qk, *turn)
+        if segments is not None:
+            return segments.attend(qk, v.squeeze(2))
         q, k = qk.transpose(1, 3).unbind(2)  # (B, H, n, D) each
         if cache is None:
             v = v.squeeze(2).transpose(1, 2)
@@ -155,9 +163,9 @@ class Block(nn.Module):
         self.drop = Dropout(config.dropout)
 
     def forward(
-        self, x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, layer: int, cache: KVCache | None
+        self, x: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
     ) -> torch.Tensor:
-        x = x + self.drop(self.attn(self.norm_attn(x), sin, cos, layer, cache))
+        x = x + self.drop(self.attn(self.norm_attn(x), turn, layer, cache, segments))
         return x + self.drop(self.mlp(self.norm_mlp(x)))
 
 
@@ -176,15 +184,17 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config = ModelConfig.of(config)
         self.tok_emb = nn.Embedding(config.V, config.C)
+        self.pos_emb = nn.Embedding(config.T, config.C) if config.positions == "learned" else None
         self.drop = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.L))
         self.norm = make_norm(config)
         self.lm_head = nn.Linear(config.C, config.V, bias=False)
         self.lm_head.weight = self.tok_emb.weight
-        sin, cos = rope_cache(config.T, config.D)
-        # (T, 1, 1, D/2): broadcast over the (B, n, 2, H, D) layout of Attention. Not saved: derived.
-        self.register_buffer("sin", sin[0, 0, :, None, None], persistent=False)
-        self.register_buffer("cos", cos[0, 0, :, None, None], persistent=False)
+        if config.positions == "rope":
+            sin, cos = rope_cache(config.T, config.D)
+            # (T, 1, 1, D/2): broadcast over the (B, n, 2, H, D) layout of Attention. Not saved: derived.
+            self.register_buffer("sin", sin[0, 0, :, None, None], persistent=False)
+            self.register_buffer("cos", cos[0, 0, :, None, None], persistent=False)
         self._init_weights()
         keep_freed_memory()
 
@@ -194,29 +204,77 @@ class GPT(nn.Module):
                 residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * self.config.L) ** 0.5 if residual else 0.02)
 
-    def forward(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        cache: KVCache | None = None,
+        segments: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Logits (B, n, V) for ids x (B, n), 1 <= n <= T.
 
-        With a KVCache the n tokens continue what the cache holds, and are added to it.
-        Raises ValueError for a length outside 1..T.
-        """
-        return self.lm_head(self.hidden(x, cache=cache))
+        `cache`: the n tokens continue what the KVCache holds, and are added to it.
+        `segments` (B, n), integers: a position sees only earlier ones of the same id. On the CPU also for a model on a
+        GPU: so nothing waits for the device.
+        `positions` (B, n), integers in 0..T-1, of a token for RoPE or the learned table; 0..n-1 by default.
 
-    def hidden(self, x: torch.Tensor, *, cache: KVCache | None = None) -> torch.Tensor:
+        Raises ValueError for a length outside 1..T, for segments and positions that do not fit, or with a cache.
+        Positions on a GPU are not looked at, because that would wait for it.
+        """
+        return self.lm_head(self.hidden(x, cache=cache, segments=segments, positions=positions))
+
+    def hidden(
+        self,
+        x: torch.Tensor,
+        *,
+        cache: KVCache | None = None,
+        segments: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """What the head reads: (B, n, C), after the last norm. For those who need the logits of few positions."""
         if x.dim() != 2 or not 1 <= x.shape[1] <= self.config.T:
             raise ValueError(f"expected ids of shape (B, n) with 1 <= n <= T={self.config.T}, got {tuple(x.shape)}")
-        if cache is None:
-            n = x.shape[1]
-            sin, cos = self.sin[:n], self.cos[:n]
+        where = self._where(x, cache, segments, positions)
+        inside = None if segments is None else Segments(segments, device=x.device)
+        h = self.tok_emb(x)
+        turn = None
+        if self.pos_emb is None:
+            turn = self.sin[where], self.cos[where]
         else:
-            start = cache.advance(x.shape[1])
-            positions = slice(start, start + x.shape[1]) if isinstance(start, int) else start  # else (B, n)
-            sin, cos = self.sin[positions], self.cos[positions]
-        h = self.drop(self.tok_emb(x))
+            h = h + (self.pos_emb.weight[where] if isinstance(where, slice) else self.pos_emb(where))
+        h = self.drop(h)
         for layer, block in enumerate(self.blocks):
-            h = block(h, sin, cos, layer, cache)
+            h = block(h, turn, layer, cache, inside)
         return self.norm(h)
+
+    def _where(
+        self,
+        x: torch.Tensor,
+        cache: KVCache | None,
+        segments: torch.Tensor | None,
+        positions: torch.Tensor | None,
+    ) -> slice | torch.Tensor:
+        """The positions of x: a slice where all rows share them, else (B, n). Makes room in the cache."""
+        n, T = x.shape[1], self.config.T
+        for name, given in (("segments", segments), ("positions", positions)):
+            if given is None:
+                continue
+            if cache is not None:
+                raise ValueError(f"{name} and a KV cache exclude each other: a cache continues one sequence per row")
+            if given.shape != x.shape or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+                got = f"{given.dtype} of shape {tuple(given.shape)}"
+                raise ValueError(f"{name} must be integers of the shape of the ids {tuple(x.shape)}, got {got}")
+        if cache is not None:
+            start = cache.advance(n)
+            return slice(start, start + n) if isinstance(start, int) else start
+        if positions is None:
+            return slice(0, n)
+        if positions.device.type == "cpu" and positions.numel():
+            low, high = int(positions.min()), int(positions.max())
+            if low < 0 or high >= T:
+                raise ValueError(f"positions must lie in 0..{T - 1} (model.T={T}), got {low}..{high}")
+        return positions.to(x.device, torch.int64, non_blocking=True)
 
     def layers(self) -> list[Block]:
         """The blocks, typed."""

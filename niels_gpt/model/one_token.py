@@ -25,8 +25,11 @@ class OneToken:
         self._norm = model.norm.weight
         self._eps = model.norm.eps
         self._rms = model.config.norm == "rmsnorm"
-        turn = torch.complex(model.cos, model.sin)  # (T, 1, 1, D/2)
-        self._turn = torch.cat((turn, turn, torch.ones_like(turn)), dim=1)  # (T, 3, 1, D/2): v is not turned
+        self._positions = None if model.pos_emb is None else model.pos_emb.weight  # (T, C)
+        self._turn: torch.Tensor | None = None
+        if model.pos_emb is None:
+            turn = torch.complex(model.cos, model.sin)  # (T, 1, 1, D/2)
+            self._turn = torch.cat((turn, turn, torch.ones_like(turn)), dim=1)  # (T, 3, 1, D/2): v is not turned
         self._layers = [
             (
                 block.norm_attn.weight,
@@ -45,14 +48,18 @@ class OneToken:
         B, C, H, D, eps = ids.shape[0], self.config.C, self.config.H, self.config.D, self._eps
         width, half, rms = (C,), D // 2, self._rms
         position = cache.advance(1)
-        turn = self._turn[position] if isinstance(position, int) else self._turn[position[:, 0]]
+        where = position if isinstance(position, int) else position[:, 0]
+        turn = None if self._turn is None else self._turn[where]
         h = F.embedding(ids, self._embedding)  # (B, C)
+        if self._positions is not None:
+            h = h + self._positions[where]
         # The branches below cost nothing that can be measured; functions chosen beforehand cost v0 0.5%.
         for layer, weights in enumerate(self._layers):
             norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight = weights
             x = torch.rms_norm(h, width, norm1, eps) if rms else torch.layer_norm(h, width, norm1, None, eps, False)
             flat = F.linear(x, qkv_weight)  # (B, 3C)
-            torch.view_as_complex(flat.view(B, 3, H, half, 2)).mul_(turn)
+            if turn is not None:
+                torch.view_as_complex(flat.view(B, 3, H, half, 2)).mul_(turn)
             qkv = flat.view(B, 3, H, 1, D)
             k, v = cache.extend(layer, qkv.narrow(1, 1, 2))
             y = F.scaled_dot_product_attention(qkv.select(1, 0), k, v, attn_mask=cache.mask)  # (B, H, 1, D)

@@ -19,7 +19,7 @@ class Tensors(NamedTuple):
     targets: torch.Tensor
     """(n, S) int64: the id that follows where the loss mask is 1, else -100."""
     segments: torch.Tensor | None
-    """(n, S) int32; None where no frame has more than one."""
+    """(n, S) int32, always on the CPU, where the model reads them; None where no frame has more than one."""
     positions: torch.Tensor | None
     """(n, S) int64; None: 0, 1, 2, ..."""
 
@@ -33,5 +33,4 @@ def to_tensors(frames: Frames | Packed, device: str | torch.device = "cpu") -> T
     whole = not frames.segment_ids.size or bool((frames.segment_ids == 1).all())
     segments = None if whole else torch.from_numpy(frames.segment_ids)
     positions = torch.from_numpy(frames.positions.astype(np.int64)) if isinstance(frames, Packed) else None
-    parts = (part if part is None else part.to(device) for part in (x, targets, segments, positions))
-    return Tensors(*parts)  # type: ignore[arg-type]
+    return Tensors(x.to(device), targets.to(device), segments, None if positions is None else positions.to(device))

@@ -188,9 +188,19 @@ def _dataset(
 
 
 def choose_controls(shelf: Shelf, number: int, dataset: MultiSpliceDocumentDataset) -> list[int]:
-    """Held-out documents that give examples, those nearest in length to the chosen ones; ties to the lower number."""
+    """Held-out documents that give examples, those nearest in length to the chosen ones."""
     usable = np.flatnonzero(dataset.layout.counts(shelf.lengths)) if len(shelf.lengths) else np.empty(0, dtype=int)
-    distance = np.abs(shelf.lengths[usable] - np.median(dataset.lengths))
+    return _nearest(shelf, usable, number, float(np.median(dataset.lengths)))
+
+
+def choose_controls_near(shelf: Shelf, number: int, length: float) -> list[int]:
+    """Held-out documents of more than two tokens, those nearest in length to the one given."""
+    return _nearest(shelf, np.flatnonzero(shelf.lengths > 2), number, length)
+
+
+def _nearest(shelf: Shelf, usable: np.ndarray, number: int, length: float) -> list[int]:
+    """The usable documents nearest in length; ties go to the lower number."""
+    distance = np.abs(shelf.lengths[usable] - length)
     return [int(i) for i in usable[np.argsort(distance, kind="stable")[:number]]]
 
 

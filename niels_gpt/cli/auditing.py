@@ -1,0 +1,219 @@
+"""`niels-gpt audit`: which passages of my notes can this checkpoint recite?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_gpt import files
+from niels_gpt.cli.memorising import probability, progress, write_all
+from niels_gpt.cli.runs import Loaded, load
+from niels_gpt.config import RunConfig
+from niels_gpt.data.roam import list_roam_paths, read_text
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
+from niels_gpt.evaluation.memorisation_report import report, top_passages
+from niels_gpt.report.page import one_in
+from niels_gpt.train.library import Shelf, open_library, uses_bytes
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.splice_task import SpliceTask, plural
+
+NOT_SAFE = 3
+"""Exit code where some passage can be recited; 1 is an error, 2 a wrong option."""
+TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
+
+
+def run_audit(
+    *,
+    checkpoint: Path,
+    notes: Path,
+    control: Path | None,
+    threshold: float,
+    settings: Settings,
+    top: int,
+    out: Path | None,
+    encoding_errors: str,
+    device: str,
+    tokenizer: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure every note, say which passages can be recited, and exit with 3 where there are some."""
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"--threshold is a probability above 0, at most 1, got {threshold}")
+    is_run = checkpoint.is_dir()
+    loaded = load(checkpoint if is_run else None, None if is_run else checkpoint, device, tokenizer)
+    settings.check(loaded.model)
+    found = read_notes(notes, loaded, encoding_errors)
+    if not found:
+        raise ValueError(f"no note in {notes} to look for: it has no .md file with text in it")
+    where, why = membership(loaded, found)
+    documents = [
+        Document(name, ids, control=where[name] == HELD_OUT, source=where[name]) for name, ids in found.items()
+    ]
+    if control is not None:
+        others = read_notes(control, loaded, encoding_errors)
+        documents += [Document(f"control: {name}", ids, control=True, source="control") for name, ids in others.items()]
+    with progress("auditing") as tell:
+        measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
+    result = verdict(measured, loaded, threshold, top)
+    result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why}
+    if out is not None:
+        title = f"Audit of {loaded.path.name}"
+        page = report(loaded.model, measured, loaded.tokenizer, title=title, checkpoint=str(loaded.path),
+                      step=loaded.step, passages=max(top, 20), strips=24)  # fmt: skip
+        write_all(page, measured, out)
+        files.write_json(out / "audit.json", result)
+    if as_json:
+        print(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        show(result, settings, out)
+    if not result["safe"]:
+        sys.exit(NOT_SAFE)
+
+
+def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> dict[str, np.ndarray]:
+    """name -> ids of every note with at least two tokens. Raises as `list_roam_paths` and `read_text` do."""
+    root = folder.expanduser().absolute()
+    found = {}
+    for path in list_roam_paths(str(root)):
+        ids = np.array(loaded.tokenizer.encode(read_text(path, errors=encoding_errors)), dtype=np.int64)
+        if len(ids) >= 2:
+            found[Path(path).relative_to(root).as_posix()] = ids
+    return found
+
+
+def membership(loaded: Loaded, notes: dict[str, np.ndarray]) -> tuple[dict[str, str], str]:
+    """(trained on, held out or unknown, for each note; why some are unknown). Notes are compared by content, so it does
+    not matter where they lie now; one that was changed since the training is unknown."""
+    trained, held_out = set[bytes](), set[bytes]()
+    problems: list[str] = []
+    configs = list(_history(loaded, problems))
+    for config in configs:
+        for source in _sources(config):
+            try:
+                if config.task == "splice":
+                    task = SpliceTask(config)
+                    rest = set(range(len(task.library.train.lengths))) - set(task.chosen)
+                    trained |= _keys(task.library.train, task.chosen)
+                    held_out |= _keys(task.library.train, sorted(rest)) | _keys(task.library.held_out)
+                else:
+                    library = open_library(config, source)
+                    trained |= _keys(library.train)
+                    held_out |= _keys(library.held_out)
+            except (ValueError, OSError) as err:
+                problems.append(str(err))
+    config = configs[0] if configs else RunConfig()
+    suffix = [] if uses_bytes(config) else [int(loaded.tokenizer.special_token_ids().get("eot", -1))]
+    where = {}
+    for name, ids in notes.items():
+        key = _key([*ids.tolist(), *suffix])
+        held = key in held_out and not problems  # what cannot be looked into may hold it
+        where[name] = TRAINED if key in trained else HELD_OUT if held else UNKNOWN
+    why = "; ".join(problems) or "their text is not among the documents of the run (changed since, or never there)"
+    return where, why
+
+
+def _history(loaded: Loaded, problems: list[str]) -> Iterator[RunConfig]:
+    """The config of the checkpoint's run, then of the run its weights came from, and so on."""
+    path: Path | None = loaded.path
+    run = loaded.run
+    while path is not None:
+        run = run or RunFolder(path.parent.parent)
+        if not run.exists:
+            problems.append(f"{path} lies in no run, so what it was trained on is not known")
+            return
+        config = run.read_config()
+        yield config
+        path, run = (Path(config.init_from) if config.init_from else None), None
+
+
+def _sources(config: RunConfig) -> list[str | None]:
+    """The sources of text of a run; conversations are no notes."""
+    if config.task == "splice":
+        return [None]
+    return [name for name, share in config.train.p_train.items() if share and config.task != "sft"]
+
+
+def _keys(shelf: Shelf, indices: Sequence[int] | None = None) -> set[bytes]:
+    """What identifies each document of a shelf."""
+    return {_key(shelf.ids(i).tolist()) for i in (range(len(shelf.lengths)) if indices is None else indices)}
+
+
+def _key(ids: list[int]) -> bytes:
+    return bytes.fromhex(files.sha256_bytes(np.array(ids, dtype="<i4").tobytes()))
+
+
+def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top: int) -> dict[str, Any]:
+    """Which notes have passages at or over the threshold, and what the controls reach."""
+    own = [m for m in measured if not m.document.control]
+    controls = [m for m in measured if m.document.control]
+    exposed = [m for m in own if float(m.log_p.max()) >= np.log(threshold)]
+    passages = top_passages(own, loaded.tokenizer, most=top)
+    rows = [
+        {
+            "name": m.document.name,
+            "status": m.document.source,
+            "windows": len(m.log_p),
+            "short": m.short,
+            "max_p": float(np.exp(m.log_p.max())),
+            "max_log_p": float(m.log_p.max()),
+            "over": int((m.log_p >= np.log(threshold)).sum()),
+        }
+        for m in sorted(measured, key=lambda m: -float(m.log_p.max()))
+    ]
+    highest = max((float(m.log_p.max()) for m in controls), default=None)
+    return {
+        "safe": not exposed,
+        "threshold": threshold,
+        "step": loaded.step,
+        "notes_audited": len(own),
+        "notes_exposed": len(exposed),
+        "windows": int(sum(len(m.log_p) for m in own)),
+        "windows_over": int(sum((m.log_p >= np.log(threshold)).sum() for m in own)),
+        "statuses": dict(Counter(m.document.source for m in measured)),
+        "controls": len(controls),
+        "control_max_log_p": highest,
+        "passages": passages,
+        "documents": rows,
+    }
+
+
+def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
+    """The verdict, the ranked passages, and what to make of them."""
+    status = ", ".join(f"{number} {name}" for name, number in result["statuses"].items())
+    print(f"{result['checkpoint']} after {result['step']:,} updates")
+    print(f"{plural(result['notes_audited'], 'note')} audited ({status}), {plural(result['windows'], 'passage')} of "
+          f"{settings.window} tokens, {settings.prompt} of them given")  # fmt: skip
+    if UNKNOWN in result["statuses"]:
+        print(f"some are {UNKNOWN}: {result['unknown_because']}")
+    print("\nthe passages it knows best")
+    for rank, passage in enumerate(result["passages"], 1):
+        print(f"{rank:>3}. P(z) = {probability(passage['p'])} ({one_in(passage['log_p'])})  {passage['document']}, "
+              f"from token {passage['start']:,}")  # fmt: skip
+        print(f"     given  {passage['prompt'][-70:]!r}")
+        print(f"     says   {passage['suffix'][:70]!r}")
+    if result["controls"]:
+        highest = result["control_max_log_p"]
+        print(f"\nheld-out notes as control: {result['controls']}, of which the best known passage has "
+              f"P(z) = {probability(float(np.exp(highest)))} ({one_in(highest)})")  # fmt: skip
+        if highest >= np.log(result["threshold"]):
+            print("that is over the threshold too: such text can be guessed, and is not proof of memorisation")
+    else:
+        print("\nno held-out notes to compare with: --control FOLDER takes notes that were never trained on")
+    if out is not None:
+        print(f"report: {out}/report.html, audit.json, documents.csv, windows.csv")
+    limit = f"P(z) >= {result['threshold']:g}"
+    if result["safe"]:
+        print(
+            f"\nSAFE TO PUBLISH by this measure: no passage of {plural(result['notes_audited'], 'note')} has {limit}."
+        )
+        print("It says nothing of passages in other words, of shorter secrets, or of text that was not audited.")
+    else:
+        print(f"\nNOT SAFE TO PUBLISH: {plural(result['windows_over'], 'passage')} of "
+              f"{plural(result['notes_exposed'], 'note')} have {limit}: they come back in "
+              f"{1 / result['threshold']:,.0f} tries or fewer, on average.")  # fmt: skip

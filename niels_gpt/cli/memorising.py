@@ -1,0 +1,288 @@
+"""`niels-gpt memorize`: what has a checkpoint learned by heart?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from niels_gpt import files
+from niels_gpt.cli.runs import Loaded, load
+from niels_gpt.config import RunConfig
+from niels_gpt.data.roam import read_text
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure, position_map
+from niels_gpt.evaluation.memorisation_report import (
+    curve_entry,
+    report,
+    write_csv,
+    write_json,
+    write_windows_csv,
+)
+from niels_gpt.model.checkpoint import load_model
+from niels_gpt.report.memorisation import memorisation_page
+from niels_gpt.report.page import one_in
+from niels_gpt.splice.coverage import passes
+from niels_gpt.splice_config import SpliceConfig
+from niels_gpt.terminal import count
+from niels_gpt.train.library import Library, open_library
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.splice_task import SpliceTask, choose_controls_near, unique_names
+
+DEFAULT_DOCUMENTS = 8
+DEFAULT_CONTROLS = 3
+
+
+class Chosen(NamedTuple):
+    """What is measured, and what is known of its training."""
+
+    documents: list[Document]
+    train_tokens: int | None = None
+    """Of all documents of a splice run."""
+    epochs: np.ndarray | None = None
+    """Passes over them after each step of a splice run."""
+
+
+def run_memorize(
+    *,
+    run: Path | None,
+    checkpoint: Path | None,
+    device: str,
+    tokenizer: Path | None,
+    settings: Settings,
+    source: str | None,
+    number: int | None,
+    controls: int | None,
+    select: str,
+    texts: Sequence[Path],
+    control_texts: Sequence[Path],
+    curve: bool,
+    out: Path | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    loaded = load(run, checkpoint, device, tokenizer)
+    settings.check(loaded.model)
+    if texts:
+        chosen = Chosen(read_documents(texts, control_texts, loaded))
+    else:
+        chosen = choose(loaded, source=source, number=number, controls=controls, select=select)
+    found, written = measure_and_write(loaded, chosen, settings, curve=curve, out=out, top=top)
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    show(found, written)
+
+
+def measure_run(run: RunFolder, *, device: str, settings: Settings | None = None) -> dict[str, Any]:
+    """Measure the documents of a run at all its checkpoints, write the report into it, and show the table."""
+    loaded = load(run.path, None, device)
+    chosen = choose(loaded, source=None, number=None, controls=None, select="random")
+    found, written = measure_and_write(loaded, chosen, settings or Settings(), curve=True, out=None, top=20)
+    show(found, written)
+    return found
+
+
+def run_of(loaded: Loaded) -> RunFolder:
+    """The run that a checkpoint lies in. Raises ValueError where it lies in none."""
+    run = loaded.run or RunFolder(loaded.path.parent.parent)
+    if not run.exists:
+        raise ValueError(
+            f"{loaded.path} lies in no run, so its training documents are unknown: name the run with --run, or texts "
+            "of your own with --text"
+        )
+    return run
+
+
+def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: int | None, select: str) -> Chosen:
+    """The documents of the run: those it was spliced from, or some of what it was trained on; and held-out ones.
+
+    Raises ValueError where they cannot be had, or were encoded by another tokenizer than the checkpoint's.
+    """
+    config = run_of(loaded).read_config()
+    if config.task == "splice" and source is None and number is None:
+        if controls is not None:
+            config = dataclasses.replace(config, splice=dataclasses.replace(config.splice, controls=controls))
+        task = SpliceTask(config)
+        _check_tokenizer(loaded, task.library)
+        found = _documents(task.library, task.chosen, task.controls)
+        train = config.train
+        seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
+        return Chosen(found, int(task.dataset.lengths.sum()), seen)
+    library = open_library(config, source or main_source(config))
+    _check_tokenizer(loaded, library)
+    # A document needs a token to predict, and text in it; an EOT alone is none.
+    wanted = SpliceConfig(
+        num_docs=DEFAULT_DOCUMENTS if number is None else number,
+        doc_select_mode=select,  # type: ignore[arg-type]
+        min_doc_length=3,
+        strict_num_docs=False,
+    )
+    train_docs = wanted.select(library.train.lengths)
+    typical = float(np.median(library.train.lengths[train_docs]))
+    held_out = choose_controls_near(library.held_out, DEFAULT_CONTROLS if controls is None else controls, typical)
+    return Chosen(_documents(library, train_docs, held_out))
+
+
+def main_source(config: RunConfig) -> str | None:
+    """The source to look into: notes if the run has some, else the one with the largest share."""
+    shares = {name: share for name, share in config.train.p_train.items() if share}
+    return "roam" if "roam" in shares or not shares else max(shares, key=lambda name: shares[name])
+
+
+def _check_tokenizer(loaded: Loaded, library: Library) -> None:
+    if loaded.tokenizer.sha256 != library.tokenizer.sha256:
+        raise ValueError(
+            f"{library.place} was encoded with another tokenizer than that of {loaded.path}: the numbers would mean "
+            "nothing"
+        )
+
+
+def _documents(library: Library, trained: Sequence[int], controls: Sequence[int]) -> list[Document]:
+    names = unique_names(library.train, trained)
+    found = [
+        Document(name, library.train.ids(i).astype(np.int64), source=library.source)
+        for i, name in zip(trained, names, strict=True)
+    ]
+    for i, name in zip(controls, unique_names(library.held_out, controls), strict=True):
+        name = f"{name} (held out)" if name in names else name
+        found.append(Document(name, library.held_out.ids(i).astype(np.int64), control=True, source=library.source))
+    return found
+
+
+def read_documents(texts: Sequence[Path], controls: Sequence[Path], loaded: Loaded) -> list[Document]:
+    """Files of text as documents, encoded as the model reads. Raises ValueError or OSError for one that is no text."""
+    found = []
+    for path, control in [*((path, False) for path in texts), *((path, True) for path in controls)]:
+        ids = np.array(loaded.tokenizer.encode(read_text(path)), dtype=np.int64)
+        found.append(Document(str(path), ids, control=control, source="file"))
+    return found
+
+
+def measure_and_write(
+    loaded: Loaded, chosen: Chosen, settings: Settings, *, curve: bool, out: Path | None, top: int
+) -> tuple[dict[str, Any], Path]:
+    """(the report, the folder it was written into)."""
+    documents = chosen.documents
+    with progress("measuring") as tell:
+        measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
+    entries = curve_of(loaded, chosen, settings) if curve and loaded.run is not None else []
+    found = report(
+        loaded.model,
+        measured,
+        loaded.tokenizer,
+        title=f"What {loaded.run.path.name if loaded.run else loaded.path.name} has memorised",
+        checkpoint=str(loaded.path),
+        step=loaded.step,
+        checkpoints=entries,
+        position_map=position_map(loaded.model, documents, settings),
+        passages=top,
+        strips=24,
+    )
+    if chosen.train_tokens is not None:
+        found["train_tokens"] = chosen.train_tokens
+    folder = out or (loaded.run.path if loaded.run else loaded.path.parent) / "memorisation"
+    write_all(found, measured, folder)
+    return found, folder
+
+
+def write_all(found: dict[str, Any], measured: Sequence[Measured], folder: Path) -> None:
+    """report.json, documents.csv, windows.csv and report.html."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "report.json", found)
+    write_csv(folder / "documents.csv", found)
+    write_windows_csv(folder / "windows.csv", measured)
+    files.write_text(folder / "report.html", memorisation_page(found))
+
+
+def curve_of(loaded: Loaded, chosen: Chosen, settings: Settings) -> list[dict[str, Any]]:
+    """The same documents at every checkpoint that the run has kept, without greedy decoding."""
+    assert loaded.run is not None
+    paths = list(reversed(loaded.run.step_files()))
+    if len(paths) < 2:
+        return []
+    quick = dataclasses.replace(settings, greedy=0)
+    entries = []
+    for path in paths:
+        model, step = load_model(path, str(loaded.model.device))
+        with progress(f"step {step}") as tell:
+            measured = measure(model, chosen.documents, loaded.tokenizer, quick, progress=tell)
+        entry = curve_entry(step, measured)
+        if chosen.epochs is not None:
+            entry["epochs"] = float(chosen.epochs[min(step, len(chosen.epochs) - 1)])
+        entries.append(entry)
+    return entries
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show(found: dict[str, Any], folder: Path) -> None:
+    """The table, the strongest passages, and where the rest is."""
+    settings = found["settings"]
+    unit = f"{found['unit']}s"
+    print(
+        f"{found['checkpoint']} after {found['step']:,} updates; windows of {settings['window']} {unit}, "
+        f"{settings['prompt']} of them given"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("document", overflow="fold")
+    for name in (unit, "windows", "mean P(z)", "max P(z)", ">= 0.5", "greedy", "longest run", "bits/byte"):
+        table.add_column(name, justify="right")
+    documents = sorted(found["documents"], key=lambda d: (d["control"], -d["mean_log_p"]))
+    for i, d in enumerate(documents):
+        if d["control"] and (i == 0 or not documents[i - 1]["control"]):
+            table.add_section()
+        greedy = d["greedy"]
+        table.add_row(
+            escape(d["name"]) + (" (control)" if d["control"] else "") + (" (short)" if d["short"] else ""),
+            count(d["tokens"]),
+            f"{d['windows']:,}",
+            probability(d["mean_p"]),
+            probability(d["max_p"]),
+            f"{d['over']['0.5']:,}",
+            f"{greedy['exact']:,} of {greedy['starts']:,}",
+            f"{d['longest_run']['tokens']:,}",
+            f"{d['bits_per_byte']:.3f}",
+        )  # fmt: skip
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe has no width to keep to
+        console.width = 140
+    console.print(table)
+    if not any(d["control"] for d in documents):
+        print("there are no control documents: what of this is memorised, and what any such text would get, is unknown")
+    for passage in [p for p in found["passages"] if not p["control"]][:3]:
+        print(f"\n{passage['document']}, {unit} {passage['start']:,} to {passage['end']:,}: "
+              f"P(z) = {probability(passage['p'])}, {one_in(passage['log_p'])}")  # fmt: skip
+        print(f"  given  {_line(passage['prompt'][-90:])}")
+        print(f"  says   {_line(passage['suffix'][:90])}")
+    if found["positions"] == "rope":
+        print("\npositions are relative (RoPE): P(z) does not depend on where in the frame a text lies")
+    print(f"\nreport: {folder}/report.html, report.json, documents.csv, windows.csv")
+
+
+def probability(p: float) -> str:
+    """0.731, or 3.2e-09."""
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.1e}" if p > 0 else "0"
+
+
+def _line(text: str) -> str:
+    return repr(text)[1:-1]

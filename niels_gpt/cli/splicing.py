@@ -1,0 +1,245 @@
+"""`niels-gpt splice select`, `coverage`, `study` and `fit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from niels_gpt import files
+from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
+from niels_gpt.config import RunConfig
+from niels_gpt.config_file import load_config
+from niels_gpt.device import resolve_device
+from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
+from niels_gpt.report.histogram import histogram_text
+from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
+from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
+from niels_gpt.splice_config import SingleSelectMode, SpliceConfig
+from niels_gpt.train.library import Library, open_library
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.splice_task import SpliceTask, plural, unique_names
+from niels_gpt.train.token_task import with_vocabulary
+
+_LISTED = 10
+"""Documents that a policy's column lists."""
+
+
+def splice_run(config: Path | None, overrides: list[str], data: Mapping[str, str | None]) -> RunConfig:
+    """The config of a splice run. Raises ValueError for one of another task."""
+    resolved = with_data(load_config(config, overrides=overrides), data)
+    if config is None:
+        resolved = dataclasses.replace(resolved, task="splice")
+    if resolved.task != "splice":
+        raise ValueError(f"{config} is a run of the task {resolved.task}: its task must be splice")
+    return with_vocabulary(resolved)
+
+
+def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, str | None], as_json: bool) -> None:
+    resolved = splice_run(config, overrides, data)
+    library = open_library(resolved)
+    shelf, splice, S = library.train, resolved.splice, resolved.model.T
+    choices: dict[str, list[int] | str] = {}
+    for mode in get_args(SingleSelectMode):
+        try:
+            choices[mode] = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode).choose(
+                shelf.lengths, ends=shelf.ends, S=S
+            )
+        except ValueError as err:
+            choices[mode] = str(err)
+    fitting = candidates(splice, library, S)
+    chosen = splice.choose(shelf.lengths, ends=shelf.ends, S=S)
+    task = SpliceTask(resolved, library)
+    names = unique_names(shelf, chosen)
+    if as_json:
+        rows = [
+            {"document": i, "name": name, "length": int(shelf.lengths[i])}
+            for i, name in zip(chosen, names, strict=True)
+        ]
+        controls = [
+            {"document": i, "name": library.held_out.name(i), "length": int(library.held_out.lengths[i])}
+            for i in task.controls
+        ]
+        found = {
+            "source": library.source,
+            "place": library.place,
+            "documents": len(shelf.lengths),
+            "candidates": len(fitting),
+            "chosen": rows,
+            "policies": choices,
+            "controls": controls,
+            "examples_per_epoch": len(task.dataset),
+        }
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    held_out = plural(len(library.held_out.lengths), "document")
+    print(f"{library.source} ({library.place}): {plural(len(shelf.lengths), 'document')} to train on, "
+          f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
+    print("tokens per document:")
+    for line in histogram_text(shelf.lengths[fitting] if len(fitting) else shelf.lengths):
+        print(f"  {line}")
+    _show_policies(choices, library, splice)
+    print("\nchosen" + (f" by doc_index={splice.doc_index}" if splice.doc_index is not None else ""))
+    for i, name in list(zip(chosen, names, strict=True))[:50]:
+        print(f"  {i:>6}  {int(shelf.lengths[i]):>9,}  {name}")
+    if len(chosen) > 50:
+        print(f"  and {len(chosen) - 50:,} more")
+    print("controls (held out, never trained on)")
+    for i in task.controls:
+        print(f"  {i:>6}  {int(library.held_out.lengths[i]):>9,}  {library.held_out.name(i)}")
+    for note in task.notes():
+        print(note)
+
+
+def candidates(splice: SpliceConfig, library: Library, S: int) -> np.ndarray:
+    """The documents within the limits."""
+    lengths = library.train.lengths
+    ok = np.ones(len(lengths), dtype=bool)
+    if splice.min_doc_length is not None:
+        ok &= lengths >= splice.min_doc_length
+    if splice.max_doc_length is not None:
+        ok &= lengths <= splice.max_doc_length
+    if splice.restrict_to_training_subset:
+        ok &= library.train.ends <= splice.train_tokens(S)
+    return np.flatnonzero(ok)
+
+
+def _show_policies(choices: Mapping[str, list[int] | str], library: Library, splice: SpliceConfig) -> None:
+    """What each policy would choose, side by side."""
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    for mode in choices:
+        table.add_column(f"{mode}{' (config)' if mode == splice.doc_select_mode else ''}", overflow="fold")
+    cells = []
+    for chosen in choices.values():
+        if isinstance(chosen, str):
+            cells.append([chosen])
+            continue
+        names = unique_names(library.train, chosen[:_LISTED])
+        column = [f"{name} ({int(library.train.lengths[i]):,})" for i, name in zip(chosen, names, strict=False)]
+        cells.append(column + ([f"and {len(chosen) - _LISTED:,} more"] if len(chosen) > _LISTED else []))
+    for row in itertools.zip_longest(*cells, fillvalue=""):
+        table.add_row(*map(escape, row))
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe has no width to keep to
+        console.width = 140
+    print("\nwhat each policy would choose, with tokens:")
+    console.print(table)
+
+
+def run_coverage(
+    *,
+    config: Path | None,
+    overrides: list[str],
+    data: Mapping[str, str | None],
+    steps: int | None,
+    epochs: int,
+    png: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    resolved = splice_run(config, overrides, data)
+    task = SpliceTask(resolved)
+    dataset, train = task.dataset, resolved.train
+    if steps is not None:
+        spans = list(step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle))
+        title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
+    else:
+        spans = [part for epoch in range(epochs) for part in epoch_spans(dataset, epoch)]
+        title = plural(epochs, "epoch")
+    documents = cover(dataset, task.names, spans)
+    examples, frames = frames_needed(spans, dataset.S, train.B, packed=task.packed)
+    title = f"{library_name(task)}: {title}"
+    if png is not None:
+        coverage_png(documents, png, title=title, examples=examples, frames=frames)
+    if html is not None:
+        files.write_text(html, coverage_page(documents, title=title, examples=examples, frames=frames))
+    if as_json:
+        rows = [
+            {"name": d.name, "tokens": d.length, "seen": d.seen.tolist(), "supervised": d.supervised.tolist()}
+            for d in documents
+        ]
+        found = {"title": title, "examples": examples, "frames": frames, "documents": rows}
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    for line in coverage_text(documents, title=title, examples=examples, frames=frames):
+        print(line)
+    for path in (png, html):
+        if path is not None:
+            print(f"wrote {path}")
+
+
+def library_name(task: SpliceTask) -> str:
+    """What is covered, for a title."""
+    splice = task.config.splice
+    how = f"{splice.balance_mode}, tau {splice.balance_tau:g}" if len(task.chosen) > 1 else splice.content_start_mode
+    return f"{task.library.source}, {how}"
+
+
+def run_fit(*, runs: list[Path], png: Path | None, html: Path | None, as_json: bool) -> None:
+    points = [point for run in runs for point in points_of(run)]
+    law = fit_law(points)
+    title = "log P(z) against epochs and tokens"
+    if png is not None:
+        law_png(points, law, png, title=title)
+    if html is not None:
+        files.write_text(html, law_page(points, law, title=title))
+    if as_json:
+        found = {"law": dataclasses.asdict(law), "points": [dataclasses.asdict(point) for point in points]}
+        print(json.dumps(found, indent=2))
+        return
+    for line in law_text(law):
+        print(line)
+    for path in (png, html):
+        if path is not None:
+            print(f"wrote {path}")
+
+
+def points_of(run: Path) -> list[LawPoint]:
+    """The checkpoints of a measured run as points of the law. Raises ValueError where it was not measured."""
+    path = run / "memorisation" / "report.json"
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        tokens, checkpoints = report["train_tokens"], report["checkpoints"]
+    except FileNotFoundError:
+        raise ValueError(f"{run} was not measured: niels-gpt memorize --run {shlex.quote(str(run))}") from None
+    except (ValueError, KeyError, NotADirectoryError) as err:
+        raise ValueError(f"{path} is no report of a splice run ({err}): measure the run again") from None
+    points = []
+    for checkpoint in checkpoints:
+        trained = [d["mean_log_p"] for d in checkpoint["documents"] if not d["control"]]
+        if checkpoint["epochs"] > 0 and trained:
+            name = f"{run.name}, step {checkpoint['step']}"
+            points.append(LawPoint(checkpoint["epochs"], tokens, float(np.mean(trained)), name))
+    return points
+
+
+def run_study(
+    *, config: Path | None, overrides: list[str], data: Mapping[str, str | None], vary: str, out: Path, device: str
+) -> None:
+    from niels_gpt.cli.memorising import measure_run
+
+    key, equals, values = vary.partition("=")
+    if not equals or not all(value.strip() for value in values.split(",")):
+        raise ValueError(f"--vary takes KEY=A,B,C, got {vary!r}")
+    runs = [(value.strip(), RunFolder(out / f"{key.split('.')[-1]}-{value.strip()}")) for value in values.split(",")]
+    device = resolve_device(device)
+    configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}  # refused first
+    done = []
+    for value, run in runs:
+        resume = run.exists
+        print(f"\n{key} = {value}: {run.path}" + (" (going on)" if resume else ""))
+        result = train_and_report(configs[value], run, device=device, resume=resume)
+        exit_if_stopped(result.signal, result, run, command="the same command again")
+        measure_run(run, device=device)
+        done.append(run.path)
+    print()
+    run_fit(runs=done, png=out / "law.png", html=out / "law.html", as_json=False)

@@ -1,0 +1,201 @@
+"""Passes of a model over windows of text: how likely their ends are, and how greedy decoding goes on from their starts.
+
+Rows may have different lengths: they are padded on the right, where causal attention does not look. Rows of like length
+share a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from niels_gpt.evaluation.sampled import eval_mode
+from niels_gpt.model.gpt import GPT
+from niels_gpt.model.kv_cache import KVCache
+
+Count = Callable[[int], None]
+"""Is told how many rows were done since it was last called."""
+
+
+def log_probabilities(
+    model: GPT,
+    ids: np.ndarray,
+    starts: np.ndarray,
+    *,
+    window: int,
+    prompt: int,
+    batch: int = 0,
+    offset: int = 0,
+) -> np.ndarray:
+    """log P(z), float64, of the windows of a document that begin at `starts`.
+
+    That is the log-probability of tokens prompt..window-1 of the window after those before them, at temperature 1 over
+    the full vocabulary. `batch` and `offset` are as in `score_rows`.
+    """
+    rows = [ids[start : start + window] for start in np.asarray(starts).tolist()]
+    return score_rows(model, rows, np.full(len(rows), prompt), batch=batch, offset=offset)[0]
+
+
+def score_rows(
+    model: GPT,
+    rows: Sequence[np.ndarray],
+    prompts: np.ndarray,
+    *,
+    batch: int = 0,
+    offset: int = 0,
+    count: Count | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each row of ids, of what follows its first `prompts[i]`: the log-probability (float64), and how many tokens
+    are the model's first choice before the first that is not.
+
+    One forward pass per batch of rows (0: as many as suit the device). The head sees only the positions that are
+    scored. `offset` is the position of the first token, for models to which that makes a difference.
+    """
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    if offset < 0 or offset + lengths.max(initial=0) - 1 > model.config.T:
+        raise ValueError(
+            f"{lengths.max(initial=0) - 1} positions from {offset} on do not fit a model of T={model.config.T}: "
+            "take shorter windows, or an earlier place"
+        )
+    log_p = np.zeros(len(rows))
+    led = np.zeros(len(rows), dtype=np.int64)
+    with eval_mode(model):
+        for group in _groups(model, lengths - 1, batch):
+            ids = _padded([rows[i] for i in group.tolist()])
+            at = np.arange(ids.shape[1] - 1)  # position i predicts token i + 1
+            scored = (at >= prompts[group, None] - 1) & (at < lengths[group, None] - 1)  # (B, n)
+            x = torch.from_numpy(ids[:, :-1]).to(model.device)
+            if offset:
+                positions = torch.arange(offset, offset + x.shape[1], device=x.device).expand(x.shape)
+                h = model.hidden(x, positions=positions)
+            else:
+                h = model.hidden(x)
+            places = torch.from_numpy(np.flatnonzero(scored)).to(model.device)
+            targets = torch.from_numpy(ids[:, 1:][scored]).to(model.device)
+            each, first = _token_scores(model, h.flatten(0, 1)[places], targets)
+            log_p[group] = _by_row(each.double().cpu().numpy(), scored).sum(axis=1)
+            led[group] = np.logical_and.accumulate(_by_row(first.cpu().numpy(), scored), axis=1).sum(axis=1)
+            if count is not None:
+                count(len(group))
+    if not np.isfinite(log_p).all():
+        raise ValueError(
+            f"the model gives no probabilities for {(~np.isfinite(log_p)).sum()} of {len(rows)} windows "
+            "(nan or infinite logits): its weights are broken, take another checkpoint"
+        )
+    return log_p, led
+
+
+def continue_greedily(
+    model: GPT, prompts: Sequence[np.ndarray], new: int, *, batch: int = 0, count: Count | None = None
+) -> np.ndarray:
+    """(len(prompts), new): the most likely next token after each prompt, and so on; real decoding, with a KV cache.
+
+    A prompt and what follows must fit the model: len(prompt) + new - 1 <= T.
+    """
+    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    chosen = np.zeros((len(prompts), new), dtype=np.int64)
+    weights = model.lm_head.weight
+    with eval_mode(model):
+        for group in _groups(model, lengths + new - 1, batch):
+            ids = _padded([prompts[i] for i in group.tolist()])
+            room = dataclasses.replace(model.config, T=ids.shape[1] + new - 1)  # a cache of T would be mostly empty
+            cache = KVCache(room, len(group), device=weights.device, dtype=weights.dtype)
+            h = model.hidden(torch.from_numpy(ids).to(weights.device), cache=cache)
+            cache.lengths = lengths[group].tolist()
+            last = torch.from_numpy(lengths[group] - 1).to(weights.device)
+            h = h[torch.arange(len(group), device=weights.device), last]  # (B, C)
+            tokens = [model.lm_head(h).argmax(dim=-1)]
+            for _ in range(new - 1):
+                h = model.hidden(tokens[-1][:, None], cache=cache)[:, 0]
+                tokens.append(model.lm_head(h).argmax(dim=-1))
+            chosen[group] = torch.stack(tokens, dim=1).cpu().numpy()
+            if count is not None:
+                count(len(group))
+    return chosen
+
+
+def longest_run(
+    model: GPT, ids: np.ndarray, starts: np.ndarray, runs: np.ndarray, ended: np.ndarray, *, prompt: int
+) -> tuple[int, int]:
+    """(tokens, index into starts): from which start greedy decoding stays longest on the text, and how long.
+
+    `runs[i]` tokens after the prompt at `starts[i]` are known to be the model's first choice; where `ended[i]` the next
+    is not. A run ends with the document, or when the prompt and all of the run but its last token fill the model's T.
+
+    While greedy decoding is on the text it sees the text, so one pass over the text shows how far it stays. Starts are
+    followed in growing windows, and only those that can still beat the longest run found.
+    """
+    limits = np.minimum(len(ids) - starts, model.config.T + 1) - prompt
+    runs, ended = runs.copy(), ended | (runs >= limits)
+    size = 4  # more and more: where a text is known by heart, the first few runs are as long as they can be
+    while True:
+        best = int(runs.max())
+        left = np.flatnonzero(~ended & (limits > best))
+        if not len(left):
+            return best, int(runs.argmax())
+        group = left[:: -(-len(left) // size)]  # from all over the document
+        size *= 2
+        while len(group):
+            widths = np.minimum(prompt + np.maximum(2 * runs[group], best + 1), prompt + limits[group])
+            rows = [ids[s : s + w] for s, w in zip(starts[group].tolist(), widths.tolist(), strict=True)]
+            runs[group] += score_rows(model, rows, prompt + runs[group])[1]
+            ended[group] = (prompt + runs[group] < widths) | (runs[group] >= limits[group])
+            group = group[~ended[group]]
+
+
+def logits_budget(model: GPT) -> int:
+    """Bytes of logits to hold at once. On a CPU what stays near the caches is fastest (a product of 256 rows costs no
+    more per row than one of 1600)."""
+    return 2**30 if model.device.type == "cuda" else 2**24
+
+
+def _tokens(model: GPT) -> int:
+    """Tokens per forward pass. On a CPU v1 takes as long per token with 1,600 as with 12,000."""
+    return 2**17 if model.device.type == "cuda" else 2**12
+
+
+def _groups(model: GPT, widths: np.ndarray, batch: int) -> Iterator[np.ndarray]:
+    """The indices of all rows, batch by batch, the widest first: if memory does not suffice, that shows at once."""
+    order = np.argsort(-widths, kind="stable")
+    i = 0
+    while i < len(order):
+        size = batch or max(1, _tokens(model) // max(1, int(widths[order[i]])))
+        yield order[i : i + size]
+        i += size
+
+
+def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """(B, widest) int64, with zeros on the right."""
+    width = max(map(len, rows))
+    padded = np.zeros((len(rows), width), dtype=np.int64)
+    for to, row in zip(padded, rows, strict=True):
+        to[: len(row)] = row
+    return padded
+
+
+def _by_row(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """(B, most of a row): the values of the places that are True, left-aligned; zeros (False) fill the rows."""
+    counts = places.sum(axis=1)
+    table = np.zeros((len(places), counts.max(initial=0)), dtype=values.dtype)
+    table[np.arange(table.shape[1]) < counts[:, None]] = values
+    return table
+
+
+def _token_scores(model: GPT, h: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For what the head reads (M, C) and the tokens that follow (M,): their log-probabilities in float32, and whether
+    they are the first choice. Logits are made in parts and used up in place: there is one such tensor at a time."""
+    size = max(1, logits_budget(model) // (4 * model.config.V))
+    log_p, first = [], []
+    for part, wanted in zip(h.split(size), targets.split(size), strict=True):
+        logits = model.lm_head(part)
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        top, choice = logits.max(dim=-1, keepdim=True)
+        logits.sub_(top)
+        gathered = logits.gather(-1, wanted[:, None])
+        log_p.append((gathered - logits.exp_().sum(dim=-1, keepdim=True).log_()).squeeze(1))
+        first.append(choice.squeeze(1) == wanted)
+    return torch.cat(log_p), torch.cat(first)

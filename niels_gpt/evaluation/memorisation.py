@@ -1,0 +1,332 @@
+"""What a model knows by heart: the chance that it recites windows of a document.
+
+Definitions as in the field: extraction probability P(z) (Cooper et al. 2025, arXiv 2505.12546), (n, p)-discoverable
+extraction (Hayes et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of the Pythia work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from niels_gpt.evaluation.exact import Score, score_stream
+from niels_gpt.evaluation.extraction import (
+    continue_greedily,
+    log_probabilities,
+    logits_budget,
+    longest_run,
+    score_rows,
+)
+from niels_gpt.model.gpt import GPT
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+
+MEMORISED = 0.5
+"""A window with this P(z) or more counts as memorised."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text whose memorisation is measured."""
+
+    name: str
+    ids: np.ndarray
+    """(L,) token ids; an EOT at the end counts as a token of no bytes."""
+    control: bool = False
+    """Never trained on: memorisation is the gap to such documents."""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which windows are measured, and how."""
+
+    window: int = 100
+    """Tokens of a window z."""
+    prompt: int = 50
+    """How many of them are given; the others are the suffix, whose probability P(z) is."""
+    stride: int = 5
+    """Tokens from one start to the next."""
+    greedy: int = 32
+    """Tokens of the prompt for greedy decoding, and as many are decoded; 0: no greedy decoding."""
+    whole_window: bool = False
+    """The map of a document counts a window for all its characters, not only for those of its suffix."""
+    batch: int = 0
+    """Windows per forward pass; 0: as many as suit the device."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("window", 2), ("prompt", 1), ("stride", 1), ("greedy", 0), ("batch", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+        if self.prompt >= self.window:
+            raise ValueError(
+                f"a prompt of {self.prompt} tokens leaves nothing of a window of {self.window}: "
+                f"set prompt to at most {self.window - 1}, or a wider window"
+            )
+
+    def check(self, model: GPT) -> None:
+        """Raise ValueError where windows or greedy continuations do not fit the model's T."""
+        T = model.config.T
+        if self.window - 1 > T:
+            raise ValueError(
+                f"windows of {self.window} tokens do not fit a model of T={T}: set --window to {T + 1} or less"
+            )
+        if 2 * self.greedy - 1 > T:
+            raise ValueError(
+                f"a prompt of {self.greedy} tokens and as many decoded ones do not fit a model of T={T}: "
+                f"set --greedy to {(T + 1) // 2} or less (0: no greedy decoding)"
+            )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one document. Arrays have one entry per window."""
+
+    document: Document
+    settings: Settings
+    bytes: int
+    """Of the document's text."""
+    starts: np.ndarray
+    window: int
+    """Tokens of its windows: the whole document where it is shorter than `settings.window`."""
+    prompt: int
+    """Tokens of their prompts, scaled down with the window."""
+    log_p: np.ndarray
+    """log P(z), float64."""
+    score: Score
+    greedy_prompt: int
+    """Tokens of the prompt of greedy decoding, and decoded after it: half of a document that is shorter than both."""
+    greedy_share: np.ndarray
+    """Share of the decoded tokens that are those of the text; nan where the text ends before they do."""
+    greedy_run: np.ndarray
+    """How many decoded tokens are those of the text before the first that is not: at most `greedy_prompt`."""
+    longest: tuple[int, int]
+    """(tokens, where): the longest verbatim run, and the index of its first token in the document. It ends with the
+    document at the latest, and where the prompt and all of the run but its last token fill the model's T."""
+
+    @property
+    def p(self) -> np.ndarray:
+        """P(z) of each window."""
+        return np.exp(self.log_p)
+
+    @property
+    def short(self) -> bool:
+        """Shorter than a window: measured as one window, with the prompt scaled down."""
+        return self.window < self.settings.window
+
+    @property
+    def greedy_exact(self) -> int:
+        """Number of starts whose whole continuation is the text's."""
+        return int((self.greedy_share == 1.0).sum())
+
+
+def window_starts(length: int, window: int, stride: int) -> np.ndarray:
+    """Where windows of a document begin: 0, stride, ..., and length - window, so that the tail is covered.
+
+    A document shorter than a window has one start, 0.
+    """
+    last = max(0, length - window)
+    starts = np.arange(0, last + 1, stride, dtype=np.int64)
+    return starts if starts[-1] == last else np.append(starts, last)
+
+
+def chance(log_p: np.ndarray | float, n: int) -> np.ndarray:
+    """The chance to see a window at least once in n >= 1 samples: 1 - (1 - p)^n, exact for p near 0 and near 1."""
+    log_p = np.asarray(log_p, dtype=np.float64)
+    if n < 1:
+        raise ValueError(f"a number of samples is at least 1, got {n}")
+    with np.errstate(divide="ignore"):  # p = 1: log 0
+        # log(1 - p): by the first form digits of 1 - p are kept where p is near 1, by the second those of p near 0.
+        log_missed = np.where(log_p > -0.5, np.log(-np.expm1(log_p)), np.log1p(-np.exp(log_p)))
+    return 0.0 - np.expm1(n * log_missed)  # 0.0, not -0.0, for p = 0
+
+
+def token_sizes(tokenizer: AnyTokenizer) -> np.ndarray:
+    """How many bytes of text each id stands for; special tokens stand for none."""
+    special = set(tokenizer.special_token_ids().values())
+    return np.array([0 if i in special else len(piece) for i, piece in enumerate(tokenizer.token_bytes)])
+
+
+def text_bytes(tokenizer: AnyTokenizer, ids: np.ndarray) -> bytes:
+    """The text of ids as bytes, without special tokens."""
+    special, pieces = set(tokenizer.special_token_ids().values()), tokenizer.token_bytes
+    return b"".join([pieces[i] for i in ids.tolist() if i not in special])
+
+
+def check_documents(model: GPT, documents: Sequence[Document], tokenizer: AnyTokenizer) -> None:
+    """Raise ValueError for documents that cannot be measured, and a tokenizer that is not the model's."""
+    V = model.config.V
+    if tokenizer.vocab_size != V and not (isinstance(tokenizer, ByteTokenizer) and V < 256):
+        raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, the model V={V}: it is another's")
+    if not documents:
+        raise ValueError("there is no document to measure")
+    sizes, names = token_sizes(tokenizer), set()
+    for document in documents:
+        where, ids = f"document {document.name!r}", document.ids
+        if document.name in names:
+            raise ValueError(f"two documents are named {document.name!r}: give each a name of its own")
+        names.add(document.name)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"{where}: ids are one row of integers, got {ids.dtype} of shape {ids.shape}")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < V:
+            raise ValueError(f"{where} has ids {ids.min()}..{ids.max()}, outside the vocabulary 0..{V - 1}")
+        if len(ids) < 2 or not sizes[ids[1:]].any():
+            raise ValueError(
+                f"{where} has {np.count_nonzero(sizes[ids])} tokens of text, and to predict one takes another before "
+                "it: leave the document out"
+            )
+
+
+def measure(
+    model: GPT,
+    documents: Sequence[Document],
+    tokenizer: AnyTokenizer,
+    settings: Settings | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measured]:
+    """Everything about every document, in their order. `progress` is told how many rows of how many are done.
+
+    Windows of all documents share the batches. Raises ValueError for settings that do not fit the model, for documents
+    with nothing to predict, and for weights that give no numbers.
+    """
+    settings = settings or Settings()
+    settings.check(model)
+    check_documents(model, documents, tokenizer)
+    plans = [_Plan.of(len(document.ids), settings) for document in documents]
+    pairs = list(zip(documents, plans, strict=True))
+    total = sum(len(plan.starts) + plan.decodable for plan in plans)
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress(done, total)
+
+    rows = [d.ids[s : s + plan.window] for d, plan in pairs for s in plan.starts.tolist()]
+    prompts = np.repeat([plan.prompt for plan in plans], [len(plan.starts) for plan in plans])
+    log_p, led = score_rows(model, rows, prompts, batch=settings.batch, count=count)
+    ends = np.cumsum([len(plan.starts) for plan in plans])[:-1]
+    decoded = np.zeros((0, 0), dtype=np.int64)
+    if settings.greedy:
+        rows = [d.ids[s : s + plan.greedy] for d, plan in pairs for s in plan.starts[: plan.decodable].tolist()]
+        decoded = continue_greedily(model, rows, settings.greedy, batch=settings.batch, count=count)
+    sizes = token_sizes(tokenizer)
+    score_batch = max(1, min(32, logits_budget(model) // (model.config.V * model.config.T)))  # 64 MB of logits on a CPU
+    measured, at = [], 0
+    for (document, plan), own_log_p, own_led in zip(pairs, np.split(log_p, ends), np.split(led, ends), strict=True):
+        share, run, longest = _greedy(model, document.ids, plan, decoded[at : at + plan.decodable], own_led)
+        at += plan.decodable
+        measured.append(
+            Measured(
+                document=document,
+                settings=settings,
+                bytes=int(sizes[document.ids].sum()),
+                starts=plan.starts,
+                window=plan.window,
+                prompt=plan.prompt,
+                log_p=own_log_p,
+                score=score_stream(model, document.ids, batch=score_batch, token_sizes=sizes),
+                greedy_prompt=plan.greedy,
+                greedy_share=share,
+                greedy_run=run,
+                longest=longest,
+            )
+        )
+    return measured
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The windows of a document of some length."""
+
+    starts: np.ndarray
+    window: int
+    prompt: int
+    greedy: int
+    decodable: int
+    """How many of the starts, from the first on, have a token to compare after their greedy prompt."""
+
+    @classmethod
+    def of(cls, length: int, settings: Settings) -> _Plan:
+        window, prompt = settings.window, settings.prompt
+        if length < window:
+            window, prompt = length, min(length - 1, max(1, round(prompt * length / window)))
+        starts = window_starts(length, window, settings.stride)
+        greedy = min(settings.greedy, length // 2)
+        return cls(starts, window, prompt, greedy, int((starts + greedy < length).sum()) if greedy else 0)
+
+
+def _greedy(
+    model: GPT, ids: np.ndarray, plan: _Plan, decoded: np.ndarray, led: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    """The share of equal tokens and the run of each window, and the longest run, from the decoded tokens (rows for the
+    first starts) and from how many tokens of each window's suffix are first choices."""
+    share, run = np.full(len(plan.starts), np.nan), np.zeros(len(plan.starts), dtype=np.int64)
+    number, g = len(decoded), plan.greedy
+    if not number:
+        return share, run, (0, 0)
+    starts = plan.starts[:number]
+    equal = np.zeros((number, g), dtype=bool)
+    for row, start, chosen in zip(equal, starts.tolist(), decoded, strict=True):
+        text = ids[start + g : start + 2 * g]
+        row[: len(text)] = chosen[: len(text)] == text
+    room = np.minimum(g, len(ids) - starts - g)  # tokens of text to compare with
+    share[:number] = np.where(room == g, equal.mean(axis=1), np.nan)
+    run[:number] = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+    known, ended = run[:number].copy(), run[:number] < room
+    if plan.prompt <= 2 * g < plan.window:  # the windows' own pass shows how a full run goes on
+        known = np.where(ended, known, np.maximum(known, plan.prompt + led[:number] - g))
+        ended = ended | (led[:number] < plan.window - plan.prompt)
+    tokens, index = longest_run(model, ids, starts, known, ended, prompt=g)
+    return share, run, (tokens, int(starts[index]) + g)
+
+
+def position_map(
+    model: GPT,
+    documents: Sequence[Document],
+    settings: Settings | None = None,
+    *,
+    offsets: int = 9,
+    most_windows: int = 200,
+) -> dict[str, Any] | None:
+    """Mean P(z) and mean log P(z) of each document with its windows at evenly spaced places of the frame.
+
+    None for relative positions (RoPE): P(z) does not depend on the place. Of each document at most `most_windows`
+    windows count, evenly spaced.
+    """
+    if getattr(model.config, "positions", "rope") == "rope":
+        return None
+    settings = settings or Settings()
+    settings.check(model)
+    last = model.config.T - (settings.window - 1)
+    places = np.unique(np.linspace(0, last, offsets).round().astype(int)).tolist()
+    found = []
+    for document in documents:
+        plan = _Plan.of(len(document.ids), settings)
+        some = np.unique(np.linspace(0, len(plan.starts) - 1, most_windows).round().astype(int))
+        each = [
+            log_probabilities(
+                model,
+                document.ids,
+                plan.starts[some],
+                window=plan.window,
+                prompt=plan.prompt,
+                batch=settings.batch,
+                offset=place,
+            )
+            for place in places
+        ]
+        found.append(
+            {
+                "name": document.name,
+                "control": document.control,
+                "mean_p": [float(np.exp(log_p).mean()) for log_p in each],
+                "mean_log_p": [float(log_p.mean()) for log_p in each],
+            }
+        )
+    return {"offsets": places, "documents": found}

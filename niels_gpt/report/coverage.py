@@ -1,0 +1,249 @@
+"""How often each token of each document is seen and supervised: as text, as PNG, as a page.
+
+Every axis begins at 0 and is the same for all documents, so that even coverage looks even and documents compare.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from niels_gpt.report.charts import Series, chart_key, line_chart, save_png
+from niels_gpt.report.page import Cell, Column, Group, counted, escape, page, paragraph, percent, shortened, table
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_MOST_PANELS = 24
+_MOST_CHARTS = 100
+_BINS = 200
+
+
+class Covered(Protocol):
+    """A document and, for each of its tokens, how often it lay in a frame and how often it was a target."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def seen(self) -> np.ndarray: ...
+    @property
+    def supervised(self) -> np.ndarray: ...
+
+
+def bin_means(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """(where each bin begins, its mean): at most `bins` of them, their sizes equal to within one token."""
+    number = min(bins, len(values))
+    if not number:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    edges = np.arange(number + 1) * len(values) // number
+    return edges[:-1], np.add.reduceat(values.astype(np.float64), edges[:-1]) / np.diff(edges)
+
+
+def coverage_text(
+    documents: Sequence[Covered], *, title: str, examples: int, frames: int, width: int = 50
+) -> list[str]:
+    """One line per document: its tokens from left to right in `width` blocks, then numbers.
+
+    A full block is the highest mean of any block; what was seen at all shows, what was not is blank.
+    """
+    _check(documents)
+    lines = [_summary(title, documents, examples, frames)]
+    if not documents:
+        return lines
+    means = [bin_means(document.seen, width)[1] for document in documents]
+    top = max((float(mean.max()) for mean in means if len(mean)), default=0.0)
+    whole = _total_seen(documents)
+    names = [_printable(document.name) for document in documents]
+    pad = max(map(_cells, names))
+    numbers = [
+        (f"{d.length:,}", *_low_mean_high(d.seen), *_low_mean_high(d.supervised), percent(int(d.seen.sum()) / whole))
+        for d in documents
+    ]
+    heads = ("tokens", "min", "mean", "max", "min", "mean", "max", "epoch")
+    sizes = [max(map(len, column)) for column in zip(heads, *numbers, strict=True)]
+    cells = [[f"{cell:>{size}}" for cell, size in zip(row, sizes, strict=True)] for row in (heads, *numbers)]
+    over = f"  {'':{sizes[0]}}  {'seen':^{sum(sizes[1:4]) + 2}}  {'supervised':^{sum(sizes[4:7]) + 2}}"
+    lines[0] += f"; █ = {_mean(top)} times"
+    lines += [" " * (pad + 2 + width) + line.rstrip() for line in (over, _columns(cells[0]))]
+    for name, mean, row in zip(names, means, cells[1:], strict=True):
+        lines.append(f"{name}{' ' * (pad - _cells(name))}  {blocks(mean, top):<{width}}{_columns(row)}")
+    return lines
+
+
+def blocks(means: np.ndarray, top: float) -> str:
+    """A block per value, in eighths of `top`, rounded up: nothing but 0 is blank."""
+    if top <= 0:
+        return " " * len(means)
+    return "".join(_BLOCKS[min(8, math.ceil(8 * float(mean) / top - 1e-9))] for mean in means)
+
+
+def _columns(row: Sequence[str]) -> str:
+    """tokens, then seen, then supervised, then the share."""
+    return f"  {row[0]}  {' '.join(row[1:4])}  {' '.join(row[4:7])}  {row[7]}"
+
+
+def coverage_png(documents: Sequence[Covered], path: Path, *, title: str, examples: int, frames: int) -> None:
+    """A panel per document, at most 24 of them; written whole or not at all."""
+    from matplotlib.figure import Figure
+
+    _check(documents)
+    shown = documents[:_MOST_PANELS]
+    across = min(max(len(shown), 1), 3 if len(shown) <= 9 else 4)
+    down = max(1, -(-len(shown) // across))
+    figure = Figure(figsize=(max(8, 3.4 * across), 1.2 + 1.9 * down), layout="constrained")
+    grid = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
+    for axes, document in zip(grid, shown, strict=False):
+        for values, name, colour in (
+            (document.seen, "seen", "#3b6ea5"),
+            (document.supervised, "supervised", "#d1662b"),
+        ):
+            starts, means = bin_means(values, _BINS)
+            ends = [*starts, document.length]
+            axes.stairs(means, ends, color=colour, linewidth=1.2, baseline=None, label=name)
+        axes.set_title(_plain(shortened(document.name, 34, end=12)), fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.locator_params(axis="x", nbins=4)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.set_xlim(0, max(document.length, 1))
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    grid[0].set_ylim(0, 1.08 * max(_highest(shown), 1e-9))
+    if len(shown):
+        grid[0].legend(frameon=False, fontsize=8, loc="lower center")
+    rest = f"\n{len(documents) - len(shown):,} more not drawn" if len(shown) < len(documents) else ""
+    figure.suptitle(_plain(_summary(title, documents, examples, frames)) + rest, fontsize=10)
+    figure.supxlabel("token of the document", fontsize=9)
+    figure.supylabel("times", fontsize=9)
+    save_png(figure, path)
+
+
+def coverage_page(documents: Sequence[Covered], *, title: str, examples: int, frames: int) -> str:
+    """All numbers in a table and a chart per document (of the first hundred), as a page that needs nothing else."""
+    _check(documents)
+    whole, tokens = _total_seen(documents), max(sum(d.length for d in documents), 1)
+    columns = [
+        Column("Document", text=True),
+        Column("Tokens"),
+        *(Column(name, over="times seen") for name in ("min", "mean", "max")),
+        *(Column(name, over="times supervised") for name in ("min", "mean", "max")),
+        Column("never", over="times supervised", hint="tokens that are never a target"),
+        Column("of the epoch", over="share", hint="tokens seen in this document among all tokens seen"),
+        Column("of the text", over="share", hint="tokens of this document among the tokens of all"),
+    ]
+    rows = [
+        [
+            Cell(d.name),
+            Cell(f"{d.length:,}", d.length),
+            *_cells_of(d.seen),
+            *_cells_of(d.supervised),
+            *(Cell(f"{n:,}", n) for n in (int((d.supervised == 0).sum()),)),
+            *(Cell(percent(share), share) for share in (int(d.seen.sum()) / whole, d.length / tokens)),
+        ]
+        for d in documents
+    ]
+    body = [f"<h1>{escape(title)}</h1>", paragraph(_summary("", documents, examples, frames), kind="soft")]
+    body += [table(columns, [Group(rows)])] if rows else []
+    shown, high = documents[:_MOST_CHARTS], _highest(documents[:_MOST_CHARTS])
+    charts = [_lines(document) for document in shown]
+    if charts:
+        body += [
+            "<h2>Along the documents</h2>",
+            paragraph(
+                f"Means over up to {_BINS} pieces of each document. All charts begin at 0 and end at the same height, "
+                "so that a document that is seen more often stands higher."
+            ),
+            chart_key(charts[0]),
+            '<div class="grid">',
+            *(
+                line_chart(
+                    lines,
+                    title=shortened(document.name, 44, end=16),
+                    x_label="token",
+                    y_label="times",
+                    y_low=0,
+                    y_high=high,
+                    key=False,
+                    size=(480, 180),
+                )
+                for document, lines in zip(shown, charts, strict=True)
+            ),
+            "</div>",
+        ]
+    if len(shown) < len(documents):
+        body.append(paragraph(f"{len(documents) - len(shown):,} more: in the table only.", kind="soft"))
+    return page(title, body)
+
+
+def _lines(document: Covered) -> list[Series]:
+    """Seen and supervised, as steps."""
+    lines = []
+    for name, values, colour in (("supervised", document.supervised, "c1"), ("seen", document.seen, "c0")):
+        starts, means = bin_means(values, _BINS)
+        edges = np.append(starts, document.length)
+        lines.append(Series(name, np.repeat(edges, 2)[1:-1], np.repeat(means, 2), colour=colour, label=name))
+    return lines
+
+
+def _check(documents: Sequence[Covered]) -> None:
+    for d in documents:
+        if not len(d.seen) == len(d.supervised) == d.length:
+            raise ValueError(
+                f"coverage of {d.name}: {d.length:,} tokens, but {len(d.seen):,} numbers of times seen and "
+                f"{len(d.supervised):,} of times supervised; one each is needed"
+            )
+
+
+def _summary(title: str, documents: Sequence[Covered], examples: int, frames: int) -> str:
+    tokens = sum(d.length for d in documents)
+    inside = f"{counted(examples, 'example')} in {counted(frames, 'frame')}"
+    text = f"{counted(len(documents), 'document')}, {counted(tokens, 'token')}; {inside}"
+    return f"{title}: {text}" if title else text
+
+
+def _total_seen(documents: Sequence[Covered]) -> int:
+    return max(sum(int(d.seen.sum()) for d in documents), 1)
+
+
+def _highest(documents: Sequence[Covered]) -> float:
+    """The highest bin of all."""
+    means = [bin_means(values, _BINS)[1] for d in documents for values in (d.seen, d.supervised)]
+    return max((float(mean.max()) for mean in means if len(mean)), default=0.0)
+
+
+def _low_mean_high(values: np.ndarray) -> tuple[str, str, str]:
+    if not len(values):
+        return "-", "-", "-"
+    return f"{int(values.min()):,}", _mean(float(values.mean())), f"{int(values.max()):,}"
+
+
+def _mean(value: float) -> str:
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _cells_of(values: np.ndarray) -> list[Cell]:
+    numbers = (values.min(), values.mean(), values.max()) if len(values) else (math.nan,) * 3
+    return [Cell(text, float(number)) for text, number in zip(_low_mean_high(values), numbers, strict=True)]
+
+
+def _plain(text: str) -> str:
+    """For matplotlib, to which a dollar sign begins a formula."""
+    return text.replace("$", r"\$")
+
+
+def _printable(name: str, limit: int = 28) -> str:
+    """A name for the terminal: one line, no control characters, not too long."""
+    clean = "".join(c if c.isprintable() else "?" for c in " ".join(name.split()))
+    while _cells(clean) > limit:
+        clean = clean[:8] + "…" + clean[10:]
+    return clean
+
+
+def _cells(text: str) -> int:
+    """How many cells of a terminal a text fills."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

@@ -1,0 +1,89 @@
+"""How often each token is seen and supervised: an epoch, or some steps, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from niels_gpt.splice.base import SpliceDataset
+from niels_gpt.splice.frames import Spans
+from niels_gpt.splice.packing import arrange
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A document, token by token."""
+
+    name: str
+    length: int
+    seen: np.ndarray
+    """(length,) how often each token lay in a frame."""
+    supervised: np.ndarray
+    """(length,) how often it was to be predicted."""
+
+
+def epoch_spans(dataset: SpliceDataset, epoch: int = 0) -> Iterable[Spans]:
+    """All examples of an epoch, some at a time; their order does not matter here."""
+    for i in range(0, len(dataset), _CHUNK):
+        yield dataset.spans(np.arange(i, min(i + _CHUNK, len(dataset))), epoch)
+
+
+def step_spans(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> Iterable[Spans]:
+    """The examples of the first so many steps of a run."""
+    for step in range(steps):
+        yield dataset.planned(dataset.plan(seed, step, B, shuffle=shuffle))
+
+
+def cover(dataset: SpliceDataset, names: Sequence[str], spans: Iterable[Spans]) -> list[Coverage]:
+    """How often the spans touch each token of each document.
+
+    Every span adds 1 where it begins and takes it off where it ends; the running sum is the count. A span that goes on
+    at the document's beginning (cyclic_roll) is two.
+    """
+    ends = np.cumsum(dataset.lengths + 1)  # one place more than tokens: where a span that reaches the end ends
+    begins = ends - dataset.lengths - 1
+    seen, supervised = (np.zeros(int(ends[-1]), dtype=np.int64) for _ in range(2))
+    for part in spans:
+        length = dataset.lengths[part.doc]
+        for counts, first in ((seen, 0), (supervised, 1)):  # the first token of a span is not predicted
+            _add(counts, begins[part.doc], length, part.t + first, part.length - first)
+    for counts in (seen, supervised):
+        np.cumsum(counts, out=counts)
+    return [
+        Coverage(name, int(end - begin - 1), seen[begin : end - 1], supervised[begin : end - 1])
+        for name, begin, end in zip(names, begins.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _add(counts: np.ndarray, begin: np.ndarray, size: np.ndarray, t: np.ndarray, length: np.ndarray) -> None:
+    """Note spans of `length` tokens from t on in documents that begin at `begin` and have `size` tokens."""
+    t = t % size
+    inside = np.minimum(length, size - t)
+    np.add.at(counts, begin + t, 1)
+    np.add.at(counts, begin + t + inside, -1)
+    around = np.flatnonzero(length > inside)
+    np.add.at(counts, begin[around], 1)
+    np.add.at(counts, begin[around] + (length - inside)[around], -1)
+
+
+def frames_needed(spans: Iterable[Spans], S: int, B: int, *, packed: bool) -> tuple[int, int]:
+    """(examples, frames that they take), B examples at a time."""
+    examples = frames = 0
+    for part in spans:
+        n = len(part.length)
+        examples += n
+        for i in range(0, n, B) if packed else ():
+            frames += int(arrange(part.length[i : i + B], S)[0].max()) + 1
+    return examples, frames if packed else examples
+
+
+def passes(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> np.ndarray:
+    """(steps + 1,) how many times the documents' tokens were predicted, on average, after each step."""
+    counts = dataset.layout.counts(dataset.lengths)
+    total = int((dataset.lengths[counts > 0] - 1).sum())
+    each = [int((part.length - 1).sum()) for part in step_spans(dataset, seed, steps, B, shuffle=shuffle)]
+    return np.concatenate(([0.0], np.cumsum(each) / max(total, 1)))

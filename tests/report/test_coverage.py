@@ -1,0 +1,196 @@
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.report.coverage import bin_means, coverage_page, coverage_png, coverage_text
+from tests.report.pages import read
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Document:
+    name: str
+    seen: np.ndarray
+    supervised: np.ndarray
+
+    @property
+    def length(self):
+        return len(self.seen)
+
+
+def document(name, seen, supervised=None):
+    seen = np.asarray(seen, dtype=np.int64)
+    supervised = np.maximum(seen - 1, 0) if supervised is None else np.asarray(supervised, dtype=np.int64)
+    return Document(name, seen, supervised)
+
+
+def naive_means(values, bins):
+    """Token by token into bins: token j of n belongs to the last bin i with floor(i n / bins) <= j."""
+    bins = min(bins, len(values))
+    sums, counts = [0.0] * bins, [0] * bins
+    for j, value in enumerate(values):
+        i = max(i for i in range(bins) if i * len(values) // bins <= j)
+        sums[i] += value
+        counts[i] += 1
+    return [total / count for total, count in zip(sums, counts, strict=True)]
+
+
+TIMES = st.lists(st.integers(0, 40), min_size=1, max_size=60)
+
+
+@given(TIMES, st.integers(1, 30))
+def test_bins(values, bins):
+    starts, means = bin_means(np.array(values), bins)
+    assert means == pytest.approx(naive_means(values, bins))
+    sizes = np.diff([*starts, len(values)])
+    assert starts[0] == 0 and sizes.max() - sizes.min() <= 1
+
+
+@given(st.lists(TIMES, min_size=1, max_size=5), st.integers(1, 30))
+def test_lines_against_a_naive_binning(all_seen, width):
+    documents = [document(f"doc {i}", seen) for i, seen in enumerate(all_seen)]
+    first, _, heads, *lines = coverage_text(documents, title="T", examples=1234, frames=56, width=width)
+    assert first.startswith(f"T: {len(documents)} document") and "1,234 examples in 56 frames" in first
+    assert heads.split() == ["tokens", "min", "mean", "max", "min", "mean", "max", "epoch"]
+    top = max(max(naive_means(seen, width)) for seen in all_seen)
+    whole = sum(map(sum, all_seen))
+    assert len(lines) == len(documents)
+    for i, (line, seen) in enumerate(zip(lines, all_seen, strict=True)):
+        assert line.startswith(f"doc {i}  ")
+        drawn = line[len(f"doc {i}  ") :][:width].ljust(width)
+        for block, mean in zip(drawn, naive_means(seen, width), strict=False):
+            assert (block == " ") == (mean == 0), "what was seen shows, what was not is blank"
+            assert top == 0 or -1e-9 <= BLOCKS.index(block) - 8 * mean / top < 1 + 1e-9
+        assert drawn[min(len(seen), width) :].strip() == ""
+        tokens, low, mean, high, low_2, _, high_2, share = line[len(f"doc {i}  ") + width :].split()
+        assert (int(tokens), int(low), int(high)) == (len(seen), min(seen), max(seen))
+        assert (int(low_2), int(high_2)) == (max(min(seen) - 1, 0), max(max(seen) - 1, 0))
+        assert float(mean) == pytest.approx(sum(seen) / len(seen), rel=0.005, abs=0.006)
+        assert float(share.strip("%> ")) == pytest.approx(100 * sum(seen) / max(whole, 1), rel=0.006)
+
+
+def test_even_coverage_looks_even():
+    *_, line = coverage_text([document("a", [7] * 1000)], title="", examples=1, frames=1, width=20)
+    assert line.split()[1] == "█" * 20
+    *_, one, other = coverage_text(
+        [document("a", [8] * 100), document("b", [4] * 100)], title="", examples=1, frames=1, width=20
+    )
+    assert one.split()[1] == "█" * 20 and other.split()[1] == "▄" * 20, "one scale for all documents"
+
+
+def test_a_text_to_read():
+    documents = [document("even", [4] * 16), document("日本", [1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 3, 3, 2, 2, 0, 0])]
+    assert coverage_text(documents, title="One epoch", examples=2000, frames=1, width=8) == [
+        "One epoch: 2 documents, 32 tokens; 2,000 examples in 1 frame; █ = 4.00 times",
+        "                            seen       supervised",
+        "                tokens  min mean max  min mean max  epoch",
+        "even  ████████      16    4 4.00   4    3 3.00   3  62.7%",
+        "日本  ▂▄▆██▆▄       16    0 2.38   4    0 1.50   3  37.3%",
+    ]
+
+
+def test_names_for_the_terminal():
+    names = ["\x1b[31mred\nname", "x" * 200, "short"]
+    lines = coverage_text([document(name, [1]) for name in names], title="", examples=1, frames=1, width=5)[3:]
+    assert "\x1b" not in "".join(lines) and lines[0].startswith("?[31mred name ")
+    assert len({line.index("█") for line in lines}) == 1, "columns stand under each other"
+    assert lines[1].index("█") == 30
+
+
+def test_nothing_to_show():
+    assert coverage_text([], title="T", examples=0, frames=0) == ["T: 0 documents, 0 tokens; 0 examples in 0 frames"]
+    read(coverage_page([], title="T", examples=0, frames=0))
+    text = coverage_text([document("a", [0, 0])], title="T", examples=0, frames=0, width=4)
+    assert "0%" in text[-1] and not set(BLOCKS[1:]) & set(text[-1])
+
+
+def test_counts_must_fit_the_document():
+    wrong = document("odd one", [1, 2, 3], [1, 2])
+    for call in (coverage_text, coverage_page, lambda d, **o: coverage_png(d, None, **o)):
+        with pytest.raises(ValueError, match=r"odd one: 3 tokens, but 3 .* and 2 of times supervised"):
+            call([wrong], title="", examples=1, frames=1)
+
+
+# --- the picture -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """The figure instead of its picture."""
+    from matplotlib.figure import Figure
+
+    found = []
+
+    def keep(self, file, **options):
+        found.append(self)
+        file.write(b"picture")
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return found
+
+
+def test_what_is_drawn(tmp_path, figure):
+    documents = [document("a $x$", [5] * 50), document("b", [0, 1, 2, 3])]
+    coverage_png(documents, tmp_path / "c.png", title="T", examples=9, frames=3)
+    panels = [axes for axes in figure[0].axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels] == [r"a \$x\$", "b"]
+    assert {axes.get_ylim() for axes in panels} == {(0, 5 * 1.08)}, "from 0, one scale"
+    seen, supervised = (stairs.get_data() for stairs in panels[1].patches)
+    assert seen.values.tolist() == [0, 1, 2, 3] and seen.edges.tolist() == [0, 1, 2, 3, 4]
+    assert supervised.values.tolist() == [0, 0, 1, 2]
+    assert "9 examples in 3 frames" in figure[0].get_suptitle()
+    assert (tmp_path / "c.png").read_bytes() == b"picture"
+
+
+def test_more_documents_than_panels(tmp_path, figure):
+    coverage_png([document(f"{i}", [1, 2]) for i in range(30)], tmp_path / "c.png", title="T", examples=9, frames=3)
+    assert len([axes for axes in figure[0].axes if axes.get_visible()]) == 24
+    assert "6 more not drawn" in figure[0].get_suptitle()
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_picture(tmp_path, recwarn, number):
+    coverage_png([document("日本", range(500))] * number, tmp_path / "c.png", title="T", examples=9, frames=3)
+    data = (tmp_path / "c.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data[-8:-4] == b"IEND"
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+# --- the page ----------------------------------------------------------------------------------------
+
+
+def test_the_page():
+    documents = [document("a <b>&", [40] * 4000, [39] * 3999 + [0]), document("b", [10] * 1000)]
+    html = coverage_page(documents, title="C <i>", examples=1234, frames=56)
+    page = read(html)
+    assert page.texts("h1") == ["C <i>"]
+    assert "2 documents, 5,000 tokens; 1,234 examples in 56 frames" in page.texts("p", "soft")
+    cells = page.texts("td")
+    assert cells[:11] == ["a <b>&", "4,000", "40", "40.0", "40", "0", "39.0", "39", "1", "94.1%", "80%"]
+    assert cells[11:] == ["b", "1,000", "10", "10.0", "10", "9", "9.00", "9", "0", "5.88%", "20%"]
+    curves = [a["d"] for a, _ in page.all("path", "curve")]
+    assert len(curves) == 4
+    heights = [{float(point.split()[1]) for point in re.split("[ML]", d)[1:]} for d in curves]
+    assert len(heights[1]) == len(heights[3]) == 1, "even coverage is a level line"
+    bottom, [high], [low] = 180 - 38, heights[1], heights[3]
+    assert (bottom - high) / (bottom - low) == pytest.approx(4, abs=0.02), "from 0, one scale"
+
+
+def test_many_documents_are_in_the_table_and_the_rest_is_said():
+    page = read(coverage_page([document(f"d{i}", [1] * 9) for i in range(104)], title="T", examples=1, frames=1))
+    assert len(page.texts("figure")) == 100
+    assert "d103" in page.texts("td") and "4 more: in the table only." in page.texts("p", "soft")
+
+
+def test_a_document_without_tokens():
+    empty = document("empty", [])
+    page = read(coverage_page([empty, document("a", [1])], title="T", examples=1, frames=1))
+    assert page.texts("td")[:8] == ["empty", "0", "-", "-", "-", "-", "-", "-"]
+    assert "empty" in coverage_text([empty], title="T", examples=1, frames=1)[-1]
+    assert math.isinf(float(page.all("td")[2][0]["data-v"]))

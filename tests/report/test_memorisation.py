@@ -1,0 +1,330 @@
+import copy
+import json
+import math
+
+import pytest
+
+from niels_gpt.report import memorisation_text
+from niels_gpt.report.memorisation import memorisation_page
+from tests.report.pages import read
+
+NASTY = "<script>alert('x')</script> & \"q\" </div><!-- https://example.org/?a=1&b=2 -->"
+TEXT = f"\n  {NASTY}\n\tnaïve 日本語 🙂👩‍👩‍👧 ]]> &amp; &#65;\r\nlast line  "
+
+
+def document(name, *, control=False, windows=100, memorised=0, max_p=0.75, mean_log_p=-20.0, **other):
+    counts = {
+        "0.0001": windows // 2,
+        "0.01": memorised + 3,
+        "0.1": memorised + 2,
+        "0.5": memorised,
+        "0.9": memorised // 2,
+    }
+    if control:
+        counts = dict.fromkeys(counts, 0)
+    return {
+        "name": name,
+        "source": "notes",
+        "control": control,
+        "tokens": 5 * windows,
+        "bytes": 20 * windows,
+        "windows": windows,
+        "short": False,
+        "mean_p": max_p / 8,
+        "median_p": max_p / 64,
+        "max_p": max_p,
+        "mean_log_p": mean_log_p,
+        "over": counts,
+        "nats_per_token": 1.2345,
+        "bits_per_byte": 0.4567,
+        "greedy": {"starts": 77, "share": 0.625, "exact": 12},
+        "longest_run": {"tokens": 345, "start": 3, "text": f"run of {name}"},
+        "discoverable": {
+            str(10**k): {p: min(windows, k * 7 + i) for i, p in enumerate(("0.9", "0.5", "0.1"))} for k in range(7)
+        },
+    } | other
+
+
+def make(documents=None, **other):
+    documents = documents or [
+        document("alpha", windows=1000, memorised=250, max_p=0.97, mean_log_p=-3 * math.log(10)),
+        document(NASTY, windows=3000, memorised=50, max_p=0.8, mean_log_p=-7 * math.log(10)),
+        document("beta", windows=1, short=True, greedy={"starts": 0, "share": None, "exact": 0}, mean_log_p=-10.0),
+        document("held out", control=True, windows=500, max_p=2e-7, mean_log_p=-16 * math.log(10)),
+    ]
+    ranked = sorted(documents, key=lambda d: -d["max_p"])
+    return {
+        "format": 1,
+        "title": f"Report {NASTY}",
+        "checkpoint": "runs/x/000100.pt",
+        "step": 1200,
+        "parameters": 3_412_992,
+        "positions": "rope",
+        "unit": "token",
+        "settings": {"window": 100, "prompt": 50, "stride": 5, "greedy": 32, "map": "suffix"},
+        "documents": documents,
+        "passages": [
+            {
+                "document": d["name"],
+                "control": d["control"],
+                "start": 1234,
+                "end": 1334,
+                "p": d["max_p"],
+                "log_p": math.log(d["max_p"]),
+                "prompt": f"{TEXT}(prompt of {i})",
+                "suffix": f"{TEXT}(suffix of {i})",
+            }
+            for i, d in enumerate(ranked)
+        ],
+        "strips": [
+            {"document": d["name"], "control": d["control"], "text": TEXT, "p": [i % 9 / 8 for i in range(len(TEXT))]}
+            for d in documents
+        ],
+        "checkpoints": [],
+        "position_map": None,
+    } | other
+
+
+def checkpoints(documents, steps):
+    return [
+        {
+            "step": step,
+            "documents": [
+                {
+                    "name": d["name"],
+                    "control": d["control"],
+                    "mean_p": 0.1,
+                    "median_p": 0.1,
+                    "max_p": 0.5,
+                    "mean_log_p": -900.0 + step,
+                    "memorised": step / max(steps) / 2,
+                    "nats_per_token": 5 - step / max(steps),
+                }
+                for d in documents
+            ],
+        }
+        for step in steps
+    ]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return read(memorisation_page(make()))
+
+
+def test_the_headline_says_what_came_out(found):
+    [text] = found.texts("div", "lead")
+    # 250 + 50 + 0 of 1000 + 3000 + 1 windows; two of three documents
+    assert "2 of 3 trained documents can be recited" in text
+    assert "300 of 4,001 windows (7.5%)" in text
+    assert "“alpha”: 97%, 1 in 1.03." in text
+    assert (
+        "Of 1 control document, never trained on, 0 of 500 windows come back so; the strongest is 1 in 5 million."
+        in text
+    )
+    gap = (1000 * -3 + 3000 * -7 + -10 / math.log(10)) / 4001 + 16
+    assert round(gap) == 10 and "a trained suffix is 10¹⁰ times as likely" in text
+
+
+def test_what_is_said_where_nothing_is_memorised_or_there_is_no_control():
+    [text] = read(memorisation_page(make([document("a", memorised=0, max_p=1e-3)]))).texts("div", "lead")
+    assert "0 of 1 trained document can be recited: after a true prompt, none of 100 windows" in text
+    assert "0.1%, 1 in 1,000" in text
+    assert "There are no control documents" in text
+    [text] = read(memorisation_page(make([document("a", control=True)]))).texts("div", "lead")
+    assert "There are no trained documents" in text and "times as likely" not in text
+
+
+def test_a_strongest_passage_whose_p_is_no_float():
+    documents = [document("a", max_p=0.5), document("c", control=True)]
+    report = make(documents)
+    documents[1].update(max_p=0.0)
+    report["passages"][0].update(document="c", p=0.0, log_p=-2000 * math.log(10))
+    [text] = read(memorisation_page(report)).texts("div", "lead")
+    assert "the strongest is 1 in 10²⁰⁰⁰" in text
+    report["passages"] = []
+    assert "the strongest is never" in read(memorisation_page(report)).texts("div", "lead")[0]
+
+
+def test_everything_from_outside_is_shown_as_text(found):
+    assert found.texts("title")[0] == f"Report {NASTY}"
+    assert found.texts("h1") == [f"Report {NASTY}"]
+    cells = found.texts("td", "t")
+    assert sum(cell.startswith(NASTY) for cell in cells) == 3, "in each of the three tables of documents"
+    assert f"run of {NASTY}"[:79] + "…" in cells
+    assert NASTY in found.texts("b"), "over its strip"
+
+
+def test_numbers_of_a_document(found):
+    cells = [(a, text) for a, text in found.all("td")]
+    flat = [text for _, text in cells]
+    start = flat.index("alphanotes")
+    assert flat[start : start + 11] == [
+        "alphanotes", "5,000", "1,000", "0.121", "0.0152", "0.97", "500", "253", "252", "250", "125",
+    ]  # fmt: skip
+    assert [float(a["data-v"]) for a, _ in cells[start + 1 : start + 3]] == [5000, 1000]
+    assert "betanotes, shorter than a window" in flat
+    start = flat.index("alpha")
+    assert flat[start : start + 7] == ["alpha", "62.5%", "12 of 77", "345", "run of alpha", "1.234", "0.457"]
+    assert flat[flat.index("beta") + 1] == "-"
+    [total] = found.texts("tr", "total")
+    assert total.startswith("all20,0054,001")
+
+
+def test_controls_stand_apart(found):
+    groups = found.texts("tr", "group")
+    assert groups[:2] == ["Trained on", "Control: never trained on"]
+    bodies = found.texts("tbody")
+    assert "held out" not in bodies[0] and "held out" in bodies[1] and "alpha" not in bodies[1]
+
+
+def test_the_tables_can_be_sorted(found):
+    assert {"Document", "Tokens", "Windows", "mean", "median", "max", "0.01%", "1%", "50%", "90%"} <= set(
+        found.texts("button")
+    )
+    for attributes, _ in found.all("td", "n"):
+        float(attributes["data-v"])
+
+
+def test_samples_table(found):
+    [body] = [text for text in found.texts("table") if "n samples" in text]
+    trained = [document("", windows=w)["discoverable"] for w in (1000, 3000, 1)]
+    for n in ("1", "1000", "1000000"):
+        for p in ("0.1", "0.5", "0.9"):
+            number = sum(d[n][p] for d in trained)
+            share = f"{100 * number / 4001:.3g}%"
+            assert f"{number}{share}" in body
+    assert "1,000,000" in body
+
+
+def test_passages_have_their_text(found):
+    passages = found.texts("article", "passage")
+    assert len(passages) == 4
+    assert passages[0].startswith("1. 97%, 1 in 1.03 alpha, 1,234 to 1,334")
+    assert passages[3].startswith("4. 2.0·10⁻⁵%, 1 in 5 million held out (control), 1,234 to 1,334")
+    for rank, text in enumerate(passages):
+        assert text.endswith(f"{TEXT}(prompt of {rank}){TEXT}(suffix of {rank})")
+
+
+def test_strips_join_to_the_texts(found):
+    strips = [text for a, text in found.all("div", "text")][4:]
+    assert strips == [TEXT] * 4, "whitespace, line ends and all"
+    titles = [
+        a["title"] for tag, a, _, around in found.elements if tag == "span" and "details" in around and "title" in a
+    ]
+    assert "12.5% to 37.5%" in titles and "50% to 87.5%" in titles and "100%" in titles
+
+
+def test_the_page_says_what_rope_means_or_draws_a_map():
+    sentence = "P(z) does not depend on where in the frame the text lies"
+    assert sentence in memorisation_page(make())
+    learned = memorisation_page(make(positions="learned"))
+    assert sentence not in learned and "Place in the frame" not in learned
+    documents = make()["documents"]
+    drawn = {
+        "offsets": [0, 64, 128],
+        "documents": [
+            {
+                "name": d["name"],
+                "control": d["control"],
+                "mean_p": [0.5, 0.1, 0.0],
+                "mean_log_p": [-1.0, -50.0, -2000.0],
+            }
+            for d in documents
+        ],
+    }
+    html = memorisation_page(make(positions="learned", position_map=drawn))
+    page = read(html)
+    assert sentence not in html and "Place in the frame" in page.texts("h2")
+    assert "tokens before the text" in page.texts("text")
+
+
+def test_curves_over_checkpoints():
+    report = make()
+    assert "Over training" not in memorisation_page(report)
+    report["checkpoints"] = checkpoints(report["documents"], [100, 300, 200])
+    report["checkpoints"][1]["documents"].pop(0)
+    page = read(memorisation_page(report))
+    assert "Over training" in page.texts("h2")
+    names = [text for tag, _, text, around in page.elements if tag == "title" and around[-2:] == ["svg", "g"]]
+    assert names.count("held out (control)") == names.count("alpha") - 1 == 5, "four curves, thresholds; and a bar"
+    assert "Loss" in page.texts("b") and "nats per token" in page.texts("text")
+
+
+def test_many_documents_share_a_colour():
+    few = make([*(document(f"d{i}") for i in range(8)), document("c", control=True)])
+    many = make([*(document(f"d{i}") for i in range(30)), document("c", control=True)])
+    assert "d7" in read(memorisation_page(few)).texts("span", "c7")
+    page = read(memorisation_page(many))
+    assert page.texts("span", "c0") == ["30 trained documents"]
+    assert page.texts("span", "ctl") == ["1 control document"]
+    names = [text for tag, _, text, around in page.elements if tag == "title" and "svg" in around]
+    assert {f"d{i}" for i in range(30)} <= set(names), "each line has its name on hover"
+
+
+def test_a_long_document_stays_small():
+    size = 40_000
+    text = ("word <&> " * size)[:size]
+    p = [(i // 40 * 7919 % 101) / 100 for i in range(size)]  # another probability every 40 characters
+    report = make([document("long", windows=8000)])
+    report["strips"] = [{"document": "long", "control": False, "text": text, "p": p}]
+    html = memorisation_page(report)
+    assert len(html) < 250_000
+    page = read(html)
+    spans = [a for tag, a, _, around in page.elements if tag == "span" and "details" in around and "title" in a]
+    assert 500 < len(spans) <= size / 40
+    assert text in page.texts("div", "text")
+    strip = [a for a, inside in page.all("details") if text in inside]
+    assert "open" not in strip[0], "long texts are folded"
+
+
+def test_what_is_left_out_is_said(monkeypatch):
+    report = make([document(f"d{i}") for i in range(50)])
+    monkeypatch.setattr(memorisation_text, "_MOST_CHARACTERS", 3 * len(TEXT))
+    page = read(memorisation_page(report))
+    soft = page.texts("p", "soft")
+    assert "47 more are in the JSON file." in soft and "10 more are in the JSON file." in soft
+    assert page.texts("div", "text").count(TEXT) == 3
+    assert len(page.texts("article")) == 40
+
+
+@pytest.mark.parametrize("empty", ["passages", "strips", "documents"])
+def test_parts_may_be_empty(empty):
+    read(memorisation_page(make() | {empty: []}))
+
+
+def test_what_is_not_known_is_a_dash_or_left_out():
+    unknown = document("a", nats_per_token=math.nan, bits_per_byte=math.nan)
+    page = read(memorisation_page(make([unknown], title="", checkpoint="")))
+    assert page.texts("h1") == ["What was memorised"]
+    assert page.texts("p", "soft")[0].startswith("step 1,200, 3.41M parameters")
+    assert page.texts("td").count("-") == 2 and "nan" not in page.texts("main")[0]
+
+
+def test_without_greedy_decoding():
+    page = read(memorisation_page(make(settings={**make()["settings"], "greedy": 0})))
+    assert "Loss" in page.texts("h3") and "longest verbatim run" not in page.texts("th")
+    flat = page.texts("td")
+    assert flat[flat.index("alpha") :][:3] == ["alpha", "1.234", "0.457"]
+    assert "Greedy" not in page.texts("dt")
+
+
+def test_bytes_are_called_bytes():
+    text = read(memorisation_page(make(unit="byte"))).texts("body")[0]
+    assert "Windows of 100 bytes" in text and "nats per token" not in text
+
+
+def test_the_report_is_left_as_it_was_and_the_page_depends_on_it_alone():
+    report = make()
+    before = copy.deepcopy(report)
+    first = memorisation_page(report)
+    assert report == before
+    assert memorisation_page(json.loads(json.dumps(report))) == first, "JSON is enough"
+
+
+def test_the_reader_is_told_what_words_mean(found):
+    terms = found.texts("dt")
+    assert {"Window z", "P(z)", "Memorised", "Control", "Greedy", "Longest verbatim run"} <= set(terms)
+    assert len(found.texts("dd")) == len(terms)
+    other = read(memorisation_page(make(settings={**make()["settings"], "map": "window"})))
+    assert "in the prompt of a window as well" in other.texts("dd")[-1]
