@@ -18,6 +18,10 @@ NAMES = (
     "sft_batch",
     "build_cache",
     "open_cache",
+    "splice_batch",
+    "open_splice",
+    "packed_step",
+    "memorise",
 )
 
 

@@ -78,6 +78,8 @@ class Stream:
     """The documents' names; None: they are numbered rows."""
     starts: list[int]
     """The documents' first bytes."""
+    gap: int = 0
+    """Bytes of the separator between them."""
 
     def locate(self, offset: int) -> tuple[str, int]:
         """(document, offset within it) for an offset of the stream."""
@@ -197,7 +199,7 @@ def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inpu
     files.write_bytes(bin_path, data)
     documents = {"names": names, "starts": starts}
     files.write_json(meta_path, {**described, "bytes": len(data), "sha256": digest, "documents": documents})
-    return Stream(data=data, sha256=digest, cached=False, names=names, starts=starts)
+    return Stream(data=data, sha256=digest, cached=False, names=names, starts=starts, gap=_gap(described))
 
 
 def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> Stream | None:
@@ -212,9 +214,14 @@ def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> S
         if files.sha256_bytes(data) != meta["sha256"]:
             return None
         documents = meta["documents"]
-        return Stream(data, meta["sha256"], True, documents["names"], documents["starts"])
+        return Stream(data, meta["sha256"], True, documents["names"], documents["starts"], _gap(described))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _gap(described: dict[str, Any]) -> int:
+    separator: str = described.get("sep", described.get("delimiter", ""))
+    return len(separator.encode("utf-8"))
 
 
 def _starts(sizes: Iterable[int], *, gap: int) -> list[int]:

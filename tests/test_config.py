@@ -19,6 +19,7 @@ from niels_gpt.config import (
     default_p_train,
 )
 from niels_gpt.config_file import config_from_dict, differences, dump_config, load_config, load_pipeline, to_dict
+from niels_gpt.splice_config import SpliceConfig
 
 SHIPPED = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
@@ -30,6 +31,7 @@ def test_v0_model():
     assert made == {"V": 256, "T": 256, "C": 256, "L": 4, "H": 4, "D": 64, "d_ff": 1024, "dropout": 0.1} | {
         "norm": "layernorm",
         "mlp": "gelu",
+        "positions": "rope",
     }
 
 
@@ -426,9 +428,11 @@ def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path, text):
 def test_the_dump_names_every_key():
     import yaml
 
-    dumped = yaml.safe_load(dump_config(RunConfig()))
+    config = RunConfig(splice=SpliceConfig(num_docs=2))
+    dumped = yaml.safe_load(dump_config(config))
+    assert "splice" not in yaml.safe_load(dump_config(RunConfig()))  # nothing to say: not a splice run
     for section in dataclasses.fields(RunConfig):
-        made = getattr(RunConfig(), section.name)
+        made = getattr(config, section.name)
         if dataclasses.is_dataclass(made):
             assert list(dumped[section.name]) == [field.name for field in dataclasses.fields(made)]
     assert dumped["model"]["D"] == 64  # resolved, not as given

@@ -31,7 +31,8 @@ def test_a_shipped_config_makes_a_model_and_a_schedule(config, tmp_path):
         assert model(rows).shape == (1, config.model.T, config.model.V)
     C, L, d_ff = config.model.C, config.model.L, config.model.d_ff
     matrices = 3 if config.model.mlp == "swiglu" else 2
-    assert model.num_parameters() == config.model.V * C + L * (4 * C * C + matrices * C * d_ff + 2 * C) + C
+    positions = config.model.T * C if config.model.positions == "learned" else 0
+    assert model.num_parameters() == config.model.V * C + positions + L * (4 * C * C + matrices * C * d_ff + 2 * C) + C
     settings = config.train
     rates = [
         lr_at_step(
@@ -45,7 +46,9 @@ def test_a_shipped_config_makes_a_model_and_a_schedule(config, tmp_path):
     ]
     assert rates == pytest.approx([settings.base_lr, settings.min_lr])
     assert settings.min_lr <= settings.base_lr
-    if config.task == "bytes":
+    if config.task == "splice":
+        assert config.splice.dataset_name in ("roam", "wiki")  # embedded: a fresh machine has no other documents
+    elif config.task == "bytes":
         assert stream_config(config).enabled_sources
     else:
         assert sum(settings.p_train.values()) == pytest.approx(1)

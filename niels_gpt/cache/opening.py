@@ -67,11 +67,13 @@ class CacheFolder:
             verify=verify,
         )
 
-    def fingerprint(self, kind: str, name: str) -> str:
-        """What identifies the training tokens of a cache: the sha256 of its files, joined and hashed."""
+    def fingerprint(self, kind: str, name: str, split: str = "train") -> str:
+        """What identifies the tokens of a split of a cache: the sha256 of its files, joined and hashed."""
         import hashlib
 
         folder = self.path / kind / name
         listed = listed_files(read_meta(folder / "meta.json"), folder)
-        text = "".join(f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file[:5] == "train")
+        text = "".join(
+            f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file.startswith(split)
+        )
         return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -50,6 +50,8 @@ class TokenStream:
         for name in listed:
             if name not in present and name != DOCUMENTS:
                 raise CacheError(f"{self.folder / name} is missing: build the cache again")
+        if verify and f"{split}/{DOCUMENTS}" in files:
+            check_listed(self.folder / DOCUMENTS, files[f"{split}/{DOCUMENTS}"], verify=True)
         if "files" not in self.meta:
             return [path.stat().st_size for path in paths]
         return [check_listed(path, files.get(f"{split}/{path.name}"), verify=verify) for path in paths]
@@ -94,5 +96,7 @@ class TokenStream:
                 raise CacheError(f"{path} is missing or damaged: build the cache again") from err
             if starts.ndim != 1 or starts.dtype.kind != "i" or (np.diff(starts) <= 0).any():
                 raise CacheError(f"{path} is damaged: the documents' starts do not increase")
+            if len(starts) and not 0 <= starts[0] <= starts[-1] < self.num_tokens:
+                raise CacheError(f"{path} is damaged: it has documents outside the {self.num_tokens:,} tokens")
             self._starts = starts
         return self._starts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import Counter
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from niels_gpt import files
-from niels_gpt.cli.memorising import probability, progress, write_all
+from niels_gpt.cli.memorising import chance_of, probability, progress, write_all
 from niels_gpt.cli.runs import Loaded, load
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import list_roam_paths, read_text
+from niels_gpt.evaluation.extraction import log_probabilities
 from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
 from niels_gpt.evaluation.memorisation_report import report, top_passages
 from niels_gpt.report.page import one_in
@@ -25,6 +27,8 @@ from niels_gpt.train.splice_task import SpliceTask, plural
 
 NOT_SAFE = 3
 """Exit code where some passage can be recited; 1 is an error, 2 a wrong option."""
+PLACES = 9
+"""Places of the frame that are tried where positions are learned."""
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
 
 
@@ -60,6 +64,8 @@ def run_audit(
         documents += [Document(f"control: {name}", ids, control=True, source="control") for name, ids in others.items()]
     with progress("auditing") as tell:
         measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
+    if loaded.model.config.positions == "learned":
+        measured = [at_its_best(m, loaded, settings) for m in measured]
     result = verdict(measured, loaded, threshold, top)
     result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why}
     if out is not None:
@@ -148,6 +154,19 @@ def _key(ids: list[int]) -> bytes:
     return bytes.fromhex(files.sha256_bytes(np.array(ids, dtype="<i4").tobytes()))
 
 
+def at_its_best(measured: Measured, loaded: Loaded, settings: Settings) -> Measured:
+    """With learned positions a model may know a passage at one place of the frame only: the largest P(z) of several."""
+    ids, T = measured.document.ids, loaded.model.config.T
+    places = np.unique(np.linspace(0, T - (settings.window - 1), PLACES).round().astype(int)).tolist()
+    found = [
+        log_probabilities(
+            loaded.model, ids, measured.starts, window=measured.window, prompt=measured.prompt, offset=place
+        )
+        for place in places
+    ]
+    return dataclasses.replace(measured, log_p=np.max(found, axis=0))
+
+
 def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top: int) -> dict[str, Any]:
     """Which notes have passages at or over the threshold, and what the controls reach."""
     own = [m for m in measured if not m.document.control]
@@ -193,8 +212,7 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
         print(f"some are {UNKNOWN}: {result['unknown_because']}")
     print("\nthe passages it knows best")
     for rank, passage in enumerate(result["passages"], 1):
-        print(f"{rank:>3}. P(z) = {probability(passage['p'])} ({one_in(passage['log_p'])})  {passage['document']}, "
-              f"from token {passage['start']:,}")  # fmt: skip
+        print(f"{rank:>3}. P(z) = {chance_of(passage)}  {passage['document']}, from token {passage['start']:,}")
         print(f"     given  {passage['prompt'][-70:]!r}")
         print(f"     says   {passage['suffix'][:70]!r}")
     if result["controls"]:

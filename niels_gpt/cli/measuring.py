@@ -21,6 +21,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config_file import config_from_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
+from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
 from niels_gpt.tokenizer import Tokenizer
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import SOURCES, DataTask, eval_name, open_byte_task, open_task
@@ -85,12 +86,10 @@ def score_caches(
     folder = CacheFolder(token_cache or config.data.token_cache)
     if folder.tokenizer.sha256 != loaded.tokenizer.sha256:
         raise ValueError(f"{folder.path} was built with another tokenizer than that of {loaded.path}")
-    pieces = loaded.tokenizer.token_bytes
-    special = set(loaded.tokenizer.special_token_ids().values())
-    sizes = np.array([0 if i in special else len(piece) for i, piece in enumerate(pieces)])
+    sizes = token_sizes(loaded.tokenizer)
 
     def text(ids: np.ndarray) -> bytes:
-        return b"".join([pieces[i] for i in ids.tolist() if i not in special])
+        return text_bytes(loaded.tokenizer, ids)
 
     T = loaded.model.config.T
     scores: dict[str, dict[str, float]] = {}

@@ -270,18 +270,42 @@ def show(found: dict[str, Any], folder: Path) -> None:
     if not any(d["control"] for d in documents):
         print("there are no control documents: what of this is memorised, and what any such text would get, is unknown")
     for passage in [p for p in found["passages"] if not p["control"]][:3]:
-        print(f"\n{passage['document']}, {unit} {passage['start']:,} to {passage['end']:,}: "
-              f"P(z) = {probability(passage['p'])}, {one_in(passage['log_p'])}")  # fmt: skip
+        place = f"{passage['document']}, {unit} {passage['start']:,} to {passage['end']:,}"
+        print(f"\n{place}: P(z) = {chance_of(passage)}")
         print(f"  given  {_line(passage['prompt'][-90:])}")
         print(f"  says   {_line(passage['suffix'][:90])}")
     if found["positions"] == "rope":
         print("\npositions are relative (RoPE): P(z) does not depend on where in the frame a text lies")
+    else:
+        show_places(found["position_map"])
     print(f"\nreport: {folder}/report.html, report.json, documents.csv, windows.csv")
+
+
+def show_places(places: dict[str, Any]) -> None:
+    """P(z) of each document at several places of the frame."""
+    print("\npositions are learned: the table is for texts at the beginning of the frame; mean P(z) by place:")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("document", overflow="fold")
+    for offset in places["offsets"]:
+        table.add_column(f"{offset}", justify="right")
+    for document in places["documents"]:
+        name = escape(document["name"]) + (" (control)" if document["control"] else "")
+        table.add_row(name, *map(probability, document["mean_p"]))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(table)
 
 
 def probability(p: float) -> str:
     """0.731, or 3.2e-09."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.1e}" if p > 0 else "0"
+
+
+def chance_of(passage: dict[str, Any]) -> str:
+    """0.731, or 3.2e-09 (1 in 310 million)."""
+    rare = f" ({one_in(passage['log_p'])})" if passage["p"] < 0.5 else ""
+    return f"{probability(passage['p'])}{rare}"
 
 
 def _line(text: str) -> str:

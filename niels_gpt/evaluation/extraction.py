@@ -76,7 +76,7 @@ def score_rows(
             places = torch.from_numpy(np.flatnonzero(scored)).to(model.device)
             targets = torch.from_numpy(ids[:, 1:][scored]).to(model.device)
             each, first = _token_scores(model, h.flatten(0, 1)[places], targets)
-            log_p[group] = _by_row(each.double().cpu().numpy(), scored).sum(axis=1)
+            log_p[group] = _by_row(each.cpu().double().numpy(), scored).sum(axis=1)
             led[group] = np.logical_and.accumulate(_by_row(first.cpu().numpy(), scored), axis=1).sum(axis=1)
             if count is not None:
                 count(len(group))
@@ -99,7 +99,7 @@ def continue_greedily(
     chosen = np.zeros((len(prompts), new), dtype=np.int64)
     weights = model.lm_head.weight
     with eval_mode(model):
-        for group in _groups(model, lengths + new - 1, batch):
+        for group in _groups(model, np.maximum(lengths, new), batch):
             ids = _padded([prompts[i] for i in group.tolist()])
             room = dataclasses.replace(model.config, T=ids.shape[1] + new - 1)  # a cache of T would be mostly empty
             cache = KVCache(room, len(group), device=weights.device, dtype=weights.dtype)
@@ -149,12 +149,12 @@ def longest_run(
 def logits_budget(model: GPT) -> int:
     """Bytes of logits to hold at once. On a CPU what stays near the caches is fastest (a product of 256 rows costs no
     more per row than one of 1600)."""
-    return 2**30 if model.device.type == "cuda" else 2**24
+    return 2**28 if model.device.type == "cuda" else 2**24
 
 
 def _tokens(model: GPT) -> int:
     """Tokens per forward pass. On a CPU v1 takes as long per token with 1,600 as with 12,000."""
-    return 2**17 if model.device.type == "cuda" else 2**12
+    return 2**15 if model.device.type == "cuda" else 2**12
 
 
 def _groups(model: GPT, widths: np.ndarray, batch: int) -> Iterator[np.ndarray]:

@@ -90,6 +90,8 @@ class SpliceDataset:
             raise ValueError(f"groups has {len(groups)} labels, but there are {number} documents")
         self.groups = groups
         self._check_modes()
+        if not number:
+            raise ValueError("no examples: no document was chosen")
         counts = layout.counts(self.lengths)
         self._usable = np.flatnonzero(counts)
         if not len(self._usable):
@@ -227,24 +229,19 @@ class SpliceDataset:
         tokens, mask, segments = (np.empty((n, S), dtype=np.int32) for _ in range(3))
         rows = list(zip(*(part.tolist() for part in spans), strict=True))
         same = len(rows) > 1 and all(row[2:] == rows[0][2:] for row in rows)
-        for i, (doc, t, s, length) in enumerate(rows):
+        # Where all spans lie at one place, what is not tokens is the same in all rows: filled in one go.
+        for part, s, length in [(slice(None), *rows[0][2:])] if same else [(i, *rows[i][2:]) for i in range(n)]:
             end = s + length
-            row = tokens[i]
-            if s:
-                row[:s] = pad
-            self.read(doc, t, row[s:end])
-            if end < S:
-                row[end:] = pad
-            if same and i:
-                continue
-            mask[i, :s] = 0
-            mask[i, s : end - 1] = 1
-            mask[i, end - 1 :] = 0
-            segments[i, :s] = 0
-            segments[i, s:] = 1
-        if same:
-            mask[1:] = mask[0]
-            segments[1:] = segments[0]
+            tokens[part, :s] = pad
+            tokens[part, end:] = pad
+            mask[part, :s] = 0
+            mask[part, s : end - 1] = 1
+            mask[part, end - 1 :] = 0
+            segments[part, :s] = 0
+            segments[part, s:] = 1
+        read = self.read if self.layout.kind == "cyclic_roll" else self.documents.read
+        for row, (doc, t, s, length) in zip(tokens, rows, strict=True):
+            read(doc, t, row[s : s + length])
         return Frames(tokens, mask, segments, Origin(*spans))
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
@@ -337,7 +334,7 @@ class SpliceDataset:
         if number > len(self._usable):
             log.warning(
                 "%d of %d documents give no example (shorter than %d tokens)",
-                number - len(self._usable), number, rule.m if rule.adaptive else max(rule.K, rule.m),
+                number - len(self._usable), number, rule.shortest(),
             )  # fmt: skip
         if self.offset_jitter and not (rule.S - rule.content(self._lengths)).any():
             log.warning(
@@ -355,7 +352,9 @@ class SpliceDataset:
         )  # fmt: skip
         log.info("[%s] pairs_per_doc=%s%s", tag, self.quotas[:SHOWN].tolist(), more)
         if self.sampler != "enumerate":
-            log.info("[%s] doc_probs ~ length^%g normalized", tag, _TAU.get(self.balance_mode, self.balance_tau))
+            more_factors = [name for name in ("doc_weights", "groups") if getattr(self, name) is not None]
+            tau = _TAU.get(self.balance_mode, self.balance_tau)
+            log.info("[%s] doc_probs ~ %s normalized", tag, " * ".join([f"length^{tau:g}", *more_factors]))
             fractions = np.round(self.quotas[:SHOWN] / len(self), 4).tolist()
             log.info("[%s] expected_doc_fraction=%s%s", tag, fractions, more)
 

@@ -72,13 +72,11 @@ def _add(counts: np.ndarray, begin: np.ndarray, size: np.ndarray, t: np.ndarray,
 
 def frames_needed(spans: Iterable[Spans], S: int, B: int, *, packed: bool) -> tuple[int, int]:
     """(examples, frames that they take), B examples at a time."""
-    examples = frames = 0
-    for part in spans:
-        n = len(part.length)
-        examples += n
-        for i in range(0, n, B) if packed else ():
-            frames += int(arrange(part.length[i : i + B], S)[0].max()) + 1
-    return examples, frames if packed else examples
+    lengths = np.concatenate([part.length for part in spans])
+    if not packed:
+        return len(lengths), len(lengths)
+    frames = (int(arrange(lengths[i : i + B], S)[0].max()) + 1 for i in range(0, len(lengths), B))
+    return len(lengths), sum(frames)
 
 
 def passes(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> np.ndarray:

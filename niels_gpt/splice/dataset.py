@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Hashable, Sequence
@@ -95,7 +96,9 @@ class SpliceDocumentDataset(SpliceDataset):
         `options` are those of the class, on top of the config's. Raises CacheError (a ValueError) for a cache that is
         damaged or has no documents.npy.
         """
-        config = config or SpliceSingleDocumentLMConfig(doc_index=doc_index)
+        config = config or SpliceSingleDocumentLMConfig()
+        if doc_index is not None:
+            config = dataclasses.replace(config, doc_index=doc_index)
         stream = open_stream(cache_dir, split)
         chosen = config.select(stream.document_lengths(), ends=_ends(stream.documents, stream.num_tokens), S=S)
         documents = CacheDocuments(stream, chosen)

@@ -56,8 +56,9 @@ class CacheDocuments:
         self.stream = stream
         self.indices = np.asarray(indices, dtype=np.int64)
         starts = stream.documents
-        if len(self.indices) and not 0 <= self.indices.min() <= self.indices.max() < len(starts):
-            raise ValueError(f"{stream.folder} has {len(starts)} documents, from 0; asked for {self.indices.max()}")
+        outside = self.indices[(self.indices < 0) | (self.indices >= len(starts))]
+        if len(outside):
+            raise ValueError(f"{stream.folder} has {len(starts)} documents, from 0; there is no {outside[0]}")
         self._starts = np.asarray(starts[self.indices], dtype=np.int64)
         self.lengths = stream.document_lengths()[self.indices]
 

@@ -56,6 +56,14 @@ class Layout:
             K = np.where(lengths >= self.K, K, 0)
         return np.where(self.m <= K, K, 0)
 
+    def shortest(self) -> int:
+        """The length from which on a document gives examples."""
+        if self.kind == "slide":
+            return max(self.S, self.m)
+        return (
+            max(self.K, self.m) if self.kind in ("coverage_balanced", "cyclic_roll") and not self.adaptive else self.m
+        )
+
     def starts(self, lengths: np.ndarray) -> np.ndarray:
         """How many different t each document has."""
         K = self.content(lengths)

@@ -13,7 +13,6 @@ import numpy as np
 from niels_gpt import files
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cache.token_stream import TokenStream
-from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.config import RunConfig
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
@@ -62,10 +61,7 @@ class ByteShelf:
         self._names = stream.names
         starts = np.array(stream.starts, dtype=np.int64)
         ends = np.append(starts[1:], len(stream.data)) if len(starts) else starts
-        for i in range(len(starts) - 1):
-            document = stream.data[starts[i] : ends[i]]
-            cut = DELIMITER if document.endswith(DELIMITER.encode()) else "\n\n"
-            ends[i] -= len(document) - len(document.removesuffix(cut.encode()))
+        ends[:-1] -= stream.gap
         self._starts, self.ends, self.lengths = starts, ends, ends - starts
         self.sha256 = stream.sha256
 
@@ -117,11 +113,15 @@ def open_library(config: RunConfig, source: str | None = None) -> Library:
             listed = ", ".join(have) or "none"
             raise ValueError(f"which cache of {folder.path}? There are: {listed}; set splice.dataset_name")
         name = have[0] if len(have) == 1 else "roam"
-    folder.check("pretrain", [name], option="splice.dataset_name")
+    if name not in have:
+        raise ValueError(
+            f"no pretrain cache {name} in {folder.path}: build it (niels-gpt cache build {name} --cache-dir "
+            f"{folder.path}), or set splice.dataset_name to one that is there: {', '.join(have) or 'none'}"
+        )
     place = folder.path / "pretrain" / name
     sha = folder.tokenizer.sha256
     shelves = [
-        TokenShelf(TokenStream(place / split, tokenizer_sha256=sha), folder.fingerprint("pretrain", name))
+        TokenShelf(TokenStream(place / split, tokenizer_sha256=sha), folder.fingerprint("pretrain", name, split))
         if (place / split).is_dir()
         else EmptyShelf()
         for split in ("train", "val")
@@ -152,17 +152,11 @@ def _byte_library(config: RunConfig, name: str) -> Library:
     only = {name: 1.0}
     train = dataclasses.replace(config.train, p_train=only, p_val=only)
     cfg = stream_config(dataclasses.replace(config, task="bytes", train=train))
-    streams = load_streams(cfg, T=0)[name]
+    streams = load_streams(cfg, T=-1)[name]  # a folder with one note has none to hold out
     places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
     place = places[name] if name in places else config.data.sources[name].path
     shelves = (ByteShelf(streams[split]) for split in ("train", "val"))
     return Library(name, place, "B", ByteTokenizer(), *shelves)
-
-
-def token_sizes(tokenizer: AnyTokenizer) -> np.ndarray:
-    """How many bytes of text each id stands for; special tokens stand for none."""
-    special = set(tokenizer.special_token_ids().values())
-    return np.array([0 if i in special else len(piece) for i, piece in enumerate(tokenizer.token_bytes)])
 
 
 def digest(parts: Iterable[int]) -> str:

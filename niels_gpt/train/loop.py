@@ -179,8 +179,10 @@ def _restore(
 def _identity(config: RunConfig) -> dict[str, Any]:
     """What a run is: the config without places and habits of output."""
     whole = to_dict(config)
-    keys = ("task", "model", "train", *(("splice",) if config.task == "splice" else ()))
-    return {key: whole[key] for key in keys}
+    found = {key: whole[key] for key in ("task", "model", "train")}
+    if config.task == "splice":
+        found["splice"] = {key: value for key, value in whole["splice"].items() if key != "base"}
+    return found
 
 
 def _loop(

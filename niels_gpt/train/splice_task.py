@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
+from niels_gpt.evaluation.memorisation import token_sizes
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
@@ -18,7 +20,7 @@ from niels_gpt.splice.packing import Packed, arrange, pack
 from niels_gpt.splice.torch_face import to_tensors
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
-from niels_gpt.train.library import Library, Shelf, digest, open_library, token_sizes
+from niels_gpt.train.library import Library, Shelf, digest, open_library
 
 MAX_DETAILS = 64
 """Documents whose loss is written at each evaluation; of more, only the mean."""
@@ -71,6 +73,9 @@ class SpliceTask:
             found["control"] = float(np.mean(losses))
             names = unique_names(self.library.held_out, self.controls)
             details |= {f"control {name}": (loss, bpb) for name, loss, bpb in zip(names, losses, bits, strict=True)}
+        if len(details) > MAX_DETAILS:  # the first of the chosen, and the controls
+            last = list(details)[max(len(self._used_names()), MAX_DETAILS // 2) :]
+            details = {name: details[name] for name in [*list(details)[: MAX_DETAILS - len(last)], *last]}
         for name, (loss, bpb) in list(details.items())[:MAX_DETAILS]:
             found |= {f"loss/{name}": float(loss), f"bpb/{name}": float(bpb)}
         return found, found["splice"]
@@ -104,8 +109,7 @@ class SpliceTask:
 
     def sample_prompt(self) -> str:
         """The beginning of the first document: how far does the model know it?"""
-        first = int(self.dataset.plan(0, 0, 1, shuffle=False).indices[0])
-        doc = int(self.dataset.spans([first]).doc[0])
+        doc = int(np.flatnonzero(self.dataset.layout.counts(self.dataset.lengths))[0])
         ids = self.library.train.ids(self.chosen[doc])
         text = self.tokenizer.decode(ids[: min(PROMPT_TOKENS, len(ids) // 2)].tolist()).rstrip("\ufffd")
         return text or self.config.output.sample_prompt
@@ -136,11 +140,13 @@ class SpliceTask:
             f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}"
         ]
         spans = self.spans(0)
-        frames = int(arrange(spans.length, dataset.S)[0].max()) + 1
-        if self.packed and frames < len(spans.doc):
+        frame, start = arrange(spans.length, dataset.S)
+        frames, width = int(frame.max()) + 1, int((start + spans.length).max())
+        saved = len(spans.doc) * dataset.S / (frames * width)
+        if self.packed and saved > 1:
             lines.append(
-                f"packed: {len(spans.doc)} spans of a step lie in {frames} frames of up to {dataset.S} tokens: "
-                f"{len(spans.doc) / frames:.1f} times less to compute, the same loss and gradients"
+                f"packed: {len(spans.doc)} spans of a step lie in {frames} frames of {width} tokens: {saved:.1f} times "
+                f"less to compute than one frame of {dataset.S} each, with the same loss and gradients"
             )
         if model.positions == "rope":
             distinct, total = distinct_spans(dataset), int(dataset.layout.counts(dataset.lengths).sum())
@@ -206,9 +212,9 @@ def _nearest(shelf: Shelf, usable: np.ndarray, number: int, length: float) -> li
 
 def unique_names(shelf: Shelf, indices: Iterable[int]) -> list[str]:
     """The names of documents; where two are the same, with their numbers."""
-    names = {i: shelf.name(i) for i in indices}
-    twice = {name for name in names.values() if list(names.values()).count(name) > 1} if len(names) < 10_000 else set()
-    return [f"{name} ({i})" if name in twice else name for i, name in names.items()]
+    names = [(i, shelf.name(i)) for i in indices]
+    times = Counter(name for _, name in names)
+    return [f"{name} ({i})" if times[name] > 1 else name for i, name in names]
 
 
 def grid(dataset: MultiSpliceDocumentDataset, examples: int) -> Spans:
@@ -231,7 +237,7 @@ def distinct_spans(dataset: MultiSpliceDocumentDataset) -> int:
     for length, number in zip(*np.unique(lengths, return_counts=True), strict=True):
         starts = int(layout.starts(np.array([length]))[0])
         left = length - np.arange(starts) * layout.k_t
-        whole = np.minimum(layout.K, length if layout.kind == "cyclic_roll" else left)
+        whole = np.minimum(layout.K, np.full_like(left, length) if layout.kind == "cyclic_roll" else left)
         # At the right end of the frame a span is cut shorter with every offset, down to min_copy_len.
         cut = (layout.S - layout.m) // layout.k_s - (layout.S - whole) // layout.k_s
         found += int(number) * int((1 + cut).sum())

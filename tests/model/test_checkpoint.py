@@ -27,7 +27,7 @@ from niels_gpt import GPT, ModelConfig, load_checkpoint, loss_fn, save_checkpoin
 from niels_gpt.model.checkpoint import CheckpointError, load_model, read_checkpoint
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
-CONFIG |= {"norm": "layernorm", "mlp": "gelu"}
+CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
 
 
 def make(seed: int = 0, **changes: Any) -> GPT:

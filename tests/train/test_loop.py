@@ -131,7 +131,7 @@ def test_every_update_is_that_of_a_naive_loop(texts, run):
     for step, line in enumerate(metric_lines(run.path)):
         done = (step - 2) / 9
         lr = 1e-2 * step / 2 if step < 2 else 1e-3 + 9e-3 * (1 + math.cos(math.pi * done)) / 2
-        x, y = task.batch(step, "cpu")
+        x, y, *_ = task.batch(step, "cpu")
         loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -205,7 +205,7 @@ def test_masked_targets_count_once_each_however_the_batch_is_split(texts, tmp_pa
 
     class Masked(ByteTask):
         def batch(self, step, device):
-            x, targets = super().batch(step, device)
+            x, targets, *_ = super().batch(step, device)
             targets = targets.clone()
             targets[0, 1:] = -100
             targets[1, :8] = -100

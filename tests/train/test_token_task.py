@@ -111,7 +111,7 @@ def test_targets_of_sft_are_what_the_assistant_says_and_nothing_else(sft):
     eot, asst = token_caches.special("eot"), token_caches.special("asst")
     ends = supervised = 0
     for step in range(40):
-        x, targets = sft.batch(step, "cpu")
+        x, targets, *_ = sft.batch(step, "cpu")
         for row, wanted in zip(x.tolist(), targets.tolist(), strict=True):
             assert any(target != -100 for target in wanted)
             speaking = padding = False

@@ -1,0 +1,79 @@
+"""Models and documents for the tests of memorisation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from niels_gpt import GPT, ModelConfig
+
+
+@functools.cache
+def some_model(V: int = 40, T: int = 48, positions: str = "rope") -> GPT:
+    """Random weights, large enough that every token before matters to the next."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(V=V, T=T, C=16, L=2, H=2, d_ff=32, dropout=0.5, positions=positions))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(1 + 0.3 * torch.randn(p.shape) if p.dim() == 1 else 1.2 * torch.randn(p.shape) / p.shape[1] ** 0.5)
+    return model.eval()
+
+
+@functools.cache
+def chain_model(V: int = 40, T: int = 48, sharpness: float = 5.0) -> GPT:
+    """After id i comes i + 1 (after the last 0), nearly for sure, whatever stands before i."""
+    torch.manual_seed(1)
+    model = GPT(ModelConfig(V=V, T=T, C=64, L=1, H=1, d_ff=8, dropout=0.5))
+    with torch.no_grad():
+        for block in model.layers():
+            block.attn.out.weight.zero_()
+            block.mlp.down.weight.zero_()
+        vectors = nn.functional.layer_norm(torch.randn(V, 64), (64,))
+        model.tok_emb.weight.copy_(vectors)
+        model.lm_head.weight = nn.Parameter(sharpness * vectors.roll(1, 0) / 8)
+    return model.eval()
+
+
+@functools.cache
+def taught_model() -> tuple[GPT, np.ndarray]:
+    """A model that knows a text of 120 ids by heart (below 20), and the text. What comes next depends on more than one
+    token before it: every id stands there six times."""
+    text = np.concatenate([np.random.default_rng(i).permutation(20) for i in range(6)])
+    torch.manual_seed(2)
+    model = GPT(ModelConfig(V=40, T=48, C=32, L=2, H=2, d_ff=64, dropout=0.0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    draw = torch.Generator().manual_seed(3)
+    ids = torch.from_numpy(text)
+    for _ in range(90):
+        starts = torch.randint(0, 120 - 41, (16, 1), generator=draw)
+        rows = ids[starts + torch.arange(41)]
+        loss = nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval(), text
+
+
+def some_ids(n: int, V: int = 40, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, V, n).astype(np.uint16)
+
+
+class Pieces:
+    """A tokenizer of given pieces; the last id is the end of a document."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.token_bytes = [*pieces, b"<|end|>"]
+        self.vocab_size = len(self.token_bytes)
+        self.sha256 = None
+
+    def special_token_ids(self) -> dict[str, int]:
+        return {"eot": self.vocab_size - 1}
+
+
+def letters(V: int = 40) -> Pieces:
+    """V ids: the letters, one byte each, then two-byte ones; the last is the end."""
+    return Pieces([bytes([97 + i]) if i < 26 else bytes([65 + i - 26, 46]) for i in range(V - 1)])

@@ -1,0 +1,378 @@
+"""The report against loops over windows and characters; JSON and CSV as others read them."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.evaluation.exact import Score
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure, position_map
+from niels_gpt.evaluation.memorisation_report import (
+    character_map,
+    curve_entry,
+    discoverable,
+    document_row,
+    report,
+    strip,
+    top_passages,
+    write_csv,
+    write_json,
+    write_windows_csv,
+)
+from niels_gpt.tokenizer import ByteTokenizer
+from tests.evaluation.memorising import Pieces, letters, some_ids, some_model, taught_model
+
+SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
+LEVELS = {"0.0001": 1e-4, "0.01": 0.01, "0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
+
+
+def made(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measured:
+    """As if measured."""
+    chosen = changes.pop("settings", SMALL)
+    values = {
+        "document": Document(changes.pop("name", "a"), ids, control=changes.pop("control", False), source="notes"),
+        "settings": chosen,
+        "bytes": len(ids),
+        "starts": np.array(starts),
+        "window": chosen.window,
+        "prompt": chosen.prompt,
+        "log_p": np.array(log_p),
+        "score": Score(tokens=len(ids) - 1, nats_per_token=2.0, bytes=len(ids) - 1),
+        "greedy_prompt": chosen.greedy,
+        "greedy_share": np.full(len(starts), np.nan),
+        "greedy_run": np.zeros(len(starts), dtype=int),
+        "longest": (0, 0),
+    }
+    return Measured(**{**values, **changes})
+
+
+@functools.cache
+def measured() -> tuple[Measured, ...]:
+    """A text known by heart, with an end; one with errors; a control; a short one."""
+    model, text = taught_model()
+    wrong = text.copy()
+    wrong[[17, 43, 80]] = 30
+    documents = [
+        Document("known", np.append(text, 39), source="notes"),
+        Document("with, errors", wrong, source="notes"),
+        Document("control", some_ids(70, V=39), control=True, source="held out"),
+        Document("short", text[:9]),
+    ]
+    return tuple(measure(model, documents, letters(), SMALL))
+
+
+@functools.cache
+def whole_report() -> dict:
+    model, _ = taught_model()
+    curves = [curve_entry(step, measured()) for step in (20, 10)]
+    return report(
+        model, measured(), letters(), title="a title", checkpoint="runs/x/step_60.pt", step=60, checkpoints=curves
+    )
+
+
+# --- the map ---------------------------------------------------------------------------------------
+
+
+def naive_map(one: Measured, pieces: list[bytes], end: int, whole: bool) -> tuple[str, list[float]]:
+    """Character by character: the bytes it has, the tokens that hold them, the windows that cover these."""
+    owners = [i for i, t in enumerate(one.document.ids.tolist()) if t != end for _ in pieces[t]]
+    text = b"".join(pieces[t] for t in one.document.ids.tolist() if t != end).decode()
+    values, at = [], 0
+    for character in text:
+        tokens = owners[at : at + len(character.encode())]
+        at += len(character.encode())
+        best = 0.0
+        for start, log_p in zip(one.starts.tolist(), one.log_p.tolist(), strict=True):
+            first = start if whole else start + one.prompt
+            if any(first <= token < start + one.window for token in tokens):
+                best = max(best, math.exp(log_p))
+        values.append(best)
+    return text, values
+
+
+@given(
+    text=st.text(st.sampled_from("aé漢😀b \n"), min_size=3, max_size=40),
+    cuts=st.lists(st.integers(1, 5), min_size=1, max_size=200),
+    stride=st.integers(1, 4),
+    whole=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_map_with_characters_that_tokens_cut(
+    text: str, cuts: list[int], stride: int, whole: bool, seed: int
+) -> None:
+    data, pieces = text.encode(), []
+    while data:
+        n = cuts[len(pieces) % len(cuts)]
+        pieces.append(data[:n])
+        data = data[n:]
+    ids = np.append(np.arange(len(pieces)), len(pieces))  # and the end
+    chosen = Settings(window=4, prompt=2, stride=stride, whole_window=whole)
+    starts = sorted({*range(0, len(ids) - 4 + 1, stride), max(0, len(ids) - 4)})
+    draw = random.Random(seed)
+    log_p = [draw.uniform(-5, 0) for _ in starts]
+    width = min(4, len(ids))
+    one = made(ids, starts, log_p, settings=chosen, window=width, prompt=min(2, width - 1))
+    found_text, found = character_map(one, Pieces(pieces))
+    expected_text, expected = naive_map(one, pieces, len(pieces), whole)
+    assert found_text == expected_text == text
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_map_of_a_worked_example() -> None:
+    """Windows of 4 with prompts of 2; é is cut in two by the third token and the fourth."""
+    ids = np.arange(6)
+    pieces = [b"ab", b"c", b"d\xc3", b"\xa9", b"e", b"fg"]
+    one = made(
+        ids, [0, 1, 2], [math.log(p) for p in (0.25, 0.5, 0.125)], settings=Settings(4, 2, 1), window=4, prompt=2
+    )
+    text, found = character_map(one, Pieces(pieces))
+    assert text == "abcdéefg"
+    assert found.tolist() == pytest.approx([0, 0, 0, 0.25, 0.5, 0.5, 0.125, 0.125])
+
+
+def test_bytes_that_make_no_character() -> None:
+    """As where a document is cut amid a character: one sign for each byte, each with its own number."""
+    data = b"ab\xe6\xbcc\xf0\x9f\x98"
+    one = made(
+        np.frombuffer(data, np.uint8), [0, 3, 4], [-3.0, -2.0, -1.0], settings=Settings(4, 1, 3), window=4, prompt=1
+    )
+    text, found = character_map(one, ByteTokenizer())
+    assert text == "ab\ufffd\ufffdc\ufffd\ufffd\ufffd"
+    assert found.tolist() == pytest.approx([0, *np.exp([-3, -3, -3, -2, -1, -1, -1])])
+
+
+def test_a_strip_has_short_numbers() -> None:
+    one = made(np.arange(12), [0], [math.log(0.123456789)])
+    found = strip(one, letters())
+    assert found == {
+        "document": "a",
+        "control": False,
+        "text": "abcdefghijkl",
+        "p": [0.0] * 5 + [0.1235] * 7,
+    }
+
+
+# --- numbers of a document -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_row_of_a_document(index: int) -> None:
+    one, row = measured()[index], whole_report()["documents"][index]
+    p = sorted(math.exp(value) for value in one.log_p.tolist())
+    n = len(p)
+    assert row["name"] == one.document.name and row["source"] == one.document.source
+    assert row["control"] is one.document.control and row["short"] is (index == 3)
+    assert (row["tokens"], row["windows"]) == (len(one.document.ids), n)
+    assert row["mean_p"] == pytest.approx(math.fsum(p) / n)
+    assert row["median_p"] == pytest.approx((p[(n - 1) // 2] + p[n // 2]) / 2)
+    assert row["max_p"] == pytest.approx(p[-1])
+    assert row["mean_log_p"] == pytest.approx(math.fsum(one.log_p.tolist()) / n)
+    assert row["over"] == {key: sum(value >= level for value in p) for key, level in LEVELS.items()}
+    for n_samples, counts in row["discoverable"].items():
+        for key, count in counts.items():
+            expected = sum(1 - (1 - value) ** int(n_samples) >= float(key) for value in p if value > 1e-12)
+            assert count == expected
+    shares = one.greedy_share.tolist()
+    assert row["greedy"] == {
+        "starts": len(shares),
+        "share": pytest.approx(math.fsum(shares) / len(shares)),
+        "exact": shares.count(1.0),
+    }
+    run = row["longest_run"]
+    ids = one.document.ids.tolist()[run["start"] : run["start"] + run["tokens"]]
+    assert run["tokens"] == one.longest[0]
+    assert run["text"] == b"".join(letters().token_bytes[i] for i in ids if i != 39).decode()
+
+
+def test_memorisation_shows_next_to_the_control() -> None:
+    known, errors, control, _ = whole_report()["documents"]
+    assert known["median_p"] > 0.5 > errors["median_p"] > control["max_p"]
+    assert known["bits_per_byte"] < errors["bits_per_byte"] < control["bits_per_byte"]
+    assert known["longest_run"]["tokens"] > errors["longest_run"]["tokens"] > control["longest_run"]["tokens"]
+    assert known["bytes"] == 120  # the end has none
+
+
+def test_values_at_a_level_count() -> None:
+    row = document_row(made(np.arange(20), [0, 3, 6], [0.0, -2000.0, math.log(0.25)]), letters())
+    assert row["over"] == {"0.0001": 2, "0.01": 2, "0.1": 2, "0.5": 1, "0.9": 1}
+    assert row["discoverable"]["1"] == {"0.1": 2, "0.5": 1, "0.9": 1}
+    assert row["discoverable"]["10"] == {"0.1": 2, "0.5": 2, "0.9": 2}  # 1 - 0.75**10 = 0.94
+    assert row["mean_log_p"] == pytest.approx((math.log(0.25) - 2000) / 3)
+    assert row["greedy"] == {"starts": 0, "share": None, "exact": 0}
+    assert row["longest_run"] == {"tokens": 0, "start": 0, "text": ""}
+
+
+@given(st.lists(st.floats(-60, 0), min_size=1, max_size=30))
+def test_more_samples_discover_more(log_p: list[float]) -> None:
+    found = discoverable(np.array(log_p))
+    assert list(found) == ["1", "10", "100", "1000", "10000", "100000", "1000000"]
+    table = [[counts[key] for key in ("0.1", "0.5", "0.9")] for counts in found.values()]
+    assert all(a >= b >= c for a, b, c in table)
+    assert all((np.array(after) >= before).all() for before, after in itertools.pairwise(table))
+
+
+# --- passages --------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 999), most=st.integers(0, 12), least=st.sampled_from([0.0, 0.01, 0.3]))
+def test_passages(seed: int, most: int, least: float) -> None:
+    draw = random.Random(seed)
+    documents = []
+    for name in "abc":
+        starts = sorted(draw.sample(range(60), draw.randint(1, 12)))
+        log_p = [draw.choice([0.0, -0.5, -3.0, -800.0, -900.0]) + draw.uniform(-0.01, 0) for _ in starts]
+        documents.append(made(some_ids(80, V=39, seed=seed), starts, log_p, name=name, control=name == "c"))
+    found = top_passages(documents, letters(), most=most, least=least)
+    windows = [(v, one.document.name, s) for one in documents for v, s in zip(one.log_p, one.starts, strict=True)]
+    expected: list[tuple] = []
+    for value, name, start in sorted(windows, key=lambda window: -window[0]):
+        free = all(
+            not set(range(start + 5, start + 12)) & set(range(s + 5, s + 12)) for _, n, s in expected if n == name
+        )
+        if free and len(expected) < most and math.exp(value) >= least:
+            expected.append((value, name, start))
+    assert [(p["log_p"], p["document"], p["start"]) for p in found] == expected
+    for passage in found:
+        assert passage["end"] == passage["start"] + 12
+        assert passage["p"] == pytest.approx(math.exp(passage["log_p"]))
+        assert passage["control"] is (passage["document"] == "c")
+
+
+def test_the_text_of_a_passage() -> None:
+    ids = np.array([*b"abc", *"é".encode(), *b"def", *"é".encode(), *b"g"])
+    [found] = top_passages([made(ids, [0], [-1.0], window=11, prompt=4)], ByteTokenizer())
+    assert (found["prompt"], found["suffix"]) == ("abc\ufffd", "\ufffddefé" + "g")
+    [found] = top_passages([made(np.array([0, 1, 2, 39, 3, 39]), [0], [-1.0], window=6, prompt=4)], letters())
+    assert (found["prompt"], found["suffix"]) == ("abc", "d")
+
+
+# --- the whole -------------------------------------------------------------------------------------
+
+
+def test_what_a_report_holds() -> None:
+    found = whole_report()
+    model, _ = taught_model()
+    assert list(found) == [
+        "format", "title", "checkpoint", "step", "parameters", "positions", "unit", "settings", "documents",
+        "passages", "strips", "checkpoints", "position_map",
+    ]  # fmt: skip
+    assert (found["format"], found["title"], found["checkpoint"], found["step"]) == (
+        1, "a title", "runs/x/step_60.pt", 60,
+    )  # fmt: skip
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    assert (found["positions"], found["unit"], found["position_map"]) == ("rope", "token", None)
+    assert found["settings"] == {"window": 12, "prompt": 5, "stride": 3, "greedy": 4, "map": "suffix"}
+    assert list(found["documents"][0]) == [
+        "name", "source", "control", "tokens", "bytes", "windows", "short", "mean_p", "median_p", "max_p",
+        "mean_log_p", "over", "nats_per_token", "bits_per_byte", "greedy", "longest_run", "discoverable",
+    ]  # fmt: skip
+    assert [s["document"] for s in found["strips"]] == ["known", "with, errors", "control", "short"]
+    assert all(len(s["p"]) == len(s["text"]) for s in found["strips"])
+    assert [entry["step"] for entry in found["checkpoints"]] == [10, 20]
+    assert found["passages"][0]["document"] != "control"
+
+
+def test_curves() -> None:
+    entry = curve_entry(7, [made(np.arange(30), [0, 3, 6, 9], [0.0, math.log(0.5), -1.0, -4.0], control=True)])
+    [found] = entry["documents"]
+    p = [1.0, 0.5, math.exp(-1), math.exp(-4)]
+    assert entry["step"] == 7
+    assert found == {
+        "name": "a",
+        "control": True,
+        "mean_p": pytest.approx(sum(p) / 4),
+        "median_p": pytest.approx((p[1] + p[2]) / 2),
+        "max_p": 1.0,
+        "mean_log_p": pytest.approx((math.log(0.5) - 5) / 4),
+        "memorised": 0.5,
+        "nats_per_token": 2.0,
+    }
+
+
+def test_strips_of_the_likeliest_documents() -> None:
+    model, _ = taught_model()
+    documents = [made(np.arange(12), [0], [value], name=f"{value}") for value in (-3.0, -1.0, -4.0, -2.0)]
+    found = report(model, documents, letters(), strips=2)
+    assert [s["document"] for s in found["strips"]] == ["-1.0", "-2.0"]
+    assert len(found["documents"]) == 4
+
+
+def test_other_options() -> None:
+    model = some_model(V=256, positions="learned")
+    chosen = Settings(window=12, prompt=5, greedy=0, whole_window=True)
+    document = Document("a", np.frombuffer(b"hello world, hello", np.uint8))
+    ones = measure(model, [document], ByteTokenizer(), chosen)
+    found = report(model, ones, ByteTokenizer(), position_map=position_map(model, [document], chosen))
+    assert (found["positions"], found["unit"], found["settings"]["map"]) == ("learned", "byte", "window")
+    assert len(found["position_map"]["offsets"]) == 9
+    assert found["strips"][0]["p"][0] > 0  # the whole window counts
+    json.dumps(found, allow_nan=False)
+
+
+def test_reports_that_cannot_be() -> None:
+    model, _ = taught_model()
+    with pytest.raises(ValueError, match="no document"):
+        report(model, [], letters())
+    other = made(np.arange(12), [0], [-1.0], settings=Settings(12, 6, 3, 4))
+    with pytest.raises(ValueError, match="different settings"):
+        report(model, [*measured(), other], letters())
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    write_json(tmp_path / "report.json", whole_report())
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == whole_report()
+    json.dumps(whole_report(), allow_nan=False)  # nothing that only Python reads
+
+
+def test_csv_of_documents(tmp_path: Path) -> None:
+    write_csv(tmp_path / "documents.csv", whole_report())
+    with (tmp_path / "documents.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["known", "with, errors", "control", "short"]
+    for row, document in zip(rows, whole_report()["documents"], strict=True):
+        for key in ("tokens", "bytes", "windows", "mean_p", "median_p", "max_p", "mean_log_p", "nats_per_token"):
+            assert float(row[key]) == document[key]
+        assert row["control"] == str(document["control"])
+        for key, count in document["over"].items():
+            assert int(row[f"over_{key}"]) == count
+        assert int(row["discoverable_1000_0.5"]) == document["discoverable"]["1000"]["0.5"]
+        assert float(row["greedy_share"]) == document["greedy"]["share"]
+        assert int(row["longest_run_tokens"]) == document["longest_run"]["tokens"]
+        assert len(row) == 7 + 4 + 5 + 2 + 3 + 2 + 21
+
+
+def test_csv_of_windows(tmp_path: Path) -> None:
+    ones = [*measured(), made(np.arange(20), [0, 8], [-1.0, -2.0], name="not\udcff utf-8")]
+    write_windows_csv(tmp_path / "windows.csv", ones)
+    with (tmp_path / "windows.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(one.starts) for one in ones)
+    [first, second] = rows[-2:]
+    assert first == {
+        "document": "not\\udcff utf-8",
+        "control": "False",
+        "start": "0",
+        "end": "12",
+        "log_p": "-1.0",
+        "p": str(math.exp(-1)),
+        "greedy_share": "",
+        "greedy_run": "0",
+    }
+    assert (second["start"], second["end"]) == ("8", "20")
+    known = [row for row in rows if row["document"] == "known"]
+    assert [float(row["log_p"]) for row in known] == measured()[0].log_p.tolist()
+    assert [float(row["greedy_share"]) for row in known] == measured()[0].greedy_share.tolist()
+    assert [int(row["greedy_run"]) for row in known] == measured()[0].greedy_run.tolist()

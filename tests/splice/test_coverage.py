@@ -1,0 +1,333 @@
+"""How often tokens are seen and supervised, against frames that are counted place by place."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from niels_gpt.splice import MultiSpliceDocumentDataset, SpliceDocumentDataset
+from niels_gpt.splice import coverage as module
+from niels_gpt.splice.coverage import Coverage, cover, epoch_spans, frames_needed, passes, step_spans
+from niels_gpt.splice.packing import pack
+from tests.splice import NULL, documents, schedules
+
+S = 8
+
+
+def multi(lengths, S=S, **options):
+    return MultiSpliceDocumentDataset(S=S, doc_tokens_list=documents(lengths), pad_token_id=NULL, **options)
+
+
+def names(lengths):
+    return [f"document {i}" for i in range(len(lengths))]
+
+
+def count_frames(docs, batches):
+    """([seen per token], [supervised per token]) of each document, by looking at every place of every frame.
+
+    Tokens of the documents are all different, so a token tells where it comes from. A place with loss mask 1 predicts
+    the token in the next place of its frame.
+    """
+    place = {int(token): (number, i) for number, doc in enumerate(docs) for i, token in enumerate(doc)}
+    seen = [[0] * len(doc) for doc in docs]
+    supervised = [[0] * len(doc) for doc in docs]
+    for frames in batches:
+        for tokens, mask in zip(frames.tokens.tolist(), frames.loss_mask.tolist(), strict=True):
+            for at, (token, target) in enumerate(zip(tokens, mask, strict=True)):
+                if token != NULL:
+                    number, i = place[token]
+                    seen[number][i] += 1
+                if target:
+                    number, i = place[tokens[at + 1]]
+                    supervised[number][i] += 1
+    return seen, supervised
+
+
+def check(found, lengths, wanted):
+    """Coverage of every document against naive counts."""
+    assert [document.name for document in found] == names(lengths)
+    assert [document.length for document in found] == list(lengths)
+    for document, seen, supervised in zip(found, *wanted, strict=True):
+        assert isinstance(document, Coverage)
+        assert document.seen.tolist() == seen
+        assert document.supervised.tolist() == supervised
+
+
+def check_epoch(dataset, lengths, epoch=0):
+    every = dataset.get_batch(np.arange(len(dataset)), epoch=epoch)
+    found = cover(dataset, names(lengths), epoch_spans(dataset, epoch))
+    check(found, lengths, count_frames(documents(lengths), [every]))
+    return found
+
+
+# --- an epoch ----------------------------------------------------------------------------------------
+
+
+@given(
+    schedules(), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.sampled_from(["by_coverage", "by_document"])
+)
+def test_every_mode_against_frames_counted_place_by_place(schedule, lengths, balance):
+    """All content modes, both bounds (truncated spans), strides, seams of cyclic_roll, documents without examples."""
+    size, options = schedule
+    try:
+        dataset = multi(lengths, size, balance_mode=balance, **options)
+    except ValueError as err:
+        assert "no examples" in str(err)
+        assume(False)
+    check_epoch(dataset, lengths)
+
+
+@given(
+    st.lists(st.integers(2, 30), min_size=1, max_size=5),
+    st.floats(0, 1),
+    st.sampled_from([0.0, 0.7, 3.0]),
+    st.integers(1, 200),
+    st.sampled_from(["quota", "stream"]),
+    st.integers(0, 3),
+)
+def test_shared_out_by_quota_or_stream(lengths, tau, alpha, epoch_length, sampler, jitter):
+    """Temperature, edge weights, quotas and streams, with jitter: in several epochs, which differ."""
+    dataset = multi(
+        lengths,
+        content_length=5,
+        balance_mode="by_temperature",
+        balance_tau=tau,
+        alpha=alpha,
+        epoch_length=epoch_length,
+        sampler=sampler,
+        offset_jitter=jitter,
+    )
+    for epoch in (0, 3):
+        found = check_epoch(dataset, lengths, epoch)
+        assert sum(int(document.seen.sum() - document.supervised.sum()) for document in found) == epoch_length
+
+
+@pytest.mark.parametrize("jitter_mode", ["uniform", "low_discrepancy"])
+def test_jitter_moves_spans_and_changes_no_count(jitter_mode):
+    lengths = [11, 6, 3]
+    still, moved = (
+        multi(lengths, content_length=4, offset_jitter=jitter, jitter_mode=jitter_mode) for jitter in (0, 3)
+    )
+    assert still.triples().tolist() != moved.triples().tolist()
+    for a, b in zip(check_epoch(still, lengths), check_epoch(moved, lengths), strict=True):
+        assert a.seen.tolist() == b.seen.tolist()
+        assert a.supervised.tolist() == b.supervised.tolist()
+
+
+def test_coverage_balanced_by_hand():
+    """Spans ABC, BCD, CDE of a document of five: the middle is in all three, the first token is never predicted."""
+    [found] = check_epoch(multi([5], content_length=3), [5])
+    assert found.seen.tolist() == [1, 2, 3, 2, 1]
+    assert found.supervised.tolist() == [0, 1, 2, 2, 1]
+
+
+def test_cyclic_roll_goes_over_the_seam():
+    """On a ring every token is seen equally often, and predicted: the first one, after the last, at the seam."""
+    dataset = multi([5], S=3, content_length=3, content_start_mode="cyclic_roll")
+    assert dataset.spans([4]).t.tolist() == [4]
+    [found] = check_epoch(dataset, [5])
+    assert found.seen.tolist() == [3] * 5
+    assert found.supervised.tolist() == [2] * 5
+    [whole] = check_epoch(multi([3], S=4, content_start_mode="cyclic_roll"), [3])  # K = L = 3 at 2 offsets
+    assert whole.seen.tolist() == [6] * 3
+    assert whole.supervised.tolist() == [4] * 3
+
+
+def test_truncate_supervises_less_of_what_the_frame_cuts():
+    """anchor_start at every offset: token i is seen where it still fits the frame."""
+    options = {"content_start_mode": "anchor_start", "offset_bound": "truncate"}
+    [found] = check_epoch(multi([4], S=4, **options), [4])
+    # offsets 0, 1, 2 hold 4, 3, 2 tokens
+    assert found.seen.tolist() == [3, 3, 2, 1]
+    assert found.supervised.tolist() == [0, 3, 2, 1]
+
+
+def test_slide_and_documents_without_examples():
+    lengths = [10, 7, 8]
+    found = check_epoch(multi(lengths, S=8, mode="slide"), lengths)
+    assert found[0].seen.tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 2, 1]
+    assert found[1].seen.tolist() == [0] * 7  # shorter than the frame
+    assert found[1].supervised.tolist() == [0] * 7
+    assert found[2].seen.tolist() == [1] * 8
+
+
+def test_by_document_repeats_and_by_coverage_does_not():
+    lengths = [7, 5, 4]
+    options = {"content_length": 4}
+    once = check_epoch(multi(lengths, **options, balance_mode="by_coverage"), lengths)
+    equal = check_epoch(multi(lengths, **options, balance_mode="by_document"), lengths)
+    assert [int(document.seen.sum()) for document in once] == [4 * 4, 2 * 4, 1 * 4]
+    assert [int(document.seen.sum()) for document in equal] == [4 * 4] * 3
+    assert equal[1].seen.tolist() == [2 * n for n in once[1].seen.tolist()]
+    assert equal[2].supervised.tolist() == [0, 4, 4, 4]
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+def test_shares_follow_the_temperature(tau):
+    """All spans have K tokens, so the share of tokens seen is the share of examples: length ** tau, normalised."""
+    lengths = [400, 100, 25]
+    dataset = multi(lengths, content_length=5, balance_mode="by_temperature", balance_tau=tau, epoch_length=10_000)
+    seen = [int(document.seen.sum()) for document in cover(dataset, names(lengths), epoch_spans(dataset))]
+    assert sum(seen) == 5 * 10_000
+    mass = [length**tau for length in lengths]
+    for share, wanted in zip(seen, mass, strict=True):
+        assert share / sum(seen) == pytest.approx(wanted / sum(mass), abs=1e-4)  # whole numbers of 10,000
+
+
+def test_one_document_with_edge_weights_is_more_even():
+    """alpha is there to see the ends of a document more often."""
+    length = 60
+    plain, weighted = (
+        SpliceDocumentDataset(
+            S=16, doc_tokens=documents([length])[0], pad_token_id=NULL, content_length=16, alpha=alpha
+        )
+        for alpha in (0.0, 0.8)
+    )
+    evenness = []
+    for dataset in (plain, weighted):
+        [found] = check_epoch(dataset, [length])
+        evenness.append(int(found.seen[0]) / int(found.seen.max()))
+    assert evenness[0] == 1 / 16
+    assert evenness[1] > 2 * evenness[0]
+
+
+def test_an_epoch_in_parts(monkeypatch):
+    lengths = [9, 6]
+    dataset = multi(lengths, content_start_mode="slide_within")
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    parts = list(epoch_spans(dataset))
+    assert len(parts) > 3
+    assert sum(len(part.doc) for part in parts) == len(dataset)
+    check_epoch(dataset, lengths)
+
+
+def test_a_large_epoch_in_a_moment():
+    """A hundred thousand examples: whole columns at a time, and a closed form to compare with."""
+    length, K = 100_000, 64
+    dataset = multi([length], S=64, content_length=K)
+    [found] = cover(dataset, ["long"], epoch_spans(dataset))
+    at = np.arange(length)
+    wanted = np.minimum(np.minimum(at + 1, length - at), K)
+    assert (found.seen == wanted).all()
+    assert (found.supervised == np.minimum(np.minimum(at, length - at), K - 1)).all()
+
+
+# --- steps -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("options", [{}, {"curriculum": 2}, {"balance_mode": "by_temperature", "sampler": "stream"}])
+def test_steps_are_the_batches_of_training(shuffle, options):
+    lengths, steps, B = [9, 6, 4], 7, 5
+    dataset = multi(lengths, content_length=4, **options)
+    batches = [dataset.gather(dataset.plan(3, step, B, shuffle=shuffle)) for step in range(steps)]
+    spans = list(step_spans(dataset, 3, steps, B, shuffle=shuffle))
+    assert [len(part.doc) for part in spans] == [B] * steps
+    found = cover(dataset, names(lengths), spans)
+    check(found, lengths, count_frames(documents(lengths), batches))
+
+
+def test_the_steps_of_an_epoch_cover_what_the_epoch_does():
+    lengths = [9, 6, 4]
+    dataset = multi(lengths, content_length=4)
+    assert len(dataset) == 6 + 3 + 1
+    whole = cover(dataset, names(lengths), epoch_spans(dataset))
+    for steps, B in ((5, 2), (2, 5), (10, 1)):
+        stepped = cover(dataset, names(lengths), step_spans(dataset, 1, steps, B))
+        for a, b in zip(whole, stepped, strict=True):
+            assert a.seen.tolist() == b.seen.tolist()
+            assert a.supervised.tolist() == b.supervised.tolist()
+
+
+def test_no_steps_cover_nothing():
+    lengths = [9, 6]
+    found = cover(multi(lengths), names(lengths), [])
+    assert [document.seen.tolist() for document in found] == [[0] * 9, [0] * 6]
+
+
+def test_names_must_be_as_many_as_documents():
+    dataset = multi([9, 6])
+    with pytest.raises(ValueError):
+        cover(dataset, ["one"], epoch_spans(dataset))
+
+
+# --- frames ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(2, 20), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 6))
+def test_frames_are_those_of_batches_packed_one_at_a_time(lengths, B, steps):
+    dataset = multi(lengths, balance_mode="by_document")
+    frames = 0
+    for step in range(steps):
+        packed = pack(dataset, dataset.planned(dataset.plan(0, step, B)))
+        assert packed.tokens.shape[1] <= dataset.S
+        frames += len(packed.tokens)
+    assert frames_needed(step_spans(dataset, 0, steps, B), dataset.S, B, packed=True) == (steps * B, frames)
+    assert frames_needed(step_spans(dataset, 0, steps, B), dataset.S, B, packed=False) == (steps * B, steps * B)
+
+
+def test_frames_of_an_epoch_by_hand():
+    """Ten spans of 3 tokens, two of which share a frame of 8: batches of 4 take 2, 2 and 1 frames."""
+    dataset = multi([12], content_length=3)
+    assert len(dataset) == 10
+    assert frames_needed(epoch_spans(dataset), 8, 4, packed=True) == (10, 5)
+    assert frames_needed(epoch_spans(dataset), 8, 3, packed=True) == (10, 2 + 2 + 2 + 1)
+    assert frames_needed(epoch_spans(dataset), 8, 100, packed=True) == (10, 5)
+    assert frames_needed(epoch_spans(dataset), 8, 4, packed=False) == (10, 10)
+    assert frames_needed([], 8, 4, packed=True) == (0, 0)
+
+
+def test_batches_go_on_from_epoch_to_epoch():
+    """One short document is one example per epoch; training packs a batch of 8 epochs into 4 frames all the same."""
+    dataset = multi([4], S=8)
+    assert len(dataset) == 1
+    spans = [part for epoch in range(16) for part in epoch_spans(dataset, epoch)]
+    trained = frames_needed(step_spans(dataset, 0, 2, 8), 8, 8, packed=True)
+    assert trained == (16, 8)
+    assert frames_needed(spans, 8, 8, packed=True) == trained
+
+
+# --- passes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"balance_mode": "by_document"}, {"content_start_mode": "cyclic_roll"}])
+def test_passes_count_predictions(options):
+    """After each step: predictions so far, over the tokens of the documents that can be predicted."""
+    lengths, B, steps = [9, 6, 4], 3, 12
+    dataset = multi(lengths, content_length=4, **options)
+    found = passes(dataset, 5, steps, B)
+    assert len(found) == steps + 1
+    predicted, wanted = 0, [0.0]
+    for step in range(steps):
+        predicted += int(dataset.gather(dataset.plan(5, step, B)).loss_mask.sum())
+        wanted.append(float(Fraction(predicted, sum(length - 1 for length in lengths))))
+    assert found.tolist() == pytest.approx(wanted)
+
+
+def test_passes_of_whole_documents():
+    """Documents that fit a span each: an epoch is one pass."""
+    dataset = multi([8, 8])
+    assert passes(dataset, 0, 6, 2).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert passes(dataset, 0, 4, 1).tolist() == [0, 0.5, 1, 1.5, 2]
+
+
+def test_documents_without_examples_do_not_slow_the_passes():
+    lengths = [8, 4]
+    dataset = multi(lengths, adaptive_k=False)
+    assert Counter(dataset.triples()[:, 0].tolist()) == {0: 1}
+    assert passes(dataset, 0, 2, 1).tolist() == [0, 1, 2]
+
+
+def test_passes_follow_the_order_of_training():
+    """Without shuffling the short documents come last: the count knows which examples were taken."""
+    dataset = multi([8, 2, 2], content_length=None)
+    assert passes(dataset, 0, 3, 1, shuffle=False).tolist() == pytest.approx([0, 7 / 9, 8 / 9, 1])
+    shuffled = {tuple(np.round(np.diff(passes(dataset, seed, 3, 1)) * 9).tolist()) for seed in range(20)}
+    assert len(shuffled) == 3  # the long document first, second or third
+    assert all(math.isclose(sum(order), 9) for order in shuffled)

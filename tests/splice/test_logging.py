@@ -1,0 +1,218 @@
+"""What the datasets say about themselves: the lines of the spec at INFO, surprises as warnings, else nothing."""
+
+import ast
+import logging
+import re
+
+import numpy as np
+import pytest
+
+from niels_gpt.cache.build_cache import build_pretrain_cache
+from niels_gpt.splice import (
+    MultiSpliceDocumentDataset,
+    SpliceDocumentDataset,
+    SpliceMultiDocumentLMConfig,
+    SpliceSingleDocumentLMConfig,
+)
+from tests.cache import UNLIMITED, ByteTokenizer, no_waiting
+from tests.splice import NULL, documents
+
+LENGTHS = [40, 25, 30]
+
+
+def multi(lengths=LENGTHS, **options):
+    fixed = {"S": options.pop("S", 16), "pad_token_id": NULL}
+    return MultiSpliceDocumentDataset(doc_tokens_list=documents(lengths), **fixed, **options)
+
+
+@pytest.fixture
+def said(caplog):
+    """A function that makes something with the log at INFO and gives its lines."""
+
+    def lines(make, level=logging.INFO):
+        caplog.clear()
+        with caplog.at_level(level, logger="niels_gpt"):
+            make()
+        assert {record.name.split(".")[0] for record in caplog.records} <= {"niels_gpt"}
+        return [record.getMessage() for record in caplog.records]
+
+    return lines
+
+
+@pytest.fixture
+def warned(said, caplog):
+    """The same for warnings, which come at the default level."""
+
+    def lines(make):
+        found = said(make, logging.WARNING)
+        assert {record.levelname for record in caplog.records} <= {"WARNING"}
+        return found
+
+    return lines
+
+
+def field(lines, name):
+    """The value after `name=` in the lines."""
+    (found,) = [m[1] for line in lines for m in [re.search(rf"\b{name}=(\[[^\]]*\]|\S+)", line)] if m]
+    return found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    place = tmp_path_factory.mktemp("logging") / "cache"
+    options = {"tokenizer": ByteTokenizer(), "max_train_tokens": UNLIMITED, "max_val_tokens": 0, "seed": 1}
+    with no_waiting():
+        build_pretrain_cache(["x" * n for n in (9, 29, 19)], str(place), shard_bytes=32, shuffle_buffer=None, **options)
+    return place
+
+
+# --- the spec's debug output -------------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_dataset(said):
+    lines = said(lambda: multi(balance_mode="by_document", content_stride=2, content_length=10))
+    assert all(line.startswith("[multi_splice] ") for line in lines)
+    assert ast.literal_eval(field(lines, "doc_lengths")) == LENGTHS
+    starts = [(length - 10) // 2 + 1 for length in LENGTHS]
+    wanted = {
+        "num_docs": "3",
+        "S": "16",
+        "content_length": "10",
+        "content_stride": "2",
+        "mode": "coverage_balanced",
+        "balance_mode": "by_document",
+        "total_pairs": str(3 * max(starts)),
+    }
+    assert {name: field(lines, name) for name in wanted} == wanted
+    assert ast.literal_eval(field(lines, "pairs_per_doc")) == [max(starts)] * 3
+
+
+def test_pairs_by_coverage(said):
+    lines = said(lambda: multi(balance_mode="by_coverage"))
+    assert ast.literal_eval(field(lines, "pairs_per_doc")) == [25, 10, 15]
+    assert field(lines, "total_pairs") == "50"
+    assert not [line for line in lines if "doc_probs" in line], "nothing is drawn"
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.7, 1.0])
+def test_shares_by_temperature(said, tau):
+    lines = said(lambda: multi(balance_mode="by_temperature", balance_tau=tau, epoch_length=2000))
+    assert f"[multi_splice] doc_probs ~ length^{tau:g} normalized" in lines
+    mass = [length**tau for length in LENGTHS]
+    fractions = ast.literal_eval(field(lines, "expected_doc_fraction"))
+    assert fractions == pytest.approx([m / sum(mass) for m in mass], abs=1e-3)
+    assert sum(ast.literal_eval(field(lines, "pairs_per_doc"))) == 2000
+
+
+def test_a_stream_says_its_shares_too(said):
+    lines = said(lambda: multi(sampler="stream", balance_mode="by_temperature", balance_tau=0.5, epoch_length=100))
+    assert "[multi_splice] doc_probs ~ length^0.5 normalized" in lines
+    assert field(lines, "sampler") == "stream"
+
+
+def test_one_document(said):
+    lines = said(lambda: SpliceDocumentDataset(S=8, doc_tokens=range(20), pad_token_id=NULL, content_length=5))
+    assert all(line.startswith("[splice] ") for line in lines)
+    assert field(lines, "doc_lengths") == "[20]"
+    assert field(lines, "total_pairs") == "16"
+
+
+def test_the_chosen_documents(said, cache):
+    config = SpliceMultiDocumentLMConfig(num_docs=2, doc_select_mode="longest")
+    lines = said(lambda: MultiSpliceDocumentDataset.from_cache(cache, S=8, config=config))
+    selected = [line for line in lines if "Selected" in line]
+    assert selected == [
+        "[multi_splice] Selected doc_idx=1, length=30",
+        "[multi_splice] Selected doc_idx=2, length=20",
+    ]
+    lines = said(lambda: SpliceDocumentDataset.from_cache(cache, S=8, doc_index=2))
+    assert [line for line in lines if "Selected" in line] == ["[splice] Selected doc_idx=2, length=20"]
+
+
+def test_a_million_documents_are_not_listed(said):
+    """Twenty are; the rest is a number."""
+    docs = [np.arange(2 + i % 7) for i in range(50_000)]
+    lines = said(lambda: MultiSpliceDocumentDataset(S=4, doc_tokens_list=docs, pad_token_id=NULL, sampler="stream"))
+    assert max(map(len, lines)) < 1000
+    assert field(lines, "num_docs") == "50000"
+    assert any("49980 more" in line for line in lines)
+
+
+# --- at the default level ----------------------------------------------------------------------------
+
+
+def test_nothing_is_printed_unasked(capfd, warned, cache):
+    def make():
+        multi(balance_mode="by_temperature", balance_tau=0.7, offset_jitter=3, content_length=10)
+        SpliceDocumentDataset(S=8, doc_tokens=range(20), pad_token_id=NULL)
+        dataset = MultiSpliceDocumentDataset.from_cache(cache, S=8, curriculum=2)
+        for step in range(6):
+            dataset.gather(dataset.plan(0, step, 4))
+        SpliceSingleDocumentLMConfig(doc_index=1, min_doc_length=10).select(LENGTHS)
+        SpliceMultiDocumentLMConfig(num_docs=2).select(LENGTHS)
+
+    assert warned(make) == []
+    assert capfd.readouterr() == ("", "")
+
+
+# --- warnings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "shortest"),
+    [
+        ({"content_length": 8, "adaptive_k": False}, 8),
+        ({"min_copy_len": 5}, 5),
+        ({"content_length": 3, "adaptive_k": False}, 3),
+        ({"mode": "slide"}, 10),
+        ({"content_start_mode": "cyclic_roll", "content_length": 8, "adaptive_k": False}, 8),
+        ({"content_start_mode": "anchor_start", "content_length": 8, "adaptive_k": False}, 2),
+        ({"content_start_mode": "slide_within", "content_length": 8, "adaptive_k": False}, 2),
+        ({"content_start_mode": "slide_within", "content_length": 8, "min_copy_len": 4}, 4),
+    ],
+)
+def test_documents_without_examples_are_counted(warned, options, shortest):
+    """And the number of tokens they would need is named: one token less gives nothing, as many give something."""
+    lengths = [20, shortest - 1, 1, shortest]
+    (line,) = warned(lambda: multi(lengths, S=10, **options))
+    assert "2 of 4 documents give no example" in line
+    assert f"shorter than {shortest} tokens" in line
+
+
+def test_jitter_that_moves_nothing(warned):
+    (line,) = warned(lambda: multi(offset_jitter=3))
+    assert "offset_jitter=3" in line
+    assert "16" in line
+    assert warned(lambda: multi(offset_jitter=3, content_length=15)) == []
+    assert warned(lambda: multi([40, 9], offset_jitter=3)) == []  # the short one has room to move
+
+
+def test_a_document_outside_the_limits(warned):
+    config = SpliceSingleDocumentLMConfig(doc_index=1, min_doc_length=28, doc_select_mode="longest")
+    (line,) = warned(lambda: config.select(LENGTHS))
+    for part in ("document 1", "25 tokens", "at least 28", "longest"):
+        assert part in line
+    assert warned(lambda: SpliceSingleDocumentLMConfig(doc_index=2, min_doc_length=28).select(LENGTHS)) == []
+
+
+def test_no_document_within_the_limits(warned):
+    config = SpliceSingleDocumentLMConfig(min_doc_length=100)
+    (line,) = warned(lambda: config.select(LENGTHS))
+    assert "at least 100" in line
+    assert "longest" in line
+
+
+def test_filling_up(warned):
+    config = SpliceMultiDocumentLMConfig(num_docs=3, min_doc_length=35, strict_num_docs=False)
+    chosen = []
+    (line,) = warned(lambda: chosen.extend(config.select(LENGTHS)))
+    assert chosen == [0, 2, 1]
+    for part in ("only 1 of the 3", "at least 35", "longest 2", "3 in all"):
+        assert part in line
+
+
+def test_filling_up_with_all_there_is(warned):
+    config = SpliceMultiDocumentLMConfig(num_docs=9, max_doc_length=30, strict_num_docs=False)
+    (line,) = warned(lambda: config.select(LENGTHS))
+    assert "only 2 of the 9" in line
+    assert "3 in all" in line

@@ -1,0 +1,204 @@
+"""Several spans in one frame, against frames that are filled token by token."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from niels_gpt.splice import MultiSpliceDocumentDataset, Spans, SpliceDocumentDataset
+from niels_gpt.splice.packing import arrange, pack
+from tests.splice import BOUNDS, CONTENT_MODES, NULL, documents, schedules
+from tests.splice import spans as naive_spans
+
+OPTIMA = [
+    ([8, 8, 8], 8, 3),
+    ([4, 4, 4, 4], 8, 2),
+    ([5, 3, 6, 2, 7, 1], 8, 3),
+    ([1] * 17, 8, 3),
+    ([7], 8, 1),
+    ([6, 6, 6, 2, 2, 2], 8, 3),
+]
+"""Lengths, a frame, and how few frames can hold them."""
+
+
+def multi(lengths, **options):
+    fixed = {"S": options.pop("S", 16), "pad_token_id": options.pop("pad_token_id", NULL)}
+    return MultiSpliceDocumentDataset(doc_tokens_list=documents(lengths), **fixed, **options)
+
+
+def all_spans(dataset):
+    return dataset.spans(np.arange(len(dataset)))
+
+
+def naive(docs, packed):
+    """Tokens, loss mask, segments and positions of the frames that `packed` says it has, as nested lists."""
+    rows, width = packed.tokens.shape
+    tokens = [[NULL] * width for _ in range(rows)]
+    mask, segments, positions = ([[0] * width for _ in range(rows)] for _ in range(3))
+    seen = [0] * rows
+    for i, (doc, t, s, length) in enumerate(zip(*(part.tolist() for part in packed.origin), strict=True)):
+        row, start = int(packed.frame[i]), int(packed.start[i])
+        seen[row] += 1
+        for j in range(length):
+            tokens[row][start + j] = int(docs[doc][(t + j) % len(docs[doc])])
+            mask[row][start + j] = int(j + 1 < length)
+            segments[row][start + j] = seen[row]
+            positions[row][start + j] = s + j
+    return tokens, mask, segments, positions
+
+
+def check_packed(packed, docs, spans):
+    """Every span once, none over another, everything else filler."""
+    lengths = spans.length.tolist()
+    free = {(row, i) for row in range(packed.tokens.shape[0]) for i in range(packed.tokens.shape[1])}
+    for row, start, length in zip(packed.frame.tolist(), packed.start.tolist(), lengths, strict=True):
+        taken = {(row, start + i) for i in range(length)}
+        assert taken <= free, "two spans share a place, or one lies outside its frame"
+        free -= taken
+    for part, given_part in zip(packed.origin, spans, strict=True):
+        assert part.tolist() == given_part.tolist()
+    for name in ("tokens", "loss_mask", "segment_ids", "positions"):
+        assert getattr(packed, name).dtype == np.int32
+        assert getattr(packed, name).shape == packed.tokens.shape
+    tokens, mask, segments, positions = naive(docs, packed)
+    assert packed.tokens.tolist() == tokens
+    assert packed.loss_mask.tolist() == mask
+    assert packed.positions.tolist() == positions
+    # The numbers of segments may be any: those of a frame must differ, and filler is 0.
+    for row, wanted in zip(packed.segment_ids.tolist(), segments, strict=True):
+        assert {pair[1] for pair in zip(row, wanted, strict=True) if pair[0] == 0} <= {0}
+        assert len(set(zip(row, wanted, strict=True))) == len(set(row)) == len(set(wanted))
+    assert sum(map(sum, mask)) == sum(length - 1 for length in lengths)
+
+
+# --- where the spans go ------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.integers(0, 30))
+def test_no_two_spans_share_a_place(lengths, more):
+    S = max(lengths) + more
+    frame, start = arrange(np.array(lengths), S)
+    used = [set() for _ in range(max(frame) + 1)]
+    for row, at, length in zip(frame.tolist(), start.tolist(), lengths, strict=True):
+        places = set(range(at, at + length))
+        assert at >= 0
+        assert at + length <= S
+        assert not used[row] & places
+        used[row] |= places
+    assert all(used), "an empty frame"
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.integers(0, 30))
+def test_frames_are_few(lengths, more):
+    S = max(lengths) + more
+    frame, _ = arrange(np.array(lengths), S)
+    frames = int(max(frame)) + 1
+    assert -(-sum(lengths) // S) <= frames <= len(lengths)
+    # First fit, longest first, is at most 11/9 of the optimum and two thirds of a frame above it.
+    assert frames <= 11 / 9 * optimum_bound(lengths, S) + 6 / 9
+    # No two frames could have been one.
+    filled = [0] * frames
+    for row, length in zip(frame.tolist(), lengths, strict=True):
+        filled[row] += length
+    assert all(a + b > S for i, a in enumerate(filled) for b in filled[:i])
+
+
+def optimum_bound(lengths, S):
+    """At least as many frames as the best packing needs: that of next fit in the best of a few orders."""
+    best = len(lengths)
+    for order in (sorted(lengths), sorted(lengths, reverse=True), lengths):
+        frames, room = 0, 0
+        for length in order:
+            if length > room:
+                frames, room = frames + 1, S
+            room -= length
+        best = min(best, frames)
+    return best
+
+
+@pytest.mark.parametrize(("lengths", "S", "fewest"), OPTIMA)
+def test_easy_cases_have_the_fewest_frames(lengths, S, fewest):
+    frame, _ = arrange(np.array(lengths), S)
+    assert int(max(frame)) + 1 == fewest
+    assert set(frame.tolist()) == set(range(fewest))
+
+
+def test_equal_spans_fill_whole_frames():
+    frame, start = arrange(np.full(32, 16), 128)
+    assert sorted(zip(frame.tolist(), start.tolist(), strict=True)) == [
+        (row, at) for row in range(4) for at in range(0, 128, 16)
+    ]
+
+
+def test_the_same_spans_go_to_the_same_places():
+    lengths = np.array([5, 3, 5, 2, 2, 5, 9, 3])
+    for first, second in zip(arrange(lengths, 12), arrange(lengths.copy(), 12), strict=True):
+        assert first.tolist() == second.tolist()
+
+
+# --- what lies in the frames -------------------------------------------------------------------------
+
+
+@given(schedules(), st.lists(st.integers(2, 14), min_size=1, max_size=5), st.data())
+def test_packed_frames_are_those_filled_token_by_token(schedule, lengths, data):
+    S, options = schedule
+    docs = documents(lengths)
+    assume(any(naive_spans(S=S, L=length, **options) for length in lengths))
+    dataset = MultiSpliceDocumentDataset(doc_tokens_list=docs, S=S, pad_token_id=NULL, **options)
+    numbers = data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1, max_size=24))
+    spans = dataset.spans(numbers)
+    packed = pack(dataset, spans)
+    check_packed(packed, docs, spans)
+    ends = (packed.start + spans.length).tolist()
+    assert packed.tokens.shape == (max(packed.frame.tolist()) + 1, max(ends))
+    assert packed.tokens.shape[1] <= S
+
+
+def test_packed_frames_by_hand():
+    dataset = SpliceDocumentDataset(S=8, doc_tokens=range(10, 18), pad_token_id=NULL, content_start_mode="slide_within")
+    spans = Spans(*(np.array(part) for part in ([0, 0, 0], [0, 5, 2], [0, 4, 1], [3, 3, 4])))
+    packed = pack(dataset, spans)
+    assert packed.tokens.tolist() == [[12, 13, 14, 15, 10, 11, 12], [15, 16, 17, NULL, NULL, NULL, NULL]]
+    assert packed.loss_mask.tolist() == [[1, 1, 1, 0, 1, 1, 0], [1, 1, 0, 0, 0, 0, 0]]
+    assert packed.segment_ids.tolist() == [[2, 2, 2, 2, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]]
+    assert packed.positions.tolist() == [[1, 2, 3, 4, 0, 1, 2], [4, 5, 6, 0, 0, 0, 0]]
+    assert packed.frame.tolist() == [0, 1, 0]
+    assert packed.start.tolist() == [4, 0, 0]
+
+
+@pytest.mark.parametrize("mode", CONTENT_MODES)
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_whole_epoch_packed(mode, bound):
+    options = {"content_start_mode": mode, "content_length": 6, "offset_bound": bound}
+    dataset, docs = multi([9, 5, 12, 3], S=13, **options), documents([9, 5, 12, 3])
+    spans = all_spans(dataset)
+    packed = pack(dataset, spans)
+    check_packed(packed, docs, spans)
+    assert len(packed.tokens) < len(spans.doc)
+
+
+def test_a_span_keeps_the_place_that_it_has_in_a_frame_of_its_own():
+    """Jitter too: it moves spans, and their positions with them."""
+    dataset = multi([20, 30, 7], S=24, content_length=10, offset_jitter=5)
+    spans = dataset.spans(np.arange(len(dataset)), 3)
+    alone, packed = dataset.frames(spans), pack(dataset, spans)
+    for i, (s, length) in enumerate(zip(spans.s.tolist(), spans.length.tolist(), strict=True)):
+        row, start = packed.frame[i], packed.start[i]
+        assert packed.positions[row, start : start + length].tolist() == list(range(s, s + length))
+        assert packed.tokens[row, start : start + length].tolist() == alone.tokens[i, s : s + length].tolist()
+        assert packed.loss_mask[row, start : start + length].tolist() == alone.loss_mask[i, s : s + length].tolist()
+    assert len(set(spans.s.tolist())) > 4
+
+
+def test_frames_are_cut_to_the_longest():
+    dataset = multi([4, 5], S=64)
+    packed = pack(dataset, all_spans(dataset))
+    assert packed.tokens.shape == (1, 9)
+    one = pack(dataset, dataset.spans([1]))
+    assert one.tokens.shape == (1, 5)
+    assert one.segment_ids.tolist() == [[1] * 5]
+
+
+def test_no_spans_make_no_frames():
+    packed = pack(multi([4, 5]), multi([4, 5]).spans([]))
+    assert len(packed.tokens) == len(packed.frame) == len(packed.start) == 0

@@ -1,0 +1,266 @@
+"""Frames as tensors, and what a model makes of them: each span as if it were alone in the world.
+
+The reference runs every span by itself, as a plain row of ids without segments. Where positions are learned, its model
+has the table of positions moved by s.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.config import ModelConfig
+from niels_gpt.model.gpt import GPT
+from niels_gpt.splice import MultiSpliceDocumentDataset, SpliceDocumentDataset
+from niels_gpt.splice.packing import pack
+from niels_gpt.splice.torch_face import to_tensors
+from tests.splice import BOUNDS, CONTENT_MODES, NULL, documents
+
+V, S = 50, 24
+KINDS = {
+    "v0": {},
+    "v1": {"norm": "rmsnorm", "mlp": "swiglu"},
+    "learned": {"positions": "learned"},
+}
+LENGTHS = [31, 9, 24, 5, 17]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request):
+    return make_model(**KINDS[request.param])
+
+
+def make_model(**options):
+    torch.manual_seed(5)
+    made = GPT(ModelConfig(V=V, T=S, C=32, L=2, H=2, dropout=0.0, **options))
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.mul_(4 if weight.dim() > 1 else 1)  # far from the flat distribution it begins with
+    return made
+
+
+def tokens_of(lengths=LENGTHS, seed=0):
+    draw = np.random.default_rng(seed)
+    return [draw.integers(1, V, length) for length in lengths]
+
+
+def dataset_of(mode="slide_within", docs=None, pad_token_id=0, **options):
+    options = {"content_length": 10, "offset_stride": 3, "content_stride": 2, "content_start_mode": mode, **options}
+    docs = tokens_of() if docs is None else docs
+    return MultiSpliceDocumentDataset(S=S, doc_tokens_list=docs, pad_token_id=pad_token_id, **options)
+
+
+def some(dataset, number, seed=1):
+    """Spans of all documents and offsets."""
+    return dataset.spans(np.random.default_rng(seed).integers(0, len(dataset), number))
+
+
+def forward(model, frames):
+    tensors = to_tensors(frames)
+    given_too = {"segments": tensors.segments, "positions": tensors.positions}
+    return tensors, model(tensors.x, **{name: part for name, part in given_too.items() if part is not None})
+
+
+def loss_of(model, frames, reduction="mean"):
+    tensors, logits = forward(model, frames)
+    return F.cross_entropy(logits.flatten(0, 1), tensors.targets.flatten(), reduction=reduction)
+
+
+def gradients(model, loss):
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def moved(model, s):
+    """The model for a span that begins at position s."""
+    if model.config.positions == "rope":
+        return model
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.pos_emb.weight[:] = torch.roll(model.pos_emb.weight, -s, dims=0)
+    return other
+
+
+def alone(model, docs, span):
+    """The logits of a span by itself."""
+    doc, t, s, length = (int(part) for part in span)
+    ids = [int(docs[doc][(t + i) % len(docs[doc])]) for i in range(length)]
+    return torch.tensor(ids), moved(model, s)(torch.tensor([ids]))[0]
+
+
+def spans_alone(model, docs, spans):
+    """(sum of the loss over all targets, their number), span by span."""
+    total, number = 0.0, 0
+    for span in zip(*spans, strict=True):
+        ids, logits = alone(model, docs, span)
+        for i in range(len(ids) - 1):
+            total = total + logits[i].logsumexp(0) - logits[i][ids[i + 1]]
+            number += 1
+    return total, number
+
+
+# --- tensors -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(2, 14), min_size=1, max_size=4), st.integers(2, 12), st.booleans(), st.data())
+def test_targets_are_the_tokens_that_follow(lengths, frame, packed, data):
+    docs = documents(lengths)
+    options = {"S": frame, "pad_token_id": NULL, "content_start_mode": "slide_within"}
+    dataset = MultiSpliceDocumentDataset(doc_tokens_list=docs, **options)
+    numbers = data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1, max_size=12))
+    spans = dataset.spans(numbers)
+    frames = pack(dataset, spans) if packed else dataset.frames(spans)
+    x, targets, segments, positions = to_tensors(frames)
+    assert {x.dtype, targets.dtype} == {torch.int64}
+    assert x.tolist() == frames.tokens.tolist()
+    wanted = [[-100] * x.shape[1] for _ in x]
+    where = zip(frames.frame, frames.start, strict=True) if packed else enumerate(spans.s)
+    for (row, start), doc, t, length in zip(where, spans.doc, spans.t, spans.length, strict=True):
+        for i in range(length - 1):
+            wanted[row][start + i] = int(docs[doc][t + i + 1])
+    assert targets.tolist() == wanted
+    if segments is None:
+        assert set(frames.segment_ids.ravel().tolist()) == {1}
+    else:
+        assert segments.tolist() == frames.segment_ids.tolist()
+        assert not segments.is_floating_point()
+    if packed:
+        assert positions.tolist() == frames.positions.tolist()
+        assert positions.dtype == torch.int64
+    else:
+        assert positions is None
+
+
+def test_frames_of_one_segment_need_no_mask():
+    """Windows of a long document, and whole documents at the left end: a plain causal model will do."""
+    slide = SpliceDocumentDataset(S=5, doc_tokens=range(9), pad_token_id=NULL, mode="slide")
+    assert to_tensors(slide.get_batch([0, 3])).segments is None
+    left = SpliceDocumentDataset(S=5, doc_tokens=range(3), pad_token_id=NULL, content_start_mode="anchor_start")
+    assert to_tensors(left.get_batch([0])).segments is None
+    assert to_tensors(left.get_batch([0, 1])).segments.tolist() == [[1] * 5, [0, 1, 1, 1, 1]]
+
+
+def test_tensors_are_the_callers():
+    dataset = dataset_of()
+    frames = dataset.frames(some(dataset, 4))
+    before = [part.copy() for part in frames[:3]]
+    tensors = to_tensors(frames, "cpu")
+    tensors.x.add_(1)
+    tensors.targets.add_(1)
+    assert all((a == b).all() for a, b in zip(before, frames[:3], strict=True))
+
+
+# --- packed and unpacked give the same ---------------------------------------------------------------
+
+
+def close(found, wanted, tolerance=1e-5):
+    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", CONTENT_MODES)
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_loss_and_gradients_are_those_of_spans_alone(model, mode, bound):
+    """The mean over targets, whether each span has a frame of its own, shares one, or has none at all."""
+    docs = tokens_of()
+    dataset = dataset_of(mode, docs, offset_bound=bound)
+    spans = some(dataset, 14)
+    assert len(set(spans.doc.tolist())) > 2
+    assert len(set(spans.s.tolist())) > (2 if mode != "coverage_balanced" else 1)
+    frames, packed = dataset.frames(spans), pack(dataset, spans)
+    assert packed.tokens.size < 0.7 * frames.tokens.size
+    found = {name: loss_of(model, made) for name, made in (("unpacked", frames), ("packed", packed))}
+    total, number = spans_alone(model, docs, spans)
+    assert found["unpacked"].item() == pytest.approx(total.item() / number, abs=1e-5)
+    assert found["packed"].item() == pytest.approx(total.item() / number, abs=1e-5)
+    one, other = (gradients(model, loss) for loss in found.values())
+    for name in one:
+        assert one[name].abs().max() > 1e-4
+        close(other[name], one[name])
+    if model.config.positions == "rope":
+        for name, gradient in gradients(model, total / number).items():
+            close(one[name], gradient)
+            close(other[name], gradient)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sums_are_the_same_to_twelve_digits(kind):
+    """In float64 nothing but rounding is left."""
+    model, docs = make_model(**KINDS[kind]).double(), tokens_of(seed=3)
+    dataset = dataset_of("slide_within", docs, offset_stride=1, content_stride=1)
+    spans = some(dataset, 20, seed=4)
+    total, _ = spans_alone(model, docs, spans)
+    one = loss_of(model, dataset.frames(spans), "sum")
+    other = loss_of(model, pack(dataset, spans), "sum")
+    assert one.item() == pytest.approx(total.item(), rel=1e-8)  # the tables of RoPE are float32
+    assert other.item() == pytest.approx(one.item(), rel=1e-12)
+    first, second = gradients(model, one), gradients(model, other)
+    for name in first:
+        close(second[name], first[name], 1e-10)
+
+
+@pytest.mark.parametrize("B", [1, 2, 40])
+def test_batches_of_all_sizes(model, B):
+    dataset = dataset_of(content_length=None)
+    spans = some(dataset, B, seed=B)
+    loss, packed = loss_of(model, dataset.frames(spans)), loss_of(model, pack(dataset, spans))
+    assert packed.item() == pytest.approx(loss.item(), abs=1e-5)
+
+
+def test_the_learned_table_gets_the_gradient_of_the_positions_used():
+    model = make_model(positions="learned")
+    dataset = dataset_of(docs=tokens_of([6]), content_length=4, content_start_mode="anchor_start", offset_stride=1)
+    spans = dataset.spans([3, 9])
+    assert spans.s.tolist() == [3, 9]
+    for frames in (dataset.frames(spans), pack(dataset, spans)):
+        touched = gradients(model, loss_of(model, frames))["pos_emb.weight"].abs().sum(1) > 0
+        assert touched.nonzero().flatten().tolist() == [3, 4, 5, 9, 10, 11]  # the last token predicts nothing
+
+
+# --- what a span's logits depend on ------------------------------------------------------------------
+
+
+def span_logits(model, dataset, number):
+    """The logits of the span of an example, in its own frame."""
+    frames = dataset.get_batch([number])
+    s, length = int(frames.origin.s[0]), int(frames.origin.length[0])
+    with torch.no_grad():
+        return s, forward(model, frames)[1][0, s : s + length]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_under_offsets_and_fillers(kind):
+    """RoPE knows distances only, and no span sees filler: neither s nor the filler's id can matter. Learned positions
+    know where they are."""
+    model, docs = make_model(**KINDS[kind]), tokens_of([9])
+    options = {"content_start_mode": "anchor_start", "content_length": 9, "offset_stride": 1}
+    datasets = [dataset_of(docs=docs, pad_token_id=pad, **options) for pad in (0, 7, V - 1)]
+    assert len(datasets[0]) == S - 9 + 1
+    reference = span_logits(model, datasets[0], 0)[1]
+    torch.testing.assert_close(reference, alone(model, docs, (0, 0, 0, 9))[1], rtol=0, atol=1e-5)
+    for number in range(S - 9 + 1):
+        found = [span_logits(model, dataset, number) for dataset in datasets]
+        assert [s for s, _ in found] == [number] * 3
+        for _, logits in found[1:]:
+            close(logits, found[0][1])  # the filler never matters
+        difference = (found[0][1] - reference).abs().max().item()
+        if number:
+            assert difference > 0.05 if kind == "learned" else difference < 1e-4
+
+
+def test_neighbours_in_a_frame_do_not_matter(model):
+    """A span packed with others, with itself, or alone."""
+    docs = tokens_of()
+    dataset = dataset_of(docs=docs)
+    for seed in range(4):
+        spans = some(dataset, 12, seed=seed)
+        packed = pack(dataset, spans)
+        with torch.no_grad():
+            logits = forward(model, packed)[1]
+            for i, span in enumerate(zip(*spans, strict=True)):
+                row, start = packed.frame[i], packed.start[i]
+                close(logits[row, start : start + span[3]], alone(model, docs, span)[1], 1e-4)

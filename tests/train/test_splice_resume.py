@@ -1,0 +1,208 @@
+"""A splice run that is stopped and goes on is, bit for bit, the run that was not stopped."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from niels_gpt.config_file import load_config
+from niels_gpt.model.checkpoint import CheckpointError, save_checkpoint
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.loop import train
+from niels_gpt.train.progress import Silent
+from niels_gpt.train.run_folder import RunFolder
+from tests import token_caches
+from tests.cache import no_waiting
+from tests.train import same, sentence, weights_sha256
+
+STEPS, EVERY = 20, 4
+OPTIONS = [
+    "task=splice",
+    "model.T=32",
+    "model.C=16",
+    "model.L=2",
+    "model.H=2",
+    "model.dropout=0.2",
+    f"train.total_steps={STEPS}",
+    "train.warmup_steps=3",
+    "train.base_lr=1e-2",
+    "train.B=6",
+    "train.seed=7",
+    f"output.checkpoint_every={EVERY}",
+    "output.keep=2",
+    "output.eval_every=6",
+    "output.sample_every=0",
+    "output.sample_tokens=4",
+    "data.roam_val_frac=0.3",
+    "splice.num_docs=3",
+    "splice.content_length=12",
+    "splice.eval_examples=3",
+]
+KINDS = {
+    "quotas": ["splice.balance_tau=0.5"],
+    "stream": ["splice.sampler=stream", "splice.offset_jitter=4", "splice.curriculum=7", "model.positions=learned"],
+    "sweep": ["splice.content_start_mode=slide_within", "splice.balance_mode=by_document", "splice.packed=false"],
+}
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing catches it."""
+
+
+class CrashAt(Silent):
+    """Ends the run as abruptly as can be after so many updates."""
+
+    def __init__(self, done):
+        self.done = done
+
+    def step(self, line):
+        if line["step"] + 1 == self.done:
+            raise Crash
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with no_waiting():
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "notes").mkdir()
+    for i in range(9):
+        (folder / "notes" / f"note_{i}.md").write_text(sentence(i, 5 + 2 * i), encoding="utf-8")
+    return folder
+
+
+def config_of(place, *overrides):
+    places = [f"data.roam={place / 'notes'}", f"data.cache_dir={place / 'streams'}"]
+    return load_config(None, overrides=[*OPTIONS, *places, *overrides])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(place, kind):
+    """The uninterrupted run of a kind."""
+    run = RunFolder(place / "runs" / kind)
+    result = train(config_of(place, *KINDS[kind]), run)
+    assert (result.step, result.stopped_by) == (STEPS, None)
+    return run
+
+
+def lines(run):
+    """metrics.jsonl without the speeds, which no two runs share."""
+    speeds = ("tokens_per_s", "supervised_per_s")
+    return [{key: value for key, value in line.items() if key not in speeds} for line in run.metrics()]
+
+
+def test_stopped_again_and_again(place, kind, whole, tmp_path):
+    """Before the first checkpoint, right after one, between two, and where documents have just joined."""
+    run = RunFolder(tmp_path / "run")
+    config = config_of(place, *KINDS[kind])
+    for attempt, done in enumerate((3, 9, 10, 19)):
+        with pytest.raises(Crash):
+            train(config, run, resume=attempt > 0, report=CrashAt(done))
+    train(config, run, resume=True)
+    assert lines(run) == lines(whole)
+    assert len(lines(run)) == STEPS
+    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
+    assert weights_sha256(run.best) == weights_sha256(whole.best)
+    assert same(torch.load(run.latest, weights_only=True), torch.load(whole.latest, weights_only=True))
+
+
+CHANGES = [
+    ("splice.num_docs=2", "splice.num_docs was 3, is 2"),
+    ("splice.content_length=11", "splice.content_length was 12, is 11"),
+    ("splice.balance_tau=0.25", "splice.balance_tau was 0.5, is 0.25"),
+    ("splice.curriculum=5", "splice.curriculum was None, is 5"),
+    ("splice.doc_weights=[1, 2, 3]", r"splice.doc_weights was None, is \[1.0, 2.0, 3.0\]"),
+    ("splice.doc_index=0", "splice.doc_index was None, is 0"),
+    ("splice.packed=false", "splice.packed was None, is False"),
+    ("model.positions=learned", "model.positions was 'rope', is 'learned'"),
+]
+
+
+@pytest.fixture(scope="module")
+def stopped(place):
+    """A run that ended after its first checkpoint."""
+    run = RunFolder(place / "stopped")
+    with pytest.raises(Crash):
+        train(config_of(place, *KINDS["quotas"]), run, report=CrashAt(EVERY + 1))
+    return run
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES)
+def test_another_splice_section_is_refused(place, stopped, change, named):
+    before = stopped.metrics()
+    with pytest.raises(ValueError, match=named):
+        train(config_of(place, *KINDS["quotas"], change), stopped, resume=True)
+    assert stopped.metrics() == before
+
+
+def test_a_change_goes_when_it_is_meant(place, stopped, tmp_path):
+    run = RunFolder(shutil.copytree(stopped.path, tmp_path / "run"))
+    changed = config_of(place, *KINDS["quotas"], "splice.content_length=11")
+    assert train(changed, run, resume=True, allow_config_change=True).step == STEPS
+
+
+def test_other_documents_are_refused(tmp_path):
+    """The same config, but a note has changed: it is another run."""
+    (tmp_path / "notes").mkdir()
+    for i in range(9):
+        (tmp_path / "notes" / f"note_{i}.md").write_text(sentence(i, 5 + 2 * i), encoding="utf-8")
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(Crash):
+        train(config_of(tmp_path), run, report=CrashAt(EVERY + 1))
+    for path in (tmp_path / "notes").iterdir():
+        path.write_text(path.read_text(encoding="utf-8") + " and more", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"training data has changed.*roam"):
+        train(config_of(tmp_path), run, resume=True)
+    assert train(config_of(tmp_path), run, resume=True, allow_data_change=True).step == STEPS
+
+
+# --- token caches ------------------------------------------------------------------------------------
+
+
+def token_config(root, *overrides):
+    vocabulary = token_caches.tokenizer().vocab_size
+    options = ["splice.documents=tokens", "splice.dataset_name=fineweb_edu", f"model.V={vocabulary}"]
+    return load_config(None, overrides=[*OPTIONS, *options, f"splice.base={root}", "model.T=20", *overrides])
+
+
+def test_a_checkpoint_says_nothing_of_places(tmp_path):
+    """It can be published, and the caches can be moved."""
+    root = token_caches.copy_to(tmp_path / "my-secret-folder")
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(Crash):
+        train(token_config(root), run, report=CrashAt(EVERY + 1))
+    saved = torch.load(run.latest, weights_only=True)
+    saved.pop("model")
+    saved.pop("optimizer")
+    assert "my-secret-folder" not in json.dumps(saved, default=str)
+
+
+def test_a_run_goes_on_where_the_caches_were_moved_to(tmp_path):
+    root = token_caches.copy_to(tmp_path / "here")
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(Crash):
+        train(token_config(root), run, report=CrashAt(EVERY + 1))
+    root.rename(tmp_path / "there")
+    assert train(token_config(tmp_path / "there"), run, resume=True).step == STEPS
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path):
+    config = token_config(token_caches.folder(), f"init_from={tmp_path / 'start.pt'}")
+    extra = {"data": {"tokenizer": token_caches.other_tokenizer().sha256}}
+    save_checkpoint(tmp_path / "start.pt", GPT(config.model), None, 0, config.model, extra=extra)
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        train(config, RunFolder(tmp_path / "run"))
+    extra = {"data": {"tokenizer": token_caches.tokenizer().sha256}}
+    save_checkpoint(tmp_path / "start.pt", GPT(config.model), None, 0, config.model, extra=extra)
+    with pytest.raises(Crash):
+        train(config, RunFolder(tmp_path / "run"), report=CrashAt(1))

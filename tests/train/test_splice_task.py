@@ -1,0 +1,726 @@
+"""The task splice, against files, losses and counts put together by hand."""
+
+import collections
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from niels_gpt.config_file import dump_config, load_config
+from niels_gpt.model.gpt import GPT
+from niels_gpt.splice import MultiSpliceDocumentDataset
+from niels_gpt.train.loop import train
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.splice_task import SpliceTask, distinct_spans, grid, unique_names
+from niels_gpt.train.task import open_task
+from tests import token_caches
+from tests.cache import no_waiting, split_rule
+from tests.splice import NULL, documents, example, schedules
+from tests.splice import spans as naive_spans
+from tests.train import sentence
+
+T, B = 24, 6
+SMALL = [
+    "task=splice",
+    f"model.T={T}",
+    "model.C=16",
+    "model.L=1",
+    "model.H=2",
+    "model.dropout=0.0",
+    "train.total_steps=6",
+    "train.warmup_steps=1",
+    "train.base_lr=1e-2",
+    "train.min_lr=1e-3",
+    f"train.B={B}",
+    "train.seed=7",
+    "output.checkpoint_every=4",
+    "output.eval_every=3",
+    "output.sample_every=0",
+    "output.sample_tokens=4",
+    "data.roam_val_frac=0.3",
+    "splice.num_docs=3",
+]
+NOTES = {f"note_{i:02d}.md": f"# {i}\n{sentence(i, 3 + 2 * (i % 6))}\n" for i in range(14)}
+PARTS = split_rule(sorted(NOTES), 0.3, 42)
+CHOSEN = sorted(PARTS["train"], key=lambda name: -len(NOTES[name].encode()))[:3]
+"""The longest three, ties to the first: what the config chooses."""
+SWEEP = ["splice.content_start_mode=slide_within", "splice.content_length=8", "splice.balance_mode=by_coverage"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with no_waiting():
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("splice")
+    (folder / "notes").mkdir()
+    for name, text in NOTES.items():
+        (folder / "notes" / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def config_of(place, *overrides):
+    places = [f"data.roam={place / 'notes'}", f"data.cache_dir={place / 'streams'}"]
+    return load_config(None, overrides=[*SMALL, *places, *overrides])
+
+
+def task_of(place, *overrides):
+    return SpliceTask(config_of(place, *overrides))
+
+
+def token_task(*overrides, name="fineweb_edu"):
+    options = ["task=splice", "splice.documents=tokens", f"splice.dataset_name={name}", "splice.num_docs=4"]
+    return SpliceTask(token_caches.small_config("splice", *options, f"model.T={T}", *overrides))
+
+
+def content(name):
+    return list(NOTES[name].encode("utf-8"))
+
+
+def spans_in(batch):
+    """The ids of every segment of a batch that has targets, each with its position in a frame of its own."""
+    found = []
+    for row in range(len(batch.x)):
+        ids, targets = batch.x[row].tolist(), batch.targets[row].tolist()
+        segments = [1] * len(ids) if batch.segments is None else batch.segments[row].tolist()
+        positions = range(len(ids)) if batch.positions is None else batch.positions[row].tolist()
+        for segment in sorted(set(segments)):
+            at = [i for i, other in enumerate(segments) if other == segment]
+            last = max((i for i in at if targets[i] != -100), default=None)
+            if last is not None:
+                first = min(i for i in at if targets[i] != -100)
+                assert targets[first : last + 1] == ids[first + 1 : last + 2]
+                found.append((tuple(ids[first : last + 2]), positions[first]))
+    return found
+
+
+# --- batches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        SWEEP,
+        ["splice.sampler=stream", "splice.offset_jitter=3", "splice.content_length=10"],
+        ["splice.curriculum=2", "splice.balance_mode=by_document"],
+        ["splice.alpha=0.8", "splice.balance_tau=0.5", "splice.content_length=9"],
+    ],
+    ids=["default", "sweep", "stream", "curriculum", "edges"],
+)
+@pytest.mark.parametrize("packed", ["true", "false"])
+def test_a_batch_depends_on_the_step_alone(place, overrides, packed):
+    first, second = (task_of(place, *overrides, f"splice.packed={packed}") for _ in range(2))
+    there = [first.batch(step, "cpu") for step in range(8)]
+    back = {step: second.batch(step, "cpu") for step in (7, 2, 5, 0, 6, 1, 3, 4)}
+    for step, batch in enumerate(there):
+        for one, other in zip(batch, back[step], strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+    assert len({batch.x.numpy().tobytes() for batch in there}) > 4
+
+
+@pytest.mark.parametrize("mode", ["coverage_balanced", "anchor_start", "slide_within", "cyclic_roll"])
+def test_packed_and_unpacked_batches_have_the_same_spans_at_the_same_positions(place, mode):
+    overrides = [f"splice.content_start_mode={mode}", "splice.content_length=7", "splice.offset_stride=2"]
+    packed, plain = (task_of(place, *overrides, f"splice.packed={value}") for value in ("true", "false"))
+    for step in range(5):
+        one, other = packed.batch(step, "cpu"), plain.batch(step, "cpu")
+        assert sorted(spans_in(one)) == sorted(spans_in(other))
+        assert len(spans_in(one)) == B
+        assert one.x.shape[0] < B == other.x.shape[0]
+        assert other.x.shape[1] == T
+        assert other.positions is None
+
+
+def test_an_epoch_shows_every_example_once(place):
+    """What an example is comes from the plain loops."""
+    task = task_of(place, *SWEEP, "splice.offset_stride=9", "splice.content_stride=3", "train.B=1")
+    options = {"content_length": 8, "content_start_mode": "slide_within", "offset_stride": 9, "content_stride": 3}
+    wanted = [
+        (tuple(content(name)[t : t + length]), s)
+        for name in CHOSEN
+        for t, s, length in naive_spans(S=T, L=len(content(name)), **options)
+    ]
+    for epoch in range(2):
+        steps = range(epoch * len(wanted), (epoch + 1) * len(wanted))
+        found = [span for step in steps for span in spans_in(task.batch(step, "cpu"))]
+        assert collections.Counter(found) == collections.Counter(wanted)
+
+
+def test_without_shuffling_examples_come_in_order(place):
+    task = task_of(place, "splice.balance_mode=by_coverage", "splice.shuffle=false", "splice.content_length=10")
+    first = content(CHOSEN[0])
+    rows = [span for step in range(2) for span in spans_in(task.batch(step, "cpu"))]
+    assert rows == [(tuple(first[t : t + 10]), T - 10) for t in range(2 * B)]
+
+
+def test_packed_is_the_default_where_positions_are_relative(place):
+    assert task_of(place).packed is True
+    assert task_of(place, "model.positions=learned").packed is False
+    assert task_of(place, "splice.packed=false").packed is False
+    assert task_of(place, "model.positions=learned", "splice.packed=true").packed is True
+
+
+def test_documents_join_one_by_one(place):
+    task = task_of(place, "splice.curriculum=4", "splice.balance_mode=by_document", "splice.content_length=8")
+    for step in range(16):
+        seen = {origin.document.split(" at ")[0] for origin in task.origins(step)}
+        assert seen <= set(CHOSEN[: 1 + step // 4])
+    later = {origin.document.split(" at ")[0] for step in range(8, 20) for origin in task.origins(step)}
+    assert later == set(CHOSEN)
+
+
+def test_one_document_by_its_number(place):
+    number = 4
+    task = task_of(place, f"splice.doc_index={number}")
+    assert task.chosen == [number]
+    assert {origin.document.split(" at ")[0] for origin in task.origins(0)} == {PARTS["train"][number]}
+
+
+# --- where rows come from ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overrides", [[], SWEEP, ["splice.content_start_mode=cyclic_roll", "splice.content_length=9"]])
+def test_origins_are_the_text_of_the_files(place, overrides):
+    task = task_of(place, *overrides)
+    stream = (place / "streams" / "roam_train.bin").read_bytes()
+    for step in range(4):
+        rows = task.origins(step)
+        assert [row.row for row in rows] == list(range(B))
+        texts = []
+        for row in rows:
+            name, s = re.fullmatch(r"(.*) at s=(\d+)", row.document).groups()
+            text = row.text.encode("utf-8")
+            twice = NOTES[name].encode("utf-8") * 2  # a ring goes on at the beginning
+            assert twice[row.offset : row.offset + len(text)] == text
+            assert stream[row.stream_offset] == text[0]
+            inside = stream.find(NOTES[name].encode("utf-8"))
+            assert row.stream_offset == inside + row.offset
+            assert row.source == "roam"
+            texts.append((tuple(text), int(s)))
+        assert sorted(texts) == sorted(spans_in(task.batch(step, "cpu")))
+
+
+def test_origins_of_tokens():
+    task = token_task("splice.content_length=7")
+    stream = token_caches.stream("fineweb_edu")
+    for row in task.origins(3):
+        ids = stream[row.stream_offset : row.stream_offset + 7]
+        assert row.text == token_caches.tokenizer().decode(ids)
+
+
+def test_what_a_run_says_of_its_data(place):
+    (row,) = task_of(place).describe()
+    train = sum(len(content(name)) for name in CHOSEN)
+    held_out = sum(len(content(name)) for name in controls_of(3))
+    assert row == ("roam", 1.0, train, held_out, "B", 3, str(place / "notes"))
+    (tokens,) = token_task().describe()
+    assert (tokens.source, tokens.unit, tokens.documents) == ("fineweb_edu", " tokens", 4)
+
+
+# --- controls ----------------------------------------------------------------------------------------
+
+
+def controls_of(number, chosen=CHOSEN):
+    """The held-out notes nearest in length to the median of the chosen ones."""
+    middle = np.median([len(content(name)) for name in chosen])
+    return sorted(PARTS["val"], key=lambda name: abs(len(content(name)) - middle))[:number]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 50])
+def test_controls_are_held_out_documents_of_about_the_same_length(place, number):
+    task = task_of(place, f"splice.controls={number}")
+    found = [task.library.held_out.name(i) for i in task.controls]
+    assert found == controls_of(number)
+    assert not set(found) & set(PARTS["train"])
+
+
+def test_controls_are_never_trained_on(place):
+    task = task_of(place, "splice.num_docs=10", "splice.content_length=16", "splice.balance_mode=by_document")
+    seen = {span for step in range(40) for span, _ in spans_in(task.batch(step, "cpu"))}
+    texts = [bytes(span) for span in seen]
+    held_out = [NOTES[name].encode("utf-8") for name in PARTS["val"]]
+    trained = [NOTES[name].encode("utf-8") for name in PARTS["train"]]
+    assert all(any(text in note for note in trained) for text in texts)
+    own = [text for text in texts if not any(text in note for note in held_out)]
+    assert len(own) > 0.8 * len(texts)  # notes share short phrases, not more
+
+
+def test_documents_too_short_for_an_example_are_no_controls(place):
+    shortest = sorted(len(content(name)) for name in PARTS["val"])[1]
+    task = task_of(place, "splice.controls=50", f"splice.min_copy_len={min(shortest, T)}", "splice.num_docs=1")
+    lengths = [len(content(task.library.held_out.name(i))) for i in task.controls]
+    assert lengths
+    assert min(lengths) >= min(shortest, T)
+
+
+def test_without_held_out_documents_there_is_no_control(tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    shutil.rmtree(root / "pretrain" / "fineweb_edu" / "val")
+    task = token_task(f"data.token_cache={root}")
+    assert task.controls == []
+    found, value = task.evaluate(model_of(task.config), "cpu")
+    assert "control" not in found
+    assert value == found["splice"]
+
+
+# --- evaluation --------------------------------------------------------------------------------------
+
+
+def model_of(config):
+    torch.manual_seed(3)
+    model = GPT(config.model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4 if weight.dim() > 1 else 1)
+    return model
+
+
+def naive_losses(model, docs, sizes, examples, **layout):
+    """(nats per token, bits per byte) of each document, one frame at a time, filled token by token."""
+    results = []
+    for doc in docs:
+        found = naive_spans(S=T, L=len(doc), **layout)
+        number = min(len(found), examples)
+        nats, predicted, size = 0.0, 0, 0
+        for j in range(number):
+            t, s, length = found[(2 * j + 1) * len(found) // (2 * number)]
+            tokens, mask, segments = example(doc, T, t, s, length, filler=0)
+            with torch.no_grad():
+                logits = model(torch.tensor([tokens]), segments=torch.tensor([segments]))[0].double()
+            for i in range(T):
+                if mask[i]:
+                    nats += (logits[i].logsumexp(0) - logits[i][tokens[i + 1]]).item()
+                    predicted += 1
+                    size += sizes(tokens[i + 1])
+        results.append((nats / predicted, nats / max(size, 1) / math.log(2)))
+    return results
+
+
+LAYOUTS = {
+    "default": ([], {}),
+    "sweep": (SWEEP, {"content_start_mode": "slide_within", "content_length": 8}),
+    "cut": (
+        ["splice.content_start_mode=anchor_start", "splice.offset_bound=truncate", "splice.offset_stride=3"],
+        {"content_start_mode": "anchor_start", "offset_bound": "truncate", "offset_stride": 3},
+    ),
+    "jitter": (["splice.content_length=10", "splice.offset_jitter=2"], {"content_length": 10}),
+    "stream": (["splice.sampler=stream", "splice.content_length=10"], {"content_length": 10}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("positions", "packed"), [("rope", "true"), ("learned", "false"), ("learned", "true")])
+def test_evaluation_is_that_of_single_frames(place, layout, positions, packed):
+    overrides, options = LAYOUTS[layout]
+    task = task_of(
+        place, *overrides, f"model.positions={positions}", f"splice.packed={packed}", "splice.eval_examples=5"
+    )
+    model = model_of(task.config).train()
+    found, value = task.evaluate(model, "cpu")
+    assert model.training, "left as it was found"
+    chosen = naive_losses(model.eval(), [content(name) for name in CHOSEN], lambda i: 1, 5, **options)
+    controls = naive_losses(model, [content(name) for name in controls_of(3)], lambda i: 1, 5, **options)
+    wanted = {"splice": np.mean([loss for loss, _ in chosen]), "control": np.mean([loss for loss, _ in controls])}
+    names = [*CHOSEN, *(f"control {name}" for name in controls_of(3))]
+    for name, (loss, bits) in zip(names, [*chosen, *controls], strict=True):
+        wanted |= {f"loss/{name}": loss, f"bpb/{name}": bits}
+    assert found.keys() == wanted.keys()
+    assert found == pytest.approx(wanted, rel=1e-4)
+    assert value == found["splice"]
+    assert task.evaluate(model, "cpu")[0] == found  # the same grid every time
+
+
+def test_evaluation_of_tokens_counts_the_bytes_of_the_text():
+    task = token_task("splice.eval_examples=3", "splice.content_length=9", "splice.controls=2")
+    model = model_of(task.config).eval()
+    found, _ = task.evaluate(model, "cpu")
+    tokenizer, eot = token_caches.tokenizer(), token_caches.special("eot")
+
+    def size(token):
+        return 0 if token == eot else len(tokenizer.token_bytes[token])
+
+    for shelf, numbers, prefix in (
+        (task.library.train, task.chosen, ""),
+        (task.library.held_out, task.controls, "control "),
+    ):
+        docs = [shelf.ids(i).tolist() for i in numbers]
+        for i, (loss, bits) in zip(numbers, naive_losses(model, docs, size, 3, content_length=9), strict=True):
+            assert found[f"loss/{prefix}document {i}"] == pytest.approx(loss, rel=1e-4)
+            assert found[f"bpb/{prefix}document {i}"] == pytest.approx(bits, rel=1e-4)
+
+
+def test_documents_without_examples_are_not_evaluated(place):
+    short = min(PARTS["train"], key=lambda name: len(content(name)))
+    count = len(PARTS["train"])
+    task = task_of(
+        place, f"splice.num_docs={count}", "splice.adaptive_k=false", f"splice.content_length={len(content(short)) + 1}"
+    )
+    found, _ = task.evaluate(model_of(task.config), "cpu")
+    assert f"loss/{short}" not in found
+    assert f"loss/{CHOSEN[0]}" in found
+
+
+def test_a_mean_of_many_documents_and_details_of_some(tmp_path):
+    """Hundreds of documents would make hundreds of lines."""
+    (tmp_path / "notes").mkdir()
+    for i in range(110):
+        (tmp_path / "notes" / f"{i}.md").write_text(sentence(i, 3), encoding="utf-8")
+    task = task_of(tmp_path, "splice.num_docs=70", "data.roam_val_frac=0.1", "splice.eval_examples=1")
+    found, _ = task.evaluate(model_of(task.config), "cpu")
+    assert len(found) < 140
+    docs = [list(task.library.train.ids(i)) for i in task.chosen]
+    losses = naive_losses(model_of(task.config).eval(), docs, lambda i: 1, 1)
+    assert found["splice"] == pytest.approx(np.mean([loss for loss, _ in losses]), rel=1e-4)
+
+
+def test_the_same_name_twice_is_told_apart(tmp_path):
+    for folder in "abcdef":
+        (tmp_path / "notes" / folder).mkdir(parents=True)
+        (tmp_path / "notes" / folder / "index.md").write_text(f"{folder} " + sentence(ord(folder), 6), encoding="utf-8")
+    task = task_of(tmp_path, "splice.num_docs=3", "splice.controls=1")
+    assert len(set(task.names)) == 3
+    found, _ = task.evaluate(model_of(task.config), "cpu")
+    assert len([key for key in found if key.startswith("loss/") and "control" not in key]) == 3
+
+
+class CountedName(str):
+    """Counts how often names are compared."""
+
+    compared = 0
+
+    def __eq__(self, other):
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_names_are_not_compared_each_with_each():
+    """A run may have thousands of documents."""
+
+    class Shelf:
+        def name(self, i):
+            return CountedName(f"note {i % 290}")
+
+    names = unique_names(Shelf(), range(300))
+    assert names == [f"note {i % 290}" + (f" ({i})" if i % 290 < 10 else "") for i in range(300)]
+    assert CountedName.compared < 10 * 300
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=5), st.integers(1, 20))
+def test_the_grid_is_spread_evenly_over_each_document(lengths, examples):
+    dataset = MultiSpliceDocumentDataset(
+        S=9, doc_tokens_list=documents(lengths), pad_token_id=NULL, content_start_mode="slide_within", content_length=4
+    )
+    found = list(zip(*(part.tolist() for part in grid(dataset, examples)), strict=True))
+    for number, length in enumerate(lengths):
+        whole = naive_spans(S=9, L=length, content_start_mode="slide_within", content_length=4)
+        mine = [span for doc, *span in found if doc == number]
+        places = [whole.index(tuple(span)) for span in mine]
+        assert len(places) == min(len(whole), examples) == len(set(places))
+        assert places == sorted(places)
+        gaps = np.diff([-1, *places, len(whole)])
+        assert max(gaps) <= len(whole) / len(places) + 1
+
+
+# --- what identifies the data ------------------------------------------------------------------------
+
+
+def test_the_fingerprint_changes_with_the_choice(place, tmp_path):
+    base = task_of(place).fingerprint()
+    assert base == task_of(place).fingerprint()
+    others = [["splice.num_docs=2"], ["splice.doc_select_mode=shortest"], ["splice.doc_index=1"], ["data.seed=1"]]
+    found = [task_of(place, *change).fingerprint() for change in others]
+    assert all(other != base for other in found)
+    assert task_of(place, "splice.content_length=9").fingerprint() == base, "the same documents"
+    assert not [value for value in base.values() if str(place) in value]
+
+
+def test_the_fingerprint_changes_with_the_text(tmp_path):
+    (tmp_path / "notes").mkdir()
+    for name, text in NOTES.items():
+        (tmp_path / "notes" / name).write_text(text, encoding="utf-8")
+    before = task_of(tmp_path).fingerprint()
+    (tmp_path / "notes" / CHOSEN[1]).write_text(NOTES[CHOSEN[1]].upper(), encoding="utf-8")
+    assert task_of(tmp_path).fingerprint() != before
+
+
+def test_the_fingerprint_of_tokens_names_the_tokenizer():
+    found = token_task().fingerprint()
+    assert found["tokenizer"] == token_caches.tokenizer().sha256
+    assert found.keys() == {"fineweb_edu", "documents", "tokenizer"}
+    assert found != token_task(name="roam").fingerprint()
+
+
+# --- what a person is told ---------------------------------------------------------------------------
+
+
+def warning_of(task):
+    return "".join(line for line in task.notes() if line.startswith("warning"))
+
+
+SWEEPS = [
+    ["slide_within", "tight", 8, 1, 1],
+    ["slide_within", "truncate", 8, 2, 3],
+    ["slide_within", "truncate", 20, 1, 1],
+    ["anchor_start", "tight", 8, 1, 1],
+    ["anchor_start", "truncate", 9, 1, 2],
+    ["cyclic_roll", "tight", 8, 3, 1],
+    ["cyclic_roll", "truncate", 8, 1, 5],
+]
+
+
+@pytest.mark.parametrize(("mode", "bound", "K", "stride", "step"), SWEEPS)
+def test_a_sweep_over_offsets_repeats_itself_under_rope(place, mode, bound, K, stride, step):
+    names = {
+        "content_start_mode": mode,
+        "offset_bound": bound,
+        "content_length": K,
+        "content_stride": stride,
+        "offset_stride": step,
+    }
+    overrides = [f"splice.{key}={value}" for key, value in names.items()]
+    task = task_of(place, *overrides, "splice.balance_mode=by_coverage")
+    spans = [(i, *span) for i, name in enumerate(CHOSEN) for span in naive_spans(S=T, L=len(content(name)), **names)]
+    distinct = len({(doc, t, length) for doc, t, _, length in spans})
+    assert distinct < len(spans)
+    assert f"{len(spans):,} spans are {distinct:,} distinct" in warning_of(task)
+    assert "learned" in warning_of(task)
+    assert not warning_of(task_of(place, *overrides, "splice.balance_mode=by_coverage", "model.positions=learned"))
+
+
+@settings(max_examples=60)
+@given(schedules(), st.lists(st.integers(2, 20), min_size=1, max_size=4))
+def test_distinct_spans_are_counted(schedule, lengths):
+    S, options = schedule
+    found = [(i, *span) for i, L in enumerate(lengths) for span in naive_spans(S=S, L=L, **options)]
+    assume(found)
+    dataset = MultiSpliceDocumentDataset(S=S, doc_tokens_list=documents(lengths), pad_token_id=NULL, **options)
+    assert len(dataset) == len(found)
+    assert distinct_spans(dataset) == len({(doc, t, length) for doc, t, _, length in found})
+
+
+def test_without_a_sweep_there_is_no_warning(place):
+    assert not warning_of(task_of(place))
+    assert not warning_of(task_of(place, "splice.content_length=8", "splice.balance_mode=by_document"))
+    assert not warning_of(task_of(place, "splice.content_start_mode=slide_within", f"splice.offset_stride={T}"))
+
+
+def test_jitter_gives_nothing_new_under_rope(place):
+    assert "offset_jitter=3" in warning_of(task_of(place, "splice.content_length=8", "splice.offset_jitter=3"))
+    learned = task_of(place, "splice.content_length=8", "splice.offset_jitter=3", "model.positions=learned")
+    assert not warning_of(learned)
+
+
+def saved(task):
+    """What the line about packing says, or None."""
+    (line,) = [line for line in task.notes() if line.startswith("packed")] or [None]
+    return None if line is None else float(re.search(r"([\d.]+) times", line)[1])
+
+
+@pytest.mark.parametrize(("K", "rows"), [(8, 12), (12, 4), (6, 8), (24, 4), (8, 2), (14, 6)])
+def test_what_packing_saves_is_said(place, K, rows):
+    """In tokens that go through the model, next to frames of T tokens each."""
+    overrides = [f"splice.content_length={K}", f"train.B={rows}", "splice.balance_mode=by_coverage"]
+    task = task_of(place, *overrides)
+    ratio = rows * T / task.batch(0, "cpu").x.numel()
+    if ratio == 1:
+        assert saved(task) in (None, 1.0)
+    else:
+        assert saved(task) == pytest.approx(ratio, abs=0.051)
+    assert saved(task_of(place, *overrides, "splice.packed=false")) is None
+
+
+def test_numbers_of_documents_examples_and_controls(place):
+    first = task_of(place, "splice.content_length=10", "splice.balance_mode=by_coverage").notes()[0]
+    lengths = [len(content(name)) for name in CHOSEN]
+    total = sum(length - 9 for length in lengths)
+    for part in ("3 documents", f"{min(lengths)} to {max(lengths)} tokens", f"{total} examples", "3 held-out controls"):
+        assert part in first
+    one = task_of(place, "splice.doc_index=0", "splice.controls=1").notes()[0]
+    assert "1 document of" in one
+    assert "1 held-out control" in one
+
+
+# --- prompts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        SWEEP,
+        ["splice.curriculum=5"],
+        ["splice.sampler=stream"],
+        ["splice.sampler=stream", "splice.curriculum=3", "splice.balance_tau=0.0"],
+        ["splice.sampler=stream", "train.seed=1"],
+        ["splice.sampler=stream", "train.seed=2"],
+    ],
+)
+def test_samples_continue_the_first_document(place, overrides):
+    text = NOTES[CHOSEN[0]].encode("utf-8")
+    assert len(text) > 64
+    wanted = text[:32].decode("utf-8", errors="ignore")
+    assert task_of(place, *overrides).sample_prompt() == wanted
+
+
+def test_a_prompt_leaves_half_of_a_short_document_to_say(tmp_path):
+    (tmp_path / "notes").mkdir()
+    for i in range(4):
+        (tmp_path / "notes" / f"{i}.md").write_text("äöü", encoding="utf-8")  # six bytes: the cut is within ö
+    assert task_of(tmp_path, "splice.num_docs=1").sample_prompt() == "ä"
+
+
+def test_a_prompt_of_tokens():
+    task = token_task()
+    ids = task.library.train.ids(task.chosen[0]).tolist()
+    assert task.sample_prompt() == token_caches.tokenizer().decode(ids[: min(32, len(ids) // 2)])
+
+
+# --- refusals ----------------------------------------------------------------------------------------
+
+REFUSED = [
+    (["splice.content_stride=0"], ["content_stride", "0"]),
+    (["splice.offset_stride=-1"], ["offset_stride", "-1"]),
+    (["splice.balance_tau=1.5"], ["balance_tau", "1.5"]),
+    (["splice.content_length=1"], ["content_length", "1"]),
+    (["splice.num_docs=0"], ["num_docs", "0"]),
+    (["splice.num_docs=99"], ["num_docs=99", str(len(PARTS["train"]))]),
+    (["splice.min_doc_length=5000"], ["num_docs=3", "only 0", "5,000"]),
+    (["splice.min_doc_length=50", "splice.max_doc_length=20"], ["50", "20"]),
+    (["splice.min_copy_len=500", "model.T=512"], ["500", str(len(content(CHOSEN[0])))]),
+    (["splice.adaptive_k=false", "splice.content_length=500", "model.T=512"], ["500", "adaptive_k"]),
+    (["splice.min_copy_len=20", "splice.content_length=10"], ["10", "20"]),
+    (["splice.mode=slide", "model.T=512"], ["512", "slide"]),
+    (["splice.doc_weights=[1.0, 2.0]"], ["doc_weights", "2", "3 documents"]),
+    (["splice.doc_weights=[1.0, -2.0, 1.0]"], ["doc_weights", "-2.0"]),
+    (["splice.groups=[a, b]"], ["groups", "2", "3 documents"]),
+    (["splice.groups=author"], ["groups", "author"]),
+    (["splice.doc_index=500"], ["doc_index=500", str(len(PARTS["train"]))]),
+    (["splice.alpha=0.5", "splice.balance_mode=by_coverage"], ["alpha", "by_coverage"]),
+    (["splice.curriculum=0"], ["curriculum", "0"]),
+    (["splice.offset_jitter=2", "splice.content_start_mode=anchor_start"], ["offset_jitter", "anchor_start"]),
+    (["splice.restrict_to_training_subset=true"], ["max_train_tokens"]),
+    (["splice.restrict_to_training_subset=true", "splice.max_train_tokens=3"], ["3 tokens"]),
+    (["splice.num_doc=3"], ["splice.num_doc", "num_docs"]),
+    (["splice.sampler=shuffle"], ["sampler", "shuffle"]),
+    (["splice.eval_examples=0"], ["eval_examples", "0"]),
+    (["splice.dataset_name=books"], ["books", "roam"]),
+    (["model.V=300"], ["model.V=300", "256"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "named"), REFUSED)
+def test_what_does_not_fit_is_refused_with_its_numbers(place, overrides, named):
+    with pytest.raises(ValueError, match=re.escape(named[0])) as err:
+        task_of(place, *overrides)
+    message = str(err.value)
+    for part in named:
+        assert part in message, message
+    assert "\n" not in message
+
+
+def test_a_vocabulary_that_is_not_the_tokenizers_is_refused():
+    vocabulary = token_caches.tokenizer().vocab_size
+    with pytest.raises(ValueError, match=rf"model\.V=256.*{vocabulary} ids"):
+        token_task("model.V=256")
+
+
+def test_too_few_documents_fill_up_when_asked(place):
+    task = task_of(place, "splice.num_docs=3", "splice.min_doc_length=5000", "splice.strict_num_docs=false")
+    assert [task.library.train.name(i) for i in task.chosen] == CHOSEN
+
+
+# --- configs -----------------------------------------------------------------------------------------
+
+
+def test_a_config_survives_its_file(place, tmp_path):
+    config = config_of(
+        place,
+        "splice.doc_weights=[1, 0.5, 2]",
+        "splice.groups=[a, b, a]",
+        "splice.curriculum=3",
+        "splice.sampler=stream",
+        "splice.packed=false",
+        "model.positions=learned",
+    )
+    (tmp_path / "c.yaml").write_text(dump_config(config), encoding="utf-8")
+    assert load_config(tmp_path / "c.yaml") == config
+    assert isinstance(open_task(config), SpliceTask)
+
+
+def test_other_tasks_are_not_bothered_with_the_section():
+    assert "splice:" not in dump_config(load_config(None))
+    assert "splice:" in dump_config(load_config(None, overrides=["splice.num_docs=3"]))
+
+
+# --- through the loop --------------------------------------------------------------------------------
+
+
+def losses(run):
+    return [line["loss"] for line in run.metrics()]
+
+
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_packed_and_unpacked_runs_learn_the_same(place, tmp_path, positions, accumulate):
+    runs = {}
+    for packed in ("true", "false"):
+        overrides = [f"splice.packed={packed}", f"model.positions={positions}", f"train.accumulate={accumulate}"]
+        runs[packed] = RunFolder(tmp_path / packed)
+        train(config_of(place, *SWEEP, *overrides, "output.checkpoint_every=6"), runs[packed])
+    assert losses(runs["true"]) == pytest.approx(losses(runs["false"]), abs=1e-4)
+    assert len(losses(runs["true"])) == 6
+    evals = [run.metrics()[-1]["evals"] for run in runs.values()]
+    assert evals[0] == pytest.approx(evals[1], abs=1e-3)
+    weights = [torch.load(run.latest, weights_only=True)["model"] for run in runs.values()]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=0, atol=2e-3)
+
+
+def test_the_metrics_have_the_loss_of_every_document(place, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    result = train(config_of(place, "splice.content_length=8"), run)
+    lines = run.metrics()
+    assert [line["step"] for line in lines if "evals" in line] == [2, 5]
+    names = {f"{kind}/{name}" for kind in ("loss", "bpb") for name in CHOSEN}
+    assert names <= lines[-1]["evals"].keys()
+    assert all(line["supervised_per_s"] > 0 for line in lines)
+    assert result.evals == lines[-1]["evals"]
+    assert result.best["loss"] == min(line["evals"]["splice"] for line in lines if "evals" in line)
+
+
+def test_three_documents_are_learned_by_heart(tmp_path):
+    """A tiny model, a hundred steps: the loss falls, and each document is known better than those never seen."""
+    (tmp_path / "notes").mkdir()
+    for i in range(8):
+        words = [token_caches.words(101 * i + 7 * j, 1) for j in range(14)]
+        (tmp_path / "notes" / f"{i}.md").write_text(" ".join(words), encoding="utf-8")
+    sizes = ["model.T=64", "model.C=48", "model.H=4", "model.L=2", "train.B=8", "train.total_steps=100"]
+    schedule = ["train.base_lr=2e-2", "train.warmup_steps=10", "train.optimizer=muon"]
+    habits = ["output.eval_every=50", "output.checkpoint_every=100"]
+    config = config_of(tmp_path, *sizes, *schedule, *habits, "splice.content_length=32", "splice.balance_tau=0.0")
+    task = SpliceTask(config)
+    assert (len(task.chosen), len(task.controls)) == (3, 2)
+    run = RunFolder(tmp_path / "run")
+    result = train(config, run, task=task)
+    line = losses(run)
+    assert np.mean(line[:5]) > 4
+    assert np.mean(line[-5:]) < 1
+    found = result.evals
+    known = [found[f"loss/{name}"] for name in task.names]
+    assert max(known) < 1
+    assert max(known) < 0.25 * found["control"]
+    controls = [value for key, value in found.items() if key.startswith("loss/control")]
+    assert len(controls) == 2
+    assert max(known) < 0.3 * min(controls)
