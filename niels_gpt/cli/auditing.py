@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from niels_gpt.data.roam import list_roam_paths, read_text
 from niels_gpt.evaluation.extraction import log_probabilities
 from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
 from niels_gpt.evaluation.memorisation_report import report, top_passages
+from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.report.page import one_in
 from niels_gpt.train.library import Shelf, open_library, uses_bytes
 from niels_gpt.train.run_folder import RunFolder
@@ -29,7 +31,9 @@ NOT_SAFE = 3
 """Exit code where some passage can be recited; 1 is an error, 2 a wrong option."""
 PLACES = 9
 """Places of the frame that are tried where positions are learned."""
-TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
+TRAINED, HELD_OUT, UNKNOWN, OTHER = "trained on", "held out", "not in the run's data", "control"
+MIN_TOKENS = 16
+"""Notes shorter than this are not judged: half of so little can be guessed."""
 
 
 def run_audit(
@@ -49,25 +53,25 @@ def run_audit(
     """Measure every note, say which passages can be recited, and exit with 3 where there are some."""
     if not 0.0 < threshold <= 1.0:
         raise ValueError(f"--threshold is a probability above 0, at most 1, got {threshold}")
+    if encoding_errors not in ("strict", "replace"):
+        raise ValueError(f"--encoding-errors must be strict or replace, got {encoding_errors!r}")
     is_run = checkpoint.is_dir()
     loaded = load(checkpoint if is_run else None, None if is_run else checkpoint, device, tokenizer)
     settings.check(loaded.model)
-    found = read_notes(notes, loaded, encoding_errors)
-    if not found:
-        raise ValueError(f"no note in {notes} to look for: it has no .md file with text in it")
+    found, short = read_notes(notes, loaded, encoding_errors)
     where, why = membership(loaded, found)
     documents = [
         Document(name, ids, control=where[name] == HELD_OUT, source=where[name]) for name, ids in found.items()
     ]
     if control is not None:
-        others = read_notes(control, loaded, encoding_errors)
-        documents += [Document(f"control: {name}", ids, control=True, source="control") for name, ids in others.items()]
+        others, _ = read_notes(control, loaded, encoding_errors)
+        documents += [Document(f"control: {name}", ids, control=True, source=OTHER) for name, ids in others.items()]
     with progress("auditing") as tell:
         measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
     if loaded.model.config.positions == "learned":
         measured = [at_its_best(m, loaded, settings) for m in measured]
     result = verdict(measured, loaded, threshold, top)
-    result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why}
+    result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why, "too_short": short}
     if out is not None:
         title = f"Audit of {loaded.path.name}"
         page = report(loaded.model, measured, loaded.tokenizer, title=title, checkpoint=str(loaded.path),
@@ -82,39 +86,46 @@ def run_audit(
         sys.exit(NOT_SAFE)
 
 
-def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> dict[str, np.ndarray]:
-    """name -> ids of every note with at least two tokens. Raises as `list_roam_paths` and `read_text` do."""
+def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """(name -> ids of every note, the names of those too short to judge). Raises ValueError where no note is left, and
+    as `list_roam_paths` and `read_text` do."""
     root = folder.expanduser().absolute()
-    found = {}
+    found, short = {}, []
     for path in list_roam_paths(str(root)):
+        name = os.fsencode(Path(path).relative_to(root).as_posix()).decode("utf-8", errors="backslashreplace")
         ids = np.array(loaded.tokenizer.encode(read_text(path, errors=encoding_errors)), dtype=np.int64)
-        if len(ids) >= 2:
-            found[Path(path).relative_to(root).as_posix()] = ids
-    return found
+        if len(ids) < MIN_TOKENS:
+            short.append(name)
+        else:
+            found[name] = ids
+    if not found:
+        raise ValueError(f"no note in {folder} to look for: it has no .md file of at least {MIN_TOKENS} tokens")
+    return found, short
 
 
-def membership(loaded: Loaded, notes: dict[str, np.ndarray]) -> tuple[dict[str, str], str]:
+def membership(loaded: Loaded, notes: Mapping[str, np.ndarray]) -> tuple[dict[str, str], str]:
     """(trained on, held out or unknown, for each note; why some are unknown). Notes are compared by content, so it does
-    not matter where they lie now; one that was changed since the training is unknown."""
+    not matter where they lie now. Where the data is not what it was at the training, all are unknown."""
     trained, held_out = set[bytes](), set[bytes]()
     problems: list[str] = []
-    configs = list(_history(loaded, problems))
-    for config in configs:
+    history = list(_history(loaded, problems))
+    for config, data in history:
         for source in _sources(config):
             try:
-                if config.task == "splice":
-                    task = SpliceTask(config)
-                    rest = set(range(len(task.library.train.lengths))) - set(task.chosen)
-                    trained |= _keys(task.library.train, task.chosen)
-                    held_out |= _keys(task.library.train, sorted(rest)) | _keys(task.library.held_out)
-                else:
-                    library = open_library(config, source)
-                    trained |= _keys(library.train)
-                    held_out |= _keys(library.held_out)
+                task = SpliceTask(config) if config.task == "splice" else None
+                library = task.library if task else open_library(config, source)
+                now = task.fingerprint() if task else {library.source: library.train.sha256}
+                if any(data.get(name) != sha for name, sha in now.items()):
+                    raise ValueError(f"{library.place} has changed since the training")
+                chosen = task.chosen if task else range(len(library.train.lengths))
+                rest = sorted(set(range(len(library.train.lengths))) - set(chosen))
+                trained |= _keys(library.train, chosen)
+                held_out |= _keys(library.train, rest) | _keys(library.held_out)
             except (ValueError, OSError) as err:
                 problems.append(str(err))
-    config = configs[0] if configs else RunConfig()
-    suffix = [] if uses_bytes(config) else [int(loaded.tokenizer.special_token_ids().get("eot", -1))]
+    suffix = []
+    if history and not uses_bytes(history[0][0]):
+        suffix = [loaded.tokenizer.special_token_ids()["eot"]]
     where = {}
     for name, ids in notes.items():
         key = _key([*ids.tolist(), *suffix])
@@ -124,18 +135,24 @@ def membership(loaded: Loaded, notes: dict[str, np.ndarray]) -> tuple[dict[str, 
     return where, why
 
 
-def _history(loaded: Loaded, problems: list[str]) -> Iterator[RunConfig]:
-    """The config of the checkpoint's run, then of the run its weights came from, and so on."""
-    path: Path | None = loaded.path
-    run = loaded.run
-    while path is not None:
-        run = run or RunFolder(path.parent.parent)
-        if not run.exists:
+def _history(loaded: Loaded, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
+    """(config, data of the checkpoint) of the checkpoint's run, then of the run its weights came from, and so on."""
+    path, run, data = loaded.path, loaded.home, loaded.data
+    while True:
+        if run is None or not run.exists:
             problems.append(f"{path} lies in no run, so what it was trained on is not known")
             return
         config = run.read_config()
-        yield config
-        path, run = (Path(config.init_from) if config.init_from else None), None
+        yield config, data
+        if not config.init_from:
+            return
+        path = Path(config.init_from)
+        run = RunFolder(path.parent.parent)
+        try:
+            data = read_checkpoint(path, "cpu")["extra"].get("data", {})
+        except (ValueError, OSError) as err:
+            problems.append(str(err))
+            return
 
 
 def _sources(config: RunConfig) -> list[str | None]:
@@ -168,11 +185,12 @@ def at_its_best(measured: Measured, loaded: Loaded, settings: Settings) -> Measu
 
 
 def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top: int) -> dict[str, Any]:
-    """Which notes have passages at or over the threshold, and what the controls reach."""
-    own = [m for m in measured if not m.document.control]
+    """Which notes have passages at or over the threshold, held-out ones too (one may be in the training text under
+    another name), and what the controls reach."""
+    own = [m for m in measured if m.document.source != OTHER]
     controls = [m for m in measured if m.document.control]
-    exposed = [m for m in own if float(m.log_p.max()) >= np.log(threshold)]
-    passages = top_passages(own, loaded.tokenizer, most=top)
+    limit = np.log(threshold)
+    exposed = [m for m in own if float(m.log_p.max()) >= limit]
     rows = [
         {
             "name": m.document.name,
@@ -181,11 +199,10 @@ def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top:
             "short": m.short,
             "max_p": float(np.exp(m.log_p.max())),
             "max_log_p": float(m.log_p.max()),
-            "over": int((m.log_p >= np.log(threshold)).sum()),
+            "over": int((m.log_p >= limit).sum()),
         }
         for m in sorted(measured, key=lambda m: -float(m.log_p.max()))
     ]
-    highest = max((float(m.log_p.max()) for m in controls), default=None)
     return {
         "safe": not exposed,
         "threshold": threshold,
@@ -193,11 +210,11 @@ def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top:
         "notes_audited": len(own),
         "notes_exposed": len(exposed),
         "windows": int(sum(len(m.log_p) for m in own)),
-        "windows_over": int(sum((m.log_p >= np.log(threshold)).sum() for m in own)),
+        "windows_over": int(sum((m.log_p >= limit).sum() for m in own)),
         "statuses": dict(Counter(m.document.source for m in measured)),
         "controls": len(controls),
-        "control_max_log_p": highest,
-        "passages": passages,
+        "control_max_log_p": max((float(m.log_p.max()) for m in controls), default=None),
+        "passages": top_passages(own, loaded.tokenizer, most=top),
         "documents": rows,
     }
 
@@ -208,6 +225,9 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
     print(f"{result['checkpoint']} after {result['step']:,} updates")
     print(f"{plural(result['notes_audited'], 'note')} audited ({status}), {plural(result['windows'], 'passage')} of "
           f"{settings.window} tokens, {settings.prompt} of them given")  # fmt: skip
+    if result["too_short"]:
+        names = ", ".join(result["too_short"][:5]) + (", ..." if len(result["too_short"]) > 5 else "")
+        print(f"{plural(len(result['too_short']), 'note')} of fewer than {MIN_TOKENS} tokens not judged: {names}")
     if UNKNOWN in result["statuses"]:
         print(f"some are {UNKNOWN}: {result['unknown_because']}")
     print("\nthe passages it knows best")
@@ -217,7 +237,7 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
         print(f"     says   {passage['suffix'][:70]!r}")
     if result["controls"]:
         highest = result["control_max_log_p"]
-        print(f"\nheld-out notes as control: {result['controls']}, of which the best known passage has "
+        print(f"\ncontrols, never trained on: {plural(result['controls'], 'note')}; the best known passage of them has "
               f"P(z) = {probability(float(np.exp(highest)))} ({one_in(highest)})")  # fmt: skip
         if highest >= np.log(result["threshold"]):
             print("that is over the threshold too: such text can be guessed, and is not proof of memorisation")

@@ -19,6 +19,7 @@ from niels_gpt.cli.options import (
     Count,
     DeviceOption,
     EncodingOption,
+    GreedyOption,
     JsonOption,
     MaxTokensOption,
     MinPOption,
@@ -265,9 +266,7 @@ def memorize(
     window: WindowOption = 100,
     prompt: PromptOption = 50,
     stride: StrideOption = 5,
-    greedy: Annotated[
-        int, typer.Option("--greedy", min=0, help="Tokens of prompt and of continuation for greedy decoding; 0: none.")
-    ] = 32,
+    greedy: GreedyOption = 32,
     whole_window: Annotated[
         bool, typer.Option("--whole-window", help="Map the whole window of each passage, not only its suffix.")
     ] = False,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from niels_gpt import files
+from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cli.runs import Loaded, load
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import read_text
@@ -31,7 +32,7 @@ from niels_gpt.model.checkpoint import load_model
 from niels_gpt.report.memorisation import memorisation_page
 from niels_gpt.report.page import one_in
 from niels_gpt.splice.coverage import passes
-from niels_gpt.splice_config import SpliceConfig
+from niels_gpt.splice_config import SingleSelectMode, SpliceMultiDocumentLMConfig
 from niels_gpt.terminal import count
 from niels_gpt.train.library import Library, open_library
 from niels_gpt.train.run_folder import RunFolder
@@ -69,12 +70,14 @@ def run_memorize(
     top: int,
     as_json: bool,
 ) -> None:
+    if select not in get_args(SingleSelectMode):
+        raise ValueError(f"--select must be one of {', '.join(get_args(SingleSelectMode))}, got {select!r}")
     loaded = load(run, checkpoint, device, tokenizer)
     settings.check(loaded.model)
-    if texts:
-        chosen = Chosen(read_documents(texts, control_texts, loaded))
-    else:
+    chosen = Chosen([])
+    if not texts:
         chosen = choose(loaded, source=source, number=number, controls=controls, select=select)
+    chosen.documents.extend(read_documents(texts, control_texts, loaded))
     found, written = measure_and_write(loaded, chosen, settings, curve=curve, out=out, top=top)
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
@@ -91,51 +94,72 @@ def measure_run(run: RunFolder, *, device: str, settings: Settings | None = None
     return found
 
 
-def run_of(loaded: Loaded) -> RunFolder:
-    """The run that a checkpoint lies in. Raises ValueError where it lies in none."""
-    run = loaded.run or RunFolder(loaded.path.parent.parent)
-    if not run.exists:
+def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: int | None, select: str) -> Chosen:
+    """The documents of the run: those it was spliced from, or some of what it was trained on; and held-out ones.
+
+    Raises ValueError where they cannot be had, have changed since the training, or were encoded by another tokenizer.
+    """
+    run = loaded.home
+    if run is None:
         raise ValueError(
             f"{loaded.path} lies in no run, so its training documents are unknown: name the run with --run, or texts "
             "of your own with --text"
         )
-    return run
-
-
-def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: int | None, select: str) -> Chosen:
-    """The documents of the run: those it was spliced from, or some of what it was trained on; and held-out ones.
-
-    Raises ValueError where they cannot be had, or were encoded by another tokenizer than the checkpoint's.
-    """
-    config = run_of(loaded).read_config()
-    if config.task == "splice" and source is None and number is None:
-        if controls is not None:
-            config = dataclasses.replace(config, splice=dataclasses.replace(config.splice, controls=controls))
-        task = SpliceTask(config)
-        _check_tokenizer(loaded, task.library)
-        found = _documents(task.library, task.chosen, task.controls)
-        train = config.train
-        seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
-        return Chosen(found, int(task.dataset.lengths.sum()), seen)
+    config = run.read_config()
+    if config.task == "splice":
+        return _spliced(loaded, config, source, number, controls)
     library = open_library(config, source or main_source(config))
     _check_tokenizer(loaded, library)
+    check_unchanged(loaded, {library.source: library.train.sha256})
     # A document needs a token to predict, and text in it; an EOT alone is none.
-    wanted = SpliceConfig(
-        num_docs=DEFAULT_DOCUMENTS if number is None else number,
-        doc_select_mode=select,  # type: ignore[arg-type]
-        min_doc_length=3,
-        strict_num_docs=False,
+    usable = np.flatnonzero(library.train.lengths > 2)
+    if not len(usable):
+        raise ValueError(f"{library.place} has no document of more than two tokens to look into")
+    wanted = min(DEFAULT_DOCUMENTS if number is None else number, len(usable))
+    picked = SpliceMultiDocumentLMConfig(num_docs=wanted, doc_select_mode=select).select(  # type: ignore[arg-type]
+        library.train.lengths[usable]
     )
-    train_docs = wanted.select(library.train.lengths)
+    train_docs = usable[picked].tolist()
     typical = float(np.median(library.train.lengths[train_docs]))
     held_out = choose_controls_near(library.held_out, DEFAULT_CONTROLS if controls is None else controls, typical)
     return Chosen(_documents(library, train_docs, held_out))
 
 
-def main_source(config: RunConfig) -> str | None:
+def _spliced(loaded: Loaded, config: RunConfig, source: str | None, number: int | None, controls: int | None) -> Chosen:
+    """The documents that a splice run was trained on, the first `number` of them."""
+    if controls is not None:
+        config = dataclasses.replace(config, splice=dataclasses.replace(config.splice, controls=controls))
+    task = SpliceTask(config)
+    if source not in (None, task.library.source):
+        raise ValueError(f"the run was spliced from {task.library.source}, not from {source}")
+    _check_tokenizer(loaded, task.library)
+    check_unchanged(loaded, task.fingerprint())
+    train = config.train
+    seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
+    found = _documents(task.library, task.chosen[:number], task.controls)
+    return Chosen(found, int(task.dataset.lengths.sum()), seen)
+
+
+def main_source(config: RunConfig) -> str:
     """The source to look into: notes if the run has some, else the one with the largest share."""
+    if config.task == "sft":
+        have = ", ".join(CacheFolder(config.data.token_cache).names("pretrain")) or "none"
+        raise ValueError(
+            f"a chat run learned from conversations, not from documents: name a pretrain cache with --source ({have}), "
+            "or texts of your own with --text"
+        )
     shares = {name: share for name, share in config.train.p_train.items() if share}
-    return "roam" if "roam" in shares or not shares else max(shares, key=lambda name: shares[name])
+    return "roam" if "roam" in shares else max(shares, key=lambda name: shares[name])
+
+
+def check_unchanged(loaded: Loaded, fingerprint: Mapping[str, str]) -> None:
+    """Raise ValueError where the documents are not those that the checkpoint was trained on."""
+    changed = [name for name, sha in fingerprint.items() if loaded.data.get(name, sha) != sha]
+    if changed:
+        raise ValueError(
+            f"the data of {loaded.path} has changed since it was trained: {', '.join(changed)}; restore it, or measure "
+            "texts of your own with --text"
+        )
 
 
 def _check_tokenizer(loaded: Loaded, library: Library) -> None:
@@ -174,12 +198,12 @@ def measure_and_write(
     documents = chosen.documents
     with progress("measuring") as tell:
         measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
-    entries = curve_of(loaded, chosen, settings) if curve and loaded.run is not None else []
+    entries = curve_of(loaded, chosen, settings) if curve else []
     found = report(
         loaded.model,
         measured,
         loaded.tokenizer,
-        title=f"What {loaded.run.path.name if loaded.run else loaded.path.name} has memorised",
+        title=f"What {loaded.home.path.name if loaded.home else loaded.path.name} has memorised",
         checkpoint=str(loaded.path),
         step=loaded.step,
         checkpoints=entries,
@@ -189,7 +213,7 @@ def measure_and_write(
     )
     if chosen.train_tokens is not None:
         found["train_tokens"] = chosen.train_tokens
-    folder = out or (loaded.run.path if loaded.run else loaded.path.parent) / "memorisation"
+    folder = out or (loaded.home.path if loaded.home else loaded.path.parent) / "memorisation"
     write_all(found, measured, folder)
     return found, folder
 
@@ -205,10 +229,7 @@ def write_all(found: dict[str, Any], measured: Sequence[Measured], folder: Path)
 
 def curve_of(loaded: Loaded, chosen: Chosen, settings: Settings) -> list[dict[str, Any]]:
     """The same documents at every checkpoint that the run has kept, without greedy decoding."""
-    assert loaded.run is not None
-    paths = list(reversed(loaded.run.step_files()))
-    if len(paths) < 2:
-        return []
+    paths = list(reversed(loaded.home.step_files())) if loaded.home else []
     quick = dataclasses.replace(settings, greedy=0)
     entries = []
     for path in paths:

@@ -45,3 +45,6 @@ SourceConfigOption = Annotated[
 WindowOption = Annotated[int, typer.Option("--window", min=2, help="Tokens (or bytes) of a passage.")]
 PromptOption = Annotated[int, typer.Option("--prompt", min=1, help="How many of them are given to the model.")]
 StrideOption = Annotated[int, typer.Option("--stride", min=1, help="From the start of one passage to the next.")]
+GreedyOption = Annotated[
+    int, typer.Option("--greedy", min=0, help="Tokens of prompt and of continuation for greedy decoding; 0: none.")
+]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from niels_gpt.device import resolve_device
-from niels_gpt.model.checkpoint import load_model
+from niels_gpt.model.checkpoint import build_model, read_checkpoint
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 from niels_gpt.train.run_folder import RunFolder
@@ -24,6 +26,14 @@ class Loaded(NamedTuple):
     path: Path
     run: RunFolder | None
     tokenizer: AnyTokenizer = ByteTokenizer()
+    data: Mapping[str, str] = MappingProxyType({})
+    """What identifies the data of its training."""
+
+    @property
+    def home(self) -> RunFolder | None:
+        """The run that was named, or that the checkpoint lies in; None where it lies in none."""
+        run = self.run or RunFolder(self.path.parent.parent)
+        return run if run.exists else None
 
 
 def new_run(name: str) -> RunFolder:
@@ -58,8 +68,15 @@ def load(run: Path | None, checkpoint: Path | None, device: str, tokenizer: Path
     else:
         folder = find_run(run)
         path = folder.model_path()
-    model, step = load_model(path, device)
-    return Loaded(model, step, path, folder, _tokenizer_of(model, path, folder, tokenizer))
+    saved = read_checkpoint(path, device)
+    model = build_model(saved["config"], saved["model"], where=str(path)).to(device).eval()
+    data = saved["extra"].get("data", {})
+    found = _tokenizer_of(model, path, folder, tokenizer)
+    if found.sha256 is not None and data.get("tokenizer", found.sha256) != found.sha256:
+        raise ValueError(
+            f"{path} was trained with another tokenizer than the one given: use tokenizer.model of its run"
+        )
+    return Loaded(model, saved["step"], path, folder, found, data)
 
 
 def _tokenizer_of(model: GPT, path: Path, run: RunFolder | None, given: Path | None) -> AnyTokenizer:

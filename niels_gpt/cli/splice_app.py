@@ -10,12 +10,16 @@ import typer
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
+    GreedyOption,
     JsonOption,
     Place,
     PrimerOption,
+    PromptOption,
     RoamOption,
     SetOption,
+    StrideOption,
     WikiOption,
+    WindowOption,
 )
 
 app = typer.Typer(help="Chosen documents at chosen positions: what a splice run will train on.", no_args_is_help=True)
@@ -75,6 +79,10 @@ def splice_study(
         str, typer.Option("--vary", metavar="KEY=A,B,C", help="The value that differs from run to run.")
     ] = "splice.num_docs=1,2,4,8",
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/study"),
+    window: WindowOption = 100,
+    prompt: PromptOption = 50,
+    stride: StrideOption = 5,
+    greedy: GreedyOption = 32,
     set_: SetOption = [],  # noqa: B006
     wiki: WikiOption = None,
     roam: RoamOption = None,
@@ -83,6 +91,7 @@ def splice_study(
 ) -> None:
     """Train one run per value, measure what each memorised, and fit log P(z) against epochs and tokens."""
     from niels_gpt.cli.splicing import run_study
+    from niels_gpt.evaluation.memorisation import Settings
 
     run_study(
         config=config,
@@ -90,6 +99,7 @@ def splice_study(
         data={"wiki": wiki, "roam": roam, "primer": primer},
         vary=vary,
         out=out,
+        settings=Settings(window=window, prompt=prompt, stride=stride, greedy=greedy),
         device=device,
     )
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,10 +20,12 @@ from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import load_config
 from niels_gpt.device import resolve_device
+from niels_gpt.evaluation.memorisation import Settings
 from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
 from niels_gpt.report.histogram import histogram_text
 from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
 from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
+from niels_gpt.splice.frames import Spans
 from niels_gpt.splice_config import SingleSelectMode, SpliceConfig
 from niels_gpt.train.library import Library, open_library
 from niels_gpt.train.run_folder import RunFolder
@@ -150,13 +152,14 @@ def run_coverage(
     task = SpliceTask(resolved)
     dataset, train = task.dataset, resolved.train
     if steps is not None:
-        spans = list(step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle))
+        spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
         title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
     else:
-        spans = [part for epoch in range(epochs) for part in epoch_spans(dataset, epoch)]
+        spans = (part for epoch in range(epochs) for part in epoch_spans(dataset, epoch))
         title = plural(epochs, "epoch")
-    documents = cover(dataset, task.names, spans)
-    examples, frames = frames_needed(spans, dataset.S, train.B, packed=task.packed)
+    lengths: list[np.ndarray] = []
+    documents = cover(dataset, task.names, noted(spans, lengths))
+    examples, frames = frames_needed(lengths, dataset.S, train.B, packed=task.packed)
     title = f"{library_name(task)}: {title}"
     if png is not None:
         coverage_png(documents, png, title=title, examples=examples, frames=frames)
@@ -175,6 +178,13 @@ def run_coverage(
     for path in (png, html):
         if path is not None:
             print(f"wrote {path}")
+
+
+def noted(spans: Iterable[Spans], lengths: list[np.ndarray]) -> Iterator[Spans]:
+    """The spans, their lengths noted on the way: an epoch may be too long to keep."""
+    for part in spans:
+        lengths.append(part.length.astype(np.int32))
+        yield part
 
 
 def library_name(task: SpliceTask) -> str:
@@ -206,24 +216,33 @@ def run_fit(*, runs: list[Path], png: Path | None, html: Path | None, as_json: b
 def points_of(run: Path) -> list[LawPoint]:
     """The checkpoints of a measured run as points of the law. Raises ValueError where it was not measured."""
     path = run / "memorisation" / "report.json"
+    if not run.is_dir():
+        raise ValueError(f"no run {run}")
+    points: list[LawPoint] = []
     try:
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         tokens, checkpoints = report["train_tokens"], report["checkpoints"]
+        for checkpoint in checkpoints:
+            trained = [d["mean_log_p"] for d in checkpoint["documents"] if not d["control"]]
+            if checkpoint["epochs"] > 0 and trained:
+                name = f"{run.name}, step {checkpoint['step']}"
+                points.append(LawPoint(checkpoint["epochs"], tokens, float(np.mean(trained)), name))
     except FileNotFoundError:
         raise ValueError(f"{run} was not measured: niels-gpt memorize --run {shlex.quote(str(run))}") from None
-    except (ValueError, KeyError, NotADirectoryError) as err:
-        raise ValueError(f"{path} is no report of a splice run ({err}): measure the run again") from None
-    points = []
-    for checkpoint in checkpoints:
-        trained = [d["mean_log_p"] for d in checkpoint["documents"] if not d["control"]]
-        if checkpoint["epochs"] > 0 and trained:
-            name = f"{run.name}, step {checkpoint['step']}"
-            points.append(LawPoint(checkpoint["epochs"], tokens, float(np.mean(trained)), name))
+    except (ValueError, KeyError, TypeError, AttributeError, NotADirectoryError) as err:
+        raise ValueError(f"{path} is no report of a splice run ({err!r}): measure the run again") from None
     return points
 
 
 def run_study(
-    *, config: Path | None, overrides: list[str], data: Mapping[str, str | None], vary: str, out: Path, device: str
+    *,
+    config: Path | None,
+    overrides: list[str],
+    data: Mapping[str, str | None],
+    vary: str,
+    out: Path,
+    settings: Settings,
+    device: str,
 ) -> None:
     from niels_gpt.cli.memorising import measure_run
 
@@ -232,14 +251,17 @@ def run_study(
         raise ValueError(f"--vary takes KEY=A,B,C, got {vary!r}")
     runs = [(value.strip(), RunFolder(out / f"{key.split('.')[-1]}-{value.strip()}")) for value in values.split(",")]
     device = resolve_device(device)
-    configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}  # refused first
+    configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}
+    for resolved in configs.values():  # what cannot be done is said before anything is
+        settings.check_length(resolved.model.T)
+        SpliceTask(resolved)
     done = []
     for value, run in runs:
         resume = run.exists
         print(f"\n{key} = {value}: {run.path}" + (" (going on)" if resume else ""))
         result = train_and_report(configs[value], run, device=device, resume=resume)
         exit_if_stopped(result.signal, result, run, command="the same command again")
-        measure_run(run, device=device)
+        measure_run(run, device=device, settings=settings)
         done.append(run.path)
     print()
     run_fit(runs=done, png=out / "law.png", html=out / "law.html", as_json=False)

@@ -67,7 +67,10 @@ def run_train(
         print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
     print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
     place = shlex.quote(str(run.path))
-    print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
+    if resolved.task == "splice":
+        print(f"next: niels-gpt memorize --run {place}")
+    else:
+        print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
 
 
 def exit_if_stopped(signal: str | None, result: Result, run: RunFolder, *, command: str | None = None) -> None:

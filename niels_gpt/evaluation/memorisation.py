@@ -69,7 +69,10 @@ class Settings:
 
     def check(self, model: GPT) -> None:
         """Raise ValueError where windows or greedy continuations do not fit the model's T."""
-        T = model.config.T
+        self.check_length(model.config.T)
+
+    def check_length(self, T: int) -> None:
+        """As `check`, for a model that is still to be made."""
         if self.window - 1 > T:
             raise ValueError(
                 f"windows of {self.window} tokens do not fit a model of T={T}: set --window to {T + 1} or less"

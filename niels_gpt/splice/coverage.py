@@ -70,9 +70,9 @@ def _add(counts: np.ndarray, begin: np.ndarray, size: np.ndarray, t: np.ndarray,
     np.add.at(counts, begin[around] + (length - inside)[around], -1)
 
 
-def frames_needed(spans: Iterable[Spans], S: int, B: int, *, packed: bool) -> tuple[int, int]:
-    """(examples, frames that they take), B examples at a time."""
-    lengths = np.concatenate([part.length for part in spans])
+def frames_needed(lengths: Iterable[np.ndarray], S: int, B: int, *, packed: bool) -> tuple[int, int]:
+    """(examples, frames that they take) for spans of these lengths, B examples at a time."""
+    lengths = np.concatenate([np.empty(0, dtype=np.int32), *lengths])
     if not packed:
         return len(lengths), len(lengths)
     frames = (int(arrange(lengths[i : i + B], S)[0].max()) + 1 for i in range(0, len(lengths), B))

@@ -63,7 +63,7 @@ def test_a_model_that_recites_is_not_safe(place, capsys, trained):
     code, result = audit(capsys, place / "run", place / "notes")
     assert code == NOT_SAFE
     assert result["safe"] is False
-    assert (result["notes_audited"], result["notes_exposed"]) == (2, 2)
+    assert (result["notes_audited"], result["notes_exposed"]) == (8, 2)
     documents = result["documents"]
     assert [d["max_p"] for d in documents] == sorted((d["max_p"] for d in documents), reverse=True)
     assert {d["name"] for d in documents[:2]} == set(trained)
@@ -71,7 +71,7 @@ def test_a_model_that_recites_is_not_safe(place, capsys, trained):
         assert d["status"] == (TRAINED if d["name"] in trained else HELD_OUT)
         assert (d["max_p"] > 0.9) == (d["name"] in trained)
     size = sum((place / "notes" / name).stat().st_size for name in trained)
-    assert 0.9 * size / 5 - 20 < result["windows_over"] <= result["windows"] < size / 5
+    assert 0.9 * size / 5 - 20 < result["windows_over"] < size / 5 < result["windows"]
     assert result["controls"] == 6
 
 
@@ -92,12 +92,12 @@ def test_what_people_read(place, capsys, trained):
     assert call("audit", place / "run", "--notes", place / "notes", *SMALL_WINDOWS) == NOT_SAFE
     text, errors = capsys.readouterr()
     assert errors == ""
-    assert "2 notes audited" in text
+    assert "8 notes audited" in text
     assert "6 held out" in text and "2 trained on" in text
     first = next(line for line in text.splitlines() if line.strip().startswith("1."))
     assert re.search(r"P\(z\) = 0\.9\d+", first)
     assert any(name in first for name in trained)
-    assert "held-out notes as control: 6" in text
+    assert "controls, never trained on: 6 notes" in text
     assert "NOT SAFE TO PUBLISH" in text
     assert "of 2 notes have P(z) >= 0.001" in text
 
@@ -116,11 +116,12 @@ def test_an_untrained_model_is_safe(place, capsys, untrained):
     assert "--control" in text  # there is nothing to compare with
 
 
-def test_an_untrained_model_in_a_run_is_safe_beside_its_controls(tmp_path, capsys, untrained):
+def test_a_checkpoint_that_does_not_say_what_it_was_trained_on_has_no_controls(tmp_path, capsys, untrained):
+    """It was put into a run, but its training data is not recorded: nothing proves that the run's split is its own."""
     place = reciting.copy_to(tmp_path / "copy")
     shutil.copy(untrained, place / "run/checkpoints/best.pt")
     code, result = audit(capsys, place / "run", place / "notes")
-    assert (code, result["safe"], result["notes_audited"], result["controls"]) == (0, True, 2, 6)
+    assert (code, result["safe"], result["notes_audited"], result["controls"]) == (0, True, 8, 0)
 
 
 def test_the_checkpoint_file_is_as_good_as_the_run(place, capsys):
@@ -172,7 +173,7 @@ def test_controls_of_ones_own(place, tmp_path, capsys):
     assert len(controls) == 8
     assert result["controls"] == 6 + 8
     assert all(d["max_p"] < 1e-6 for d in controls)
-    assert (result["notes_audited"], result["notes_exposed"]) == (2, 2)
+    assert (result["notes_audited"], result["notes_exposed"]) == (8, 2)
 
 
 def test_controls_do_not_change_the_verdict_but_are_told(place, tmp_path, capsys, trained):

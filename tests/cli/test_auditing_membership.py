@@ -70,7 +70,7 @@ def test_a_changed_note_is_unknown_and_audited(place, tmp_path, capsys, trained)
     assert states[trained[0]] == states["new.md"] == UNKNOWN
     assert states[trained[1]] == TRAINED
     assert "changed since" in result["unknown_because"]
-    assert (result["notes_audited"], result["notes_exposed"]) == (3, 2)
+    assert (result["notes_audited"], result["notes_exposed"]) == (9, 2)
     assert {d["name"] for d in result["documents"][:2]} == set(trained)
 
 

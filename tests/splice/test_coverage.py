@@ -20,6 +20,10 @@ from tests.splice import NULL, documents, schedules
 S = 8
 
 
+def lengths_of(spans):
+    return [part.length for part in spans]
+
+
 def multi(lengths, S=S, **options):
     return MultiSpliceDocumentDataset(S=S, doc_tokens_list=documents(lengths), pad_token_id=NULL, **options)
 
@@ -268,18 +272,21 @@ def test_frames_are_those_of_batches_packed_one_at_a_time(lengths, B, steps):
         packed = pack(dataset, dataset.planned(dataset.plan(0, step, B)))
         assert packed.tokens.shape[1] <= dataset.S
         frames += len(packed.tokens)
-    assert frames_needed(step_spans(dataset, 0, steps, B), dataset.S, B, packed=True) == (steps * B, frames)
-    assert frames_needed(step_spans(dataset, 0, steps, B), dataset.S, B, packed=False) == (steps * B, steps * B)
+    assert frames_needed(lengths_of(step_spans(dataset, 0, steps, B)), dataset.S, B, packed=True) == (steps * B, frames)
+    assert frames_needed(lengths_of(step_spans(dataset, 0, steps, B)), dataset.S, B, packed=False) == (
+        steps * B,
+        steps * B,
+    )
 
 
 def test_frames_of_an_epoch_by_hand():
     """Ten spans of 3 tokens, two of which share a frame of 8: batches of 4 take 2, 2 and 1 frames."""
     dataset = multi([12], content_length=3)
     assert len(dataset) == 10
-    assert frames_needed(epoch_spans(dataset), 8, 4, packed=True) == (10, 5)
-    assert frames_needed(epoch_spans(dataset), 8, 3, packed=True) == (10, 2 + 2 + 2 + 1)
-    assert frames_needed(epoch_spans(dataset), 8, 100, packed=True) == (10, 5)
-    assert frames_needed(epoch_spans(dataset), 8, 4, packed=False) == (10, 10)
+    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 4, packed=True) == (10, 5)
+    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 3, packed=True) == (10, 2 + 2 + 2 + 1)
+    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 100, packed=True) == (10, 5)
+    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 4, packed=False) == (10, 10)
     assert frames_needed([], 8, 4, packed=True) == (0, 0)
 
 
@@ -288,9 +295,9 @@ def test_batches_go_on_from_epoch_to_epoch():
     dataset = multi([4], S=8)
     assert len(dataset) == 1
     spans = [part for epoch in range(16) for part in epoch_spans(dataset, epoch)]
-    trained = frames_needed(step_spans(dataset, 0, 2, 8), 8, 8, packed=True)
+    trained = frames_needed(lengths_of(step_spans(dataset, 0, 2, 8)), 8, 8, packed=True)
     assert trained == (16, 8)
-    assert frames_needed(spans, 8, 8, packed=True) == trained
+    assert frames_needed(lengths_of(spans), 8, 8, packed=True) == trained
 
 
 # --- passes ------------------------------------------------------------------------------------------
