@@ -273,6 +273,8 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
 
     doc_index: int | None = None
     """Train on this one document (num_docs is 1 then), if its length is within the limits."""
+    doc_key: str | None = None
+    """Choose only among documents whose text has this in it."""
     documents: Literal["bytes", "tokens"] = "bytes"
     """`bytes`: documents of a byte source (notes, docstrings, dialogues; no tokenizer needed); `tokens`: of a token
     cache."""

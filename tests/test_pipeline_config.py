@@ -115,7 +115,7 @@ def test_presets():
     assert set(PRESETS) == {"v0", "v1"}
     assert load_config(None, overrides=["model.preset=v0"]) == RunConfig()
     made = load_config(None, overrides=["model.preset=v1"]).model
-    assert dataclasses.asdict(made) == {**V1, "norm": "rmsnorm", "mlp": "swiglu"}
+    assert dataclasses.asdict(made) == {**V1, "norm": "rmsnorm", "mlp": "swiglu", "positions": "rope"}
 
 
 def test_the_size_of_v1_is_what_is_said_of_it():
@@ -134,7 +134,14 @@ def test_the_size_of_v1_is_what_is_said_of_it():
 def test_keys_beside_a_preset_win(order, tmp_path):
     overrides = ["model.preset=v1", "model.T=64", "model.L=2", "model.norm=layernorm"][::order]
     made = load_config(None, overrides=overrides).model
-    assert dataclasses.asdict(made) == {**V1, "T": 64, "L": 2, "norm": "layernorm", "mlp": "swiglu"}
+    assert dataclasses.asdict(made) == {
+        **V1,
+        "T": 64,
+        "L": 2,
+        "norm": "layernorm",
+        "mlp": "swiglu",
+        "positions": "rope",
+    }
     path = write(tmp_path, "model:\n  L: 3\n  preset: v1\n")
     assert load_config(path).model == ModelConfig(**{**PRESETS["v1"], "L": 3})
     assert load_config(path, overrides=["model.preset=v0"]).model == ModelConfig(L=3)

@@ -43,6 +43,9 @@ def shortened(words: list[str]) -> list[str]:
             i = options.index("--steps")
             del options[i : i + 2]
         options = [word for word in options if not word.startswith("--steps=")] + ["--steps", "4"]
+    if command in ("memorize", "audit"):  # the small model has T=64
+        options += ["--window", "40", "--prompt", "20", "--stride", "200"]
+    options += ["--greedy", "8"] if command == "memorize" else []
     return [command, *options, *(SMALL if command == "train" else [])]
 
 

@@ -29,7 +29,7 @@ from niels_gpt.splice.frames import Spans
 from niels_gpt.splice_config import SingleSelectMode, SpliceConfig
 from niels_gpt.train.library import Library, open_library
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask, plural, unique_names
+from niels_gpt.train.splice_task import SpliceTask, choose_documents, plural, unique_names
 from niels_gpt.train.token_task import with_vocabulary
 
 _LISTED = 10
@@ -53,13 +53,13 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
     choices: dict[str, list[int] | str] = {}
     for mode in get_args(SingleSelectMode):
         try:
-            choices[mode] = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode).choose(
-                shelf.lengths, ends=shelf.ends, S=S
+            choices[mode] = choose_documents(
+                dataclasses.replace(splice, doc_index=None, doc_select_mode=mode), library, S
             )
         except ValueError as err:
             choices[mode] = str(err)
     fitting = candidates(splice, library, S)
-    chosen = splice.choose(shelf.lengths, ends=shelf.ends, S=S)
+    chosen = choose_documents(splice, library, S)
     task = SpliceTask(resolved, library)
     names = unique_names(shelf, chosen)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
-from niels_gpt.evaluation.memorisation import token_sizes
+from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
@@ -18,6 +19,7 @@ from niels_gpt.splice.dataset import metadata
 from niels_gpt.splice.frames import Spans
 from niels_gpt.splice.packing import Packed, arrange, pack
 from niels_gpt.splice.torch_face import to_tensors
+from niels_gpt.splice_config import SpliceConfig
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
 from niels_gpt.train.library import Library, Shelf, digest, open_library
@@ -163,9 +165,24 @@ class SpliceTask:
 
 def build_dataset(config: RunConfig, library: Library) -> tuple[list[int], MultiSpliceDocumentDataset]:
     """(the chosen documents' numbers, their dataset). Raises ValueError."""
-    splice, S = config.splice, config.model.T
-    chosen = splice.choose(library.train.lengths, ends=library.train.ends, S=S)
-    return chosen, _dataset(config, library, library.train, chosen, splice.dataset_options())
+    chosen = choose_documents(config.splice, library, config.model.T)
+    return chosen, _dataset(config, library, library.train, chosen, config.splice.dataset_options())
+
+
+def choose_documents(splice: SpliceConfig, library: Library, S: int) -> list[int]:
+    """The numbers of the documents to train on. Raises ValueError where they cannot be chosen."""
+    shelf = library.train
+    if splice.doc_key is None:
+        return splice.choose(shelf.lengths, ends=shelf.ends, S=S)
+    key, tokenizer = splice.doc_key.encode("utf-8"), library.tokenizer
+    having = [i for i in range(len(shelf.lengths)) if key in text_bytes(tokenizer, shelf.ids(i))]
+    if not having:
+        raise ValueError(f"splice.doc_key: none of {len(shelf.lengths):,} documents has {splice.doc_key!r} in it")
+    if splice.doc_index is not None and splice.doc_index not in having:
+        raise ValueError(f"splice.doc_index={splice.doc_index} is a document without {splice.doc_key!r} in it")
+    index = None if splice.doc_index is None else having.index(splice.doc_index)
+    among = dataclasses.replace(splice, doc_index=index)
+    return [having[i] for i in among.choose(shelf.lengths[having], ends=shelf.ends[having], S=S)]
 
 
 def control_dataset(config: RunConfig, library: Library, controls: list[int]) -> MultiSpliceDocumentDataset:

@@ -724,3 +724,22 @@ def test_three_documents_are_learned_by_heart(tmp_path):
     controls = [value for key, value in found.items() if key.startswith("loss/control")]
     assert len(controls) == 2
     assert max(known) < 0.3 * min(controls)
+
+
+def test_documents_are_chosen_by_their_text(tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for i in range(20):
+        text = f"note {i}: " + "words " * (10 + i) + ("a naïve thought" if i % 5 == 2 else "")
+        (notes / f"{i:02}.md").write_text(text, encoding="utf-8")
+    options = [f"data.roam={notes}", f"data.cache_dir={tmp_path / 'streams'}", "task=splice", "model.T=16"]
+    options += ["model.C=16", "model.H=2", "model.L=1", "splice.doc_key=naïve", "splice.controls=0"]
+    task = SpliceTask(load_config(overrides=[*options, "splice.num_docs=2"]))
+    held_out = {task.library.held_out.name(i) for i in range(len(task.library.held_out.lengths))}
+    having = [f"{i:02}.md" for i in (17, 12, 7, 2) if f"{i:02}.md" not in held_out]
+    assert task.names == having[:2]  # the longest of those that have it
+    with pytest.raises(ValueError, match=r"documents has 'nowhere' in it"):
+        SpliceTask(load_config(overrides=[*options, "splice.doc_key=nowhere"]))
+    other = next(i for i in range(len(task.library.train.lengths)) if task.library.train.name(i) not in having)
+    with pytest.raises(ValueError, match=f"doc_index={other} is a document without 'naïve'"):
+        SpliceTask(load_config(overrides=[*options, f"splice.doc_index={other}"]))
