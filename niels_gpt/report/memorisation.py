@@ -98,6 +98,8 @@ def _headline(report: dict[str, Any], trained: list[Document], controls: list[Do
         lines.append(f"The strongest passage is in “{best['name']}”: {percent(best['max_p'])}, {one_in(log_p)}.")
     else:
         lines.append("There are no trained documents in this report, only controls.")
+    if report.get("position_map"):
+        lines.append(_elsewhere(report["position_map"]))
     if not controls:
         lines.append("There are no control documents, so what can be guessed without training is not known.")
         return ['<div class="lead">', *map(paragraph, lines), "</div>"]
@@ -112,6 +114,21 @@ def _headline(report: dict[str, Any], trained: list[Document], controls: list[Do
         times = power(gap) if abs(gap) >= 4 else f"{float(f'{10**gap:.2g}'):g}"
         text += f" On the (geometric) average, a trained suffix is {times} times as likely as one of a control."
     return ['<div class="lead">', *map(paragraph, [*lines, text]), "</div>"]
+
+
+def _elsewhere(places: dict[str, Any]) -> str:
+    """That a model with learned positions may know a text at another place of the frame."""
+    best = max(
+        ((p, at, d["name"]) for d in places["documents"] if not d["control"]
+         for p, at in zip(d["mean_p"], places["offsets"], strict=True)),
+        default=None,
+    )  # fmt: skip
+    text = "Positions are learned, and all this is for texts at the beginning of the frame."
+    if best is not None:
+        text += (
+            f" The best place is {best[1]}: there the windows of “{best[2]}” have a mean P(z) of {percent(best[0])}."
+        )
+    return text
 
 
 def _total(documents: list[Document], threshold: str) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def percent(share: float) -> str:
 
 
 def one_in(log_p: float) -> str:
-    """1 in 1.03, 1 in 12,300, 1 in 4.2 million, 1 in 10⁵²: a probability, given by its logarithm."""
+    """97 in 100, 1 in 12,300, 1 in 4.2 million, 1 in 10⁵²: a probability, given by its logarithm."""
     if not math.isfinite(log_p):
         return "never"
     exponent = -log_p / math.log(10)
@@ -168,10 +168,12 @@ def one_in(log_p: float) -> str:
     times = 10**exponent
     if times < 1.0005:
         return "nearly every time" if log_p < 0 else "every time"
+    if times < 1.995:
+        return f"{min(100 / times, 99):.0f} in 100"
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if times >= 0.9995 * size:
             return f"1 in {times / size:.3g} {name}"
-    return f"1 in {float(f'{times:.3g}'):,.0f}" if times >= 100 else f"1 in {times:.{3 if times >= 1.01 else 4}g}"
+    return f"1 in {float(f'{times:.3g}'):,.0f}" if times >= 100 else f"1 in {times:.3g}"
 
 
 # Tables.

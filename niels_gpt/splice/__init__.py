@@ -2,12 +2,14 @@
 
 from niels_gpt.splice.dataset import MultiSpliceDocumentDataset, SpliceDocumentDataset
 from niels_gpt.splice.frames import Frames, Origin, Spans
+from niels_gpt.splice.packing import Packed
 from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 
 __all__ = [
     "Frames",
     "MultiSpliceDocumentDataset",
     "Origin",
+    "Packed",
     "Spans",
     "SpliceDocumentDataset",
     "SpliceMultiDocumentLMConfig",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Self
+from typing import Literal, Self, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from niels_gpt.rng import derive_seed
 from niels_gpt.splice.documents import MAX_ID, Documents
 from niels_gpt.splice.frames import Frames, Origin, Plan, Spans
 from niels_gpt.splice.layout import Layout
+from niels_gpt.splice.packing import Packed, pack
 from niels_gpt.splice.permutation import Permutation, mix, uniforms
 from niels_gpt.splice.weights import AliasTable, EdgeWeights, document_shares, largest_remainder
 from niels_gpt.splice_config import check_options
@@ -219,9 +220,21 @@ class SpliceDataset:
         )
         return (within + turn % (most + 1) + epochs) % (most + 1)
 
-    def get_batch(self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0) -> Frames:
-        """The frames of examples, arrays (n, S). Jitter and the stream sampler differ from epoch to epoch."""
-        return self.frames(self.spans(indices, epoch))
+    @overload
+    def get_batch(
+        self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0, *, packed: Literal[False] = False
+    ) -> Frames: ...
+    @overload
+    def get_batch(
+        self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0, *, packed: Literal[True]
+    ) -> Packed: ...
+    def get_batch(
+        self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0, *, packed: bool = False
+    ) -> Frames | Packed:
+        """The frames of examples, arrays (n, S); packed: several examples in each. Jitter and the stream sampler differ
+        from epoch to epoch."""
+        spans = self.spans(indices, epoch)
+        return pack(self, spans) if packed else self.frames(spans)
 
     def frames(self, spans: Spans) -> Frames:
         """The spans laid into frames."""

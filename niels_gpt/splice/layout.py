@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from niels_gpt.splice_config import check_options
+from niels_gpt.splice_config import check_options, log
 
 
 class Layout:
@@ -41,6 +41,8 @@ class Layout:
             }
         )
         self.S, self.K = int(S), min(int(content_length or S), int(S))
+        if content_length is not None and content_length > S:
+            log.warning("content_length=%d does not fit a frame of S=%d: spans have %d tokens", content_length, S, S)
         self.k_t, self.k_s, self.m = int(content_stride), int(offset_stride), int(min_copy_len)
         self.kind = "slide" if mode == "slide" else content_start_mode
         self.adaptive, self.tight = adaptive_k, offset_bound == "tight"

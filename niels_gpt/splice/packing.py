@@ -6,12 +6,21 @@ one frame per span, and the filler is not computed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from niels_gpt.splice.base import SpliceDataset
 from niels_gpt.splice.frames import Origin, Spans
+
+
+class Reader(Protocol):
+    """What packing needs of a dataset."""
+
+    S: int
+    pad_token_id: int
+
+    def read(self, doc: int, t: int, out: np.ndarray) -> None:
+        """Fill `out` with tokens of a document from t on."""
 
 
 class Packed(NamedTuple):
@@ -47,7 +56,7 @@ def arrange(lengths: np.ndarray, S: int) -> tuple[np.ndarray, np.ndarray]:
     return frame, start
 
 
-def pack(dataset: SpliceDataset, spans: Spans) -> Packed:
+def pack(dataset: Reader, spans: Spans) -> Packed:
     """The spans of a dataset in as few frames as it takes (first fit), cut to the longest of them."""
     frame, start = arrange(spans.length, dataset.S)
     n = len(frame)

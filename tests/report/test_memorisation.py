@@ -117,7 +117,7 @@ def test_the_headline_says_what_came_out(found):
     # 250 + 50 + 0 of 1000 + 3000 + 1 windows; two of three documents
     assert "2 of 3 trained documents can be recited" in text
     assert "300 of 4,001 windows (7.5%)" in text
-    assert "“alpha”: 97%, 1 in 1.03." in text
+    assert "“alpha”: 97%, 97 in 100." in text
     assert (
         "Of 1 control document, never trained on, 0 of 500 windows come back so; the strongest is 1 in 5 million."
         in text
@@ -200,7 +200,7 @@ def test_samples_table(found):
 def test_passages_have_their_text(found):
     passages = found.texts("article", "passage")
     assert len(passages) == 4
-    assert passages[0].startswith("1. 97%, 1 in 1.03 alpha, 1,234 to 1,334")
+    assert passages[0].startswith("1. 97%, 97 in 100 alpha, 1,234 to 1,334")
     assert passages[3].startswith("4. 2.0·10⁻⁵%, 1 in 5 million held out (control), 1,234 to 1,334")
     for rank, text in enumerate(passages):
         assert text.endswith(f"{TEXT}(prompt of {rank}){TEXT}(suffix of {rank})")
@@ -237,6 +237,8 @@ def test_the_page_says_what_rope_means_or_draws_a_map():
     page = read(html)
     assert sentence not in html and "Place in the frame" in page.texts("h2")
     assert "tokens before the text" in page.texts("text")
+    [lead] = page.texts("div", "lead")
+    assert "The best place is 0: there the windows of" in lead and "a mean P(z) of 50%" in lead
 
 
 def test_curves_over_checkpoints():

@@ -58,8 +58,8 @@ def test_percent(share, text):
     [
         (1.0, "every time"),
         (1 - 1e-9, "nearly every time"),
-        (0.998, "1 in 1.002"),
-        (0.97, "1 in 1.03"),
+        (0.998, "99 in 100"),
+        (0.97, "97 in 100"),
         (0.5, "1 in 2"),
         (1 / 7, "1 in 7"),
         (0.01, "1 in 100"),

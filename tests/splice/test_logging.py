@@ -216,3 +216,9 @@ def test_filling_up_with_all_there_is(warned):
     (line,) = warned(lambda: config.select(LENGTHS))
     assert "only 2 of the 9" in line
     assert "3 in all" in line
+
+
+def test_spans_longer_than_the_frame_are_said(caplog):
+    ds = SpliceDocumentDataset(S=8, doc_tokens=list(range(20)), pad_token_id=0, content_length=12)
+    assert ds[0].origin.length == 8
+    assert "content_length=12 does not fit a frame of S=8" in caplog.text
