@@ -164,8 +164,11 @@ class SpliceDataset:
         return int(self._ends[-1])
 
     @property
-    def quotas(self) -> np.ndarray:
-        """How many examples of an epoch each document has, int64 (for a stream: on average, rounded)."""
+    def quotas(self) -> list[int]:
+        """How many examples of an epoch each document has (for a stream: on average, rounded)."""
+        return self._all_quotas().tolist()
+
+    def _all_quotas(self) -> np.ndarray:
         whole = np.zeros(len(self.lengths), dtype=np.int64)
         whole[self._usable] = self._quotas
         return whole
@@ -363,12 +366,13 @@ class SpliceDataset:
             tag, number, self.lengths[:SHOWN].tolist(), more, rule.S, rule.K, rule.k_t, rule.k_s, rule.kind,
             self.balance_mode, self.sampler, len(self),
         )  # fmt: skip
-        log.info("[%s] pairs_per_doc=%s%s", tag, self.quotas[:SHOWN].tolist(), more)
+        quotas = self._all_quotas()[:SHOWN]
+        log.info("[%s] pairs_per_doc=%s%s", tag, quotas.tolist(), more)
         if self.sampler != "enumerate":
             more_factors = [name for name in ("doc_weights", "groups") if getattr(self, name) is not None]
             tau = _TAU.get(self.balance_mode, self.balance_tau)
             log.info("[%s] doc_probs ~ %s normalized", tag, " * ".join([f"length^{tau:g}", *more_factors]))
-            fractions = np.round(self.quotas[:SHOWN] / len(self), 4).tolist()
+            fractions = np.round(quotas / len(self), 4).tolist()
             log.info("[%s] expected_doc_fraction=%s%s", tag, fractions, more)
 
 

@@ -175,7 +175,7 @@ def test_a_config_chooses_several_and_sets_the_rest(cache):
     )
     dataset = MultiSpliceDocumentDataset.from_cache(cache, S=S, config=config, pad_token_id=NULL)
     assert dataset.lengths.tolist() == [26, 19, 17]
-    assert dataset.quotas.tolist() == [21, 21, 21]
+    assert dataset.quotas == [21, 21, 21]
     assert dataset[21].tokens[6:].tolist() == ids_of()[6][:6]
 
 
@@ -185,7 +185,7 @@ def test_options_go_before_the_configs(cache):
         cache, S=S, config=config, pad_token_id=NULL, content_length=4, balance_mode="by_document"
     )
     assert set(dataset.get_batch([0, 5]).origin.length.tolist()) == {4}
-    assert dataset.quotas.tolist() == [68, 68]
+    assert dataset.quotas == [68, 68]
 
 
 def test_a_number_goes_before_the_choice_of_the_config(cache):
@@ -233,9 +233,9 @@ def test_groups_by_source_or_length(cache):
     chosen = [5, 3, 0, 6, 2, 4]
     options = {"S": 4, "doc_indices": chosen, "balance_mode": "by_temperature", "balance_tau": 0.0}
     lengths = MultiSpliceDocumentDataset.from_cache(cache, groups="length", epoch_length=180, **options)
-    assert lengths.quotas.tolist() == [30, 30, 20, 20, 20, 60]
+    assert lengths.quotas == [30, 30, 20, 20, 20, 60]
     alone = MultiSpliceDocumentDataset.from_cache(cache, groups="source", epoch_length=180, **options)
-    assert alone.quotas.tolist() == [30] * 6
+    assert alone.quotas == [30] * 6
 
 
 # --- only what is needed is read ---------------------------------------------------------------------
