@@ -46,7 +46,7 @@ _AT_LEAST = {
     "curriculum": 1,
     "num_docs": 1,
     "doc_index": 0,
-    "min_doc_length": 1,
+    "min_doc_length": 0,
     "max_doc_length": 1,
     "max_train_tokens": 1,
     "max_train_batches": 1,
@@ -54,6 +54,9 @@ _AT_LEAST = {
     "controls": 0,
     "eval_examples": 1,
 }
+_OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
+             "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
+"""The options that may be None."""
 _WHY = {
     "content_length": "a span needs two tokens, so that one can be predicted",
     "min_copy_len": "a span needs two tokens, so that one can be predicted",
@@ -62,10 +65,10 @@ _WHY = {
 
 
 def check_options(values: dict[str, Any], *, section: str = "") -> None:
-    """Raise ValueError that names the first option outside its limits; None is always allowed (a default)."""
+    """Raise ValueError that names the first option outside its limits."""
     prefix = f"{section}." if section else ""
     for name, value in values.items():
-        if value is None:
+        if value is None and name in _OPTIONAL:
             continue
         if name in _CHOICES and value not in get_args(_CHOICES[name]):
             raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
@@ -74,6 +77,8 @@ def check_options(values: dict[str, Any], *, section: str = "") -> None:
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < low:
                 reason = f": {_WHY[name]}" if name in _WHY else ""
                 raise ValueError(f"{prefix}{name} must be an integer of at least {low}, got {value!r}{reason}")
+        if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{prefix}{name} must be a number, got {value!r}")
         if name == "balance_tau" and not 0.0 <= value <= 1.0:
             raise ValueError(f"{prefix}balance_tau must be in [0, 1], got {value!r}: 1 is by length, 0 is equal shares")
         if name == "alpha" and not 0.0 <= value < float("inf"):
@@ -125,6 +130,12 @@ class _Choice:
     """Batches of the short run."""
     initial_batch_size: int | None = None
     """Rows of its batches."""
+    pad_token_id: int | None = None
+    """What fills a frame; None: the tokenizer's EOT, or 0."""
+    eos_token_id: int | None = None
+    """None: the tokenizer's EOT."""
+    seed: int | None = None
+    """Seeds jitter and the stream; None: train.seed in a run, else 0."""
 
     def __post_init__(self) -> None:
         check_options({f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, section="splice")
@@ -177,7 +188,9 @@ class _Choice:
         """The options of the dataset classes that this config sets."""
         names = ("content_length", "content_stride", "offset_stride", "content_start_mode", "min_copy_len", "alpha",
                  "adaptive_k", "mode", "offset_bound", "offset_jitter", "jitter_mode")  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("pad_token_id", "eos_token_id", "seed")}
+        options = {name: getattr(self, name) for name in names}
+        return options | {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,7 @@ class SpliceSingleDocumentLMConfig(_Choice):
             if self.doc_index >= len(values):
                 raise ValueError(f"splice.doc_index={self.doc_index}, but there are {len(values)} documents, from 0")
             if self.doc_index in candidates:
-                return [self.doc_index]
+                return [int(self.doc_index)]
             log.warning(
                 "document %d has %d tokens, which is outside the limits (%s): choosing by %s",
                 self.doc_index, values[self.doc_index], limits, self.doc_select_mode,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt import files
-from niels_gpt.cli.memorising import chance_of, probability, progress, write_all
+from niels_gpt.cli.memorising import chance_of, check_encoding, probability, progress, write_all
 from niels_gpt.cli.runs import Loaded, load
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import list_roam_paths, read_text
@@ -42,7 +42,7 @@ def run_audit(
     notes: Path,
     control: Path | None,
     threshold: float,
-    settings: Settings,
+    wanted: Mapping[str, Any],
     top: int,
     out: Path | None,
     encoding_errors: str,
@@ -53,11 +53,10 @@ def run_audit(
     """Measure every note, say which passages can be recited, and exit with 3 where there are some."""
     if not 0.0 < threshold <= 1.0:
         raise ValueError(f"--threshold is a probability above 0, at most 1, got {threshold}")
-    if encoding_errors not in ("strict", "replace"):
-        raise ValueError(f"--encoding-errors must be strict or replace, got {encoding_errors!r}")
+    check_encoding(encoding_errors)
     is_run = checkpoint.is_dir()
     loaded = load(checkpoint if is_run else None, None if is_run else checkpoint, device, tokenizer)
-    settings.check(loaded.model)
+    settings = Settings.fitting(loaded.model.config.T, **wanted)
     found, short = read_notes(notes, loaded, encoding_errors)
     where, why = membership(loaded, found)
     documents = [

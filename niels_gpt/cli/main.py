@@ -261,12 +261,13 @@ def chat(
 
 @app.command()
 def memorize(
+    target: Annotated[Place, typer.Argument(metavar="[RUN]", help="A run folder, or a checkpoint (.pt).")] = None,
     run: RunOption = None,
     checkpoint: CheckpointOption = None,
-    window: WindowOption = 100,
-    prompt: PromptOption = 50,
+    window: WindowOption = None,
+    prompt: PromptOption = None,
     stride: StrideOption = 5,
-    greedy: GreedyOption = 32,
+    greedy: GreedyOption = None,
     whole_window: Annotated[
         bool, typer.Option("--whole-window", help="Map the whole window of each passage, not only its suffix.")
     ] = False,
@@ -278,6 +279,7 @@ def memorize(
     control: Annotated[
         list[Path], typer.Option("--control", help="A file that was never trained on; may be repeated.")
     ] = [],  # noqa: B006
+    encoding_errors: EncodingOption = None,
     curve: Annotated[bool, typer.Option("--curve/--no-curve", help="Also at every checkpoint the run has.")] = True,
     out: Annotated[
         Place, typer.Option("--out", help="Folder of the report; default: memorisation/ of the run.")
@@ -289,14 +291,15 @@ def memorize(
 ) -> None:
     """Measure what a model can recite of its training documents, beside held-out ones."""
     from niels_gpt.cli.memorising import run_memorize
-    from niels_gpt.evaluation.memorisation import Settings
 
     run_memorize(
+        target=target,
         run=run,
         checkpoint=checkpoint,
         device=device,
         tokenizer=tokenizer,
-        settings=Settings(window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window),
+        wanted={"window": window, "prompt": prompt, "stride": stride, "greedy": greedy, "whole_window": whole_window},
+        encoding_errors=encoding_errors or "strict",
         source=source,
         number=documents,
         controls=controls,
@@ -320,8 +323,8 @@ def audit(
     threshold: Annotated[
         float, typer.Option("--threshold", help="A passage with this P(z) or more is not safe to publish.")
     ] = 0.001,
-    window: WindowOption = 100,
-    prompt: PromptOption = 50,
+    window: WindowOption = None,
+    prompt: PromptOption = None,
     stride: StrideOption = 5,
     top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
     out: Annotated[Place, typer.Option("--out", help="Folder for a report with pages and tables.")] = None,
@@ -332,14 +335,13 @@ def audit(
 ) -> None:
     """Which passages of my notes can this checkpoint recite? Exit code 0: none, safe to publish; 3: some."""
     from niels_gpt.cli.auditing import run_audit
-    from niels_gpt.evaluation.memorisation import Settings
 
     run_audit(
         checkpoint=checkpoint,
         notes=notes,
         control=control,
         threshold=threshold,
-        settings=Settings(window=window, prompt=prompt, stride=stride, greedy=0),
+        wanted={"window": window, "prompt": prompt, "stride": stride, "greedy": 0},
         top=top,
         out=out,
         encoding_errors=encoding_errors or "strict",

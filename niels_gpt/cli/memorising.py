@@ -54,11 +54,13 @@ class Chosen(NamedTuple):
 
 def run_memorize(
     *,
+    target: Path | None,
     run: Path | None,
     checkpoint: Path | None,
     device: str,
     tokenizer: Path | None,
-    settings: Settings,
+    wanted: Mapping[str, Any],
+    encoding_errors: str,
     source: str | None,
     number: int | None,
     controls: int | None,
@@ -72,17 +74,46 @@ def run_memorize(
 ) -> None:
     if select not in get_args(SingleSelectMode):
         raise ValueError(f"--select must be one of {', '.join(get_args(SingleSelectMode))}, got {select!r}")
+    check_encoding(encoding_errors)
+    if target is not None:
+        if run is not None or checkpoint is not None:
+            raise ValueError(f"name one run or checkpoint: {target}, or that of --run and --checkpoint")
+        run, checkpoint = (target, None) if target.is_dir() else (None, target)
     loaded = load(run, checkpoint, device, tokenizer)
-    settings.check(loaded.model)
-    chosen = Chosen([])
-    if not texts:
+    settings = Settings.fitting(loaded.model.config.T, **wanted)
+    given = read_documents(texts, control_texts, loaded, encoding_errors)
+    if texts:
+        chosen = Chosen([*given, *_held_out(loaded, controls, {document.name for document in given})])
+        out = out or home_of(loaded) / "memorisation-texts"  # the report on the run's own documents stays
+    else:
         chosen = choose(loaded, source=source, number=number, controls=controls, select=select)
-    chosen.documents.extend(read_documents(texts, control_texts, loaded))
+        chosen.documents.extend(given)
     found, written = measure_and_write(loaded, chosen, settings, curve=curve, out=out, top=top)
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
         return
     show(found, written)
+
+
+def _held_out(loaded: Loaded, controls: int | None, taken: set[str]) -> list[Document]:
+    """Held-out documents of the run as controls for texts of one's own; none, and a word, where they cannot be had."""
+    try:
+        chosen = choose(loaded, source=None, number=1, controls=controls, select="first")
+    except (ValueError, OSError) as err:
+        print(f"no held-out documents as controls: {err}", file=sys.stderr)
+        return []
+    return [document for document in chosen.documents if document.control and document.name not in taken]
+
+
+def check_encoding(errors: str) -> None:
+    """Raise ValueError for a way to decode that there is not."""
+    if errors not in ("strict", "replace"):
+        raise ValueError(f"--encoding-errors must be strict or replace, got {errors!r}")
+
+
+def home_of(loaded: Loaded) -> Path:
+    """The folder of a checkpoint's run, or the one it lies in."""
+    return loaded.home.path if loaded.home else loaded.path.parent
 
 
 def measure_run(run: RunFolder, *, device: str, settings: Settings | None = None) -> dict[str, Any]:
@@ -129,10 +160,11 @@ def _spliced(loaded: Loaded, config: RunConfig, source: str | None, number: int 
     """The documents that a splice run was trained on, the first `number` of them."""
     if controls is not None:
         config = dataclasses.replace(config, splice=dataclasses.replace(config.splice, controls=controls))
-    task = SpliceTask(config)
-    if source not in (None, task.library.source):
-        raise ValueError(f"the run was spliced from {task.library.source}, not from {source}")
-    _check_tokenizer(loaded, task.library)
+    library = open_library(config)
+    if source not in (None, library.source):
+        raise ValueError(f"the run was spliced from {library.source}, not from {source}")
+    _check_tokenizer(loaded, library)
+    task = SpliceTask(config, library)
     check_unchanged(loaded, task.fingerprint())
     train = config.train
     seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
@@ -182,11 +214,15 @@ def _documents(library: Library, trained: Sequence[int], controls: Sequence[int]
     return found
 
 
-def read_documents(texts: Sequence[Path], controls: Sequence[Path], loaded: Loaded) -> list[Document]:
+def read_documents(
+    texts: Sequence[Path], controls: Sequence[Path], loaded: Loaded, errors: str = "strict"
+) -> list[Document]:
     """Files of text as documents, encoded as the model reads. Raises ValueError or OSError for one that is no text."""
     found = []
     for path, control in [*((path, False) for path in texts), *((path, True) for path in controls)]:
-        ids = np.array(loaded.tokenizer.encode(read_text(path)), dtype=np.int64)
+        if not path.is_file():
+            raise ValueError(f"no file {path}")
+        ids = np.array(loaded.tokenizer.encode(read_text(path, errors=errors)), dtype=np.int64)
         found.append(Document(str(path), ids, control=control, source="file"))
     return found
 
@@ -213,7 +249,7 @@ def measure_and_write(
     )
     if chosen.train_tokens is not None:
         found["train_tokens"] = chosen.train_tokens
-    folder = out or (loaded.home.path if loaded.home else loaded.path.parent) / "memorisation"
+    folder = out or home_of(loaded) / "memorisation"
     write_all(found, measured, folder)
     return found, folder
 

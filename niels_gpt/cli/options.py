@@ -42,9 +42,14 @@ PathOption = Annotated[Place, typer.Option("--path", help="A local file or folde
 SourceConfigOption = Annotated[
     Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")
 ]
-WindowOption = Annotated[int, typer.Option("--window", min=2, help="Tokens (or bytes) of a passage.")]
-PromptOption = Annotated[int, typer.Option("--prompt", min=1, help="How many of them are given to the model.")]
+WindowOption = Annotated[
+    Count, typer.Option("--window", min=2, help="Tokens (or bytes) of a passage; default: 100, or what fits the model.")
+]
+PromptOption = Annotated[
+    Count, typer.Option("--prompt", min=1, help="How many of them are given to the model; default: half.")
+]
 StrideOption = Annotated[int, typer.Option("--stride", min=1, help="From the start of one passage to the next.")]
 GreedyOption = Annotated[
-    int, typer.Option("--greedy", min=0, help="Tokens of prompt and of continuation for greedy decoding; 0: none.")
+    Count,
+    typer.Option("--greedy", min=0, help="Tokens given and decoded greedily; 0: none; default: 32, or what fits."),
 ]

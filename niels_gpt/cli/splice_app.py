@@ -79,10 +79,10 @@ def splice_study(
         str, typer.Option("--vary", metavar="KEY=A,B,C", help="The value that differs from run to run.")
     ] = "splice.num_docs=1,2,4,8",
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the report.")] = Path("runs/study"),
-    window: WindowOption = 100,
-    prompt: PromptOption = 50,
+    window: WindowOption = None,
+    prompt: PromptOption = None,
     stride: StrideOption = 5,
-    greedy: GreedyOption = 32,
+    greedy: GreedyOption = None,
     set_: SetOption = [],  # noqa: B006
     wiki: WikiOption = None,
     roam: RoamOption = None,
@@ -91,7 +91,6 @@ def splice_study(
 ) -> None:
     """Train one run per value, measure what each memorised, and fit log P(z) against epochs and tokens."""
     from niels_gpt.cli.splicing import run_study
-    from niels_gpt.evaluation.memorisation import Settings
 
     run_study(
         config=config,
@@ -99,7 +98,7 @@ def splice_study(
         data={"wiki": wiki, "roam": roam, "primer": primer},
         vary=vary,
         out=out,
-        settings=Settings(window=window, prompt=prompt, stride=stride, greedy=greedy),
+        wanted={"window": window, "prompt": prompt, "stride": stride, "greedy": greedy},
         device=device,
     )
 

@@ -26,7 +26,7 @@ from niels_gpt.report.histogram import histogram_text
 from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
 from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
 from niels_gpt.splice.frames import Spans
-from niels_gpt.splice_config import SingleSelectMode, SpliceConfig
+from niels_gpt.splice_config import SingleSelectMode, SpliceConfig, log
 from niels_gpt.train.library import Library, open_library
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.splice_task import SpliceTask, choose_documents, plural, unique_names
@@ -50,46 +50,27 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
     resolved = splice_run(config, overrides, data)
     library = open_library(resolved)
     shelf, splice, S = library.train, resolved.splice, resolved.model.T
-    choices: dict[str, list[int] | str] = {}
-    for mode in get_args(SingleSelectMode):
-        try:
-            choices[mode] = choose_documents(
-                dataclasses.replace(splice, doc_index=None, doc_select_mode=mode), library, S
-            )
-        except ValueError as err:
-            choices[mode] = str(err)
+    choices = _policies(splice, library, S)
     fitting = candidates(splice, library, S)
-    chosen = choose_documents(splice, library, S)
+    if not as_json:  # before the choice: where it fails, this shows why
+        _show_candidates(library, fitting)
+        _show_policies(choices, library, splice)
     task = SpliceTask(resolved, library)
-    names = unique_names(shelf, chosen)
+    chosen, names = task.chosen, task.names
     if as_json:
-        rows = [
-            {"document": i, "name": name, "length": int(shelf.lengths[i])}
-            for i, name in zip(chosen, names, strict=True)
-        ]
-        controls = [
-            {"document": i, "name": library.held_out.name(i), "length": int(library.held_out.lengths[i])}
-            for i in task.controls
-        ]
+        controls = [(i, library.held_out.name(i), int(library.held_out.lengths[i])) for i in task.controls]
         found = {
             "source": library.source,
             "place": library.place,
             "documents": len(shelf.lengths),
             "candidates": len(fitting),
-            "chosen": rows,
+            "chosen": _rows(zip(chosen, names, task.dataset.lengths.tolist(), strict=True)),
             "policies": choices,
-            "controls": controls,
+            "controls": _rows(controls),
             "examples_per_epoch": len(task.dataset),
         }
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    held_out = plural(len(library.held_out.lengths), "document")
-    print(f"{library.source} ({library.place}): {plural(len(shelf.lengths), 'document')} to train on, "
-          f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
-    print("tokens per document:")
-    for line in histogram_text(shelf.lengths[fitting] if len(fitting) else shelf.lengths):
-        print(f"  {line}")
-    _show_policies(choices, library, splice)
     print("\nchosen" + (f" by doc_index={splice.doc_index}" if splice.doc_index is not None else ""))
     for i, name in list(zip(chosen, names, strict=True))[:50]:
         print(f"  {i:>6}  {int(shelf.lengths[i]):>9,}  {name}")
@@ -100,6 +81,36 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
         print(f"  {i:>6}  {int(library.held_out.lengths[i]):>9,}  {library.held_out.name(i)}")
     for note in task.notes():
         print(note)
+
+
+def _rows(documents: Iterable[tuple[int, str, int]]) -> list[dict[str, Any]]:
+    return [{"document": i, "name": name, "length": length} for i, name, length in documents]
+
+
+def _policies(splice: SpliceConfig, library: Library, S: int) -> dict[str, list[int] | str]:
+    """What each policy would choose, or why it cannot. What they have to say is said when one is taken."""
+    choices: dict[str, list[int] | str] = {}
+    log.disabled = True
+    try:
+        for mode in get_args(SingleSelectMode):
+            wanted = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
+            try:
+                choices[mode] = choose_documents(wanted, library, S)
+            except ValueError as err:
+                choices[mode] = str(err)
+    finally:
+        log.disabled = False
+    return choices
+
+
+def _show_candidates(library: Library, fitting: np.ndarray) -> None:
+    lengths = library.train.lengths
+    held_out = plural(len(library.held_out.lengths), "document")
+    print(f"{library.source} ({library.place}): {plural(len(lengths), 'document')} to train on, "
+          f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
+    print("tokens per document:")
+    for line in histogram_text(lengths[fitting] if len(fitting) else lengths):
+        print(f"  {line}")
 
 
 def candidates(splice: SpliceConfig, library: Library, S: int) -> np.ndarray:
@@ -241,7 +252,7 @@ def run_study(
     data: Mapping[str, str | None],
     vary: str,
     out: Path,
-    settings: Settings,
+    wanted: Mapping[str, Any],
     device: str,
 ) -> None:
     from niels_gpt.cli.memorising import measure_run
@@ -252,8 +263,9 @@ def run_study(
     runs = [(value.strip(), RunFolder(out / f"{key.split('.')[-1]}-{value.strip()}")) for value in values.split(",")]
     device = resolve_device(device)
     configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}
+    shortest = min(resolved.model.T for resolved in configs.values())
+    settings = Settings.fitting(shortest, **wanted)  # the same for all runs, so that they compare
     for resolved in configs.values():  # what cannot be done is said before anything is
-        settings.check_length(resolved.model.T)
         SpliceTask(resolved)
     done = []
     for value, run in runs:

@@ -67,6 +67,33 @@ class Settings:
                 f"set prompt to at most {self.window - 1}, or a wider window"
             )
 
+    @classmethod
+    def fitting(
+        cls,
+        T: int,
+        *,
+        window: int | None,
+        prompt: int | None,
+        greedy: int | None,
+        stride: int,
+        whole_window: bool = False,
+    ) -> Settings:
+        """The settings asked for; where none are (None), the usual ones, smaller for a model of a small T.
+
+        Raises ValueError for what was asked for and does not fit.
+        """
+        if window is None:
+            window = max(min(100, T + 1), 2 if prompt is None else prompt + 1)
+        made = cls(
+            window=window,
+            prompt=window // 2 if prompt is None else prompt,
+            stride=stride,
+            greedy=min(32, (T + 1) // 2) if greedy is None else greedy,
+            whole_window=whole_window,
+        )
+        made.check_length(T)
+        return made
+
     def check(self, model: GPT) -> None:
         """Raise ValueError where windows or greedy continuations do not fit the model's T."""
         self.check_length(model.config.T)

@@ -16,11 +16,11 @@ import numpy as np
 from niels_gpt.memory import keep_freed_memory
 from niels_gpt.rng import derive_seed
 from niels_gpt.splice.documents import MAX_ID, Documents
-from niels_gpt.splice.frames import Frames, Origin, Plan, Spans
+from niels_gpt.splice.frames import FrameBuilder, Frames, Origin, Plan, Spans
 from niels_gpt.splice.layout import Layout
 from niels_gpt.splice.packing import Packed, pack
-from niels_gpt.splice.permutation import Permutation, mix, uniforms
-from niels_gpt.splice.weights import AliasTable, EdgeWeights, document_shares, largest_remainder
+from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
+from niels_gpt.splice.weights import AliasTable, EdgeWeights, document_shares, largest_remainder, spread
 from niels_gpt.splice_config import check_options
 
 log = logging.getLogger("niels_gpt.splice")
@@ -54,7 +54,7 @@ class SpliceDataset:
         offset_jitter: int,
         jitter_mode: str,
         curriculum: int | None,
-        seed: int,
+        seed: int | None,
     ) -> None:
         check_options(
             {
@@ -71,13 +71,14 @@ class SpliceDataset:
         if pad_token_id is None and eos_token_id is None:
             raise ValueError("what fills a frame? pass pad_token_id, or eos_token_id to fill with that")
         for name, value in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
-            if value is not None and not (hasattr(value, "__index__") and 0 <= value <= MAX_ID):
-                raise ValueError(f"{name} must be an id in 0..{MAX_ID}, got {value!r}")
+            if value is not None and not (hasattr(value, "__index__") and -MAX_ID <= value <= MAX_ID):
+                raise ValueError(f"{name} must be a 32-bit integer, got {value!r}")
         self.S, self.documents, self.layout = layout.S, documents, layout
         self.pad_token_id = int(pad_token_id if pad_token_id is not None else eos_token_id)  # type: ignore[arg-type]
         self.eos_token_id = eos_token_id
         self.alpha, self.balance_mode, self.balance_tau = float(alpha), balance_mode, float(balance_tau)
-        self.sampler, self.epoch_length, self.seed = sampler, epoch_length, int(seed)
+        self.sampler, self.epoch_length, self.seed = sampler, epoch_length, seed or 0
+        self._key = derive_seed(self.seed, "splice examples")
         self.offset_jitter, self.jitter_mode, self.curriculum = int(offset_jitter), jitter_mode, curriculum
         self.lengths = documents.lengths
         number = len(self.lengths)
@@ -86,7 +87,7 @@ class SpliceDataset:
             if self.doc_weights.shape != (number,):
                 raise ValueError(f"doc_weights has {self.doc_weights.size} numbers, but there are {number} documents")
             if not (np.isfinite(self.doc_weights).all() and (self.doc_weights >= 0).all()):
-                raise ValueError(f"doc_weights must be finite numbers of at least 0, got {list(doc_weights or ())}")
+                raise ValueError(f"doc_weights must be finite numbers of at least 0, got {self.doc_weights.tolist()}")
         if groups is not None and len(groups) != number:
             raise ValueError(f"groups has {len(groups)} labels, but there are {number} documents")
         self.groups = groups
@@ -100,6 +101,7 @@ class SpliceDataset:
         self._counts = counts[self._usable]
         self._edges = EdgeWeights(layout.K, layout.k_t, self.alpha) if self.alpha else None
         self._stages: dict[int, Self] = {}
+        self._builder = FrameBuilder(self.S, self.pad_token_id)
         self._arrange()
         self._log()
         keep_freed_memory()
@@ -107,7 +109,8 @@ class SpliceDataset:
     def _check_modes(self) -> None:
         """Raise ValueError for options that do not go together."""
         kind = self.layout.kind
-        if self.alpha and (kind != "coverage_balanced" or self.sampler == "enumerate"):
+        weighted = self.sampler == "stream" or self.balance_mode == "by_temperature"
+        if self.alpha and (kind != "coverage_balanced" or not weighted):
             raise ValueError(
                 f"alpha={self.alpha:g} weights the starts of coverage_balanced spans: use content_start_mode="
                 "'coverage_balanced' with balance_mode='by_temperature' or sampler='stream' (or a single document); "
@@ -132,6 +135,8 @@ class SpliceDataset:
         rule = self.layout
         if rule.kind == "slide":
             why = f"mode='slide' needs at least S={rule.S} tokens; use mode='splice' for shorter documents"
+            if rule.m > rule.S:
+                why = f"min_copy_len={rule.m} is longer than the frames of mode='slide', S={rule.S}"
         elif rule.m > rule.K:
             why = f"content_length K={rule.K} is below min_copy_len={rule.m}: spans have K tokens"
         elif longest < rule.m:
@@ -189,7 +194,7 @@ class SpliceDataset:
             number = self._chosen(at, index - self._ends[at] + self._quotas[at])
         lengths = self._lengths[at]
         t, s, length = self.layout.spans(lengths, number)
-        if self.offset_jitter:
+        if self.offset_jitter and s.any():
             s = s - self._jitter(index, epochs, np.minimum(self.offset_jitter, s))
         return Spans(self._usable[at], t, s, length)
 
@@ -200,13 +205,13 @@ class SpliceDataset:
             return j if self.balance_mode == "by_coverage" else j % counts
         quotas = self._quotas[at]
         if self._edges is None:
-            return (2 * j + 1) * counts // (2 * quotas)
+            return spread(j, counts, quotas)
         return self._edges.start(np.maximum(self._lengths[at], self.layout.K), (j + 0.5) / quotas)
 
     def _drawn(self, index: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(document among the usable, span) of each example of the stream."""
-        first, second, third = (uniforms(self.seed, epochs, index, draw) for draw in range(3))
-        at = self._alias.draw(first, second)
+        bits = draws(self._key, epochs, index)
+        at, third = self._alias.draw(uniform(bits, 0), uniform(bits, 1)), uniform(bits, 2)
         if self._edges is None:
             return at, np.minimum((third * self._counts[at]).astype(np.int64), self._counts[at] - 1)
         return at, self._edges.start(np.maximum(self._lengths[at], self.layout.K), third)
@@ -214,11 +219,11 @@ class SpliceDataset:
     def _jitter(self, index: np.ndarray, epochs: np.ndarray, most: np.ndarray) -> np.ndarray:
         """How far to move each span to the left: 0 .. most."""
         if self.jitter_mode == "uniform":
-            u = uniforms(self.seed, epochs, index, 3)
+            u = uniform(draws(self._key, epochs, index), 3)
             return np.minimum((u * (most + 1)).astype(np.int64), most)
         # Of every most + 1 neighbours each goes to another place, and each goes round all places from epoch to epoch.
         block, within = np.divmod(index, most + 1)
-        turn = (mix(block.astype(np.uint64) ^ mix(np.array([self.seed], dtype=np.uint64))) >> np.uint64(1)).astype(
+        turn = (mix(block.astype(np.uint64) ^ mix(np.array([self._key], dtype=np.uint64))) >> np.uint64(1)).astype(
             np.int64
         )
         return (within + turn % (most + 1) + epochs) % (most + 1)
@@ -241,24 +246,7 @@ class SpliceDataset:
 
     def frames(self, spans: Spans) -> Frames:
         """The spans laid into frames."""
-        n, S, pad = len(spans.doc), self.S, self.pad_token_id
-        tokens, mask, segments = (np.empty((n, S), dtype=np.int32) for _ in range(3))
-        rows = list(zip(*(part.tolist() for part in spans), strict=True))
-        same = len(rows) > 1 and all(row[2:] == rows[0][2:] for row in rows)
-        # Where all spans lie at one place, what is not tokens is the same in all rows: filled in one go.
-        for part, s, length in [(slice(None), *rows[0][2:])] if same else [(i, *rows[i][2:]) for i in range(n)]:
-            end = s + length
-            tokens[part, :s] = pad
-            tokens[part, end:] = pad
-            mask[part, :s] = 0
-            mask[part, s : end - 1] = 1
-            mask[part, end - 1 :] = 0
-            segments[part, :s] = 0
-            segments[part, s:] = 1
-        read = self.read if self.layout.kind == "cyclic_roll" else self.documents.read
-        for row, (doc, t, s, length) in zip(tokens, rows, strict=True):
-            read(doc, t, row[s : s + length])
-        return Frames(tokens, mask, segments, Origin(*spans))
+        return self._builder.build(spans, self.read if self.layout.kind == "cyclic_roll" else self.documents.read)
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
         """Fill `out` with tokens of a document from t on; cyclic_roll goes on at its beginning."""
@@ -378,7 +366,7 @@ class SpliceDataset:
 
 def _numbers(indices: Sequence[int] | np.ndarray, n: int) -> np.ndarray:
     """The numbers of examples, int64. Raises TypeError for what are none, IndexError for huge ones."""
-    given = np.asarray(indices)
+    given = np.asarray(indices if hasattr(indices, "__len__") else list(indices))
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         if given.dtype == object and all(isinstance(i, int) for i in given.flat):
             raise IndexError(f"an example's number is in {-n}..{n - 1}, got {max(given.flat, key=abs)}")

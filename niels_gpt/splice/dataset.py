@@ -38,7 +38,7 @@ class SpliceDocumentDataset(SpliceDataset):
         adaptive_k: bool = True,
         offset_jitter: int = 0,
         jitter_mode: str = "uniform",
-        seed: int = 0,
+        seed: int | None = 0,
         documents: Documents | None = None,
     ) -> None:
         """`documents` holds the document in place of doc_tokens. Options as in SpliceSingleDocumentLMConfig.
@@ -63,7 +63,7 @@ class SpliceDocumentDataset(SpliceDataset):
             eos_token_id=eos_token_id,
             layout=layout,
             alpha=alpha,
-            balance_mode="by_coverage",
+            balance_mode="by_temperature" if alpha else "by_coverage",
             balance_tau=1.0,
             sampler="quota" if alpha else "enumerate",
             epoch_length=None,
@@ -88,23 +88,21 @@ class SpliceDocumentDataset(SpliceDataset):
         S: int,
         doc_index: int | None = None,
         config: SpliceSingleDocumentLMConfig | None = None,
-        pad_token_id: int | None = 0,
         **options: Any,
     ) -> SpliceDocumentDataset:
         """A document of a token cache (the folder with meta.json), by number or as `config` chooses; it stays on disk.
 
-        `options` are those of the class, on top of the config's. Raises CacheError (a ValueError) for a cache that is
-        damaged or has no documents.npy.
+        `options` are those of the config and of the class, on top of the config's. Raises CacheError (a ValueError)
+        for a cache that is damaged or has no documents.npy.
         """
-        config = config or SpliceSingleDocumentLMConfig()
-        if doc_index is not None:
-            config = dataclasses.replace(config, doc_index=doc_index)
+        choice, options = _choice_of(config or SpliceSingleDocumentLMConfig(), {"doc_index": doc_index} | options)
+        config = dataclasses.replace(config or SpliceSingleDocumentLMConfig(), **choice)
         stream = open_stream(cache_dir, split)
         chosen = config.select(stream.document_lengths(), ends=_ends(stream.documents, stream.num_tokens), S=S)
         documents = CacheDocuments(stream, chosen)
         log.info("[splice] Selected doc_idx=%d, length=%d", chosen[0], documents.lengths[0])
-        merged = config.dataset_options() | options
-        return cls(S=S, doc_tokens=(), documents=documents, pad_token_id=pad_token_id, **merged)
+        merged = {"pad_token_id": 0} | config.dataset_options() | options
+        return cls(S=S, doc_tokens=(), documents=documents, **merged)
 
 
 class MultiSpliceDocumentDataset(SpliceDataset):
@@ -138,7 +136,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         doc_weights: Sequence[float] | np.ndarray | None = None,
         groups: str | Sequence[Hashable] | None = None,
         curriculum: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         documents: Documents | None = None,
     ) -> None:
         """`documents` holds the documents in place of doc_tokens_list. Options as in SpliceMultiDocumentLMConfig;
@@ -200,29 +198,41 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         S: int,
         doc_indices: Sequence[int] | np.ndarray | None = None,
         config: SpliceMultiDocumentLMConfig | None = None,
-        pad_token_id: int | None = 0,
         **options: Any,
     ) -> MultiSpliceDocumentDataset:
         """Documents of a token cache (the folder with meta.json): those numbered, those `config` chooses, or all. They
         stay on disk; only spans are read.
 
-        `options` are those of the class, on top of the config's. Their metadata has `document`, `source` and `length`
+        `options` are those of the class and those that choose (`num_docs`, `min_doc_length`, ...), on top of the
+        config's. Their metadata has `document`, `source` and `length`
         (bins that double), for `groups`. Raises CacheError (a ValueError) for a cache that is damaged or has no
         documents.npy.
         """
+        choice, options = _choice_of(SpliceMultiDocumentLMConfig(), options)
+        chooser = dataclasses.replace(config or SpliceMultiDocumentLMConfig(), **choice) if config or choice else None
         stream = open_stream(cache_dir, split)
         lengths = stream.document_lengths()
-        if config is not None and doc_indices is None:
-            doc_indices = config.select(lengths, ends=_ends(stream.documents, stream.num_tokens), S=S)
+        if chooser is not None and doc_indices is None:
+            doc_indices = chooser.select(lengths, ends=_ends(stream.documents, stream.num_tokens), S=S)
         chosen = np.arange(len(lengths)) if doc_indices is None else np.asarray(doc_indices, dtype=np.int64)
         documents = CacheDocuments(stream, chosen)
         if log.isEnabledFor(logging.INFO):
             for i, length in itertools.islice(zip(chosen, documents.lengths, strict=True), SHOWN):
                 log.info("[multi_splice] Selected doc_idx=%d, length=%d", i, length)
-        merged = ({} if config is None else config.dataset_options()) | options
+        merged = {"pad_token_id": 0} | ({} if config is None else config.dataset_options()) | options
         if isinstance(merged.get("groups"), str):
             merged.setdefault("doc_metadata", metadata(chosen, documents.lengths, Path(cache_dir).name))
-        return cls(S=S, doc_tokens_list=(), documents=documents, pad_token_id=pad_token_id, **merged)
+        return cls(S=S, doc_tokens_list=(), documents=documents, **merged)
+
+
+def _choice_of(
+    config: SpliceSingleDocumentLMConfig | SpliceMultiDocumentLMConfig, options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options that choose documents, and those of the dataset."""
+    passed_on = {*config.dataset_options(), "pad_token_id", "eos_token_id", "seed"}
+    chooses = {field.name for field in dataclasses.fields(config)} - passed_on
+    choice = {name: value for name, value in options.items() if name in chooses and value is not None}
+    return choice, {name: value for name, value in options.items() if name not in chooses}
 
 
 def metadata(numbers: Sequence[int] | np.ndarray, lengths: np.ndarray, source: str) -> list[dict[str, Any]]:

@@ -30,22 +30,28 @@ class ArrayDocuments:
 
     def __init__(self, documents: Sequence[np.ndarray | Sequence[int]]) -> None:
         """Raises ValueError for what is no row of ids."""
-        if not len(documents):
+        self._arrays = [_array(document) for document in documents]
+        if not self._arrays:
             raise ValueError("there is no document: doc_tokens_list is empty")
-        self._arrays = [doc if isinstance(doc, np.ndarray) else np.asarray(doc) for doc in documents]
         for i, array in enumerate(self._arrays):
             if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
                 raise ValueError(f"document {i} must be one row of integer ids, got {array.dtype} {array.shape}")
-        # Frames are int32. Wider ids are checked many documents at a time: a million small ones take a second else.
-        wide = [array for array in self._arrays if array.dtype.itemsize > 4 or array.dtype == np.uint32]
-        for i in range(0, len(wide), 10_000):
-            part = wide[i] if len(wide) == 1 else np.concatenate(wide[i : i + 10_000])
+        # Frames are int32. What may not fit is checked many documents at a time: a million checks would take seconds.
+        doubtful = [a for a in self._arrays if a.dtype.kind == "i" or a.dtype.itemsize > 2]
+        for i in range(0, len(doubtful), 10_000):
+            part = doubtful[i] if len(doubtful) == 1 else np.concatenate(doubtful[i : i + 10_000])
             if part.size and not 0 <= part.min() <= part.max() <= MAX_ID:
                 raise ValueError(f"ids must be in 0..{MAX_ID}, got {part.min()}..{part.max()}")
         self.lengths = np.fromiter(map(len, self._arrays), dtype=np.int64, count=len(self._arrays))
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
         out[:] = self._arrays[doc][t : t + len(out)]
+
+
+def _array(document: np.ndarray | Sequence[int]) -> np.ndarray:
+    if isinstance(document, bytes | bytearray):
+        return np.frombuffer(document, dtype=np.uint8)
+    return document if isinstance(document, np.ndarray) else np.asarray(document)
 
 
 class CacheDocuments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -48,3 +49,48 @@ class Plan(NamedTuple):
     """(B,) how many times all of them were seen before."""
     documents: int
     """How many documents are in use (all, unless there is a curriculum)."""
+
+
+class FrameBuilder:
+    """Lays spans into frames of S tokens.
+
+    A row of segment ids is S numbers of 0 ... 0 1 ... 1, one of the loss mask has zeros after them too. They are copied
+    from templates, and where all spans of a batch lie at one place, for all rows at once.
+    """
+
+    def __init__(self, S: int, pad: int) -> None:
+        self.S, self.pad = S, pad
+        self._steps = np.repeat(np.array([0, 1], dtype=np.int32), S)
+        self._masked, self._masks = 0, self._steps
+
+    def build(self, spans: Spans, read: Callable[[int, int, np.ndarray], None]) -> Frames:
+        """The frames of spans; `read(doc, t, out)` fills `out` with tokens."""
+        n, S = len(spans.doc), self.S
+        tokens, mask, segments = (np.empty((n, S), dtype=np.int32) for _ in range(3))
+        rows = list(zip(*(part.tolist() for part in spans), strict=True))
+        if len(rows) > 1 and all(row[2:] == rows[0][2:] for row in rows):
+            self._surround(tokens.T, mask, segments, *rows[0][2:])
+        else:
+            for i, (_, _, s, length) in enumerate(rows):
+                self._surround(tokens[i], mask[i], segments[i], s, length)
+        for row, (doc, t, s, length) in zip(tokens, rows, strict=True):
+            read(doc, t, row[s : s + length])
+        return Frames(tokens, mask, segments, Origin(*spans))
+
+    def _surround(self, tokens: np.ndarray, mask: np.ndarray, segments: np.ndarray, s: int, length: int) -> None:
+        """Fill what is not tokens of one row, or of all (tokens transposed)."""
+        S = self.S
+        if s:
+            tokens[:s] = self.pad
+        if s + length < S:
+            tokens[s + length :] = self.pad
+        mask[:] = self._mask(length)[S - s : 2 * S - s]
+        segments[:] = self._steps[S - s : 2 * S - s]
+
+    def _mask(self, length: int) -> np.ndarray:
+        """S zeros, length - 1 ones, zeros; that of the last length is kept."""
+        if self._masked != length:
+            self._masks = np.zeros(2 * self.S, dtype=np.int32)
+            self._masks[self.S : self.S + length - 1] = 1
+            self._masked = length
+        return self._masks

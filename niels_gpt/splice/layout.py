@@ -52,7 +52,7 @@ class Layout:
     def content(self, lengths: np.ndarray) -> np.ndarray:
         """K of each document: 0 where it is too short for a span."""
         if self.kind == "slide":
-            return np.where(lengths >= max(self.S, self.m), self.S, 0)
+            return np.where((lengths >= self.S) & (self.m <= self.S), self.S, 0)
         K = np.minimum(lengths, self.K)
         if self.kind in ("coverage_balanced", "cyclic_roll") and not self.adaptive:
             K = np.where(lengths >= self.K, K, 0)
@@ -61,7 +61,7 @@ class Layout:
     def shortest(self) -> int:
         """The length from which on a document gives examples."""
         if self.kind == "slide":
-            return max(self.S, self.m)
+            return self.S
         return (
             max(self.K, self.m) if self.kind in ("coverage_balanced", "cyclic_roll") and not self.adaptive else self.m
         )

@@ -28,11 +28,14 @@ def mix(values: np.ndarray) -> np.ndarray:
     return x
 
 
-def uniforms(seed: int, epoch: np.ndarray, index: np.ndarray, draw: int) -> np.ndarray:
-    """A number in [0, 1) for each (epoch, index), float64; `draw` tells several of one example apart."""
-    base = mix(mix(np.uint64(seed) ^ mix(np.asarray(epoch, dtype=np.uint64))) + np.uint64(draw))
-    bits = mix(base ^ mix(np.asarray(index, dtype=np.uint64)))
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def draws(seed: int, epoch: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """64 random bits for each (epoch, index); `uniform` makes numbers of them."""
+    return mix(mix(epoch.astype(np.uint64) ^ np.uint64(seed)) ^ mix(index))
+
+
+def uniform(bits: np.ndarray, draw: int) -> np.ndarray:
+    """A number in [0, 1) for each, float64; `draw` tells several of one example apart."""
+    return (mix(bits + np.uint64(draw)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 class Permutation:

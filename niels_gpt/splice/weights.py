@@ -42,6 +42,14 @@ def largest_remainder(total: int, shares: np.ndarray) -> np.ndarray:
     return whole
 
 
+def spread(j: np.ndarray, counts: np.ndarray, quotas: np.ndarray) -> np.ndarray:
+    """floor((j + 1/2) * counts / quotas), exactly: the spans of a quota, evenly over all."""
+    if not len(j) or (2 * int(j.max()) + 1) * int(counts.max()) < 2**63:
+        return (2 * j + 1) * counts // (2 * quotas)
+    exact = (2 * j.astype(object) + 1) * counts.astype(object) // (2 * quotas.astype(object))
+    return exact.astype(np.int64)
+
+
 class AliasTable:
     """Draws from a distribution over N things with one lookup (Walker's method).
 
@@ -100,10 +108,13 @@ class EdgeWeights:
     def _number(self, row: np.ndarray, sums: np.ndarray, side: str, most: np.ndarray) -> np.ndarray:
         """How many weights from an edge fit below these sums (side `right`: up to and with them); at most `most`."""
         width = self._sums.shape[1] - 1
-        inside = np.empty(len(row), dtype=np.int64)
-        for r in np.unique(row):
-            rows = row == r
-            inside[rows] = np.searchsorted(self._sums[r, 1:], sums[rows], side=side)  # type: ignore[call-overload]
+        if self.stride == 1 or not row.any():
+            inside = np.searchsorted(self._sums[0, 1:], sums, side=side)  # type: ignore[call-overload]
+        else:
+            inside = np.empty(len(row), dtype=np.int64)
+            for r in np.unique(row):
+                rows = row == r
+                inside[rows] = np.searchsorted(self._sums[r, 1:], sums[rows], side=side)  # type: ignore[call-overload]
         rest = np.maximum(sums - self._sums[row, width], 0.0) / max(self._middle, 1e-300)
         beyond = np.floor(rest) if side == "right" else np.maximum(np.ceil(rest) - 1, 0)
         number = np.where(inside < width, inside, width + np.minimum(beyond, most))

@@ -203,10 +203,8 @@ def _dataset(
         doc_tokens_list=(),
         documents=documents,
         doc_metadata=metadata(indices, documents.lengths, library.source),
-        pad_token_id=special.get("eot", 0),
-        eos_token_id=special.get("eot"),
-        seed=config.train.seed,
-        **options,
+        **{"pad_token_id": special.get("eot", 0), "eos_token_id": special.get("eot"), "seed": config.train.seed}
+        | options,
     )
 
 

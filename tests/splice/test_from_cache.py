@@ -179,6 +179,29 @@ def test_a_config_chooses_several_and_sets_the_rest(cache):
     assert dataset[21].tokens[6:].tolist() == ids_of()[6][:6]
 
 
+def test_options_may_choose_without_a_config(cache):
+    options = {"num_docs": 3, "doc_select_mode": "longest", "max_doc_length": 30, "content_length": 6}
+    dataset = MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, pad_token_id=NULL, **options)
+    assert dataset.lengths.tolist() == [26, 19, 17]
+    assert dataset.quotas == [21, 14, 12]  # the class's own balance mode: every span once
+    subset = {"restrict_to_training_subset": True, "max_train_tokens": starts_of()[3], "num_docs": 3}
+    dataset = MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, pad_token_id=NULL, **subset)
+    assert sorted(dataset.lengths.tolist()) == sorted(len(doc) for doc in ids_of()[:3])
+    one = SpliceDocumentDataset.from_cache(cache, "train", S=S, doc_select_mode="longest", max_doc_length=30)
+    assert one.lengths.tolist() == [26]
+    with pytest.raises(TypeError, match="num_documents"):
+        MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, num_documents=3)
+
+
+def test_a_config_may_name_filler_and_seed(cache):
+    config = SpliceSingleDocumentLMConfig(doc_index=0, content_length=4, pad_token_id=NULL, seed=3, offset_jitter=2)
+    made = SpliceDocumentDataset.from_cache(cache, S=S, config=config)
+    by_hand = SpliceDocumentDataset(
+        S=S, doc_tokens=ids_of()[0], content_length=4, pad_token_id=NULL, seed=3, offset_jitter=2
+    )
+    np.testing.assert_array_equal(made.get_batch(range(len(made))).tokens, by_hand.get_batch(range(len(made))).tokens)
+
+
 def test_options_go_before_the_configs(cache):
     config = SpliceMultiDocumentLMConfig(num_docs=2, content_length=6, balance_mode="by_coverage")
     dataset = MultiSpliceDocumentDataset.from_cache(

@@ -213,3 +213,38 @@ def test_a_pickled_dataset_is_the_same(options):
         assert np.array_equal(mine.segment_ids, theirs.segment_ids)
     assert list(other.epoch(1, 2)) == list(ds.epoch(1, 2))
     assert other.plan(1, 5, 4).indices.tolist() == ds.plan(1, 5, 4).indices.tolist()
+
+
+def test_quotas_of_more_spans_than_64_bits_can_multiply():
+    """By Python's integers: a document of 4 billion spans, each once, and a quota beyond."""
+    options = {"content_length": 2, "content_start_mode": "slide_within", "balance_mode": "by_temperature"}
+    documents = [np.broadcast_to(np.int32(1), (10**6,))]
+    ds = MultiSpliceDocumentDataset(S=4096, doc_tokens_list=documents, pad_token_id=0, **options)
+    n = 4095 * (10**6 - 1)
+    assert len(ds) == n
+    for j in (0, n // 3, n - 1):
+        assert (ds[j].origin.t, ds[j].origin.s) == divmod(j, 4095)
+    E = 10**15
+    ds = MultiSpliceDocumentDataset(S=4096, doc_tokens_list=documents, pad_token_id=0, epoch_length=E, **options)
+    for j in (0, E // 3, E - 1):
+        assert (ds[j].origin.t, ds[j].origin.s) == divmod((2 * j + 1) * n // (2 * E), 4095)
+
+
+def test_what_may_be_a_document_a_filler_a_seed_and_an_index():
+    ds = MultiSpliceDocumentDataset(
+        S=4, doc_tokens_list=(doc for doc in (b"abc", bytearray(b"de"), range(5))), pad_token_id=-1, seed=None
+    )
+    assert ds[0].tokens.tolist() == [-1, 97, 98, 99]
+    assert ds[1].tokens.tolist() == [-1, -1, 100, 101]
+    assert ds.get_batch(iter([2, 3])).tokens.tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
+    for seed in (-1, 2**70):
+        jittered = MultiSpliceDocumentDataset(
+            S=6, doc_tokens_list=[[1, 2, 3]], pad_token_id=0, seed=seed, offset_jitter=2, content_length=3
+        )
+        assert 1 <= jittered[0].origin.s <= 3
+    with pytest.raises(ValueError, match=r"doc_weights must be finite numbers of at least 0, got \[1.0, -1.0\]"):
+        MultiSpliceDocumentDataset(
+            S=4, doc_tokens_list=[[1, 2]] * 2, pad_token_id=0, doc_weights=np.array([1, -1.0]), sampler="quota"
+        )
+    with pytest.raises(ValueError, match="-3"):
+        MultiSpliceDocumentDataset(S=4, doc_tokens_list=[np.array([1, -3], dtype=np.int16)], pad_token_id=0)
