@@ -54,7 +54,8 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
     fitting = candidates(splice, library, S)
     if not as_json:  # before the choice: where it fails, this shows why
         _show_candidates(library, fitting)
-        _show_policies(choices, library, splice)
+        if not all(isinstance(choice, str) for choice in choices.values()):  # else one error says it
+            _show_policies(choices, library, splice)
     task = SpliceTask(resolved, library)
     chosen, names = task.chosen, task.names
     if as_json:

@@ -151,6 +151,10 @@ def test_more_documents_than_there_are(capsys):
     message = error_of(capsys)
     assert "splice.num_docs=50, but only 6 of 6 documents" in message
     assert "strict_num_docs=false" in message
+    assert call("splice", "select", *options("splice.num_docs=50")) == 1
+    shown = capsys.readouterr().out
+    assert "6 within the limits" in shown and "tokens per document" in shown  # what there is to choose from
+    assert "num_docs" not in shown
 
 
 def test_fewer_documents_are_filled_up_and_said(place, capsys, caplog):
