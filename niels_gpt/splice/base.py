@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from niels_gpt.splice.layout import Layout
 from niels_gpt.splice.packing import Packed, pack
 from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
 from niels_gpt.splice.weights import AliasTable, EdgeWeights, document_shares, largest_remainder, spread
-from niels_gpt.splice_config import check_options
-
-log = logging.getLogger("niels_gpt.splice")
+from niels_gpt.splice_config import check_options, log
 
 SHOWN = 20
 """Documents that the log lists."""
@@ -40,22 +38,22 @@ class SpliceDataset:
         self,
         documents: Documents,
         *,
-        S: int,
         pad_token_id: int | None,
         eos_token_id: int | None,
-        layout: Layout,
         alpha: float,
-        balance_mode: str,
-        balance_tau: float,
-        sampler: str,
-        epoch_length: int | None,
-        doc_weights: Sequence[float] | np.ndarray | None,
-        groups: Sequence[Hashable] | None,
         offset_jitter: int,
         jitter_mode: str,
-        curriculum: int | None,
         seed: int | None,
+        balance_mode: str = "by_coverage",
+        balance_tau: float = 1.0,
+        sampler: str = "enumerate",
+        epoch_length: int | None = None,
+        doc_weights: Sequence[float] | np.ndarray | None = None,
+        groups: Sequence[Hashable] | None = None,
+        curriculum: int | None = None,
+        **layout_options: Any,
     ) -> None:
+        self.layout = layout = Layout(**layout_options)
         check_options(
             {
                 "alpha": alpha,
@@ -73,7 +71,7 @@ class SpliceDataset:
         for name, value in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
             if value is not None and not (hasattr(value, "__index__") and -MAX_ID <= value <= MAX_ID):
                 raise ValueError(f"{name} must be a 32-bit integer, got {value!r}")
-        self.S, self.documents, self.layout = layout.S, documents, layout
+        self.S, self.documents = layout.S, documents
         self.pad_token_id = int(pad_token_id if pad_token_id is not None else eos_token_id)  # type: ignore[arg-type]
         self.eos_token_id = eos_token_id
         self.alpha, self.balance_mode, self.balance_tau = float(alpha), balance_mode, float(balance_tau)

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.splice.base import SHOWN, SpliceDataset, log
+from niels_gpt.splice.base import SHOWN, SpliceDataset
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, open_stream
-from niels_gpt.splice.layout import Layout
-from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
+from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig, log
 
 
 class SpliceDocumentDataset(SpliceDataset):
@@ -45,7 +44,8 @@ class SpliceDocumentDataset(SpliceDataset):
 
         Raises ValueError for options that do not fit, and where there is no example at all.
         """
-        layout = Layout(
+        super().__init__(
+            ArrayDocuments([doc_tokens]) if documents is None else documents,
             S=S,
             content_length=content_length,
             content_stride=content_stride,
@@ -55,24 +55,14 @@ class SpliceDocumentDataset(SpliceDataset):
             adaptive_k=adaptive_k,
             mode=mode,
             offset_bound=offset_bound,
-        )
-        super().__init__(
-            ArrayDocuments([doc_tokens]) if documents is None else documents,
-            S=S,
             pad_token_id=pad_token_id,
             eos_token_id=eos_token_id,
-            layout=layout,
             alpha=alpha,
-            balance_mode="by_temperature" if alpha else "by_coverage",
-            balance_tau=1.0,
-            sampler="quota" if alpha else "enumerate",
-            epoch_length=None,
-            doc_weights=None,
-            groups=None,
             offset_jitter=offset_jitter,
             jitter_mode=jitter_mode,
-            curriculum=None,
             seed=seed,
+            balance_mode="by_temperature" if alpha else "by_coverage",
+            sampler="quota" if alpha else "enumerate",
         )
 
     def pairs(self, epoch: int = 0) -> np.ndarray:
@@ -144,17 +134,6 @@ class MultiSpliceDocumentDataset(SpliceDataset):
 
         Raises ValueError for options that do not fit, and where there is no example at all.
         """
-        layout = Layout(
-            S=S,
-            content_length=content_length,
-            content_stride=content_stride,
-            offset_stride=offset_stride,
-            content_start_mode=content_start_mode,
-            min_copy_len=min_copy_len,
-            adaptive_k=adaptive_k,
-            mode=mode,
-            offset_bound=offset_bound,
-        )
         documents = ArrayDocuments(doc_tokens_list) if documents is None else documents
         self.doc_metadata = doc_metadata
         if doc_metadata is not None and len(doc_metadata) != len(documents.lengths):
@@ -167,9 +146,16 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         super().__init__(
             documents,
             S=S,
+            content_length=content_length,
+            content_stride=content_stride,
+            offset_stride=offset_stride,
+            content_start_mode=content_start_mode,
+            min_copy_len=min_copy_len,
+            adaptive_k=adaptive_k,
+            mode=mode,
+            offset_bound=offset_bound,
             pad_token_id=pad_token_id,
             eos_token_id=eos_token_id,
-            layout=layout,
             alpha=alpha,
             balance_mode=balance_mode,
             balance_tau=balance_tau,
@@ -204,9 +190,8 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         stay on disk; only spans are read.
 
         `options` are those of the class and those that choose (`num_docs`, `min_doc_length`, ...), on top of the
-        config's. Their metadata has `document`, `source` and `length`
-        (bins that double), for `groups`. Raises CacheError (a ValueError) for a cache that is damaged or has no
-        documents.npy.
+        config's. The documents' metadata has `document`, `source` and `length` (bins that double), for `groups`. Raises
+        CacheError (a ValueError) for a cache that is damaged or has no documents.npy.
         """
         choice, options = _choice_of(SpliceMultiDocumentLMConfig(), options)
         chooser = dataclasses.replace(config or SpliceMultiDocumentLMConfig(), **choice) if config or choice else None
