@@ -175,6 +175,12 @@ class _Choice:
             said.append(f"at most {self.max_doc_length:,} tokens")
         return values, np.flatnonzero(there), np.flatnonzero(ok), ", ".join(said) or "no limits"
 
+    def within_limits(
+        self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None
+    ) -> np.ndarray:
+        """The indices of the documents that may be chosen. Raises ValueError where there is none at all."""
+        return self._candidates(lengths, ends, S)[2]
+
     def train_tokens(self, S: int | None = None) -> int:
         """The first tokens of a cache, which restrict_to_training_subset keeps to. Raises ValueError without S."""
         if self.max_train_tokens is not None:

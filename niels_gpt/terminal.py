@@ -47,3 +47,8 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def counted(number: int, what: str) -> str:
+    """1 window, 1,200 windows."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

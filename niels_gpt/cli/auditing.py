@@ -19,18 +19,17 @@ from niels_gpt.cli.runs import Loaded, load
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import list_roam_paths, read_text
 from niels_gpt.evaluation.extraction import log_probabilities
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, frame_places, measure
 from niels_gpt.evaluation.memorisation_report import report, top_passages
 from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.report.page import one_in
+from niels_gpt.terminal import counted
 from niels_gpt.train.library import Shelf, open_library, uses_bytes
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask, plural
+from niels_gpt.train.splice_task import SpliceTask
 
 NOT_SAFE = 3
 """Exit code where some passage can be recited; 1 is an error, 2 a wrong option."""
-PLACES = 9
-"""Places of the frame that are tried where positions are learned."""
 TRAINED, HELD_OUT, UNKNOWN, OTHER = "trained on", "held out", "not in the run's data", "control"
 MIN_TOKENS = 16
 """Notes shorter than this are not judged: half of so little can be guessed."""
@@ -172,8 +171,7 @@ def _key(ids: list[int]) -> bytes:
 
 def at_its_best(measured: Measured, loaded: Loaded, settings: Settings) -> Measured:
     """With learned positions a model may know a passage at one place of the frame only: the largest P(z) of several."""
-    ids, T = measured.document.ids, loaded.model.config.T
-    places = np.unique(np.linspace(0, T - (settings.window - 1), PLACES).round().astype(int)).tolist()
+    ids, places = measured.document.ids, frame_places(loaded.model.config.T, settings.window)
     found = [
         log_probabilities(
             loaded.model, ids, measured.starts, window=measured.window, prompt=measured.prompt, offset=place
@@ -222,11 +220,11 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
     """The verdict, the ranked passages, and what to make of them."""
     status = ", ".join(f"{number} {name}" for name, number in result["statuses"].items())
     print(f"{result['checkpoint']} after {result['step']:,} updates")
-    print(f"{plural(result['notes_audited'], 'note')} audited ({status}), {plural(result['windows'], 'passage')} of "
+    print(f"{counted(result['notes_audited'], 'note')} audited ({status}), {counted(result['windows'], 'passage')} of "
           f"{settings.window} tokens, {settings.prompt} of them given")  # fmt: skip
     if result["too_short"]:
         names = ", ".join(result["too_short"][:5]) + (", ..." if len(result["too_short"]) > 5 else "")
-        print(f"{plural(len(result['too_short']), 'note')} of fewer than {MIN_TOKENS} tokens not judged: {names}")
+        print(f"{counted(len(result['too_short']), 'note')} of fewer than {MIN_TOKENS} tokens not judged: {names}")
     if UNKNOWN in result["statuses"]:
         print(f"some are {UNKNOWN}: {result['unknown_because']}")
     print("\nthe passages it knows best")
@@ -236,7 +234,7 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
         print(f"     says   {passage['suffix'][:70]!r}")
     if result["controls"]:
         highest = result["control_max_log_p"]
-        print(f"\ncontrols, never trained on: {plural(result['controls'], 'note')}; the best known passage of them has "
+        print(f"\ncontrols, never trained on: {counted(result['controls'], 'note')}; their best known passage has "
               f"P(z) = {probability(float(np.exp(highest)))} ({one_in(highest)})")  # fmt: skip
         if highest >= np.log(result["threshold"]):
             print("that is over the threshold too: such text can be guessed, and is not proof of memorisation")
@@ -247,10 +245,10 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
     limit = f"P(z) >= {result['threshold']:g}"
     if result["safe"]:
         print(
-            f"\nSAFE TO PUBLISH by this measure: no passage of {plural(result['notes_audited'], 'note')} has {limit}."
+            f"\nSAFE TO PUBLISH by this measure: no passage of {counted(result['notes_audited'], 'note')} has {limit}."
         )
         print("It says nothing of passages in other words, of shorter secrets, or of text that was not audited.")
     else:
-        print(f"\nNOT SAFE TO PUBLISH: {plural(result['windows_over'], 'passage')} of "
-              f"{plural(result['notes_exposed'], 'note')} have {limit}: they come back in "
+        print(f"\nNOT SAFE TO PUBLISH: {counted(result['windows_over'], 'passage')} of "
+              f"{counted(result['notes_exposed'], 'note')} have {limit}: they come back in "
               f"{1 / result['threshold']:,.0f} tries or fewer, on average.")  # fmt: skip

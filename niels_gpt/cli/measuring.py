@@ -6,16 +6,15 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from niels_gpt.cache.checking import stream_slice
 from niels_gpt.cache.meta import check_meta, read_meta
 from niels_gpt.cache.opening import CacheFolder
-from niels_gpt.cli.runs import Loaded, find_run, load
+from niels_gpt.cli.runs import Loaded, check_unchanged, find_run, load
+from niels_gpt.cli.tables import show_table
 from niels_gpt.cli.training import with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import config_from_dict
@@ -24,7 +23,7 @@ from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
 from niels_gpt.tokenizer import Tokenizer
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import SOURCES, DataTask, eval_name, open_byte_task, open_task
+from niels_gpt.train.task import SOURCES, eval_name, open_byte_task, open_task
 
 
 def run_eval(
@@ -152,17 +151,15 @@ def show_scores(scores: dict[str, dict[str, float]]) -> None:
         numbers = [*(f"{size:,}" for size in sizes), f"{s['nats_per_token']:.3f}", f"{s['perplexity']:.2f}"]
         bits = [s.get(k) for k in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
         table.add_row(name, *numbers, *("" if b is None else f"{b:.3f}" for b in bits))
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no width to keep to
-        console.width = 120
-    console.print(table)
+    show_table(table, width=120)
 
 
 def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) -> None:
     folder = find_run(run)
     config = folder.read_config()
     task = open_task(config)
-    _check_unchanged(task, folder.newest_checkpoint("cpu")[1], str(folder.path))
+    trained_on = folder.newest_checkpoint("cpu")[1].get("extra", {}).get("data", {})
+    check_unchanged(task.fingerprint(), trained_on, str(folder.path))
     rows = task.origins(step)
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
@@ -174,11 +171,3 @@ def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) ->
         print(f"\nrow {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])
-
-
-def _check_unchanged(task: DataTask, saved: dict[str, Any], where: str) -> None:
-    """Raise ValueError where the data is not what the run was trained on: the rows would be others."""
-    trained_on = saved.get("extra", {}).get("data", {})
-    changed = [name for name, sha in task.fingerprint().items() if trained_on.get(name, sha) != sha]
-    if changed:
-        raise ValueError(f"the data of {where} has changed since it was trained: {', '.join(changed)}; restore it")

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from niels_gpt import files
 from niels_gpt.cache.opening import CacheFolder
-from niels_gpt.cli.runs import Loaded, load
+from niels_gpt.cli.runs import Loaded, check_unchanged, load
+from niels_gpt.cli.tables import show_table
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import read_text
 from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure, position_map
@@ -141,7 +142,7 @@ def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: 
         return _spliced(loaded, config, source, number, controls)
     library = open_library(config, source or main_source(config))
     _check_tokenizer(loaded, library)
-    check_unchanged(loaded, {library.source: library.train.sha256})
+    check_unchanged({library.source: library.train.sha256}, loaded.data, str(loaded.path))
     # A document needs a token to predict, and text in it; an EOT alone is none.
     usable = np.flatnonzero(library.train.lengths > 2)
     if not len(usable):
@@ -165,7 +166,7 @@ def _spliced(loaded: Loaded, config: RunConfig, source: str | None, number: int 
         raise ValueError(f"the run was spliced from {library.source}, not from {source}")
     _check_tokenizer(loaded, library)
     task = SpliceTask(config, library)
-    check_unchanged(loaded, task.fingerprint())
+    check_unchanged(task.fingerprint(), loaded.data, str(loaded.path))
     train = config.train
     seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
     found = _documents(task.library, task.chosen[:number], task.controls)
@@ -182,16 +183,6 @@ def main_source(config: RunConfig) -> str:
         )
     shares = {name: share for name, share in config.train.p_train.items() if share}
     return "roam" if "roam" in shares else max(shares, key=lambda name: shares[name])
-
-
-def check_unchanged(loaded: Loaded, fingerprint: Mapping[str, str]) -> None:
-    """Raise ValueError where the documents are not those that the checkpoint was trained on."""
-    changed = [name for name, sha in fingerprint.items() if loaded.data.get(name, sha) != sha]
-    if changed:
-        raise ValueError(
-            f"the data of {loaded.path} has changed since it was trained: {', '.join(changed)}; restore it, or measure "
-            "texts of your own with --text"
-        )
 
 
 def _check_tokenizer(loaded: Loaded, library: Library) -> None:
@@ -320,10 +311,7 @@ def show(found: dict[str, Any], folder: Path) -> None:
             f"{d['longest_run']['tokens']:,}",
             f"{d['bits_per_byte']:.3f}",
         )  # fmt: skip
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no width to keep to
-        console.width = 140
-    console.print(table)
+    show_table(table)
     if not any(d["control"] for d in documents):
         print("there are no control documents: what of this is memorised, and what any such text would get, is unknown")
     for passage in [p for p in found["passages"] if not p["control"]][:3]:
@@ -348,10 +336,7 @@ def show_places(places: dict[str, Any]) -> None:
     for document in places["documents"]:
         name = escape(document["name"]) + (" (control)" if document["control"] else "")
         table.add_row(name, *map(probability, document["mean_p"]))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
-    console.print(table)
+    show_table(table)
 
 
 def probability(p: float) -> str:

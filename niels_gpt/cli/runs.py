@@ -95,3 +95,10 @@ def _tokenizer_of(model: GPT, path: Path, run: RunFolder | None, given: Path | N
     if tokenizer.vocab_size != model.config.V:
         raise ValueError(f"{found} has {tokenizer.vocab_size} ids, but {path} has V={model.config.V}: it is another's")
     return tokenizer
+
+
+def check_unchanged(fingerprint: Mapping[str, str], trained_on: Mapping[str, str], where: str) -> None:
+    """Raise ValueError where the data is not what a run or checkpoint was trained on: it would tell of other rows."""
+    changed = [name for name, sha in fingerprint.items() if trained_on.get(name, sha) != sha]
+    if changed:
+        raise ValueError(f"the data of {where} has changed since it was trained: {', '.join(changed)}; restore it")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from niels_gpt import files
+from niels_gpt.cli.tables import show_table
 from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import load_config
@@ -27,9 +27,10 @@ from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
 from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
 from niels_gpt.splice.frames import Spans
 from niels_gpt.splice_config import SingleSelectMode, SpliceConfig, log
+from niels_gpt.terminal import counted
 from niels_gpt.train.library import Library, open_library
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask, choose_documents, plural, unique_names
+from niels_gpt.train.splice_task import SpliceTask, choose_documents, unique_names
 from niels_gpt.train.token_task import with_vocabulary
 
 _LISTED = 10
@@ -51,7 +52,7 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
     library = open_library(resolved)
     shelf, splice, S = library.train, resolved.splice, resolved.model.T
     choices = _policies(splice, library, S)
-    fitting = candidates(splice, library, S)
+    fitting = splice.within_limits(shelf.lengths, ends=shelf.ends, S=S)
     if not as_json:  # before the choice: where it fails, this shows why
         _show_candidates(library, fitting)
         if not all(isinstance(choice, str) for choice in choices.values()):  # else one error says it
@@ -106,25 +107,12 @@ def _policies(splice: SpliceConfig, library: Library, S: int) -> dict[str, list[
 
 def _show_candidates(library: Library, fitting: np.ndarray) -> None:
     lengths = library.train.lengths
-    held_out = plural(len(library.held_out.lengths), "document")
-    print(f"{library.source} ({library.place}): {plural(len(lengths), 'document')} to train on, "
+    held_out = counted(len(library.held_out.lengths), "document")
+    print(f"{library.source} ({library.place}): {counted(len(lengths), 'document')} to train on, "
           f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
     print("tokens per document:")
     for line in histogram_text(lengths[fitting] if len(fitting) else lengths):
         print(f"  {line}")
-
-
-def candidates(splice: SpliceConfig, library: Library, S: int) -> np.ndarray:
-    """The documents within the limits."""
-    lengths = library.train.lengths
-    ok = np.ones(len(lengths), dtype=bool)
-    if splice.min_doc_length is not None:
-        ok &= lengths >= splice.min_doc_length
-    if splice.max_doc_length is not None:
-        ok &= lengths <= splice.max_doc_length
-    if splice.restrict_to_training_subset:
-        ok &= library.train.ends <= splice.train_tokens(S)
-    return np.flatnonzero(ok)
 
 
 def _show_policies(choices: Mapping[str, list[int] | str], library: Library, splice: SpliceConfig) -> None:
@@ -142,11 +130,8 @@ def _show_policies(choices: Mapping[str, list[int] | str], library: Library, spl
         cells.append(column + ([f"and {len(chosen) - _LISTED:,} more"] if len(chosen) > _LISTED else []))
     for row in itertools.zip_longest(*cells, fillvalue=""):
         table.add_row(*map(escape, row))
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no width to keep to
-        console.width = 140
     print("\nwhat each policy would choose, with tokens:")
-    console.print(table)
+    show_table(table)
 
 
 def run_coverage(
@@ -165,10 +150,10 @@ def run_coverage(
     dataset, train = task.dataset, resolved.train
     if steps is not None:
         spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
-        title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
+        title = f"{counted(steps, 'step')} of {counted(train.B, 'example')}"
     else:
         spans = (part for epoch in range(epochs) for part in epoch_spans(dataset, epoch))
-        title = plural(epochs, "epoch")
+        title = counted(epochs, "epoch")
     lengths: list[np.ndarray] = []
     documents = cover(dataset, task.names, noted(spans, lengths))
     examples, frames = frames_needed(lengths, dataset.S, train.B, packed=task.packed)

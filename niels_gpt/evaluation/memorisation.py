@@ -316,6 +316,12 @@ def _greedy(
     return share, run, (tokens, int(starts[index]) + g)
 
 
+def frame_places(T: int, window: int, number: int = 9) -> list[int]:
+    """Where a window may begin in a frame of T tokens: the first and the last place, and others evenly between."""
+    found: list[int] = np.unique(np.linspace(0, T - (window - 1), number).round().astype(int)).tolist()
+    return found
+
+
 def position_map(
     model: GPT,
     documents: Sequence[Document],
@@ -333,8 +339,7 @@ def position_map(
         return None
     settings = settings or Settings()
     settings.check(model)
-    last = model.config.T - (settings.window - 1)
-    places = np.unique(np.linspace(0, last, offsets).round().astype(int)).tolist()
+    places = frame_places(model.config.T, settings.window, offsets)
     found = []
     for document in documents:
         plan = _Plan.of(len(document.ids), settings)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from niels_gpt.report.charts import Series, line_chart, save_png
-from niels_gpt.report.page import COLOURS, Cell, Column, Group, counted, escape, page, paragraph, table
+from niels_gpt.report.page import COLOURS, Cell, Column, Group, escape, page, paragraph, table
+from niels_gpt.terminal import counted
 
 _LN10 = math.log(10)
 

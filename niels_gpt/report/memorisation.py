@@ -12,7 +12,6 @@ from niels_gpt.report.page import (
     Cell,
     Column,
     Group,
-    counted,
     escape,
     one_in,
     page,
@@ -23,7 +22,7 @@ from niels_gpt.report.page import (
     shortened,
     table,
 )
-from niels_gpt.terminal import count
+from niels_gpt.terminal import count, counted
 
 Document = dict[str, Any]
 """A document of the report: see `niels_gpt.evaluation`."""
@@ -48,7 +47,6 @@ def memorisation_page(report: dict[str, Any]) -> str:
             *_headline(report, trained, controls),
             "<h2>Documents</h2>",
             *_documents(report, trained, controls, unit),
-            "<h2>How much of each document</h2>",
             *_thresholds(trained, controls, colours),
             *_over_training(report["checkpoints"], colours, unit),
             *_discoverable(trained, controls),
@@ -280,6 +278,7 @@ def _thresholds(trained: list[Document], controls: list[Document], colours: dict
         for d in shown
     ]
     parts = [
+        "<h2>How much of each document</h2>",
         chart,
         bars(rows, title="The strongest window of each document: largest P(z)", low=1e-12, high=1, scale="log"),
     ]

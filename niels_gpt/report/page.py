@@ -137,11 +137,6 @@ def short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def counted(number: int, what: str) -> str:
-    """1 window, 1,200 windows."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def shortened(text: str, limit: int, *, end: int = 0) -> str:
     """A text on one line of at most `limit` characters; what is left out comes before the last `end` characters."""
     line = " ".join(text.split())

@@ -83,9 +83,7 @@ class ByteTask:
         return []
 
     def describe(self) -> list[SourceRow]:
-        cfg = stream_config(self.config)
-        places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
-        places |= {name: source.path for name, source in cfg.own.items()}
+        where = places(stream_config(self.config))
         rows = []
         for name, streams in self.streams.items():
             train, val = streams["train"], streams["val"]
@@ -98,10 +96,16 @@ class ByteTask:
                     len(val.data),
                     "B",
                     len(train.starts) + len(val.starts),
-                    f"{places[name]} ({state})",
+                    f"{where[name]} ({state})",
                 )
             )
         return rows
+
+
+def places(cfg: StreamBuildConfig) -> dict[str, str]:
+    """source -> the folder or file that it is read from."""
+    own = {name: source.path for name, source in cfg.own.items()}
+    return {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path, **own}
 
 
 def open_byte_task(config: RunConfig) -> ByteTask:

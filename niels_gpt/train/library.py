@@ -17,7 +17,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.train.byte_task import SOURCES, stream_config
+from niels_gpt.train.byte_task import SOURCES, places, stream_config
 
 
 class Shelf(Protocol):
@@ -100,6 +100,15 @@ def uses_bytes(config: RunConfig) -> bool:
     return config.task == "bytes" or (config.task == "splice" and config.splice.documents == "bytes")
 
 
+def check_vocabulary(config: RunConfig, tokenizer: AnyTokenizer, place: str) -> None:
+    """Raise ValueError where the model has another number of ids than the tokenizer."""
+    if tokenizer.vocab_size != config.model.V:
+        raise ValueError(
+            f"model.V={config.model.V}, but the tokenizer of {place} has {tokenizer.vocab_size} ids: set model.V to "
+            "that"
+        )
+
+
 def open_library(config: RunConfig, source: str | None = None) -> Library:
     """The documents of a source that a config can train on; by default the one its splice section names, else the only
     one it has, or notes. Raises ValueError where there is none of that name."""
@@ -153,10 +162,8 @@ def _byte_library(config: RunConfig, name: str) -> Library:
     train = dataclasses.replace(config.train, p_train=only, p_val=only)
     cfg = stream_config(dataclasses.replace(config, task="bytes", train=train))
     streams = load_streams(cfg, T=-1)[name]  # a folder with one note has none to hold out
-    places = {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path}
-    place = places[name] if name in places else config.data.sources[name].path
     shelves = (ByteShelf(streams[split]) for split in ("train", "val"))
-    return Library(name, place, "B", ByteTokenizer(), *shelves)
+    return Library(name, places(cfg)[name], "B", ByteTokenizer(), *shelves)
 
 
 def digest(parts: Iterable[int]) -> str:

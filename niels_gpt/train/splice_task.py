@@ -19,10 +19,12 @@ from niels_gpt.splice.dataset import metadata
 from niels_gpt.splice.frames import Spans
 from niels_gpt.splice.packing import Packed, arrange, pack
 from niels_gpt.splice.torch_face import to_tensors
+from niels_gpt.splice.weights import spread
 from niels_gpt.splice_config import SpliceConfig
+from niels_gpt.terminal import counted
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
-from niels_gpt.train.library import Library, Shelf, digest, open_library
+from niels_gpt.train.library import Library, Shelf, check_vocabulary, digest, open_library
 
 MAX_DETAILS = 64
 """Documents whose loss is written at each evaluation; of more, only the mean."""
@@ -38,11 +40,7 @@ class SpliceTask:
         self.config = config
         self.library = library = open_library(config) if library is None else library
         self.tokenizer: AnyTokenizer = library.tokenizer
-        if self.tokenizer.vocab_size != config.model.V:
-            raise ValueError(
-                f"model.V={config.model.V}, but the tokenizer of {library.place} has {self.tokenizer.vocab_size} ids: "
-                "set model.V to that"
-            )
+        check_vocabulary(config, self.tokenizer, library.place)
         self.chosen, self.dataset = build_dataset(config, library)
         self.names = unique_names(library.train, self.chosen)
         self.controls = choose_controls(library.held_out, config.splice.controls, self.dataset)
@@ -69,16 +67,14 @@ class SpliceTask:
         spans; under `loss/` and `bpb/` those of each document."""
         losses, bits = self._measure(model, self.dataset, device)
         found = {"splice": float(np.mean(losses))}
-        details = dict(zip(self._used_names(), zip(losses, bits, strict=True), strict=True))
+        details = list(zip(self._used_names(), losses, bits, strict=True))
         if self._control_set is not None:
             losses, bits = self._measure(model, self._control_set, device)
             found["control"] = float(np.mean(losses))
-            names = unique_names(self.library.held_out, self.controls)
-            details |= {f"control {name}": (loss, bpb) for name, loss, bpb in zip(names, losses, bits, strict=True)}
-        if len(details) > MAX_DETAILS:  # the first of the chosen, and the controls
-            last = list(details)[max(len(self._used_names()), MAX_DETAILS // 2) :]
-            details = {name: details[name] for name in [*list(details)[: MAX_DETAILS - len(last)], *last]}
-        for name, (loss, bpb) in list(details.items())[:MAX_DETAILS]:
+            names = [f"control {name}" for name in unique_names(self.library.held_out, self.controls)]
+            controls = list(zip(names, losses, bits, strict=True))[: MAX_DETAILS // 2]
+            details = details[: MAX_DETAILS - len(controls)] + controls
+        for name, loss, bpb in details[:MAX_DETAILS]:
             found |= {f"loss/{name}": float(loss), f"bpb/{name}": float(bpb)}
         return found, found["splice"]
 
@@ -138,8 +134,8 @@ class SpliceTask:
         """What is trained on, what packing saves, and what a sweep over positions is worth."""
         dataset, model = self.dataset, self.config.model
         lines = [
-            f"splice: {plural(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
-            f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}"
+            f"splice: {counted(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
+            f"{len(dataset):,} examples per epoch, {counted(len(self.controls), 'held-out control')}"
         ]
         spans = self.spans(0)
         frame, start = arrange(spans.length, dataset.S)
@@ -239,7 +235,7 @@ def grid(dataset: MultiSpliceDocumentDataset, examples: int) -> Spans:
     taken = np.minimum(counts[docs], examples)
     doc = np.repeat(docs, taken)
     j = np.arange(len(doc)) - np.repeat(np.cumsum(taken) - taken, taken)
-    number = (2 * j + 1) * counts[doc] // (2 * np.repeat(taken, taken))
+    number = spread(j, counts[doc], np.repeat(taken, taken))
     return Spans(doc, *dataset.layout.spans(dataset.lengths[doc], number))
 
 
@@ -257,11 +253,6 @@ def distinct_spans(dataset: MultiSpliceDocumentDataset) -> int:
         cut = (layout.S - layout.m) // layout.k_s - (layout.S - whole) // layout.k_s
         found += int(number) * int((1 + cut).sum())
     return found
-
-
-def plural(number: int, what: str) -> str:
-    """`1 document`, `2 documents`."""
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def sizes(lengths: np.ndarray) -> str:

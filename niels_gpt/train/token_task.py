@@ -23,7 +23,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
-from niels_gpt.train.library import open_library, uses_bytes
+from niels_gpt.train.library import check_vocabulary, open_library, uses_bytes
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
@@ -61,11 +61,7 @@ class _TokenTask(abc.ABC):
         self.config = config
         self.folder = CacheFolder(config.data.token_cache)
         self.tokenizer: AnyTokenizer = self.folder.tokenizer
-        if self.tokenizer.vocab_size != config.model.V:
-            raise ValueError(
-                f"model.V={config.model.V}, but the tokenizer of {self.folder.path} has "
-                f"{self.tokenizer.vocab_size} ids: set model.V to that"
-            )
+        check_vocabulary(config, self.tokenizer, str(self.folder.path))
         shares = config.train
         for option in ("p_train", "p_val"):
             wanted = [name for name, share in getattr(shares, option).items() if share]

@@ -12,29 +12,14 @@ import torch
 from niels_gpt.model.checkpoint import save_checkpoint
 from niels_gpt.model.gpt import GPT
 from tests.cli import call, error_of, reciting
-from tests.cli.reciting import PROMPT, SMALL_WINDOWS, WINDOW, longest, naive_p, split, write_notes
+from tests.cli.reciting import PROMPT, SMALL_WINDOWS, WINDOW, naive_p, write_notes
 from tests.report.pages import read
 
 NOT_SAFE = 3
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with reciting.one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def place():
-    """`notes/`, and `run/`, which recites two of them."""
-    return reciting.folder()
-
-
-@pytest.fixture(scope="module")
-def trained(place):
-    return longest(split(place / "notes")[0], 2)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

@@ -10,28 +10,13 @@ import pytest
 
 from tests import token_caches
 from tests.cli import call, error_of, reciting
-from tests.cli.reciting import SMALL_WINDOWS, longest, split
+from tests.cli.reciting import SMALL_WINDOWS, split
 
 NOT_SAFE = 3
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with reciting.one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def place():
-    """`notes/`, and `run/`, which recites two of them."""
-    return reciting.folder()
-
-
-@pytest.fixture(scope="module")
-def trained(place):
-    return longest(split(place / "notes")[0], 2)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def audit(capsys, checkpoint, notes, *arguments):

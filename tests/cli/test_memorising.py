@@ -17,7 +17,7 @@ import torch
 
 from niels_gpt.model.checkpoint import load_model, save_checkpoint
 from tests.cli import call, error_of, reciting
-from tests.cli.reciting import PROMPT, SMALL_WINDOWS, STEPS, WINDOW, longest, naive_p, split
+from tests.cli.reciting import PROMPT, SMALL_WINDOWS, STEPS, WINDOW, naive_p, split
 from tests.report.pages import read
 
 T = 64
@@ -25,22 +25,7 @@ NOTE_WINDOWS = [*SMALL_WINDOWS, "--greedy", "16"]
 QUICK = [*SMALL_WINDOWS, "--greedy", "0", "--no-curve"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with reciting.one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def place():
-    return reciting.folder()
-
-
-@pytest.fixture(scope="module")
-def trained(place):
-    """The names of the notes that the run was trained on."""
-    return longest(split(place / "notes")[0], 2)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture(scope="module")

@@ -290,9 +290,13 @@ def test_what_is_left_out_is_said(monkeypatch):
     assert len(page.texts("article")) == 40
 
 
-@pytest.mark.parametrize("empty", ["passages", "strips", "documents"])
-def test_parts_may_be_empty(empty):
-    read(memorisation_page(make() | {empty: []}))
+@pytest.mark.parametrize(
+    ("empty", "without"),
+    [("passages", "Strongest passages"), ("strips", "Where in the text"), ("documents", "How much of each document")],
+)
+def test_parts_may_be_empty(empty, without):
+    whole, part = (read(memorisation_page(report)).texts("h2") for report in (make(), make() | {empty: []}))
+    assert without in whole and without not in part
 
 
 def test_what_is_not_known_is_a_dash_or_left_out():

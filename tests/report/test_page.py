@@ -13,7 +13,6 @@ from niels_gpt.report.page import (
     Cell,
     Column,
     Group,
-    counted,
     escape,
     heat_bar,
     heat_key,
@@ -27,6 +26,7 @@ from niels_gpt.report.page import (
     shortened,
     table,
 )
+from niels_gpt.terminal import counted
 from tests.report.pages import Page, read
 
 # --- numbers -----------------------------------------------------------------------------------------
