@@ -24,6 +24,7 @@ from niels_gpt.evaluation.memorisation_report import report, top_passages
 from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.report.page import one_in
 from niels_gpt.terminal import counted
+from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.train.library import Shelf, open_library, uses_bytes
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.splice_task import SpliceTask
@@ -203,6 +204,7 @@ def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top:
     return {
         "safe": not exposed,
         "threshold": threshold,
+        "unit": "byte" if isinstance(loaded.tokenizer, ByteTokenizer) else "token",
         "step": loaded.step,
         "notes_audited": len(own),
         "notes_exposed": len(exposed),
@@ -221,15 +223,18 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
     status = ", ".join(f"{number} {name}" for name, number in result["statuses"].items())
     print(f"{result['checkpoint']} after {result['step']:,} updates")
     print(f"{counted(result['notes_audited'], 'note')} audited ({status}), {counted(result['windows'], 'passage')} of "
-          f"{settings.window} tokens, {settings.prompt} of them given")  # fmt: skip
+          f"{settings.window} {result['unit']}s, {settings.prompt} of them given")  # fmt: skip
     if result["too_short"]:
         names = ", ".join(result["too_short"][:5]) + (", ..." if len(result["too_short"]) > 5 else "")
-        print(f"{counted(len(result['too_short']), 'note')} of fewer than {MIN_TOKENS} tokens not judged: {names}")
+        short = counted(len(result["too_short"]), "note")
+        print(f"{short} of fewer than {MIN_TOKENS} {result['unit']}s not judged: {names}")
     if UNKNOWN in result["statuses"]:
         print(f"some are {UNKNOWN}: {result['unknown_because']}")
     print("\nthe passages it knows best")
     for rank, passage in enumerate(result["passages"], 1):
-        print(f"{rank:>3}. P(z) = {chance_of(passage)}  {passage['document']}, from token {passage['start']:,}")
+        print(
+            f"{rank:>3}. P(z) = {chance_of(passage)}  {passage['document']}, from {result['unit']} {passage['start']:,}"
+        )
         print(f"     given  {passage['prompt'][-70:]!r}")
         print(f"     says   {passage['suffix'][:70]!r}")
     if result["controls"]:

@@ -22,6 +22,7 @@ from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
 from niels_gpt.tokenizer import Tokenizer
+from niels_gpt.train.library import uses_bytes
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import SOURCES, eval_name, open_byte_task, open_task
 
@@ -165,8 +166,9 @@ def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) ->
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
         return
     beyond = " (past the end of the run)" if step >= config.train.total_steps else ""
-    unit = "bytes" if config.task == "bytes" else "tokens"
-    print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} rows of {config.model.T} {unit}")
+    unit = "bytes" if uses_bytes(config) else "tokens"
+    what = "spans for frames" if config.task == "splice" else "rows"
+    print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} {what} of {config.model.T} {unit}")
     for row in rows:
         print(f"\nrow {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."

@@ -79,6 +79,7 @@ def test_what_people_read(place, capsys, trained):
     assert errors == ""
     assert "8 notes audited" in text
     assert "6 held out" in text and "2 trained on" in text
+    assert f"passages of {WINDOW} bytes, {PROMPT} of them given" in text
     first = next(line for line in text.splitlines() if line.strip().startswith("1."))
     assert re.search(r"P\(z\) = 0\.9\d+", first)
     assert any(name in first for name in trained)

@@ -381,3 +381,8 @@ def test_broken_weights(tmp_path, capsys, place):
     save_checkpoint(tmp_path / "m.pt", model, None, step, model.config)
     assert call("memorize", "--checkpoint", "m.pt", *QUICK, "--text", place / "notes/note 0.md") == 1
     assert "nan" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_rows_of_a_step_are_spans(place, capsys):
+    assert call("batch", "show", "--run", place / "run", "--step", 3) == 0
+    assert "6 spans for frames of 64 bytes" in capsys.readouterr().out.splitlines()[0]
