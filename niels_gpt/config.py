@@ -151,11 +151,13 @@ class TrainConfig:
     """Sources evaluated during training; their weighted mean loss chooses the best checkpoint."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` takes Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16` multiplies matrices in bfloat16; weights, gradients and evaluation stay float32. Twice as
-    fast on processors that have it in hardware (Intel AMX), slower on others."""
-    accumulate: int = 1
-    """Split the B rows of an update into this many forward passes (less memory, same rows)."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """`bf16` multiplies matrices in bfloat16 (on CUDA the residual stream is bfloat16 too); weights and their
+    gradients stay float32. Many times as fast on a GPU, twice on processors that have it in hardware (Intel AMX), slower
+    on others. `tf32` is CUDA's float32 with products rounded to 10 bits."""
+    accumulate: int = 0
+    """Split the B rows of an update into this many forward passes (less memory, same rows); 0: as few as the memory of
+    the device allows."""
     weight_decay: float = 0.1
     """AdamW weight decay, on matrices only."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -164,10 +166,10 @@ class TrainConfig:
     """Largest global gradient norm."""
 
     def __post_init__(self) -> None:
-        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 1), ("seed", 0)):
+        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0), ("seed", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"train.{name} must be at least {low}, got {getattr(self, name)!r}")
-        if self.B % self.accumulate:
+        if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows do not split into train.accumulate={self.accumulate} parts")
         for name in ("base_lr", "min_lr", "weight_decay", "clip_norm"):
             value = getattr(self, name)
@@ -186,7 +188,8 @@ class SourceConfig:
     """A source of your own: `data.sources.NAME`."""
 
     path: str
-    """A folder of .txt or .md files, or rows as .jsonl, .jsonl.gz or .parquet (a file or a folder of them)."""
+    """A folder of .txt or .md files, or rows as .jsonl, .jsonl.gz or .parquet (a file or a folder of them). With
+    `split` also any plain file or its .gz, and `hub:ID` or `hub:ID@REVISION`, a dataset of the Hugging Face Hub."""
     kind: Literal["auto", "text", "chat"] = "auto"
     """`auto`: chat where the rows have messages, else text."""
     field: str = ""
@@ -194,10 +197,33 @@ class SourceConfig:
     default: `messages`, else `text`, else the first that is a string."""
     licence: str = ""
     """For your own record."""
+    split: tuple[int | float, ...] = ()
+    """Cut by bytes rather than by documents: train, val and, with a third number, test, one after the other, as shares
+    that sum to 1 ([0.9, 0.1]) or as numbers of bytes ([90000000, 5000000, 5000000]; what follows them is left out). The
+    source is then one run of bytes: its files as they are, the texts of its rows with nothing between, those of
+    training before those of validation and test where files or splits are called so. For byte streams only."""
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("a source in data.sources needs a path: a folder or a file")
+        if self.split:
+            self._check_split()
+        if self.path.startswith("hub:"):
+            if not re.fullmatch(r"hub:[^@\s]+(@[^@\s]+)?", self.path):
+                raise ValueError(f"a path in data.sources of the Hub is hub:ID or hub:ID@REVISION, got {self.path}")
+            if not self.split:
+                raise ValueError(f"a source in data.sources with path {self.path} needs split: it is read whole")
+
+    def _check_split(self) -> None:
+        got = f"split in data.sources, got {list(self.split)}"
+        if self.kind == "chat":
+            raise ValueError("a source in data.sources of kind chat has no split: bytes are cut from texts")
+        if len(self.split) not in (2, 3) or not all(part > 0 for part in self.split):
+            raise ValueError(f"two or three numbers above 0 (train, val, test) make a {got}")
+        if all(isinstance(part, int) for part in self.split):
+            return
+        if not all(part < 1 for part in self.split) or abs(math.fsum(self.split) - 1.0) > 1e-6:
+            raise ValueError(f"shares that sum to 1 (within 1e-6), or whole numbers of bytes, make a {got}")
 
 
 @dataclass(frozen=True)
@@ -226,7 +252,8 @@ class DataConfig:
     retain: dict[str, float] = field(default_factory=default_p_pretrain)
     """For the task sft: the pretrain caches whose mixed loss is watched as val_pretrain (those that are there)."""
     sources: dict[str, SourceConfig] = field(default_factory=dict)
-    """Sources of your own, by name. train.p_train may give them a share; a tenth of their documents is held out."""
+    """Sources of your own, by name. train.p_train may give them a share; a tenth of their documents is held out, unless
+    they are cut by `split`."""
 
     def __post_init__(self) -> None:
         if self.retain:
@@ -267,6 +294,31 @@ class OutputConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """How the machine does the work. Nothing here changes what is learned, but for rounding."""
+
+    compile: bool | None = None
+    """Compile the model with torch.compile; null: on CUDA, for runs of at least 500 updates (it takes half a minute)."""
+    graphs: bool | None = None
+    """Capture a whole update as one CUDA graph, so that small models do not wait for Python; null: on one CUDA device,
+    where all batches have one shape."""
+    prefetch: int = 2
+    """Batches that a thread makes ahead of the GPU; 0: none."""
+    checkpoint_activations: bool = False
+    """Compute each block a second time in the backward pass instead of remembering it: less memory, a third slower."""
+    shard: bool = False
+    """With several processes: spread weights, gradients and optimiser state over them (FSDP2) instead of a copy each
+    (DDP)."""
+    deterministic: bool = False
+    """The same bits in every run on the same GPU and torch, so that a resumed run equals one that was not stopped
+    there too. Somewhat slower. On a CPU that is always so."""
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 0:
+            raise ValueError(f"engine.prefetch must be at least 0, got {self.prefetch}")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything a run depends on."""
 
@@ -284,6 +336,8 @@ class RunConfig:
     """The text."""
     output: OutputConfig = field(default_factory=OutputConfig)
     """Checkpoints, evaluation, samples."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """The machine."""
     splice: SpliceConfig = field(default_factory=SpliceConfig)
     """The documents of the task splice."""
 

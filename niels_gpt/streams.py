@@ -24,8 +24,9 @@ from niels_gpt.data.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.own import iter_own, kind_of, own_files
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
-from niels_gpt.data.split import split_items
+from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.whole import between, pieces, whole_files
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
@@ -63,7 +64,7 @@ class StreamBuildConfig:
     encoding_errors: str = "strict"
     """How notes and primer are decoded: `strict` or `replace`."""
     own: Mapping[str, SourceConfig] = field(default_factory=dict)
-    """Sources of the user's own, by name; a tenth of their documents is held out."""
+    """Sources of the user's own, by name; a tenth of their documents is held out, or what their `split` says."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def build_sources(cfg: StreamBuildConfig, *, T: int | None = None) -> tuple[Byte
 
 
 def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, dict[str, Stream]]:
-    """source -> split -> Stream; what `build_sources` returns, with hashes and documents."""
+    """source -> split -> Stream; what `build_sources` returns, with hashes and documents (and `test`, if there is)."""
     needed = (ModelConfig().T if T is None else T) + 1
     _check_names(cfg)
     folder = Path(cfg.cache_dir)
@@ -155,7 +156,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
         for name in cfg.enabled_sources:
             try:
                 inputs = _INPUTS[name](cfg) if name in _INPUTS else _own_inputs(cfg, name)
-                streams = {split: _load_or_build(cfg, name, split, inputs) for split in SPLITS}
+                streams = {split: _load_or_build(cfg, name, split, inputs) for split in inputs.describe}
                 problem = "; ".join(
                     f"{name}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
                     for split, stream in streams.items()
@@ -171,7 +172,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
                 warnings.warn(f"source left out: {problem}", stacklevel=3)
     if refused:
         short = any("fewer than" in problem for problem in refused)
-        remedy = ". Give more text, hold out more of it (val_frac), or use a smaller T" if short else ""
+        remedy = ". Give more text, hold out more of it (val_frac, split), or use a smaller T" if short else ""
         raise ValueError("; ".join(refused) + remedy)
     return found
 
@@ -333,6 +334,8 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
 
 def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
     source = cfg.own[name]
+    if source.split:
+        return _cut_inputs(name, source)
     chat = kind_of(name, source) == "chat"
     sep = cfg.delimiter if chat else cfg.doc_separator
     described = {"source": name, **asdict(source), "files": [_stat(file) for file in own_files(name, source)]}
@@ -348,6 +351,25 @@ def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
         return _join([text for _, text in part], [label for label, _ in part], sep)
 
     return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
+
+
+def _cut_inputs(name: str, source: SourceConfig) -> Inputs:
+    """A source that is one run of bytes, cut where `source.split` says."""
+    described: dict[str, Any] = {"source": name, "path": source.path, "field": source.field, "cut": list(source.split)}
+    described["files"] = [_stat(file) for file in whole_files(name, source)]
+    found = []
+    if not described["files"]:  # from the Hub: only its bytes tell whether it has changed
+        found = list(pieces(name, source))
+        described["pieces"] = files.sha256_bytes("".join(files.sha256_bytes(piece.data) for piece in found).encode())
+
+    def read(split: str) -> Content:
+        found.extend([] if found else pieces(name, source))
+        try:
+            return between(found, *cut(sum(len(piece.data) for piece in found), source.split)[split])
+        except ValueError as err:
+            raise ValueError(f"data.sources.{name}: {err} in {source.path}") from None
+
+    return Inputs({split: {**described, "split": split} for split in PARTS[: len(source.split)]}, read)
 
 
 OWN_VAL_FRAC = 0.10

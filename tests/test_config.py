@@ -141,7 +141,7 @@ def test_of_refuses_unknown_keys_and_what_is_no_dict():
         ({"B": 0}, ["B", "0"]),
         ({"warmup_steps": -1}, ["warmup_steps", "-1"]),
         ({"seed": -5}, ["seed", "-5"]),
-        ({"accumulate": 0}, ["accumulate", "0"]),
+        ({"accumulate": -1}, ["accumulate", "-1"]),
         ({"B": 10, "accumulate": 4}, ["B=10", "accumulate=4"]),
         ({"base_lr": -1e-4}, ["base_lr", "-0.0001"]),
         ({"base_lr": math.inf}, ["base_lr", "inf"]),

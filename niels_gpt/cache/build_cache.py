@@ -25,6 +25,7 @@ from niels_gpt.cache.formats import (
     NO_LIMIT,
     OFFSET_DTYPE,
     SPLITS,
+    TEST,
     TOKEN_DTYPE,
     TOKEN_DTYPE_NAME,
 )
@@ -42,8 +43,8 @@ SFT_STEP_BYTES = 4 << 20
 SPLIT_RULES = {
     "budget": "whole documents go to val until its budget is full, then to train; the document that fills a budget is "
     "cut there and its rest discarded (a cut document has no EOT at its cut)",
-    "given": "train and val come from separate inputs; the document that fills a budget is cut there and its rest "
-    "discarded (a cut document has no EOT at its cut)",
+    "given": "train and val (and test, if there is one) come from separate inputs; the document that fills a budget is "
+    "cut there and its rest discarded (a cut document has no EOT at its cut)",
     "examples": "the first n_val of torch.randperm(n), seeded, over the examples that were kept; both splits in input "
     "order; n_val = 0 for n < 2 or val_frac == 0, else min(n - 1, max(1, int(n * val_frac)))",
 }
@@ -65,6 +66,7 @@ def build_pretrain_cache(
     seed: int,
     shuffle_buffer: int | None,
     val_texts: Iterable[str] | None = None,
+    test_texts: Iterable[str] | None = None,
     dataset_name: str | None = None,
     dataset_config: str | None = None,
     revision: str | None = None,
@@ -80,6 +82,7 @@ def build_pretrain_cache(
 
     Every document is followed by one EOT. Whole documents go to val until its budget is full, then to train (with
     `val_texts`: val comes from there, and all of `texts` goes to train); the one that fills a budget is cut there.
+    `test_texts` make a third split, out_dir/test, which has no budget; they go with `val_texts`.
     `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
     documents with a special string in them, that encode to nothing, or that are no utf-8 text.
     `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space
@@ -99,6 +102,8 @@ def build_pretrain_cache(
     if shuffle_buffer is not None and shuffle_buffer < 0:
         raise ValueError(f"shuffle_buffer must be at least 0 (none), got {shuffle_buffer}")
     _check_seed(seed)
+    if test_texts is not None and val_texts is None:
+        raise ValueError("test_texts go with val_texts: a source with a test split of its own has one to validate on")
     workers = _workers(workers)
     described = {
         **_described(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming, source),
@@ -108,7 +113,7 @@ def build_pretrain_cache(
         "max_val_tokens": max_val_tokens,
         "shard_bytes": shard_bytes,
     }
-    budgets = {"train": max_train_tokens, "val": max_val_tokens}
+    budgets = {"train": max_train_tokens, "val": max_val_tokens} | ({} if test_texts is None else {TEST: NO_LIMIT})
     whole = min(expected_tokens or NO_LIMIT, max_train_tokens + max_val_tokens)
     if expected_tokens is not None:
         _check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
@@ -137,8 +142,11 @@ def build_pretrain_cache(
             else:
                 build.run("val_texts", shuffled(val_texts, "val_texts"), ("val",), encode)
                 build.run("texts", shuffled(texts, "texts"), ("train",), encode)
+            if test_texts is not None:
+                build.run("test_texts", test_texts, (TEST,), encode)
 
-        build.runs(step, again=all(source is None or iter(source) is not source for source in (texts, val_texts)))
+        inputs = (texts, val_texts, test_texts)
+        build.runs(step, again=all(source is None or iter(source) is not source for source in inputs))
         if not build.splits["train"].tokens:
             counts = f"{sum(run['items'] for run in build.inputs.values())} documents were read"
             held = build.splits["val"].tokens
@@ -149,8 +157,7 @@ def build_pretrain_cache(
         meta = dict(described)
         listing: dict[str, Any] = {}
         with build.writing():
-            for name in SPLITS:
-                split = build.splits[name]
+            for name, split in build.splits.items():
                 meta[f"{name}_tokens"] = split.tokens
                 meta[f"{name}_documents"] = len(split.starts)
                 split.write_documents()
@@ -161,7 +168,7 @@ def build_pretrain_cache(
                 build.folder / "meta.json",
                 {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
             )
-        build.publish((*SPLITS, "meta.json"))
+        build.publish((*SPLITS, TEST, "meta.json"))
 
 
 def build_sft_cache(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TOKEN_DTYPE, list_shards
+from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TEST, TOKEN_DTYPE, list_shards, splits_of
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
 from niels_gpt.cache.mmap import Mapped
 
@@ -68,17 +68,19 @@ def _verify_tokenizer(folder: Path) -> str:
 
 def _token_files(folder: Path) -> list[Path]:
     """The token files that readers would find."""
-    return [*(path for split in SPLITS for path in list_shards(folder / split)), *sorted(folder.glob("*_tokens.bin"))]
+    shards = (path for split in (*SPLITS, TEST) for path in list_shards(folder / split))
+    return [*shards, *sorted(folder.glob("*_tokens.bin"))]
 
 
 def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
     """Ids within the vocabulary, totals those of the files, offsets that increase and stay within the tokens."""
     pretrain = meta.get("kind") == "pretrain"
     unit = "documents" if pretrain else "examples"
-    for key in ("vocab_size", *(f"{split}_{what}" for split in SPLITS for what in ("tokens", unit))):
+    splits = splits_of(meta)
+    for key in ("vocab_size", *(f"{split}_{what}" for split in splits for what in ("tokens", unit))):
         if not isinstance(meta.get(key), int):
             raise CacheError(f"{folder / 'meta.json'} has no {key}: build the cache again")
-    for split in SPLITS:
+    for split in splits:
         found = 0
         for path in list_shards(folder / split) if pretrain else [folder / f"{split}_tokens.bin"]:
             found += _verify_ids(path, meta["vocab_size"])

@@ -144,6 +144,7 @@ def build(
     val_frac: Annotated[
         float, typer.Option("--val-frac", help="Held-out share of notes, documents or examples.")
     ] = 0.1,
+    test: Annotated[bool, typer.Option("--test", help="Keep wikitext's own test split too.")] = False,
     tokenizer: TokenizerPath = None,
     vocab_size: VocabSize = defaults.VOCAB_SIZE,
     tokenizer_documents: TokenizerDocuments = defaults.TOKENIZER_DOCUMENTS,
@@ -161,6 +162,8 @@ def build(
 
     if path is not None and len(names) > 1:
         raise ValueError("--path goes with one source; build them one after the other")
+    if test and set(names) != {"wikitext"}:
+        raise ValueError("--test goes with wikitext alone, which has a test split of its own")
     settings = Settings(
         cache_dir=cache_dir,
         seed=seed,
@@ -175,6 +178,7 @@ def build(
         path=path,
         roam_val_frac=val_frac,
         val_frac=val_frac,
+        test=test,
         errors=encoding_errors,
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
@@ -194,7 +198,7 @@ def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
 @app.command("inspect")
 def inspect(
     path: CachePath = Path("cache"),
-    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
+    split: Annotated[str, typer.Option("--split", help="train, val, or test.")] = "train",
     seed: Annotated[Count, typer.Option("--seed", min=0, help="For the same sample again.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Length of the decoded sample.")] = 80,
     tokenizer: Annotated[Place, typer.Option("--tokenizer", help="Default: tokenizer/ beside the caches.")] = None,

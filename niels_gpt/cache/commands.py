@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from niels_gpt.cache.checking import differences, find_caches, stream_slice, verify
-from niels_gpt.cache.formats import NO_LIMIT, SPLITS
+from niels_gpt.cache.formats import NO_LIMIT, SPLITS, TEST, splits_of
 from niels_gpt.cache.material import Settings
 from niels_gpt.cache.meta import CacheError, read_meta
 from niels_gpt.cache.partial import OnProgress, Progress
@@ -195,11 +195,12 @@ class _Clock:
 
 def _show_results(console: Console, results: list[Built]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("cache", "", "train", "held out", "left out"):
-        table.add_column(name, justify="right" if name.endswith(("n", "out")) else "left", no_wrap=True)
+    splits = max((splits_of(result.meta) for result in results), key=len)
+    for name in ("cache", "", "train", "held out", *splits[2:], "left out"):
+        table.add_column(name, justify="left" if name in ("cache", "") else "right", no_wrap=True)
     for result in results:
         meta = result.meta
-        numbers = [_amount(meta, split) for split in SPLITS]
+        numbers = [_amount(meta, split) for split in splits]
         dropped = str(sum(meta.get("dropped", {}).values())) if "dropped" in meta else ""
         table.add_row(result.name, result.state, *numbers, dropped)
     console.print(table)
@@ -237,8 +238,8 @@ def run_verify(path: Path, *, as_json: bool) -> None:
 def run_inspect(
     path: Path, *, split: str, seed: int | None, tokens: int, tokenizer: Path | None, as_json: bool
 ) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"--split must be train or val, got {split!r}")
+    if split not in (*SPLITS, TEST):
+        raise ValueError(f"--split must be train, val or test, got {split!r}")
     generator = torch.Generator()
     if seed is None:
         generator.seed()
@@ -261,6 +262,8 @@ def _inspected(
     """The meta of a cache and a decoded sample of it."""
     meta = read_meta(folder / "meta.json")
     entry: dict[str, Any] = {"folder": str(folder), "split": split, "meta": meta}
+    if split not in splits_of(meta):
+        raise CacheError(f"{folder} has no {split} split: --split is one of {', '.join(splits_of(meta))}")
     total = meta.get(f"{split}_tokens", 0)
     if not total:
         return entry

@@ -1,6 +1,6 @@
 """What lies on disk: names and number formats.
 
-    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ the same)   meta.json
+    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ the same, test/ if there is)   meta.json
     sft/NAME/       train_tokens.bin  train_idx.npy                  (val_* the same)  meta.json
 
 Tokens are little-endian 16-bit numbers, offsets little-endian 64-bit ones. A shard continues where the one before
@@ -10,8 +10,9 @@ each document or example within the split's stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,16 @@ OFFSET_DTYPE = np.dtype("<i8")
 TOKEN_DTYPE_NAME = "uint16-le"
 MAX_VOCAB = 65_536
 SPLITS = ("train", "val")
+TEST = "test"
+"""A third split of a pretrain cache, for sources that have one of their own."""
 DOCUMENTS = "documents.npy"
 NO_LIMIT = 1 << 62
 """A token budget that is never reached."""
+
+
+def splits_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The splits of the cache with this meta."""
+    return (*SPLITS, TEST) if f"{TEST}_tokens" in meta else SPLITS
 
 
 def shard_name(number: int) -> str:

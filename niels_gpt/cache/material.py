@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_gpt import files
 from niels_gpt.cache import defaults, formats
@@ -44,6 +44,8 @@ class Settings:
     roam_val_frac: float = defaults.ROAM_VAL_FRAC
     val_frac: float = defaults.SFT_VAL_FRAC
     """Held-out share of examples, and of the documents of sources of your own."""
+    test: bool = False
+    """Whether to keep wikitext's own test split too."""
     errors: str | None = None
     vocab_size: int = defaults.VOCAB_SIZE
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
@@ -68,38 +70,58 @@ def training_texts(source: Source, settings: Settings) -> Iterator[str]:
         for example in chats_of(source, settings):
             yield from (message["content"] for message in example)
     else:
-        train, _ = texts_of(source, settings)
-        yield from train
+        yield from texts_of(source, settings).train
 
 
-def texts_of(source: Source, settings: Settings) -> tuple[Again, Again | None]:
-    """(train, val) texts; val None: by budget."""
+class Texts(NamedTuple):
+    """What a pretrain cache is made of."""
+
+    train: Again
+    val: Again | None = None
+    """None: by budget."""
+    test: Again | None = None
+
+    def given(self) -> list[Again]:
+        return [texts for texts in self if texts is not None]
+
+    def documents(self) -> int:
+        """How many there are; see `Again.count`."""
+        return sum(texts.count() for texts in self.given())
+
+    def dropped(self) -> dict[str, int]:
+        """What the loader left out; counted once where two are read from the same rows."""
+        counts = {id(texts.dropped): texts.dropped for texts in self.given()}.values()
+        return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
+
+
+def texts_of(source: Source, settings: Settings) -> Texts:
+    """The texts of a source, by split."""
     name = source.name
     if name == "fineweb_edu":
-        return _samples(source, settings, shuffle=True, **_fineweb_options(settings)), None
+        return Texts(_samples(source, settings, shuffle=True, **_fineweb_options(settings)))
     if name == "gutenberg":
-        return _samples(source, settings), None
+        return Texts(_samples(source, settings))
     if name == "wikitext":
-        single = _splits(settings).get("")
-        if single:
+        local = _splits(settings)
+        if "" in local:
             raise ValueError(
-                f"{single[0]} is one file for all splits of wikitext: give a folder with train and validation files"
+                f"{local[''][0]} is one file for all splits of wikitext: give a folder with train and validation files"
             )
-        return _samples(source, settings), _samples(source, settings, split="validation")
+        test = _samples(source, settings, split="test") if settings.test else None
+        return Texts(_samples(source, settings), _samples(source, settings, split="validation"), test)
     if name == "roam":
         paths = list_roam_paths(str(roam_place(settings.place_of("roam"))))
         train, val = split_roam_paths(paths, val_frac=settings.roam_val_frac, seed=settings.seed)
-        return _notes(train, settings.errors), _notes(val, settings.errors)
+        return Texts(_notes(train, settings.errors), _notes(val, settings.errors))
+    if "split" in source.options:
+        raise ValueError(
+            f"{name} is cut by bytes (data.sources.{name}.split), which makes byte streams: train on it with task "
+            "bytes, or leave split out to build a token cache of its documents"
+        )
     everything = _samples(source, settings)
     number = everything.count()  # read twice rather than kept: it may be large
     train_rows, val_rows = split_items(range(number), val_frac=settings.val_frac, seed=settings.seed)
-    return _chosen(everything, train_rows), _chosen(everything, val_rows)
-
-
-def dropped_of(texts: Again, val_texts: Again) -> dict[str, int]:
-    """What the loader left out of both; counted once where both are read from the same rows."""
-    counts = [texts.dropped] if texts.dropped is val_texts.dropped else [texts.dropped, val_texts.dropped]
-    return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
+    return Texts(_chosen(everything, train_rows), _chosen(everything, val_rows))
 
 
 def _splits(settings: Settings) -> dict[str, list[str]]:
@@ -224,6 +246,8 @@ def identity_of(source: Source, settings: Settings) -> dict[str, Any]:
     identity: dict[str, Any] = dict(source.options)
     if source.name == "fineweb_edu":
         identity |= {"dataset_id": settings.fineweb_id or source.dataset_id, "source_buffer": settings.shuffle_buffer}
+    if settings.test:
+        identity["test"] = True
     if source.name == "roam":
         identity["val_frac"] = settings.roam_val_frac
     elif source.kind != "chat" and source.dataset_id is None:

@@ -309,7 +309,8 @@ class PartialBuild:
     def publish(self, names: Sequence[str]) -> None:
         """Move the finished files and folders in, meta.json (the last) at the end, and remove the hidden folder.
 
-        What stood there under these names is replaced; other files are left alone.
+        What stood there under these names is replaced, or removed where this build made none; other files are left
+        alone.
         """
         with self.writing():
             self.out_dir.mkdir(parents=True, exist_ok=True)
@@ -319,7 +320,8 @@ class PartialBuild:
                 if (self.out_dir / name).exists():
                     (self.out_dir / name).rename(old / name)
             for name in names:
-                (self.folder / name).rename(self.out_dir / name)
+                if (self.folder / name).exists():
+                    (self.folder / name).rename(self.out_dir / name)
             files.sync_folder(self.out_dir)
         shutil.rmtree(self.folder, ignore_errors=True)
 

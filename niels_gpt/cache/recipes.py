@@ -17,7 +17,6 @@ from niels_gpt.cache.material import (
     Settings,
     budgets_of,
     chats_of,
-    dropped_of,
     identity_of,
     revision_of,
     subset_of,
@@ -151,17 +150,18 @@ def build(
         documents = chats.count() if on_progress else None  # a second is spent to know the time left
         build_sft_cache(chats, folder, expected_documents=documents, also_dropped=lambda: chats.dropped, **common)
     else:
-        texts, val_texts = texts_of(source, settings)
+        texts = texts_of(source, settings)
         expected = options["max_train_tokens"] + options["max_val_tokens"] if recorded["streaming"] else None
         # Where budgets tell the time left, the source may be endless; else it is read once more to count it.
-        documents = texts.count() + val_texts.count() if on_progress and val_texts is not None else None
+        documents = texts.documents() if on_progress and texts.val is not None else None
         build_pretrain_cache(
-            texts,
+            texts.train,
             folder,
-            val_texts=val_texts,
+            val_texts=texts.val,
+            test_texts=texts.test,
             expected_tokens=expected,
             expected_documents=documents,
-            also_dropped=None if val_texts is None else lambda: dropped_of(texts, val_texts),
+            also_dropped=None if texts.val is None else texts.dropped,
             **common,
         )
     return Built(source.name, folder, "built", read_meta(folder / "meta.json"))

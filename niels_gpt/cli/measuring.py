@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -17,7 +18,7 @@ from niels_gpt.cli.runs import Loaded, check_unchanged, find_run, load
 from niels_gpt.cli.tables import show_table
 from niels_gpt.cli.training import with_data
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import config_from_dict
+from niels_gpt.config_file import config_from_dict, to_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
@@ -31,43 +32,69 @@ def run_eval(
     *,
     run: Path | None,
     checkpoint: Path | None,
+    split: str,
     stride: int | None,
+    precision: str,
     data: Mapping[str, str | None],
+    sources: Sequence[str],
     device: str,
     tokenizer: Path | None,
     token_cache: Path | None,
     limit: int | None,
     as_json: bool,
 ) -> None:
+    for option, value, allowed in (("split", split, ("val", "test")), ("precision", precision, ("fp32", "bf16"))):
+        if value not in allowed:
+            raise ValueError(f"--{option} must be {' or '.join(allowed)}, got {value!r}")
     loaded = load(run, checkpoint, device, tokenizer)
+    how = How(split, stride, limit, precision)
     if isinstance(loaded.tokenizer, Tokenizer):
-        scores = score_caches(loaded, token_cache=token_cache, stride=stride, limit=limit)
+        scores = score_caches(loaded, how, token_cache=token_cache)
     else:
-        scores = score_all(loaded, data=data, stride=stride, limit=limit)
+        scores = score_all(loaded, how, data=data, sources=sources)
     if as_json:
         result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
-        print(json.dumps({**result, "scores": scores}, indent=2))
+        print(json.dumps({**result, "precision": precision, "scores": scores}, indent=2))
         return
     print(f"{loaded.path} after {loaded.step} updates; bits per byte, less is better")
     show_scores(scores)
 
 
+class How(NamedTuple):
+    """What of the held-out text is scored, and how."""
+
+    split: str = "val"
+    stride: int | None = None
+    limit: int | None = None
+    """Only so many bytes or tokens of each held-out set."""
+    precision: str = "fp32"
+
+
 def score_all(
-    loaded: Loaded, *, data: Mapping[str, str | None], stride: int | None = None, limit: int | None = None
+    loaded: Loaded,
+    how: How = How(),
+    *,
+    data: Mapping[str, str | None],
+    sources: Sequence[str] = (),
 ) -> dict[str, dict[str, float]]:
-    """The exact score of a model on every held-out stream (the first `limit` bytes), with the reference points."""
-    config = loaded.run.read_config() if loaded.run is not None else RunConfig()
+    """The exact score of a model on every held-out stream, or on the test parts of its sources, with the reference
+    points. Raises ValueError where no source has a test part."""
+    config = with_data(loaded.home.read_config() if loaded.home else RunConfig(), data, sources)
     shares = (config.train.p_train, config.train.p_val)
-    names = (*SOURCES, *(name for name in config.data.sources if any(p.get(name) for p in shares)))
+    own = {name: source for name, source in config.data.sources.items() if any(p.get(name) for p in shares)}
+    names = (*SOURCES, *own) if how.split == "val" else [name for name, source in own.items() if len(source.split) > 2]
+    if not names:
+        raise ValueError(
+            f"no source of {loaded.path} has a test part: three numbers in data.sources.NAME.split make one"
+        )
     everything = {name: 1 / len(names) for name in names}
     tree = {"train": {"p_train": everything, "p_val": everything}, "model": {"T": loaded.model.config.T}}
-    whole = config_from_dict({**tree, "data": dataclasses.asdict(with_data(config, data).data)})
-    task = open_byte_task(whole)
+    task = open_byte_task(config_from_dict({**tree, "data": to_dict(config.data)}))
     scores = {}
     for name, streams in task.streams.items():
-        held_out = streams["val"].data[:limit]
-        score = score_stream(loaded.model, held_out, stride=stride)
-        scores[eval_name(name)] = _with_references(score, held_out, streams["train"].data)
+        held_out = streams[how.split].data[: how.limit]
+        score = score_stream(loaded.model, held_out, stride=how.stride, precision=how.precision)
+        scores[eval_name(name, how.split)] = _with_references(score, held_out, streams["train"].data)
     return scores
 
 
@@ -76,10 +103,14 @@ REFERENCE_TOKENS = 5_000_000
 
 
 def score_caches(
-    loaded: Loaded, *, token_cache: Path | None, stride: int | None = None, limit: int | None = None
+    loaded: Loaded,
+    how: How = How(),
+    *,
+    token_cache: Path | None,
 ) -> dict[str, dict[str, float]]:
-    """The exact score of a model on the held-out tokens of every pretrain cache (the first `limit` of each), and, if it
-    was tuned for chat, on what the assistant says in every SFT cache. Bits are per byte of the text itself."""
+    """The exact score of a model on the held-out tokens of every pretrain cache, or on the test splits of those that
+    have one; and, if it was tuned for chat, on what the assistant says in every SFT cache. Bits are per byte of the
+    text itself. Raises ValueError where no cache has a test split."""
     assert isinstance(loaded.tokenizer, Tokenizer)
     run = loaded.run or RunFolder(loaded.path.parent.parent)  # a checkpoint that is named itself usually lies in a run
     config = run.read_config() if run.exists else RunConfig()
@@ -97,19 +128,25 @@ def score_caches(
         place = folder.path / "pretrain" / name
         meta = read_meta(place / "meta.json")
         check_meta(meta, place, tokenizer_sha256=loaded.tokenizer.sha256)
-        length = min(meta["val_tokens"], limit or meta["val_tokens"])
+        length = meta.get(f"{how.split}_tokens", 0)
+        length = min(length, how.limit or length)
         if length >= 2:
-            ids = stream_slice(place, "val", 0, length)
-            score = score_stream(loaded.model, ids, stride=stride, token_sizes=sizes)
+            ids = stream_slice(place, how.split, 0, length)
+            score = score_stream(loaded.model, ids, stride=how.stride, token_sizes=sizes, precision=how.precision)
             train = stream_slice(place, "train", 0, min(meta["train_tokens"], REFERENCE_TOKENS))
-            scores[f"val_{name}"] = _with_references(score, text(ids), text(train))
+            scores[f"{how.split}_{name}"] = _with_references(score, text(ids), text(train))
+    if how.split == "test":
+        if not scores:
+            raise ValueError(f"no cache of {folder.path} has a test split: niels-gpt cache build wikitext --test")
+        return scores
     for name in folder.names("sft") if config.task == "sft" else ():
         if not read_meta(folder.path / "sft" / name / "meta.json").get("val_examples"):
             continue  # nothing is held out
         dataset = folder.sft(name, "val", T=T)
         rows = dataset.usable.tolist()
         batches = (dataset.gather(rows[i : i + 32]) for i in range(0, len(rows), 32))
-        score = score_examples(loaded.model, ((x, targets) for x, _, targets in batches), token_sizes=sizes)
+        pairs = ((x, targets) for x, _, targets in batches)
+        score = score_examples(loaded.model, pairs, token_sizes=sizes, precision=how.precision)
         scores[f"val_{name} (replies)"] = _numbers(score)
     return scores
 

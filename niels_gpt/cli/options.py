@@ -22,6 +22,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable outpu
 WikiOption = Annotated[Text, typer.Option("--wiki", help="hub, embedded, or a folder with wikitext files.")]
 RoamOption = Annotated[Text, typer.Option("--roam", help="Your folder of markdown notes, or embedded.")]
 PrimerOption = Annotated[Text, typer.Option("--primer", help="Your file of dialogues, or embedded.")]
+SourceOption = Annotated[
+    list[str],
+    typer.Option("--source", metavar="NAME=PATH", help="Where a source of the config lies (data.sources.NAME.path)."),
+]
 EncodingOption = Annotated[
     Text, typer.Option("--encoding-errors", help="Files that are not utf-8: strict (stop) or replace (go on).")
 ]

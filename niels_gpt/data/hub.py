@@ -57,6 +57,8 @@ class Request:
     """Whether a .txt file is one row (a book) or a row per line."""
     columns: tuple[str, ...] | None = None
     """The only columns that are needed of a dataset on disk; those it has not are passed over."""
+    revision: str | None = None
+    """A branch, tag or commit of the dataset on the Hub; None: its main branch."""
 
     def __str__(self) -> str:
         return self.dataset_id + (f" ({self.config})" if self.config else "")
@@ -165,9 +167,10 @@ def _load(request: Request, files: Files | None) -> Any:
     with _quiet(datasets, local=files is not None):
         if files is None:
             arguments = [request.dataset_id] + ([request.config] if request.config else [])
+            chosen = {"revision": request.revision} if request.revision else {}
             if request.split is None:
-                return datasets.load_dataset(*arguments)
-            return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming)
+                return datasets.load_dataset(*arguments, **chosen)
+            return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming, **chosen)
         kind = builder(next(iter(files.values())))
         options: dict[str, Any] = {"name": _stamp(files)} if not request.streaming else {}
         if kind == "text" and request.text_file_is_document:

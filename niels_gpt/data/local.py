@@ -74,8 +74,8 @@ def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
     for name in list_files(root, (*ROW_SUFFIXES, ".txt", ".txt.gz"), visible_only=True):
         file = Path(name)
         if file.stem.lower() not in _NOT_DATA:
-            parents = (_split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
-            split = _split_of(file.name) or next(filter(None, parents), None) or "train"
+            parents = (split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
+            split = split_of(file.name) or next(filter(None, parents), None) or "train"
             found.setdefault(split, []).append(name)
     if not found:
         raise DataUnavailable(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
@@ -111,7 +111,7 @@ def _refuse_other_configs(path: Path, config: str) -> None:
     """Raise DataUnavailable where a folder keeps its files in sub-folders by config, and this one is not there."""
     base = path / "data" if (path / "data").is_dir() else path
     entries = [entry for entry in sorted(base.iterdir()) if not entry.name.startswith(".")]
-    others = [entry.name for entry in entries if entry.is_dir() and _split_of(entry.name) is None]
+    others = [entry.name for entry in entries if entry.is_dir() and split_of(entry.name) is None]
     if others and not any(entry.is_file() and suffix(entry) in FORMATS for entry in entries):
         raise DataUnavailable(
             f"{path} has no {config}; it has {', '.join(others)}: choose one, or give its folder as the path"
@@ -141,7 +141,7 @@ def suffix(file: Path) -> str:
     return (file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix).lower()
 
 
-def _split_of(name: str) -> str | None:
+def split_of(name: str) -> str | None:
     """The split that a file or folder is named for: `train.jsonl`, `val_2.txt`, `en-00000-of-00002.parquet` -> en.
 
     A book called `Test of Time.txt` is not for a split.

@@ -27,8 +27,8 @@ def kind_of(name: str, config: SourceConfig, *, split: str = "train") -> str:
     """`text` or `chat`: by the first row that tells, where the config says `auto`. Raises as `iter_own` does."""
     if config.kind != "auto":
         return config.kind
-    place = _place(name, config)
-    if not _is_text_files(place):
+    place = place_of(name, config)
+    if not holds_text_files(place):
         for _, row in itertools.islice(Reader(_request(name, place, split)), FIRST_ROWS):
             if isinstance(row.get(config.field or "messages"), list):
                 return "chat"
@@ -56,9 +56,9 @@ def iter_own(
     check_take(take)
     if take == 0:
         return
-    kind, place, given = kind_of(name, config, split=split), _place(name, config), 0
+    kind, place, given = kind_of(name, config, split=split), place_of(name, config), 0
     order = Shuffle(seed) if shuffle else None
-    if _is_text_files(place):
+    if holds_text_files(place):
         if split != "train":
             raise ValueError(f"{place} has no split {split!r}; it has train")
         found: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(place, errors, order)
@@ -77,10 +77,10 @@ def iter_own(
 
 def own_files(name: str, config: SourceConfig) -> list[str]:
     """The files that a source is read from, sorted."""
-    place = _place(name, config)
+    place = place_of(name, config)
     if place.is_file():
         return [str(place)]
-    return list_files(place, TEXT_SUFFIXES if _is_text_files(place) else ROW_SUFFIXES, visible_only=True)
+    return list_files(place, TEXT_SUFFIXES if holds_text_files(place) else ROW_SUFFIXES, visible_only=True)
 
 
 def _sample(
@@ -135,7 +135,7 @@ def _files(place: Path, errors: str, order: Shuffle | None) -> Iterator[tuple[di
         yield {"text": read_text(path, errors=errors)}, {"path": Path(path).relative_to(root).as_posix()}
 
 
-def _is_text_files(place: Path) -> bool:
+def holds_text_files(place: Path) -> bool:
     """Whether the place is text files rather than rows. Raises ValueError where it is neither."""
     if place.is_file():
         return place.suffix.lower() in TEXT_SUFFIXES
@@ -147,10 +147,14 @@ def _is_text_files(place: Path) -> bool:
     return True
 
 
-def _place(name: str, config: SourceConfig) -> Path:
+def place_of(name: str, config: SourceConfig) -> Path:
+    """Where a source lies. Raises FileNotFoundError where there is nothing."""
     place = Path(config.path).expanduser().absolute()
     if not place.exists():
-        raise FileNotFoundError(f"the source {name} should lie in {place}, but there is no such file or folder")
+        raise FileNotFoundError(
+            f"the source {name} should lie in {place}, but there is no such file or folder: set "
+            f"data.sources.{name}.path (--source {name}=PATH)"
+        )
     return place
 
 

@@ -10,6 +10,7 @@ A package adds a source with an entry point in the group `niels_gpt.sources`, wh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import warnings
@@ -36,6 +37,7 @@ from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.whole import hub_dataset, iter_whole, whole_files
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
@@ -309,24 +311,37 @@ def _usual(path: str) -> Callable[[], Origin]:
 
 
 def _own(name: str, config: SourceConfig) -> Source:
-    def open_(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
-        chosen = config if path is None else SourceConfig(str(path), config.kind, config.field, config.licence)
-        return iter_own(name, chosen, **rest)
+    def at(path: str | Path | None) -> SourceConfig:
+        return config if path is None else dataclasses.replace(config, path=str(path))
+
+    def open_(*, path: str | Path | None, stats: dict[str, int] | None, **rest: Any) -> Iterator[Sample]:
+        if config.split:  # every byte counts: nothing is left out
+            return iter_whole(name, at(path), **rest)
+        return iter_own(name, at(path), stats=stats, **rest)
 
     def where() -> Origin:
+        dataset = hub_dataset(config)
+        if dataset is not None:
+            return _hub(dataset[0])()
         place = Path(config.path).expanduser()
         return Origin("local", str(place)) if place.exists() else Origin("missing", f"{place} does not exist")
 
-    kind: Any = config.kind
+    kind: Any = "text" if config.split else config.kind
     if kind == "auto" and where().kind == "local":
         with contextlib.suppress(ValueError, OSError):  # said when it is read
             kind = kind_of(name, config)
 
     def files(subset: str | None, path: str | Path | None) -> list[str]:
-        return own_files(name, config if path is None else SourceConfig(str(path)))
+        return whole_files(name, at(path)) if config.split else own_files(name, at(path))
 
     options = {
-        key: value for key, value in (("kind", config.kind), ("field", config.field)) if value not in ("auto", "")
+        key: value
+        for key, value in (
+            ("kind", config.kind),
+            ("field", config.field),
+            ("split", ", ".join(map(str, config.split))),
+        )
+        if value not in ("auto", "")
     }
     return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files, options=options)
 

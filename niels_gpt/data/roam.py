@@ -36,12 +36,16 @@ def load_texts(paths: Sequence[str], *, errors: str = "strict") -> list[str]:
 
 def read_text(path: str | Path, *, errors: str = "strict") -> str:
     """One utf-8 file, as `load_texts` reads it."""
-    data = Path(path).read_bytes()
+    return decode(Path(path).read_bytes(), where=str(path), errors=errors)
+
+
+def decode(data: bytes, *, where: str, errors: str = "strict") -> str:
+    """The bytes as utf-8. Raises ValueError with the offset of the first that is not."""
     try:
         return data.decode("utf-8", errors=errors)
     except UnicodeDecodeError as err:
         raise ValueError(
-            f"{path} is not utf-8: byte 0x{data[err.start]:02x} at offset {err.start}; "
+            f"{where} is not utf-8: byte 0x{data[err.start]:02x} at offset {err.start}; "
             "convert the file, or pass --encoding-errors replace"
         ) from None
 

@@ -1,8 +1,10 @@
-"""Held-out items, chosen by a seeded permutation."""
+"""What is held out: whole items, chosen by a seeded permutation, or the end of a run of bytes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -33,3 +35,24 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
 
     order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
     return [items[i] for i in order.tolist()]
+
+
+PARTS = ("train", "val", "test")
+"""What the numbers of SourceConfig.split stand for, in their order."""
+
+
+def cut(size: int, split: Sequence[int | float]) -> dict[str, tuple[int, int]]:
+    """Part -> (first byte, end) of a run of `size` bytes that is cut in two or three, one after the other.
+
+    Whole numbers are bytes, and what follows them is in no part. Shares are taken as they are written: after 0.9 of
+    1,115,394 bytes comes byte 1,003,854, and after 0.7 and 0.2 of ten comes byte 9.
+    Raises ValueError where there are fewer bytes than asked for.
+    """
+    if all(isinstance(part, int) for part in split):
+        ends = [int(end) for end in itertools.accumulate(split)]
+        if ends[-1] > size:
+            raise ValueError(f"split {list(split)} asks for {ends[-1]:,} bytes, but there are {size:,}")
+    else:
+        exact = list(itertools.accumulate(Fraction(str(part)) for part in split))
+        ends = [*(int(size * end) for end in exact[:-1]), size]
+    return dict(zip(PARTS, itertools.pairwise((0, *ends)), strict=False))

@@ -47,12 +47,14 @@ def score_rows(
     batch: int = 0,
     offset: int = 0,
     count: Count | None = None,
+    precision: str = "fp32",
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each row of ids, of what follows its first `prompts[i]`: the log-probability (float64), and how many tokens
     are the model's first choice before the first that is not.
 
     One forward pass per batch of rows (0: as many as suit the device). The head sees only the positions that are
-    scored. `offset` is the position of the first token, for models to which that makes a difference.
+    scored. `offset` is the position of the first token, for models to which that makes a difference. `precision` bf16
+    multiplies matrices in bfloat16, those of the head apart: what is scored is float32.
     """
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     if offset < 0 or offset + lengths.max(initial=0) - 1 > model.config.T:
@@ -68,14 +70,9 @@ def score_rows(
             at = np.arange(ids.shape[1] - 1)  # position i predicts token i + 1
             scored = (at >= prompts[group, None] - 1) & (at < lengths[group, None] - 1)  # (B, n)
             x = torch.from_numpy(ids[:, :-1]).to(model.device)
-            if offset:
-                positions = torch.arange(offset, offset + x.shape[1], device=x.device).expand(x.shape)
-                h = model.hidden(x, positions=positions)
-            else:
-                h = model.hidden(x)
-            places = torch.from_numpy(np.flatnonzero(scored)).to(model.device)
-            targets = torch.from_numpy(ids[:, 1:][scored]).to(model.device)
-            each, first = _token_scores(model, h.flatten(0, 1)[places], targets)
+            positions = torch.arange(offset, offset + x.shape[1], device=x.device).expand(x.shape) if offset else None
+            targets = torch.from_numpy(np.where(scored, ids[:, 1:], -100))
+            each, first = token_scores(model, x, targets, positions=positions, precision=precision)
             log_p[group] = _by_row(each.cpu().double().numpy(), scored).sum(axis=1)
             led[group] = np.logical_and.accumulate(_by_row(first.cpu().numpy(), scored), axis=1).sum(axis=1)
             if count is not None:
@@ -184,18 +181,35 @@ def _by_row(values: np.ndarray, places: np.ndarray) -> np.ndarray:
     return table
 
 
-def _token_scores(model: GPT, h: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For what the head reads (M, C) and the tokens that follow (M,): their log-probabilities in float32, and whether
-    they are the first choice. Logits are made in parts and used up in place: there is one such tensor at a time."""
+def token_scores(
+    model: GPT,
+    x: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    positions: torch.Tensor | None = None,
+    precision: str = "fp32",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For ids (B, n) and what follows each (B, n, on the CPU; -100: not asked for), of those that are asked for, in
+    order: the log-probabilities in float32, and whether they are the first choice.
+
+    The head sees only the positions that are asked for. Logits are made in parts and used up in place: there is one
+    such tensor at a time. `precision` is as in `score_rows`.
+    """
+    asked = targets.flatten() != -100
+    places, wanted = asked.nonzero().squeeze(1).to(x.device), targets.flatten()[asked].to(x.device)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        h = model.hidden(x, positions=positions)
+    h = h.flatten(0, 1)[places]
+    h = h.float() if precision == "bf16" else h
     size = max(1, logits_budget(model) // (4 * model.config.V))
     log_p, first = [], []
-    for part, wanted in zip(h.split(size), targets.split(size), strict=True):
+    for part, ids in zip(h.split(size), wanted.split(size), strict=True):
         logits = model.lm_head(part)
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         top, choice = logits.max(dim=-1, keepdim=True)
         logits.sub_(top)
-        gathered = logits.gather(-1, wanted[:, None])
+        gathered = logits.gather(-1, ids[:, None])
         log_p.append((gathered - logits.exp_().sum(dim=-1, keepdim=True).log_()).squeeze(1))
-        first.append(choice.squeeze(1) == wanted)
+        first.append(choice.squeeze(1) == ids)
     return torch.cat(log_p), torch.cat(first)

@@ -16,7 +16,6 @@ from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.extraction import (
     continue_greedily,
     log_probabilities,
-    logits_budget,
     longest_run,
     score_rows,
 )
@@ -246,7 +245,6 @@ def measure(
         rows = [d.ids[s : s + plan.greedy] for d, plan in pairs for s in plan.starts[: plan.decodable].tolist()]
         decoded = continue_greedily(model, rows, settings.greedy, batch=settings.batch, count=count)
     sizes = token_sizes(tokenizer)
-    score_batch = max(1, min(32, logits_budget(model) // (model.config.V * model.config.T)))  # 64 MB of logits on a CPU
     measured, at = [], 0
     for (document, plan), own_log_p, own_led in zip(pairs, np.split(log_p, ends), np.split(led, ends), strict=True):
         share, run, longest = _greedy(model, document.ids, plan, decoded[at : at + plan.decodable], own_led)
@@ -260,7 +258,7 @@ def measure(
                 window=plan.window,
                 prompt=plan.prompt,
                 log_p=own_log_p,
-                score=score_stream(model, document.ids, batch=score_batch, token_sizes=sizes),
+                score=score_stream(model, document.ids, token_sizes=sizes),
                 greedy_prompt=plan.greedy,
                 greedy_share=share,
                 greedy_run=run,

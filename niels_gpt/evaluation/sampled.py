@@ -26,13 +26,21 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 def mean_loss(model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device) -> float:
     """The loss in nats per target over all batches of (x, targets) together; targets of -100 do not count."""
+    total, targets = summed_loss(model, batches, device=device)
+    return total / targets
+
+
+def summed_loss(
+    model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device
+) -> tuple[float, int]:
+    """(nats, targets): what `mean_loss` divides."""
     total, targets = 0.0, 0
     with eval_mode(model):
         for x, y in batches:
             number = int((y != -100).sum())
             total += number * loss_fn(model(x.to(device)), y.to(device)).double().item()
             targets += number
-    return total / targets
+    return total, targets
 
 
 def evaluate(
@@ -50,6 +58,23 @@ def evaluate(
     The model's train/eval mode is left as found. Raises ValueError for eval_steps below 1 and for a
     stream shorter than T + 1 bytes.
     """
+    return evaluate_rows(
+        model, eval_streams, slice(None), eval_steps=eval_steps, B=B, T=T, device=device, generator=generator
+    )
+
+
+def evaluate_rows(
+    model: GPT,
+    eval_streams: Mapping[str, bytes],
+    rows: slice,
+    *,
+    eval_steps: int,
+    B: int,
+    T: int,
+    device: str,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """What `evaluate` gives, of these rows of every batch only. Raises as it does."""
     if eval_steps < 1:
         raise ValueError(f"eval_steps must be at least 1, got {eval_steps}")
     means = {}
@@ -58,6 +83,6 @@ def evaluate(
             total = torch.zeros((), dtype=torch.float64)
             for _ in range(eval_steps):
                 x, y = get_batch({name: stream}, p={name: 1.0}, B=B, T=T, device=device, generator=generator)
-                total += loss_fn(model(x), y).double().cpu()
+                total += loss_fn(model(x[rows]), y[rows]).double().cpu()
             means[name] = total.item() / eval_steps
     return means

@@ -935,7 +935,7 @@ def prepared(everything):
         ("verify nothing", ["nothing"]),
         ("verify file", ["file"]),
         ("inspect nowhere", ["nowhere"]),
-        ("inspect nothing --split test", ["--split", "'test'"]),
+        ("inspect nothing --split dev", ["--split", "'dev'"]),
         ("diff nowhere nothing", ["nowhere"]),
     ],
 )

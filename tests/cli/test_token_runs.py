@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.model.checkpoint import load_model, save_checkpoint
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import SPECIAL_TOKENS
@@ -207,6 +208,32 @@ def test_eval_scores_every_held_out_token(place, capsys, stride, limit):
         train = text_bytes(token_caches.stream(name))
         unigram = sum(-math.log2((train.count(byte) + 1) / (len(train) + 256)) for byte in text) / len(text)
         assert score["unigram_bits"] == pytest.approx(unigram)
+
+
+def test_eval_on_the_test_splits(place, tmp_path, capsys):
+    """Of the caches that have one, and of nothing else."""
+    assert call("eval", "--run", "runs/base", "--split", "test") == 1
+    assert "has a test split" in error_of(capsys)
+    root = token_caches.copy_to(tmp_path / "caches")
+    texts = token_caches.documents("roam")
+    build_pretrain_cache(
+        texts[:4],
+        root / "pretrain" / "wikitext",
+        tokenizer=tokenizer(),
+        val_texts=texts[4:6],
+        test_texts=texts[6:],
+        max_train_tokens=1 << 40,
+        max_val_tokens=1 << 40,
+        shard_bytes=200,
+        seed=1,
+        shuffle_buffer=None,
+    )
+    for run in ("base", "chat"):
+        result = evaluated(capsys, "--run", f"runs/{run}", "--split", "test", "--stride", 8, "--token-cache", root)
+        model, _ = load_model(f"runs/{run}/checkpoints/best.pt")
+        ids = [i for text in texts[6:] for i in [*tokenizer().encode(text), special("eot")]]
+        assert list(result["scores"]) == ["test_wikitext"]
+        check_score(result["scores"]["test_wikitext"], stream_nats(model, ids, 8), ids[1:])
 
 
 def test_eval_of_a_tuned_model_scores_the_replies_too(place, capsys):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.data.split import split_items
+from niels_gpt.data.split import cut, split_items
 
 
 def literal_split(items, val_frac, seed):
@@ -89,3 +89,40 @@ def test_no_global_generator_moves(random_states):
 def test_shares_outside_0_to_1_are_refused(val_frac):
     with pytest.raises(ValueError, match=r"val_frac.*\[0, 1\]"):
         split_items(range(5), val_frac=val_frac, seed=0)
+
+
+# --- bytes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "split", "wanted"),
+    [
+        (1_115_394, (0.9, 0.1), [1_003_854, 111_540]),  # nanoGPT's tiny Shakespeare
+        (1_115_394, (0.9, 0.05, 0.05), [1_003_854, 55_770, 55_770]),  # the Hub's
+        (100_000_000, (90_000_000, 5_000_000, 5_000_000), [90_000_000, 5_000_000, 5_000_000]),
+        (10, (0.7, 0.2, 0.1), [7, 2, 1]),  # 0.7 + 0.2 is less than 0.9 in floating point
+        (10, (3, 2), [3, 2]),
+        (0, (0.5, 0.5), [0, 0]),
+        (7, (1e-6, 0.999999), [0, 7]),
+    ],
+)
+def test_parts_of_a_run_of_bytes(size, split, wanted):
+    parts = cut(size, split)
+    assert list(parts) == ["train", "val", "test"][: len(split)]
+    assert [end - first for first, end in parts.values()] == wanted
+
+
+@given(st.integers(0, 10**9), st.lists(st.integers(1, 999), min_size=2, max_size=3))
+def test_shares_leave_no_byte_out(size, weights):
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    parts = list(cut(size, shares).values())
+    assert parts[0][0] == 0 and parts[-1][1] == size
+    assert [end for _, end in parts[:-1]] == [first for first, _ in parts[1:]]
+    for (first, end), share in zip(parts, shares, strict=True):
+        assert abs(end - first - size * share) <= 2
+
+
+def test_more_bytes_than_there_are():
+    with pytest.raises(ValueError, match=r"\[90, 10\] asks for 100 bytes, but there are 99"):
+        cut(99, (90, 10))

@@ -93,3 +93,12 @@ def test_all_reference_points() -> None:
         }
     )
     assert naive_unigram(held_out, train) != pytest.approx(naive_unigram(held_out, held_out), rel=1e-3)
+
+
+def test_frequencies_of_a_long_stream() -> None:
+    """It is counted in parts."""
+    parts = {97: 1_500_000, 98: 700_000, 0: 3}
+    stream = b"".join(bytes([byte]) * number for byte, number in parts.items())
+    total = sum(parts.values())
+    bits = sum(-math.log2((number + 1) / (total + 256)) * number for number in parts.values()) / total
+    assert unigram_bits(stream, fitted_on=stream) == pytest.approx(bits, rel=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -37,13 +38,13 @@ class Bigrams(nn.Module):
         self.config = ModelConfig(V=256, T=T, C=2, L=1, H=1)
         table = 3 * torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
         self.table = nn.Parameter(table, requires_grad=False)
-        self.longest = 0
+        self.lm_head = nn.Identity()
 
     @property
     def device(self) -> torch.device:
         return self.table.device
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def hidden(self, x: torch.Tensor, *, positions: None) -> torch.Tensor:
         assert 1 <= x.shape[1] <= self.config.T
         return self.table[x]
 
@@ -179,7 +180,7 @@ def test_the_mode_is_left_as_found(training: bool) -> None:
     state = torch.get_rng_state()
     model().train(training)
     try:
-        assert score_stream(model(), data, device="cpu") == expected  # no dropout
+        assert score_stream(model(), data) == expected  # no dropout
         assert all(module.training is training for module in model().modules())
         assert torch.equal(torch.get_rng_state(), state)
     finally:
@@ -188,7 +189,7 @@ def test_the_mode_is_left_as_found(training: bool) -> None:
 
 def test_no_gradients_are_recorded() -> None:
     seen: list[bool] = []
-    hook = model().register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
+    hook = model().lm_head.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
     score_stream(model(), some_bytes(60))
     hook.remove()
     assert seen and not any(seen)
@@ -204,3 +205,59 @@ def test_strides_out_of_range(stride: int) -> None:
 def test_nothing_to_predict(data: bytes) -> None:
     with pytest.raises(ValueError, match=str(len(data))):
         score_stream(model(), data)
+
+
+# --- context and precision -------------------------------------------------------------------------
+
+
+class Counting(Bigrams):
+    """After c bytes, whatever they are, a zero is 2^c times less likely than any other byte."""
+
+    def hidden(self, x: torch.Tensor, *, positions: None) -> torch.Tensor:
+        logits = torch.zeros(*x.shape, 256)
+        logits[..., 0] = -math.log(2) * torch.arange(1, x.shape[1] + 1)
+        return logits
+
+
+@pytest.mark.parametrize("stride", [1, 4, 8, 16])
+def test_every_byte_after_the_first_window_has_so_much_context(stride: int) -> None:
+    """The loss of a zero after c bytes tells c."""
+    n = 200
+
+    def loss(context: int) -> float:
+        return math.log(255 + 2.0**-context) + context * math.log(2)
+
+    score = score_stream(Counting(16), bytes(n), stride=stride)
+    contexts = list(range(1, 17))  # of the first window
+    while len(contexts) < n - 1:
+        contexts += range(16 - stride + 1, 17)
+    contexts = contexts[: n - 1]
+    left = (n - 1 - 16) % stride  # the last window ends with the stream
+    if left:
+        contexts[-left:] = range(16 - left + 1, 17)
+    assert min(contexts[16:]) >= 16 - stride + 1
+    assert score.nats_per_token == pytest.approx(math.fsum(map(loss, contexts)) / (n - 1), rel=1e-6)
+
+
+def test_bfloat16_is_close_but_not_the_same() -> None:
+    data = some_bytes(400)
+    exact, rough = (score_stream(model(), data, stride=8, precision=p).nats_per_token for p in ("fp32", "bf16"))
+    assert rough == pytest.approx(exact, rel=5e-3)
+    assert rough != exact
+
+
+def test_many_windows_are_cut_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = some_bytes(300)
+    whole = score_stream(model(), data, stride=3)
+    monkeypatch.setattr("niels_gpt.evaluation.exact.WINDOWS", 7)
+    assert score_stream(model(), data, stride=3).nats_per_token == pytest.approx(whole.nats_per_token, rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 1e-2)])
+def test_on_a_gpu(precision: str, rel: float) -> None:
+    data = some_bytes(3000)
+    wanted = score_stream(model(), data, stride=8).nats_per_token
+    there = copy.deepcopy(model()).to("cuda")
+    assert score_stream(there, data, stride=8, precision=precision).nats_per_token == pytest.approx(wanted, rel=rel)

@@ -37,12 +37,13 @@ class Uniform(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config = ModelConfig(V=V, T=T, C=2, L=1, H=1)
+        self.lm_head = nn.Identity()
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def hidden(self, x: torch.Tensor, *, positions: None) -> torch.Tensor:
         return torch.zeros(*x.shape, V)
 
 

@@ -1,0 +1,254 @@
+"""Sources as one run of bytes: what is in it, in which order, and what is refused."""
+
+import gzip
+import json
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.config import DataConfig, SourceConfig
+from niels_gpt.data.local import DataUnavailable
+from niels_gpt.data.registry import describe, get_source
+from niels_gpt.data.whole import Piece, between, iter_whole, pieces, whole_files
+from tests.data import serve_in_turn
+
+EVERY_BYTE = bytes(range(256)) * 3 + b"\r\n\xff\xfe\xed\xa0\x80"
+
+
+@pytest.fixture(autouse=True)
+def no_local_data(monkeypatch):
+    monkeypatch.delenv("NIELS_GPT_DATA", raising=False)
+
+
+def source(path, **options):
+    return SourceConfig(str(path), **{"split": (0.5, 0.5), **options})
+
+
+def read(path, **options):
+    return list(pieces("mine", source(path, **options)))
+
+
+def whole(path, **options):
+    return b"".join(piece.data for piece in read(path, **options))
+
+
+def write_rows(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+    return path
+
+
+# --- plain files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["enwik8", "data.bin", "a.txt", "b.MD", "x.xml"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_plain_file_is_its_bytes(tmp_path, name, packed):
+    file = tmp_path / (name + ".gz" * packed)
+    file.write_bytes(gzip.compress(EVERY_BYTE, mtime=0) if packed else EVERY_BYTE)
+    assert read(file) == [Piece(file.name, EVERY_BYTE)]
+    assert whole_files("mine", source(file)) == [str(file)]
+
+
+def test_gzip_data_in_several_members(tmp_path):
+    file = tmp_path / "x.gz"
+    file.write_bytes(gzip.compress(b"one ", mtime=0) + gzip.compress(b"two", mtime=0))
+    assert whole(file) == b"one two"
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (["b.txt", "a.md", "c/a.txt"], ["a.md", "b.txt", "c/a.txt"]),
+        (["test.txt", "train.txt", "valid.txt"], ["train.txt", "valid.txt", "test.txt"]),
+        (["test_2.txt", "test_1.txt", "zebra.txt", "dev.txt"], ["zebra.txt", "dev.txt", "test_1.txt", "test_2.txt"]),
+        (["en-00001-of-00002.txt", "en-00000-of-00002.txt"], ["en-00000-of-00002.txt", "en-00001-of-00002.txt"]),
+    ],
+)
+def test_a_folder_of_texts_is_the_files_end_to_end(tmp_path, names, order):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(EVERY_BYTE + name.encode())
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "picture.png").write_bytes(b"not this")
+    assert read(tmp_path) == [Piece(name, EVERY_BYTE + name.encode()) for name in order]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.XZ", "a.tgz", "a.txt.bz2"])
+def test_what_is_packed_otherwise_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="unpack it first"):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", [b"no gzip data at all", gzip.compress(EVERY_BYTE * 99)[:-20]])
+def test_damaged_gzip_data(tmp_path, data):
+    (tmp_path / "x.gz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"x\.gz.*gzip"):
+        read(tmp_path / "x.gz")
+
+
+def test_a_place_that_is_not_there_and_one_with_nothing_in_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"mine.*nowhere.*--source mine=PATH"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no file that can be read"):
+        read(tmp_path)
+
+
+# --- rows --------------------------------------------------------------------------------------------
+
+ROWS = [{"text": text} for text in ("one\n", "", " \t", "zwei é", None, "\n")]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+def test_rows_are_joined_with_nothing_between(tmp_path, name):
+    """White space counts, and what has no text adds nothing; the names are the numbers in the file."""
+    file = write_rows(tmp_path / name, ROWS)
+    wanted = [(0, "one\n"), (2, " \t"), (3, "zwei é"), (5, "\n")]
+    for place in (file, tmp_path):
+        assert read(place) == [Piece(f"row {i}", text.encode()) for i, text in wanted]
+        assert whole_files("mine", source(place)) == [str(file)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_splits_of_files_come_in_order(tmp_path, kind):
+    for split in ("test", "train", "validation"):
+        write_rows(tmp_path / f"{split}.{kind}", [{"text": f"{split} {i}."} for i in range(2)])
+    assert [piece.name for piece in read(tmp_path)] == [
+        f"{split} row {i}" for split in ("train", "validation", "test") for i in range(2)
+    ]
+    assert whole(tmp_path) == b"train 0.train 1.validation 0.validation 1.test 0.test 1."
+    assert whole(tmp_path / f"test.{kind}") == b"test 0.test 1."  # a file that is named itself
+
+
+def test_a_split_that_has_no_place_in_the_order(tmp_path):
+    for name in ("en", "train"):
+        write_rows(tmp_path / f"{name}-00000-of-00001.jsonl", ROWS)
+    with pytest.raises(ValueError, match=r"'en'.*train, validation and test"):
+        read(tmp_path)
+
+
+def test_the_field_is_one_for_all_rows(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [{"text": None, "url": "no"}, {"text": "yes", "url": "no"}])
+    assert whole(file) == b"yes"
+    assert whole(file, field="url") == b"nono"
+    with pytest.raises(ValueError, match=r"mine.*'body'.*text, url"):
+        read(file, field="body")
+
+
+@pytest.mark.parametrize("field", ["", "messages"])
+def test_chats_are_no_bytes(tmp_path, field):
+    file = write_rows(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": "hi"}]}])
+    with pytest.raises(ValueError, match=r"^mine: .*text"):
+        read(file, field=field)
+
+
+# --- the Hub -----------------------------------------------------------------------------------------
+
+
+def table(*texts):
+    return datasets.Dataset.from_list([{"text": text} for text in texts])
+
+
+@pytest.mark.parametrize(("revision", "options"), [("", {}), ("@refs/convert/parquet", "refs/convert/parquet")])
+def test_a_dataset_of_the_hub(monkeypatch, revision, options):
+    splits = datasets.DatasetDict({"test": table("c\n"), "train": table("a ", "b"), "validation": table("?")})
+    calls = serve_in_turn(monkeypatch, splits)
+    path = f"hub:karpathy/tiny_shakespeare{revision}"
+    assert whole(path) == b"a b?c\n"
+    assert calls == [(("karpathy/tiny_shakespeare",), {"revision": options} if options else {})]
+    assert whole_files("mine", source(path)) == []
+
+
+def test_files_with_the_rows_of_a_hub_id(tmp_path, monkeypatch):
+    """Text files too are read as they are, and not by `datasets`, which takes all line ends for the same."""
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
+    file = tmp_path / "tiny_shakespeare" / "input.txt"
+    file.parent.mkdir()
+    file.write_bytes(EVERY_BYTE)
+    assert whole("hub:karpathy/tiny_shakespeare") == EVERY_BYTE
+    assert whole_files("mine", source("hub:karpathy/tiny_shakespeare")) == [str(file)]
+
+
+def test_a_dataset_that_is_a_script(monkeypatch):
+    serve_in_turn(monkeypatch, RuntimeError("Dataset scripts are no longer supported, but found tiny.py"))
+    with pytest.raises(DataUnavailable, match=r"--source mine=PATH, or hub:a/tiny@refs/convert/parquet"):
+        read("hub:a/tiny")
+    with pytest.raises(DataUnavailable) as caught:
+        read("hub:a/tiny@main")
+    assert "refs/convert" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["hub:", "hub:@main", "hub:a b", "hub:a@", "hub:a@b@c"])
+def test_paths_that_name_no_dataset(path):
+    with pytest.raises(ValueError, match="hub:ID"):
+        source(path)
+
+
+def test_the_hub_needs_a_split():
+    with pytest.raises(ValueError, match=r"hub:a/b needs split"):
+        SourceConfig("hub:a/b")
+
+
+# --- between -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(min_size=1, max_size=6), max_size=6), st.data())
+def test_every_byte_of_a_part_knows_its_piece(datas, data):
+    found = [Piece(f"piece {i}", part) for i, part in enumerate(datas)]
+    joined = b"".join(datas)
+    first = data.draw(st.integers(0, len(joined)))
+    end = data.draw(st.integers(first, len(joined)))
+    part, names, starts = between(found, first, end)
+    assert part == joined[first:end]
+    owners = [(i, j) for i, piece in enumerate(datas) for j in range(len(piece))]  # of each byte
+    assert len(names) == len(starts) == len({i for i, _ in owners[first:end]})
+    for at in range(end - first):
+        k = max(k for k, start in enumerate(starts) if start <= at)
+        name, _, skipped = names[k].partition(" from byte ")
+        assert (name, int(skipped or 0) + at - starts[k]) == (f"piece {owners[first + at][0]}", owners[first + at][1])
+
+
+# --- looking at it -----------------------------------------------------------------------------------
+
+
+def test_pieces_as_texts(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [{"text": f"text {i} é"} for i in range(5)])
+    config = source(file)
+    samples = list(iter_whole("mine", config))
+    assert [(s.text, s.source, s.meta) for s in samples] == [
+        (f"text {i} é", "mine", {"piece": f"row {i}"}) for i in range(5)
+    ]
+    assert list(iter_whole("mine", config, take=2)) == samples[:2]
+    mixed = list(iter_whole("mine", config, shuffle=True, seed=3))
+    assert mixed != samples and sorted(mixed, key=lambda s: s.text) == samples
+    with pytest.raises(ValueError, match=r"mine has no split 'test'"):
+        next(iter_whole("mine", config, split="test"))
+
+
+def test_pieces_that_are_not_utf8(tmp_path):
+    (tmp_path / "x").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"mine, x, is not utf-8.*offset 3"):
+        list(iter_whole("mine", source(tmp_path / "x")))
+    assert [s.text for s in iter_whole("mine", source(tmp_path / "x"), errors="replace")] == ["caf\ufffd"]
+
+
+def test_in_the_registry(tmp_path, monkeypatch):
+    (tmp_path / "enwik8").write_bytes(b"a text")
+    here, hub = source(tmp_path / "enwik8"), source("hub:a/b")
+    data = DataConfig(sources={"here": here, "hub": hub})
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert (describe(get_source("here", data))["kind"], describe(get_source("here", data))["from"]) == ("text", "local")
+    assert (describe(get_source("hub", data))["kind"], describe(get_source("hub", data))["from"]) == ("text", "hub")
+    made = get_source("here", data)
+    assert [sample.text for sample in made.samples(take=1, stats={})] == ["a text"]
+    (tmp_path / "other").write_bytes(b"another")
+    assert [sample.text for sample in made.samples(path=tmp_path / "other")] == ["another"]
+    assert made.files(None, None) == [str(tmp_path / "enwik8")]
+    assert made.options == {"split": "0.5, 0.5"}
