@@ -16,11 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.memory import keep_freed_memory
+from niels_gpt.model import fused
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
+from niels_gpt.model.loss import loss_fn, summed_loss
 from niels_gpt.model.rope import rope_cache, rotate
 from niels_gpt.model.segments import Segments
 
@@ -31,8 +34,7 @@ Turn = tuple[torch.Tensor, torch.Tensor] | None
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
 
-    Under bf16 autocast x, weight and result are float32, as with LayerNorm: the residual stream is (the float32
-    embedding plus bfloat16 branches), and the product that follows casts to bfloat16.
+    Under bf16 autocast the result is float32, as with LayerNorm, and the product that follows casts it to bfloat16.
     """
 
     eps: float
@@ -44,7 +46,7 @@ class RMSNorm(nn.RMSNorm):
         if x.requires_grad and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
             result: torch.Tensor = _RMSNormOnCPU.apply(x, self.weight, self.eps)
             return result
-        return super().forward(x)
+        return super().forward(x.float() if x.dtype == torch.bfloat16 != self.weight.dtype else x)
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
@@ -75,9 +77,25 @@ class _RMSNormOnCPU(torch.autograd.Function):
         return dx.add_(through_mean.mul_(scale).div_(x.shape[-1])), dweight, None
 
 
-def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
+Norm = nn.LayerNorm | RMSNorm
+
+
+def make_norm(config: ModelConfig) -> Norm:
     """The norm of `config.norm`, with a weight of ones and no bias."""
     return RMSNorm(config.C) if config.norm == "rmsnorm" else nn.LayerNorm(config.C, bias=False)
+
+
+def normed_product(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor) -> torch.Tensor:
+    """norm(x) weight^T; without a norm, x weight^T.
+
+    In bf16 on CUDA the norm's own weight is multiplied into the matrix, not into x: its gradient then comes from the
+    gradient of the matrix, and not from another pass over all activations.
+    """
+    if norm is None or not fused.in_bf16(x):
+        return F.linear(x if norm is None else norm(x), weight)
+    width = x.shape[-1:]
+    function = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
+    return F.linear(function(x.float(), width, eps=norm.eps), weight * norm.weight)
 
 
 class Attention(nn.Module):
@@ -90,9 +108,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.C, config.C, bias=False)
 
     def forward(
-        self, x: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        turn: Turn,
+        layer: int,
+        cache: KVCache | None,
+        segments: Segments | None,
     ) -> torch.Tensor:
-        qkv = self.qkv(x)
+        """Of norm(x)."""
+        qkv = normed_product(x, norm, self.qkv.weight)
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
             with torch.autocast("cpu", enabled=False):
@@ -106,6 +131,11 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """What the heads bring back, side by side (B, n, C)."""
         B, n, _ = qkv.shape
+        if fused.usable(qkv) and cache is None and segments is None and turn is not None and turn[0].dim() == 4:
+            sin, cos = (table.view(n, self.D // 2) for table in turn)
+            q, k, v = (t.transpose(1, 2) for t in fused.turned_heads(qkv.view(B, n, 3, self.H, self.D), sin, cos))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=n > 1)
+            return y.transpose(1, 2).reshape(B, n, self.H * self.D)
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
         if turn is not None:
@@ -130,15 +160,17 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.C, config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.C, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)))
+    def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+        """Of norm(x), or of x."""
+        u = normed_product(x, norm, self.up.weight)
+        return self.down(fused.gelu(u) if fused.usable(u) else F.gelu(u))
 
 
 class SwiGLU(nn.Module):
     """Three matrices: down(silu(gate(x)) * up(x)).
 
-    One matrix for gate and up together is not faster on a CPU: at v1's widths and 8192 tokens there and back takes
-    940 ms, fused 1000 (bf16: 188 and 214); one token takes 0.39 ms either way.
+    One matrix for gate and up together is not faster on a CPU (at v1's widths and 8192 tokens there and back takes
+    940 ms, together 1000; bf16: 188 and 214), but it is on CUDA.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -147,7 +179,11 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(config.C, config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.C, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+        """Of norm(x), or of x."""
+        if fused.in_bf16(x):
+            return self.down(fused.swiglu(normed_product(x, norm, torch.cat((self.gate.weight, self.up.weight)))))
+        x = x if norm is None else norm(x)
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -165,8 +201,8 @@ class Block(nn.Module):
     def forward(
         self, x: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
     ) -> torch.Tensor:
-        x = x + self.drop(self.attn(self.norm_attn(x), turn, layer, cache, segments))
-        return x + self.drop(self.mlp(self.norm_mlp(x)))
+        x = x + self.drop(self.attn(x, self.norm_attn, turn, layer, cache, segments))
+        return x + self.drop(self.mlp(x, self.norm_mlp))
 
 
 class GPT(nn.Module):
@@ -179,6 +215,8 @@ class GPT(nn.Module):
 
     sin: torch.Tensor
     cos: torch.Tensor
+    checkpoint_activations = False
+    """Whether training computes each block a second time in the backward pass instead of remembering it."""
 
     def __init__(self, config: ModelConfig | Mapping[str, Any]) -> None:
         super().__init__()
@@ -224,6 +262,29 @@ class GPT(nn.Module):
         """
         return self.lm_head(self.hidden(x, cache=cache, segments=segments, positions=positions))
 
+    def loss(
+        self,
+        x: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        total: torch.Tensor | None = None,
+        segments: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The cross-entropy in nats at targets (B, n), summed and divided by `total`: by default their number.
+
+        `loss_fn(forward(...), targets)`, but in bf16 on CUDA the logits of all positions never exist together.
+        Targets of -100 do not count.
+        """
+        structure = {"segments": segments, "positions": positions}
+        if fused.in_bf16(x):
+            h = self.hidden(x, **structure).to(torch.bfloat16).flatten(0, 1)
+            y = targets.flatten()
+            total = (y >= 0).sum() if total is None else total
+            return fused.linear_cross_entropy(h, self.lm_head.weight, y, total)
+        logits = self(x, **structure)
+        return loss_fn(logits, targets) if total is None else summed_loss(logits, targets) / total
+
     def hidden(
         self,
         x: torch.Tensor,
@@ -243,9 +304,15 @@ class GPT(nn.Module):
             turn = self.sin[where], self.cos[where]
         else:
             h = h + (self.pos_emb.weight[where] if isinstance(where, slice) else self.pos_emb(where))
+        if fused.in_bf16(x):
+            h = h.to(torch.bfloat16)  # and with it the residual stream: half the traffic between the products
         h = self.drop(h)
+        remember = not (self.checkpoint_activations and self.training and torch.is_grad_enabled())
         for layer, block in enumerate(self.blocks):
-            h = block(h, turn, layer, cache, inside)
+            if remember:
+                h = block(h, turn, layer, cache, inside)
+            else:
+                h = checkpoint(block, h, turn, layer, cache, inside, use_reentrant=False)
         return self.norm(h)
 
     def _where(

@@ -23,8 +23,8 @@ def rope_cache(
     """
     if D % 2:
         raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
-    frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)  # (D/2,)
-    angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency  # (T, D/2)
+    frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D)  # (D/2,)
+    angle = torch.arange(T, dtype=torch.float64, device="cpu")[:, None] * frequency  # (T, D/2)
     return tuple(  # type: ignore[return-value]
         table[None, None].to(device=device or "cpu", dtype=dtype or torch.float32)
         for table in (angle.sin(), angle.cos())

@@ -1,0 +1,227 @@
+"""Operators for training on CUDA in bfloat16: cross-entropy without all logits, heads with RoPE, GELU, SwiGLU.
+
+They are operators of torch: autograd, torch.compile and CUDA graphs take them as they take its own. Everywhere else
+the model uses plain torch, which the tests hold these to.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+LOGITS_BYTES = 1 << 29
+"""Room for the logits that exist at one time."""
+
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""torch for CUDA on Linux comes with it."""
+
+
+def usable(x: torch.Tensor) -> bool:
+    """Whether these operators compute on x: bfloat16 on CUDA, where torch came with Triton."""
+    return HAS_TRITON and x.is_cuda and x.dtype == torch.bfloat16
+
+
+def in_bf16(x: torch.Tensor) -> bool:
+    """Whether a product with x on its device gives what `usable` takes: CUDA, under bf16 autocast."""
+    return (
+        HAS_TRITON
+        and x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    )
+
+
+# --- cross-entropy ---------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("niels_gpt::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(loss, its gradient for h, for weight): logits are made, used and overwritten a part of the rows at a time."""
+    from niels_gpt.model import kernels
+
+    N, C = h.shape
+    V = weight.shape[0]
+    padded = -(-V // 64) * 64  # products are twice as fast where the rows of the matrix are aligned
+    table = torch.zeros((padded, C), dtype=h.dtype, device=h.device)
+    table[:V].copy_(weight)
+    rows = min(N, 1 << max(10, (LOGITS_BYTES // (padded * h.element_size())).bit_length() - 1))
+    logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
+    losses = torch.empty(N, dtype=torch.float32, device=h.device)
+    dh = torch.empty_like(h)
+    dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
+    block = 1024 if V > 1024 else max(16, 1 << (-(-padded // 4) - 1).bit_length())
+    for start in range(0, N, rows):
+        part = h[start : start + rows]
+        own = logits[: len(part)]
+        torch.mm(part, table.t(), out=own)
+        kernels.cross_entropy_kernel[(len(part),)](
+            own, targets[start:], losses[start:], total, V, padded, BLOCK=block, num_warps=8 if V > 1024 else 1
+        )
+        torch.mm(own, table, out=dh[start : start + rows])
+        if start == 0:
+            torch.mm(own.t(), part, out_dtype=torch.float32, out=dweight)
+        else:
+            torch.addmm(dweight, own.t(), part, out_dtype=torch.float32, out=dweight)
+    return losses.sum() / total, dh, dweight[:V]
+
+
+@_linear_cross_entropy.register_fake
+def _(h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return h.new_empty((), dtype=torch.float32), torch.empty_like(h), weight.new_empty(weight.shape)
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(output[1], output[2])
+
+
+def _scale_gradients(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    dh, dweight = ctx.saved_tensors
+    return dh * gradient.to(dh.dtype), dweight * gradient, None, None
+
+
+_linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+
+
+def linear_cross_entropy(
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor
+) -> torch.Tensor:
+    """The summed cross-entropy of softmax(h weight^T) at the targets, divided by `total`: a float32 number.
+
+    h (N, C) bfloat16; weight (V, C) float32; targets (N,) int64, those of -100 do not count; total, of one element,
+    may live on the device. Logits are bfloat16, as under autocast, and their softmax is float32.
+    """
+    return _linear_cross_entropy(h, weight, targets, total)[0]
+
+
+# --- heads -----------------------------------------------------------------------------------------
+
+
+def _sizes(H: int, D: int) -> dict[str, int]:
+    return {"HEADS": 1 << (H - 1).bit_length(), "WIDTH": 1 << (D - 1).bit_length()}
+
+
+@torch.library.custom_op("niels_gpt::turned_heads", mutates_args=())
+def _turned_heads(
+    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from niels_gpt.model import kernels
+
+    B, n, _, H, D = qkv.shape
+    q, k, v = (qkv.new_empty((B, n, H, D)) for _ in range(3))
+    kernels.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, n, H, D, **_sizes(H, D), num_warps=2)
+    return q, k, v
+
+
+@_turned_heads.register_fake
+def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    B, n, _, H, D = qkv.shape
+    return tuple(qkv.new_empty((B, n, H, D)) for _ in range(3))
+
+
+@torch.library.custom_op("niels_gpt::turned_heads_backward", mutates_args=())
+def _turned_heads_backward(
+    dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+) -> torch.Tensor:
+    from niels_gpt.model import kernels
+
+    B, n, H, D = dq.shape
+    given = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
+    strides = [stride for g in given for stride in g.stride()[:3]]
+    dqkv = dq.new_empty((B, n, 3, H, D))
+    kernels.rope_backward_kernel[(B * n,)](*given, dqkv, sin, cos, n, H, D, *strides, **_sizes(H, D), num_warps=2)
+    return dqkv
+
+
+@_turned_heads_backward.register_fake
+def _(dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+    B, n, H, D = dq.shape
+    return dq.new_empty((B, n, 3, H, D))
+
+
+def _keep_turn(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[1], inputs[2])
+
+
+def _turn_back(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _turned_heads_backward(*gradients, *ctx.saved_tensors), None, None
+
+
+_turned_heads.register_autograd(_turn_back, setup_context=_keep_turn)
+
+
+def turned_heads(
+    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(q, k, v), each (B, n, H, D), of qkv (B, n, 3, H, D): q and k turned by RoPE at positions 0..n-1.
+
+    sin and cos (n, D/2) float32, contiguous.
+    """
+    return _turned_heads(qkv, sin, cos)
+
+
+# --- activations -----------------------------------------------------------------------------------
+
+_BLOCK = 2048
+
+
+@torch.library.custom_op("niels_gpt::gelu", mutates_args=())
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x Phi(x), the exact GELU."""
+    from niels_gpt.model import kernels
+
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    kernels.gelu_kernel[(-(-x.numel() // _BLOCK),)](x, y, x.numel(), BLOCK=_BLOCK, num_warps=4)
+    return y
+
+
+@torch.library.custom_op("niels_gpt::gelu_backward", mutates_args=())
+def _gelu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    from niels_gpt.model import kernels
+
+    dy, x = dy.contiguous(), x.contiguous()
+    dx = torch.empty_like(x)
+    kernels.gelu_backward_kernel[(-(-x.numel() // _BLOCK),)](dy, x, dx, x.numel(), BLOCK=_BLOCK, num_warps=4)
+    return dx
+
+
+@torch.library.custom_op("niels_gpt::swiglu", mutates_args=())
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) up, for x (..., 2 F) = gate, up side by side."""
+    from niels_gpt.model import kernels
+
+    x = x.contiguous()
+    F = x.shape[-1] // 2
+    y = x.new_empty((*x.shape[:-1], F))
+    block = min(_BLOCK, 1 << (F - 1).bit_length())
+    kernels.swiglu_kernel[(y.numel() // F, -(-F // block))](x, y, F, BLOCK=block)
+    return y
+
+
+@torch.library.custom_op("niels_gpt::swiglu_backward", mutates_args=())
+def _swiglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    from niels_gpt.model import kernels
+
+    dy, x = dy.contiguous(), x.contiguous()
+    F = dy.shape[-1]
+    dx = torch.empty_like(x)
+    block = min(_BLOCK, 1 << (F - 1).bit_length())
+    kernels.swiglu_backward_kernel[(dy.numel() // F, -(-F // block))](dy, x, dx, F, BLOCK=block)
+    return dx
+
+
+def _keep_input(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+gelu.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+_gelu_backward.register_fake(lambda dy, x: torch.empty_like(x, memory_format=torch.contiguous_format))
+gelu.register_autograd(lambda ctx, dy: _gelu_backward(dy, ctx.saved_tensors[0]), setup_context=_keep_input)
+swiglu.register_fake(lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+_swiglu_backward.register_fake(lambda dy, x: torch.empty_like(x, memory_format=torch.contiguous_format))
+swiglu.register_autograd(lambda ctx, dy: _swiglu_backward(dy, ctx.saved_tensors[0]), setup_context=_keep_input)
