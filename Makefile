@@ -11,7 +11,7 @@ help:
 	@echo "make demo         train, measure and talk to a small model, offline (about two minutes)"
 	@echo "make test         the tests"
 	@echo "make check        ruff, mypy, and the floors (import-linter)"
-	@echo "make bench        speed, beside peers where make bench-peers has installed them"
+	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
 
 setup: $(VENV)/.ready

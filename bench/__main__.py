@@ -1,4 +1,4 @@
-"""`python -m bench [CASE ...] [--rounds N] [--json PATH] [--quick]`: a table, and JSON.
+"""`python -m bench [CASE ...] [--device cuda] [--rounds N] [--json PATH] [--quick]`: a table, and JSON.
 
 Exits with 1 where a contender failed; one that is not installed, or a missed target, is only reported.
 """
@@ -6,13 +6,14 @@ Exits with 1 where a contender failed; one that is not installed, or a missed ta
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.case import NAMES
+from bench.case import NAMES, ON_CUDA, USUAL, load_case
 from bench.report import machine, table, write_json
 from bench.runner import ROOT, Row, run_case
 
@@ -20,24 +21,37 @@ from bench.runner import ROOT, Row, run_case
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases asked for, print the table, write the JSON; the exit code."""
     parser = argparse.ArgumentParser(prog="bench", description="Speed of niels-gpt beside its peers.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(NAMES)}; default: all")
-    parser.add_argument("--rounds", type=int, help="rounds per contender (default 9, with --quick 2)")
+    listed = f"of {', '.join(NAMES)}; default on a CPU: {', '.join(USUAL)}; on cuda: {', '.join(ON_CUDA)}"
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=listed)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, help="rounds per contender (default: the case's, most 9, with --quick 2)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="default: bench/results/<date>.json")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="the text for the case shakespeare")
+    parser.add_argument("--note", default="", help="what a reader of the result should know")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs")
     options = parser.parse_args(arguments)
-    rounds, quick = options.rounds or (2 if options.quick else 9), options.quick
     for name in options.cases:
         if name not in NAMES and "." not in name:  # with a dot: a module of your own
             parser.error(f"no case {name!r}; there are {', '.join(NAMES)}")
+    if options.data is not None:
+        os.environ["BENCH_DATA"] = str(options.data.resolve())  # for the contenders' processes
+    names = options.cases or (USUAL if options.device == "cpu" else ON_CUDA)
+    try:
+        facts = machine(options.device)  # before the start: the load is that of others
+        for name in names:
+            load_case(name, options.device)
+    except ValueError as err:
+        print(f"bench: {err}", file=sys.stderr)
+        return 2
 
     path = options.json or ROOT / "bench" / "results" / f"{datetime.now():%Y-%m-%d-%H%M%S}.json"
+    about = {"device": options.device, "rounds": options.rounds, "quick": options.quick, "note": options.note}
     rows: list[Row] = []
-    facts = machine()  # before the start: the load is that of others
     with Console(stderr=True).status("") as status:
-        for name in options.cases or NAMES:
-            rows += run_case(name, rounds=rounds, quick=quick, say=status.update)
-            write_json(path, rows, rounds=rounds, quick=quick, machine=facts)  # each time: what is measured is kept
-    Console().print(table(rows, quick=quick), f"written to {path}", soft_wrap=True)
+        for name in names:
+            rows += run_case(name, rounds=options.rounds, quick=options.quick, device=options.device, say=status.update)
+            write_json(path, rows, **about, machine=facts)  # each time: what is measured is kept
+    Console().print(table(rows, quick=options.quick), f"written to {path}", soft_wrap=True)
     return 1 if any(row.error and row.error != "not installed" for row in rows) else 0
 
 

@@ -1,40 +1,86 @@
-"""The models at the size of v0, as their packages build them: random weights, fp32, tied embeddings."""
+"""The models, as their packages build them: random weights, fp32, tied embeddings."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
-def niels_gpt(dropout: float = 0.0) -> Any:
-    """Our v0."""
-    from niels_gpt import GPT, ModelConfig
+@dataclass(frozen=True)
+class Size:
+    """A size that all can be built in."""
 
-    return GPT(ModelConfig(dropout=dropout))
+    name: str
+    V: int
+    T: int
+    C: int
+    L: int
+    H: int
+    gated: int  # width of an MLP with three matrices, where a plain one has two of 4 C
+    ours: Mapping[str, Any] = field(default_factory=dict)  # the parts of our model, where they are not v0's
+
+    def scaled(self, quick: bool) -> Size:
+        """A tiny model of the same parts, or itself."""
+        ours = {key: 128 if key == "d_ff" else value for key, value in self.ours.items()}
+        return dataclasses.replace(self, V=256, T=64, C=64, L=2, H=2, gated=128, ours=ours) if quick else self
 
 
-def gpt2(dropout: float = 0.0) -> Any:
+V0 = Size("v0", V=256, T=256, C=256, L=4, H=4, gated=688)
+V1 = Size("v1", 16004, 1024, 512, 8, 8, gated=1536, ours={"d_ff": 1536, "norm": "rmsnorm", "mlp": "swiglu"})
+GPT2_SMALL = Size("124m", 50304, 1024, 768, 12, 12, gated=2048, ours={"positions": "learned"})
+SIZES = {size.name: size for size in (V0, V1, GPT2_SMALL)}
+
+
+def niels_gpt(size: Size = V0, dropout: float = 0.0) -> Any:
+    """Ours."""
+    from niels_gpt import GPT
+
+    return GPT(our_config(size, dropout))
+
+
+def our_config(size: Size, dropout: float = 0.0) -> Any:
+    """The ModelConfig of a size."""
+    from niels_gpt import ModelConfig
+
+    return ModelConfig(V=size.V, T=size.T, C=size.C, L=size.L, H=size.H, dropout=dropout, **size.ours)
+
+
+def nano(size: Size = V0, dropout: float = 0.0) -> Any:
+    """The plain one."""
+    from bench.nano import Nano
+
+    return Nano(V=size.V, T=size.T, C=size.C, L=size.L, H=size.H, dropout=dropout)
+
+
+def gpt2(size: Size = V0, dropout: float = 0.0) -> Any:
     """transformers' GPT-2."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"vocab_size": 256, "n_positions": 256, "n_embd": 256, "n_layer": 4, "n_head": 4}
+    sizes = {"vocab_size": size.V, "n_positions": size.T, "n_embd": size.C, "n_layer": size.L, "n_head": size.H}
     rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=None, eos_token_id=None))
 
 
-def llama() -> Any:
-    """transformers' Llama: three matrices of width 688 in the MLP where ours has two of 1024."""
+def llama(size: Size = V0) -> Any:
+    """transformers' Llama: three matrices in the MLP where a plain one has two."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 256, "max_position_embeddings": 256, "hidden_size": 256, "intermediate_size": 688}
-    depth = {"num_hidden_layers": 4, "num_attention_heads": 4, "tie_word_embeddings": True}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **depth, bos_token_id=None, eos_token_id=None))
+    sizes = {"vocab_size": size.V, "max_position_embeddings": size.T, "hidden_size": size.C}
+    depth = {"num_hidden_layers": size.L, "num_attention_heads": size.H, "tie_word_embeddings": True}
+    config = LlamaConfig(**sizes, **depth, intermediate_size=size.gated, bos_token_id=None, eos_token_id=None)
+    return LlamaForCausalLM(config)
 
 
-def litgpt() -> Any:
+def litgpt(size: Size = V0) -> Any:
     """litgpt's GPT in the shape of NeoX, without biases, tied as its trainer's tie_embeddings does."""
     from litgpt import GPT, Config
 
-    sizes = {"padded_vocab_size": 256, "block_size": 256, "n_embd": 256, "n_layer": 4, "n_head": 4}
-    model = GPT(Config(**sizes, vocab_size=256, rotary_percentage=1.0, parallel_residual=False, bias=False))
+    sizes = {"padded_vocab_size": size.V, "block_size": size.T, "n_embd": size.C, "n_layer": size.L, "n_head": size.H}
+    model = GPT(Config(**sizes, vocab_size=size.V, rotary_percentage=1.0, parallel_residual=False, bias=False))
     model.transformer.wte.weight = model.lm_head.weight
     return model
+
+
+PEERS: dict[str, Callable[..., Any]] = {"nano": nano, "GPT-2": gpt2, "Llama": llama, "litgpt": litgpt}

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+import niels_gpt
 from bench.runner import Row
 
 
@@ -27,13 +28,18 @@ def table(rows: Sequence[Row], *, quick: bool = False) -> Table:
         new = before is None or before.case != row.case
         if new:
             made.add_section()
-        value = "" if row.median is None else f"{row.median:,.0f}" if row.median >= 100 else f"{row.median:.2f}"
+        value = "" if row.median is None else number(row.median)
         verdict = {True: " met", False: " missed", None: ""}[row.met]
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
         unit, target = ("", row.error) if row.error else (row.unit, row.target + verdict)
         style = "bold" if row.role == "ours" else None
         made.add_row(row.case if new else "", row.contender, value, unit, ratio, target, style=style)
     return made
+
+
+def number(value: float) -> str:
+    """As many digits as one reads."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def write_json(path: Path, rows: Sequence[Row], **about: object) -> None:
@@ -44,19 +50,33 @@ def write_json(path: Path, rows: Sequence[Row], **about: object) -> None:
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def machine() -> dict[str, object]:
-    """What the numbers depend on: processor, cores, load before, versions (None where not installed)."""
+def machine(device: str = "cpu") -> dict[str, object]:
+    """What the numbers depend on: processor, cores, GPU, load before, versions (None where not installed).
+
+    Raises ValueError for a device that is not there.
+    """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
+        **({} if device == "cpu" else _gpu(device)),
         "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{package: _version(package) for package in ("niels-gpt", "torch", "numpy", "transformers", "litgpt")},
+        "niels-gpt": niels_gpt.__version__,
+        **{package: _version(package) for package in ("torch", "numpy", "transformers", "litgpt")},
     }
+
+
+def _gpu(device: str) -> dict[str, object]:
+    import torch
+
+    from niels_gpt.device import resolve_device
+
+    found = torch.cuda.get_device_properties(resolve_device(device))
+    return {"gpu": found.name, "gpu GiB": round(found.total_memory / 2**30), "cuda": torch.version.cuda}
 
 
 def _version(package: str) -> str | None:

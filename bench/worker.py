@@ -1,7 +1,8 @@
-"""The process of one contender: `python -m bench.worker CASE CONTENDER [--quick]`.
+"""The process of one contender: `python -m bench.worker CASE CONTENDER DEVICE [--quick]`.
 
-Says {"amount", "gflop", "facts"} once it is warm, then answers every line on stdin with one round and its
-{"seconds"}; JSON, a line each. {"error"} is the last it says. Ends with stdin.
+Says {"amount", "gflop", "facts"} once it is ready, then answers every line on stdin with one round and its
+{"seconds"}, beside what else the round has measured, by unit; JSON, a line each. {"error"} is the last it says. Ends
+with stdin.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ def serve(contender: Contender, quick: bool, requests: IO[str], replies: IO[str]
 
     try:
         work = contender.build(quick)
-        work.run()
+        if work.warm:
+            work.run()
         reply(amount=work.amount, gflop=work.gflop, facts=work.facts)
         for _ in requests:
             began = time.perf_counter()
-            work.run()
-            reply(seconds=time.perf_counter() - began)
+            found = work.run()
+            seconds = time.perf_counter() - began
+            reply(**{"seconds": seconds, **(found if work.measures and isinstance(found, dict) else {})})
     except Exception as err:  # for the table: one broken contender must not cost the others
         missing = isinstance(err, ModuleNotFoundError) and err.name in PEERS
-        reply(error="not installed" if missing else f"failed: {type(err).__name__}: {err}")
+        first = next(iter(str(err).splitlines()), "")[:300]
+        reply(error="not installed" if missing else f"failed: {type(err).__name__}: {first}")
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and with it stdin
-    case, name, *options = sys.argv[1:]
+    case, name, device, *options = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not get between the replies
-    found = next(contender for contender in load_case(case).contenders if contender.name == name)
+    found = next(contender for contender in load_case(case, device).contenders if contender.name == name)
     serve(found, "--quick" in options, sys.stdin, replies)

@@ -153,8 +153,8 @@ class TrainConfig:
     """`muon` takes Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """`bf16` multiplies matrices in bfloat16 (on CUDA the residual stream is bfloat16 too); weights and their
-    gradients stay float32. Many times as fast on a GPU, twice on processors that have it in hardware (Intel AMX), slower
-    on others. `tf32` is CUDA's float32 with products rounded to 10 bits."""
+    gradients stay float32. Many times as fast on a GPU, twice on processors that have it in hardware (Intel AMX),
+    slower on others. `tf32` is CUDA's float32 with products rounded to 10 bits."""
     accumulate: int = 0
     """Split the B rows of an update into this many forward passes (less memory, same rows); 0: as few as the memory of
     the device allows."""
@@ -298,7 +298,8 @@ class EngineConfig:
     """How the machine does the work. Nothing here changes what is learned, but for rounding."""
 
     compile: bool | None = None
-    """Compile the model with torch.compile; null: on CUDA, for runs of at least 500 updates (it takes half a minute)."""
+    """Compile the model with torch.compile; null: on CUDA, for runs of at least 500 updates, as it takes half a minute.
+    On a CPU it does not pay."""
     graphs: bool | None = None
     """Capture a whole update as one CUDA graph, so that small models do not wait for Python; null: on one CUDA device,
     where all batches have one shape."""

@@ -37,3 +37,41 @@ def multiplies_bf16(device: str) -> bool:
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device == "cpu" and torch.cpu._is_amx_tile_supported()
+
+
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "GH200": 989e12,
+    "H20": 148e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "A40": 150e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""Products of bfloat16 matrices per second, dense, summed in float32, as the vendor says."""
+
+
+def peak_flops(device: str) -> float | None:
+    """What the device could do in bfloat16 at best, operations per second; None where that is not known."""
+    if torch.device(device).type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = sorted((model for model in PEAK_FLOPS if model in name), key=len)
+    return PEAK_FLOPS[known[-1]] if known else None
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Raise ValueError where the device has no such arithmetic."""
+    kind = torch.device(device).type
+    if precision == "tf32" and kind != "cuda":
+        raise ValueError(f"train.precision=tf32 is arithmetic of CUDA devices, not of {device}: use fp32 or bf16")
+    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(f"train.precision=bf16: {name} has no bfloat16 (it came with Ampere): use fp32")

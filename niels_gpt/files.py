@@ -85,9 +85,12 @@ def link(existing: Path, path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that a killed writer left in a folder; call it under the folder's lock."""
+    """Delete the temporary files and folders that a killed writer left in a folder; call it under its lock."""
     for temporary in folder.glob(".*.tmp"):
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def sha256_bytes(data: bytes) -> str:

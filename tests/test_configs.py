@@ -1,8 +1,12 @@
+import dataclasses
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
+from niels_gpt.cli.main import app
 from niels_gpt.config_file import dump_config, load_config, load_pipeline
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.schedule import lr_at_step
@@ -60,3 +64,46 @@ def test_a_shipped_config_makes_a_model_and_a_schedule(config, tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_config_says_what_it_is_for(path):
     assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+RECIPES = {"shakespeare-char": 11_000_000, "enwik8": 44_000_000, "wikitext-2": 10_000_000}
+"""The recipes with known numbers, and the most weights that each may have."""
+
+
+@pytest.mark.parametrize(("name", "limit"), RECIPES.items())
+def test_a_recipe_is_no_larger_than_what_it_is_compared_with(name, limit):
+    config = load_config(f"{CONFIGS[0].parent}/{name}.yaml")
+    V = 8004 if config.task == "pretrain" else 256  # of the tokenizer that its comment builds
+    assert GPT(dataclasses.replace(config.model, V=V)).num_parameters() <= limit
+
+
+def test_the_recipes_are_cut_as_others_cut():
+    splits = {
+        name: [source.split for source in load_config(f"{CONFIGS[0].parent}/{name}.yaml").data.sources.values()]
+        for name in RECIPES
+    }
+    assert splits == {
+        "shakespeare-char": [(0.9, 0.1)],
+        "enwik8": [(90_000_000, 5_000_000, 5_000_000)],
+        "wikitext-2": [],  # its own train, validation and test files
+    }
+
+
+def commands_of(path):
+    """The niels-gpt commands in the comments of a config, as words."""
+    lines = [
+        line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"
+    ]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("niels-gpt ")]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_commands_in_the_comments_are_commands(path):
+    """Names and options are known, and the config that is named is this file."""
+    for words in commands_of(path):
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        context = command.make_context(command.name, list(words))
+        if context.params.get("config"):
+            assert context.params["config"] == Path("configs") / path.name

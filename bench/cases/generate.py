@@ -1,71 +1,50 @@
-"""200 new tokens from a prompt of 11 bytes, v0, greedy, with a KV cache; alone and 32 at a time."""
+"""New tokens, greedy, alone and 32 at a time; everyone with a KV cache but nano, which has none.
+
+On a CPU 200 from a prompt of 11 bytes, on CUDA 256 from a prompt of one: so many fit the window of v0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from bench import models
-from bench.case import Case, Contender, Work
-
-PROMPT = "hello world"
-
-
-def _new(quick: bool) -> int:
-    return 10 if quick else 200
+from bench.case import Case, Contender, Role
+from bench.generation import Talk, warm_work
+from bench.models import V0, V1
+from bench.training import OURS
 
 
-def _ours(quick: bool, batch: int) -> Work:
-    from niels_gpt import generate
-    from niels_gpt.inference.sampling import Sampling
-    from niels_gpt.inference.text import generate_batch
-
-    model, n = models.niels_gpt(), _new(quick)
-    if batch == 1:
-        return Work(lambda: generate(model, PROMPT, max_new_tokens=n, temperature=0.0), n)
-    prompts, greedy = [PROMPT] * batch, Sampling(temperature=0.0)
-    return Work(lambda: generate_batch(model, prompts, max_new_tokens=n, sampling=greedy), batch * n)
+def _contender(name: str, talk: Talk, group: str = "", **options: Any) -> Contender:
+    role: Role = "ours" if name == OURS else "peer"
+    label = f"{name}, batch {talk.batch}"
+    return Contender(label, lambda quick: warm_work(name, talk, quick), role, group or label.split(", ")[1], **options)
 
 
-def _transformers(make: Callable[[], Any], quick: bool, batch: int) -> Work:
-    import torch
-
-    model, n = make().eval(), _new(quick)
-    ids = torch.tensor([list(PROMPT.encode())] * batch)
-    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "use_cache": True, "pad_token_id": 0}
-
-    def run() -> None:
-        made = model.generate(ids, min_new_tokens=n, max_new_tokens=n, **options)
-        assert made.shape == (batch, len(PROMPT) + n), made.shape
-
-    return Work(run, batch * n)
+def _on_cpu(name: str, talk: Talk, target: float | None) -> Case:
+    many = Talk(talk.size, batch=32)
+    contenders = (
+        _contender(OURS, talk, target=target),
+        *(_contender(peer, talk) for peer in ("GPT-2", "Llama")),
+        _contender("litgpt", talk, "litgpt"),  # the target speaks of transformers; others stand beside it
+        _contender("nano", talk, "nano"),
+        *(_contender(name, many) for name in (OURS, "GPT-2", "Llama")),
+    )
+    return Case(name, "tokens/s", contenders)
 
 
-def _litgpt(quick: bool) -> Work:
-    import torch
-    from litgpt.generate.base import generate
-
-    model, n = models.litgpt().eval(), _new(quick)
-    ids = torch.tensor(list(PROMPT.encode()))
-    model.max_seq_length = len(PROMPT) + n
-    model.set_kv_cache(batch_size=1)
-
-    def run() -> None:
-        made = generate(model, ids, len(PROMPT) + n, temperature=0.0, top_p=0.0)  # with top_p above 0 it samples
-        assert made.shape == (len(PROMPT) + n,), made.shape
-
-    return Work(run, n)
+def _on_cuda(name: str, talk: Talk, least: str) -> Case:
+    many = Talk(talk.size, "cuda", 32)
+    contenders = (
+        _contender(OURS, talk, goals={"tokens/s": least}),
+        *(_contender(peer, talk) for peer in ("nano", "GPT-2", "Llama", "litgpt")),
+        _contender(OURS, many, alone=f"{OURS}, batch 1", goals={"x alone": "≥ 15"}),
+        *(_contender(peer, many) for peer in ("nano", "GPT-2", "Llama")),
+    )
+    return Case(name, "tokens/s", contenders, "cuda", starts=9)
 
 
-def _contenders(batch: int, **options: Any) -> list[Contender]:
-    group = f"batch {batch}"
-    return [
-        Contender(f"niels-gpt, {group}", lambda quick: _ours(quick, batch), "ours", group, **options),
-        Contender(f"GPT-2, {group}", lambda quick: _transformers(models.gpt2, quick, batch), group=group),
-        Contender(f"Llama, {group}", lambda quick: _transformers(models.llama, quick, batch), group=group),
-    ]
-
-
-# The target speaks of transformers; litgpt stands beside it, in a group of its own.
-LITGPT = Contender("litgpt, batch 1", _litgpt, group="litgpt")
-CASE = Case("generate", "tokens/s", (*_contenders(1, target=3.0), LITGPT, *_contenders(32)))
+CASES = (
+    _on_cpu("generate", Talk(V0), 3.0),
+    _on_cpu("generate_v1", Talk(V1), None),
+    _on_cuda("generate", Talk(V0, "cuda"), "≥ 9000"),
+    _on_cuda("generate_v1", Talk(V1, "cuda"), "≥ 3500"),
+)

@@ -1,49 +1,17 @@
-"""Updates of v0 on 32 x 256 tokens: forward, loss, backward, clipping, fused AdamW; fp32, and bf16 autocast.
+"""Updates on random ids: forward, loss, backward, clipping, fused AdamW; v0, v1 (a Llama) and 124M (a GPT-2).
 
-The share of the peak counts 6 N + 12 L C T operations per token, N being the parameters without the
-embedding but with the head (tied: all of them); the peak is the best square matmul of the same run.
+On a CPU in fp32, v0 also with dropout and under bf16 autocast; on CUDA in bf16. The share of the peak and the MFU count
+6 N + 12 L C T operations per token, N being all weights (tied ones once); the peak is the best square matmul of the
+same run, on CUDA what the vendor says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from bench import models
-from bench.case import Case, Contender, Work
-
-
-def _work(make: Callable[[], Any], quick: bool, bf16: bool) -> Work:
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    torch.manual_seed(0)
-    model = make().train()
-    package = type(model).__module__.partition(".")[0]
-    if package == "niels_gpt":
-        from niels_gpt.config import TrainConfig
-        from niels_gpt.train.optimizer import make_optimizer
-
-        optimizer = make_optimizer(model, TrainConfig())
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    B, T, steps = (2, 32, 1) if quick else (32, 256, 2)
-    ids = torch.randint(0, 256, (B, T + 1))
-    x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-    def run() -> None:
-        for _ in range(steps):
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                logits = model(x, use_cache=False).logits if package == "transformers" else model(x)
-                loss = cross_entropy(logits.reshape(-1, 256), y.reshape(-1))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    tokens, parameters = B * T * steps, sum(p.numel() for p in model.parameters())
-    gflop = (6 * parameters + 12 * 4 * 256 * T) * tokens / 1e9 if package == "niels_gpt" else None
-    return Work(run, tokens, gflop, {"parameters": parameters, "threads": torch.get_num_threads()})
+from bench.case import Case, Contender, Role, Work
+from bench.models import GPT2_SMALL, PEERS, SIZES, V0, V1, Size
+from bench.training import OURS, Setting, step_work
 
 
 def _peak(quick: bool) -> Work:
@@ -54,23 +22,42 @@ def _peak(quick: bool) -> Work:
     return Work(lambda: torch.mm(a, b, out=out), gflop=2 * n**3 / 1e9)
 
 
-def _contender(name: str, make: Callable[[], Any], group: str, **options: Any) -> Contender:
-    return Contender(f"{name}, {group}", lambda quick: _work(make, quick, group == "bf16"), group=group, **options)
+def _contender(name: str, setting: Setting, group: str, **options: Any) -> Contender:
+    role: Role = "ours" if name == OURS else "peer"
+    label = f"{name}, {group}" if group else name
+    return Contender(label, lambda quick: step_work(name, setting, quick), role=role, group=group, **options)
 
 
-# The target is against the fastest peer of all, so it stands in the group that has them all: only GPT-2 drops
-# out on the residual branches as v0 does, and being faster than the slowest peer alone is no target met.
-CONTENDERS = (
-    _contender("niels-gpt", models.niels_gpt, "dropout 0", role="ours", target=1.2),
-    _contender("GPT-2", models.gpt2, "dropout 0"),
-    _contender("Llama", models.llama, "dropout 0"),
-    _contender("litgpt", models.litgpt, "dropout 0"),
-    _contender("niels-gpt", lambda: models.niels_gpt(0.1), "dropout 0.1", role="ours"),
-    _contender("GPT-2", lambda: models.gpt2(0.1), "dropout 0.1"),
-    _contender("niels-gpt", models.niels_gpt, "bf16", role="ours"),
-    _contender("GPT-2", models.gpt2, "bf16"),
-    _contender("Llama", models.llama, "bf16"),
-    _contender("litgpt", models.litgpt, "bf16"),
-    Contender("matmul peak (best)", _peak, role="peak"),
+def _v0_on_cpu() -> Case:
+    # The target is against the fastest peer of all, so it stands in the group that has them all: only GPT-2 drops
+    # out on the residual branches as v0 does, and being faster than the slowest peer alone is no target met.
+    plain, dropping, bf16 = Setting(V0), Setting(V0, dropout=0.1), Setting(V0, bf16=True)
+    contenders = (
+        _contender(OURS, plain, "dropout 0", target=1.2),
+        *(_contender(peer, plain, "dropout 0") for peer in ("GPT-2", "Llama", "litgpt")),
+        _contender(OURS, dropping, "dropout 0.1"),
+        _contender("GPT-2", dropping, "dropout 0.1"),
+        _contender(OURS, bf16, "bf16"),
+        *(_contender(peer, bf16, "bf16") for peer in ("GPT-2", "Llama", "litgpt")),
+        _contender("nano", plain, "plain"),  # no package but a yardstick, in a group of its own
+        Contender("matmul peak (best)", _peak, role="peak"),
+    )
+    return Case("train_step", "tokens/s", contenders)
+
+
+def _case(size: Size, device: str, target: float | None, goals: dict[str, str], **options: Any) -> Case:
+    setting = Setting(size, device, bf16=device == "cuda")
+    ours = _contender(OURS, setting, "", target=target, goals=goals)
+    name = "train_step" if size is V0 else f"train_step_{size.name}"
+    contenders = (ours, *(_contender(peer, setting, "") for peer in PEERS))
+    return Case(name, "tokens/s", contenders, device, **options)
+
+
+# At 124M a peer takes 41 GiB to warm up: three at the same time.
+CASES = (
+    _v0_on_cpu(),
+    *(_case(size, "cpu", None, {}, rounds=5) for size in SIZES.values() if size is not V0),
+    _case(V0, "cuda", 1.3, {"GiB": "≥ 1x"}, starts=5),
+    _case(V1, "cuda", 1.3, {"GiB": "≥ 1x"}, starts=5),
+    _case(GPT2_SMALL, "cuda", 1.25, {"% MFU": "≥ 55", "GiB": "≥ 1x"}, starts=3),
 )
-CASE = Case("train_step", "tokens/s", CONTENDERS)

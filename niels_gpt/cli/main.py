@@ -31,6 +31,7 @@ from niels_gpt.cli.options import (
     RunOption,
     SeedOption,
     SetOption,
+    SourceOption,
     StrideOption,
     TemperatureOption,
     Text,
@@ -38,6 +39,7 @@ from niels_gpt.cli.options import (
     TopKOption,
     TopPOption,
     VerifyOption,
+    WeightsOption,
     WikiOption,
     WindowOption,
 )
@@ -93,13 +95,20 @@ def train(
         Count, typer.Option("--checkpoint-every", min=1, help="Same as --set output.checkpoint_every=K.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --run-dir.")] = False,
+    resume_if_there: Annotated[
+        bool, typer.Option("--resume-if-there", help="Go on if --run-dir holds a run, else begin one: for batch jobs.")
+    ] = False,
     set_: SetOption = [],  # noqa: B006
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    source: SourceOption = [],  # noqa: B006
     encoding_errors: EncodingOption = None,
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits in every run, on CUDA too; slower.")
+    ] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
     verify: VerifyOption = False,
     allow_data_change: Annotated[bool, typer.Option("--allow-data-change", help="Resume on other data.")] = False,
@@ -113,12 +122,15 @@ def train(
     overrides = list(set_)
     overrides += [f"train.total_steps={steps}"] if steps is not None else []
     overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
+    overrides += ["engine.deterministic=true"] if deterministic else []
     run_train(
         config=config,
         run_dir=run_dir,
         resume=resume,
+        resume_if_there=resume_if_there,
         overrides=overrides,
         data={"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors},
+        sources=source,
         device=device,
         print_config=print_config,
         verify=verify,
@@ -159,12 +171,17 @@ def pipeline(
 def eval_(
     run: RunOption = None,
     checkpoint: CheckpointOption = None,
+    split: Annotated[
+        str, typer.Option("--split", help="val, or test: of sources and caches that have a test split.")
+    ] = "val",
     stride: Annotated[
         Count, typer.Option("--stride", min=1, help="Start a window every N bytes (default T): less is exacter.")
     ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, or bf16: faster on a GPU.")] = "fp32",
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    source: SourceOption = [],  # noqa: B006
     encoding_errors: EncodingOption = None,
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
@@ -183,8 +200,11 @@ def eval_(
     run_eval(
         run=run,
         checkpoint=checkpoint,
+        split=split,
         stride=stride,
+        precision=precision,
         data={"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors},
+        sources=source,
         device=device,
         tokenizer=tokenizer,
         token_cache=token_cache,
@@ -208,6 +228,7 @@ def generate_(
     seed: SeedOption = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the KV cache.")] = True,
     device: DeviceOption = "auto",
+    weights: WeightsOption = "float32",
     tokenizer: TokenizerOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -225,6 +246,7 @@ def generate_(
         seed=seed,
         cache=cache,
         device=device,
+        weights=weights,
         tokenizer=tokenizer,
         as_json=json,
     )
@@ -242,6 +264,7 @@ def chat(
     min_p: MinPOption = None,
     seed: SeedOption = None,
     device: DeviceOption = "auto",
+    weights: WeightsOption = "float32",
     tokenizer: TokenizerOption = None,
 ) -> None:
     """Talk to a model: /system TEXT, /reset, /exit."""
@@ -255,6 +278,7 @@ def chat(
         sampling=sampling(temperature, top_k, top_p, min_p),
         seed=seed,
         device=device,
+        weights=weights,
         tokenizer=tokenizer,
     )
 

@@ -40,6 +40,9 @@ SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text aga
 MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", min=1, help="Longest continuation, in tokens (or bytes).")
 ]
+WeightsOption = Annotated[
+    str, typer.Option("--weights", help="float32, or int8: rounded, and faster for few texts at a time on a CPU.")
+]
 SplitOption = Annotated[str, typer.Option("--split", help="train, validation, test: what the source has.")]
 SubsetOption = Annotated[Text, typer.Option("--subset", help="The dataset's config, e.g. wikitext-2-raw-v1.")]
 PathOption = Annotated[Place, typer.Option("--path", help="A local file or folder with the source's rows.")]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from niels_gpt import files
 from niels_gpt.cli.runs import new_run
-from niels_gpt.cli.training import exit_if_stopped, train_and_report
+from niels_gpt.cli.training import exit_if_stopped, program, train_and_report
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import dump_config, load_config, load_pipeline
-from niels_gpt.device import resolve_device
+from niels_gpt.train.distributed import World, check_rows, open_world
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import open_task
@@ -32,7 +32,35 @@ def run_pipeline(
     print_config: bool,
     verify: bool,
 ) -> None:
-    """Run both phases, or go on with them; on a signal, save, say how to go on, and exit with 128 + its number."""
+    """Run both phases, or go on with them; on a signal, save, say how to go on, and exit with 128 + its number.
+
+    Under torchrun all its processes come here. What it starts again after a failure goes on by itself.
+    """
+    with open_world("cpu" if print_config else device) as world:
+        there = world.broadcast(run_dir is not None and _stored(run_dir, "pretrain").exists())
+        resume = resume or (there and world.restarts > 0)
+        with world.together():
+            if run_dir is None and world.size > 1 and not print_config:
+                raise ValueError("several processes need --run-dir: all write into one folder, and find it again")
+            phases = _phases(config, run_dir, resume, overrides, token_cache)
+        if print_config:
+            for name, phase in phases.items() if world.is_main else ():
+                print(f"# {name}\n{dump_config(phase)}")
+            return
+        folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
+        runs = {name: RunFolder(folder / name) for name in PHASES}
+        with world.together():
+            if world.is_main:
+                _prepare(phases, runs, folder, resume, verify)
+            for phase in phases.values():
+                check_rows(phase, world)
+        _run_phases(phases, runs, folder, world)
+
+
+def _phases(
+    config: Path | None, run_dir: Path | None, resume: bool, overrides: list[str], token_cache: Path | None
+) -> dict[str, RunConfig]:
+    """The configs of both phases, as asked for or as they were. Raises ValueError."""
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: which pipeline shall go on?")
     if token_cache is not None:
@@ -45,13 +73,13 @@ def run_pipeline(
         phases = {name: load_config(_stored(run_dir, name)) for name in PHASES}
     else:
         phases = load_pipeline(config, overrides=overrides)
-    phases = {name: with_vocabulary(phase) for name, phase in phases.items()}
-    if print_config:
-        for name, phase in phases.items():
-            print(f"# {name}\n{dump_config(phase)}")
-        return
-    folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
-    runs = {name: RunFolder(folder / name) for name in PHASES}
+    return {name: with_vocabulary(phase) for name, phase in phases.items()}
+
+
+def _prepare(
+    phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, resume: bool, verify: bool
+) -> None:
+    """Refuse what cannot work, and write down what is to be done."""
     if not resume and any(run.exists for run in runs.values()):
         raise ValueError(f"{folder} holds a pipeline already: go on with --resume, or choose another --run-dir")
     for phase in phases.values():  # a mistake in the second phase shall not show after hours of the first
@@ -60,23 +88,30 @@ def run_pipeline(
         open_task(phase)
         if verify:
             verify_caches(phase)
-    device = resolve_device(device)
     folder.mkdir(parents=True, exist_ok=True)
     for name, phase in phases.items():
         files.write_text(_stored(folder, name), dump_config(phase))
-    command = f"niels-gpt pipeline --run-dir {shlex.quote(str(folder))} --resume"
+
+
+def _run_phases(phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, world: World) -> None:
+    """One phase after the other, but those that are finished."""
+    command = f"{program(world)} pipeline --run-dir {shlex.quote(str(folder))} --resume"
+    say = print if world.is_main else lambda text: None
     for name in PHASES:
         run, phase = runs[name], phases[name]
         if name == "sft":
             phase = dataclasses.replace(phase, init_from=str(runs["pretrain"].best))
-        if run.exists and _finished(run, phase):
-            print(f"{name}: {run.path} is finished")
+        begun = world.broadcast(run.exists)
+        if begun and world.broadcast(world.is_main and _finished(run, phase)):
+            say(f"{name}: {run.path} is finished")
             continue
-        print(f"{name}: into {run.path}")
-        result = train_and_report(phase, run, device=device, resume=run.exists)
+        say(f"{name}: into {run.path}")
+        result = train_and_report(phase, run, device=world.device, world=world, resume=begun)
         # A signal with the last update of pretraining must not be followed by the second phase.
-        exit_if_stopped(result.signal if name == "pretrain" else result.stopped_by, result, run, command=command)
-    _summary(runs)
+        stopped = result.signal if name == "pretrain" else result.stopped_by
+        exit_if_stopped(stopped, result, run, command=command, world=world)
+    if world.is_main:
+        _summary(runs)
 
 
 def _stored(folder: Path, name: str) -> Path:

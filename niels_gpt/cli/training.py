@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -15,9 +15,9 @@ from rich.table import Table
 from niels_gpt.cli.runs import new_run
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import config_from_dict, dump_config, load_config, to_dict
-from niels_gpt.device import resolve_device
 from niels_gpt.report.curves import plot_losses
 from niels_gpt.terminal import count
+from niels_gpt.train.distributed import ALONE, World, check_alone, check_rows, open_world
 from niels_gpt.train.loop import Result, train
 from niels_gpt.train.progress import reporter
 from niels_gpt.train.run_folder import RunFolder
@@ -31,53 +31,79 @@ def run_train(
     config: Path | None,
     run_dir: Path | None,
     resume: bool,
+    resume_if_there: bool,
     overrides: list[str],
     data: Mapping[str, str | None],
+    sources: Sequence[str],
     device: str,
     print_config: bool,
     verify: bool,
     allow_data_change: bool,
     allow_config_change: bool,
 ) -> None:
-    """Train as the options say; on a signal, save, say how to go on, and exit with 128 + its number."""
-    if resume and run_dir is None:
-        raise ValueError("--resume needs --run-dir: which run shall go on?")
-    source = config
-    if resume and config is None and run_dir is not None:
-        RunFolder(run_dir).read_config()  # says so if there is no run
-        source = RunFolder(run_dir).config_path
-    resolved = with_vocabulary(with_data(load_config(source, overrides=overrides), data))
-    if print_config:
-        print(dump_config(resolved), end="")
-        return
-    if verify:
-        verify_caches(resolved)
-    run = RunFolder(run_dir) if run_dir is not None else new_run(config.stem if config else "train")
-    device = resolve_device(device)
-    result = train_and_report(
-        resolved,
-        run,
-        device=device,
-        resume=resume,
-        allow_data_change=allow_data_change,
-        allow_config_change=allow_config_change,
-    )
-    exit_if_stopped(result.stopped_by, result, run)
+    """Train as the options say; on a signal, save, say how to go on, and exit with 128 + its number.
+
+    Under torchrun all its processes come here. What it starts again after a failure goes on by itself.
+    """
+    with open_world("cpu" if print_config else device) as world:
+        there = world.broadcast(run_dir is not None and RunFolder(run_dir).exists)
+        resume = resume or (there and (resume_if_there or world.restarts > 0))
+        with world.together():
+            if run_dir is None and (resume or resume_if_there):
+                raise ValueError("--resume needs --run-dir: which run shall go on?")
+            if run_dir is None and world.size > 1 and not print_config:
+                raise ValueError("several processes need --run-dir: all write into one folder, and find it again")
+            source = config
+            if resume and config is None and run_dir is not None:
+                RunFolder(run_dir).read_config()  # says so if there is no run
+                source = RunFolder(run_dir).config_path
+            resolved = with_vocabulary(with_data(load_config(source, overrides=overrides), data, sources))
+            if verify and world.is_main and not print_config:
+                verify_caches(resolved)
+        if print_config:
+            print(dump_config(resolved) if world.is_main else "", end="")
+            return
+        run = RunFolder(run_dir) if run_dir is not None else new_run(config.stem if config else "train")
+        result = train_and_report(
+            resolved,
+            run,
+            device=world.device,
+            world=world,
+            resume=resume,
+            allow_data_change=allow_data_change,
+            allow_config_change=allow_config_change,
+        )
+        exit_if_stopped(result.stopped_by, result, run, world=world)
+        if world.is_main:
+            _say_next(resolved, run, result)
+
+
+def _say_next(config: RunConfig, run: RunFolder, result: Result) -> None:
+    """What came out, and what to do with it."""
     if result.best:
         print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
     print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
     place = shlex.quote(str(run.path))
-    if resolved.task == "splice":
+    if config.task == "splice":
         print(f"next: niels-gpt memorize --run {place}")
     else:
         print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
 
 
-def exit_if_stopped(signal: str | None, result: Result, run: RunFolder, *, command: str | None = None) -> None:
+def program(world: World) -> str:
+    """What a command begins with."""
+    return "niels-gpt" if world.size == 1 else "torchrun (its options as before) -m niels_gpt"
+
+
+def exit_if_stopped(
+    signal: str | None, result: Result, run: RunFolder, *, command: str | None = None, world: World = ALONE
+) -> None:
     """After a signal: say how to go on, and exit with 128 + its number."""
     if signal:
-        print(f"{signal}: saved {run.latest} after {result.step} updates. Go on with")
-        print(f"  {command or f'niels-gpt train --run-dir {shlex.quote(str(run.path))} --resume'}")
+        if world.is_main:
+            again = f"{program(world)} train --run-dir {shlex.quote(str(run.path))} --resume"
+            print(f"{signal}: saved {run.latest} after {result.step} updates. Go on with")
+            print(f"  {command or again}", flush=True)
         sys.exit(130 if signal == "SIGINT" else 143)
 
 
@@ -86,36 +112,55 @@ def train_and_report(
     run: RunFolder,
     *,
     device: str,
+    world: World = ALONE,
     resume: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> Result:
     """Show the sources, train with a progress display, and leave loss.png whatever happens."""
-    if run.exists and not resume:  # before minutes go into building streams
-        raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
-    lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
-    task = open_task(config)
-    show_sources(task)
+    with world.together():  # before minutes go into building streams
+        check_alone(world)
+        check_rows(config, world)
+        if run.exists and not resume and world.is_main:
+            raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
+        lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
+    task = world.in_turn(lambda: open_task(config))
+    if world.is_main:
+        show_sources(task)
     try:
         return train(
             config,
             run,
             task=task,
             device=device,
+            world=world,
             resume=resume,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
-            report=reporter(),
+            report=reporter() if world.is_main else None,
         )
     finally:
-        with contextlib.suppress(OSError):  # a full disk has said so already
-            plot_losses(run)
+        # Where another process has failed, torchrun ends this one at once: it shall say why rather than draw.
+        if world.size == 1 or (world.is_main and sys.exc_info()[0] is None):
+            with contextlib.suppress(OSError):  # a full disk has said so already
+                plot_losses(run)
 
 
-def with_data(config: RunConfig, data: Mapping[str, str | None]) -> RunConfig:
-    """The config with the data options that were given. Raises ValueError for what is not allowed."""
+def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequence[str] = ()) -> RunConfig:
+    """The config with the data options that were given, and the places of sources (`NAME=PATH`).
+
+    Raises ValueError for what is not allowed, and for a source that the config does not have.
+    """
     tree = to_dict(config)
     tree["data"] |= {key: value for key, value in data.items() if value is not None}
+    for item in sources:
+        name, _, path = item.partition("=")
+        if not path:
+            raise ValueError(f"--source takes NAME=PATH, got {item!r}")
+        if name not in config.data.sources:
+            known = ", ".join(config.data.sources) or "none"
+            raise ValueError(f"--source {item}: the config has no data.sources.{name}; its sources are: {known}")
+        tree["data"]["sources"][name]["path"] = path
     return config_from_dict(tree, where="options")
 
 

@@ -38,7 +38,7 @@ def summed_loss(
     with eval_mode(model):
         for x, y in batches:
             number = int((y != -100).sum())
-            total += number * loss_fn(model(x.to(device)), y.to(device)).double().item()
+            total += number * loss_fn(model(x.to(device)), y.to(device)).item()
             targets += number
     return total, targets
 
@@ -83,6 +83,6 @@ def evaluate_rows(
             total = torch.zeros((), dtype=torch.float64)
             for _ in range(eval_steps):
                 x, y = get_batch({name: stream}, p={name: 1.0}, B=B, T=T, device=device, generator=generator)
-                total += loss_fn(model(x[rows]), y[rows]).double().cpu()
+                total += loss_fn(model(x[rows]), y[rows]).cpu().double()
             means[name] = total.item() / eval_steps
     return means

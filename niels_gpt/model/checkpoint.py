@@ -73,8 +73,15 @@ def load_checkpoint(
 
 
 def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, Any]:
-    """The whole content of a checkpoint, `extra` included. Raises as `load_checkpoint` does."""
+    """The whole content of a checkpoint, `extra` included; also of a sharded one, which is a folder.
+
+    Raises as `load_checkpoint` does.
+    """
     path = Path(path)
+    if (path / "checkpoint.json").is_file():
+        from niels_gpt.model.sharded import read_folder
+
+        return read_folder(path, device)
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint {path}")
     try:

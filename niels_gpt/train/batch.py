@@ -9,6 +9,7 @@ import torch
 
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer
+from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
 
 
 class Batch(NamedTuple):
@@ -27,6 +28,20 @@ class Batch(NamedTuple):
         """What the model is told beside the ids: nothing, for plain rows."""
         given = {"segments": self.segments, "positions": self.positions}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+    def to(self, device: torch.device) -> Batch:
+        """On a device. Segments stay: the model reads them on the CPU."""
+        x, targets, segments, positions = self
+        moved = (None if t is None else t.to(device, non_blocking=True) for t in (x, targets, positions))
+        x, targets, positions = moved  # type: ignore[assignment]
+        return Batch(x, targets, segments, positions)
+
+    def pinned(self) -> Batch:
+        """In memory from which a GPU copies without the processor."""
+        x, targets, segments, positions = self
+        return Batch(
+            x.pin_memory(), targets.pin_memory(), segments, None if positions is None else positions.pin_memory()
+        )
 
     def parts(self, number: int) -> list[Batch]:
         """The batch cut into at most so many parts, by rows."""
@@ -56,11 +71,12 @@ class Task(Protocol):
     tokenizer: AnyTokenizer
     """What the ids of its batches mean."""
 
-    def batch(self, step: int, device: str) -> Batch:
-        """The rows of an update; the same for the same step, always."""
+    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+        """The rows of an update, or a share of them; the same for the same step, always."""
 
-    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
-        """(loss per held-out set, the one number that chooses the best checkpoint)."""
+    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
+        """(loss per held-out set, the one number that chooses the best checkpoint); each process measures its share,
+        and all get the result."""
 
     def fingerprint(self) -> dict[str, str]:
         """What identifies the data: a run goes on only on the same."""

@@ -6,20 +6,22 @@ from pathlib import Path
 
 from niels_gpt.batching import Plan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
-from niels_gpt.evaluation.sampled import evaluate
+from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
+from niels_gpt.terminal import count
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
+from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
 
 SOURCES = ("wiki", "roam", "primer")
 """The sources that are always there; data.sources adds others."""
 
 
-def eval_name(source: str) -> str:
+def eval_name(source: str, split: str = "val") -> str:
     """What the held-out stream of a source is called."""
-    return "val_chat" if source == "primer" else f"val_{source}"
+    return "val_chat" if source == "primer" else f"{split}_{source}"
 
 
 class ByteTask:
@@ -44,8 +46,11 @@ class ByteTask:
         drawn_from = generator(self.config.train.seed, "batch", step)
         return plan_batch(self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=drawn_from)
 
-    def batch(self, step: int, device: str) -> Batch:
-        return Batch(*gather_rows(self._train, self.plan(step), T=self.config.model.T, device=device))
+    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+        names, source, start = self.plan(step)
+        rows = share.of(len(start))
+        plan = Plan(names, source[rows], start[rows])
+        return Batch(*gather_rows(self._train, plan, T=self.config.model.T, device=device))
 
     def origins(self, step: int) -> list[Origin]:
         """Source, document, offset and text of every row of a step."""
@@ -59,18 +64,22 @@ class ByteTask:
             rows.append(Origin(row, name, document, offset, start, text))
         return rows
 
-    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
         """Sampled loss on the sources of p_val; the same windows every time, so that steps compare."""
         weights = {name: w for name, w in self.config.train.p_val.items() if w}
-        losses = evaluate(
+        losses = evaluate_rows(
             model,
             {eval_name(name): self.streams[name]["val"].data for name in weights},
+            world.share.of(self.config.train.B),
             eval_steps=self.config.output.eval_steps,
             B=self.config.train.B,
             T=self.config.model.T,
             device=device,
             generator=generator(self.config.train.seed, "eval"),
         )
+        if world.size > 1:  # shares of the same size
+            means = world.total(*losses.values())
+            losses = {name: float(mean) / world.size for name, mean in zip(losses, means, strict=True)}
         return losses, sum(w * losses[eval_name(name)] for name, w in weights.items())
 
     def fingerprint(self) -> dict[str, str]:
@@ -87,7 +96,9 @@ class ByteTask:
         rows = []
         for name, streams in self.streams.items():
             train, val = streams["train"], streams["val"]
-            state = "cached" if train.cached and val.cached else "built"
+            state = "cached" if all(stream.cached for stream in streams.values()) else "built"
+            if "test" in streams:
+                state += f"; {count(len(streams['test'].data))}B to test on"
             rows.append(
                 SourceRow(
                     name,

@@ -10,10 +10,14 @@ import torch
 from niels_gpt.config import TrainConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.muon import Muon
+from niels_gpt.train.parallel import is_sharded
 
 
 def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser of train.optimizer. Matrices decay, norms do not. Fused: one pass over memory."""
+    """The optimiser of train.optimizer. Matrices decay, norms do not. Fused: one pass over memory.
+
+    On CUDA the learning rate lies on the device, where a captured graph reads it: `set_lr` changes it everywhere.
+    """
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     if config.optimizer == "muon":
@@ -24,7 +28,23 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.base_lr, betas=config.betas, fused=True)
+    return torch.optim.AdamW(groups, betas=config.betas, fused=True, **_rate(matrices[0], config))
+
+
+def _rate(like: torch.Tensor, config: TrainConfig) -> dict[str, Any]:
+    """The options for a learning rate that can change under a captured graph, where there can be one."""
+    if not like.is_cuda or is_sharded(like):
+        return {"lr": config.base_lr}
+    return {"lr": torch.tensor(config.base_lr, device=like.device), "capturable": True}
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """The learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -34,8 +54,9 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], config: TrainConfig) -> None:
-        self._muon = Muon(matrices, lr=config.base_lr, weight_decay=config.weight_decay)
-        self._adamw = torch.optim.AdamW(others, lr=config.base_lr, betas=config.betas, weight_decay=0.0, fused=True)
+        rate = _rate(others[0], config)
+        self._muon = Muon(matrices, lr=rate["lr"], weight_decay=config.weight_decay)
+        self._adamw = torch.optim.AdamW(others, betas=config.betas, weight_decay=0.0, fused=True, **rate)
         super().__init__([*matrices, *others], {})
         # The very groups of the two, so that a learning rate set here reaches them.
         self.param_groups = [*self._muon.param_groups, *self._adamw.param_groups]

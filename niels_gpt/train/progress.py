@@ -119,7 +119,12 @@ class _Clock:
         per_step = (time.monotonic() - self._began) / max(self.done - self._first, 1)
         parts = [f"loss {line['loss']:.3f}"]
         parts += [f"{name} {value:.3f}" for name, value in shown(line.get("evals") or {}).items()]
-        parts += [f"{count(self._rate)} tok/s", f"{duration(per_step * (self.total - self.done))} left"]
+        parts.append(f"{count(self._rate)} tok/s")
+        if "mfu" in line:
+            parts.append(f"{line['mfu']:.0%} MFU")
+        if "memory_gib" in line:
+            parts.append(f"{line['memory_gib']:.1f} GiB")
+        parts.append(f"{duration(per_step * (self.total - self.done))} left")
         return "  ".join(parts)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from niels_gpt.config_file import dump_config, load_config
 from niels_gpt.model.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
+from niels_gpt.train.distributed import World
 
 
 class RunFolder:
@@ -86,20 +88,26 @@ class RunFolder:
 
     @property
     def latest(self) -> Path:
-        return self.checkpoints / "latest.pt"
+        """latest.pt, or `latest` where the newest is a folder (a sharded one)."""
+        return next(iter(self._pointers()), self.checkpoints / "latest.pt")
+
+    def _pointers(self) -> list[Path]:
+        """What points to the newest; if a kill has left both kinds, the newer first."""
+        there = [p for p in (self.checkpoints / "latest.pt", self.checkpoints / "latest") if p.exists()]
+        return sorted(there, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @property
     def best(self) -> Path:
         return self.checkpoints / "best.pt"
 
     def step_files(self) -> list[Path]:
-        """The numbered checkpoints, newest first."""
-        return sorted(self.checkpoints.glob("step_*.pt"), reverse=True)
+        """The numbered checkpoints, newest first: files, or folders of a sharded run."""
+        return sorted(self.checkpoints.glob("step_*"), key=lambda path: path.stem, reverse=True)
 
     def save(
         self,
         model: GPT,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         step: int,
         extra: dict[str, Any],
         *,
@@ -118,21 +126,71 @@ class RunFolder:
         if numbered:
             if best:
                 files.link(path, self.best)
-            files.link(path, self.latest)
-            for old in self.step_files()[keep:]:
-                old.unlink(missing_ok=True)
+            files.link(path, self.checkpoints / "latest.pt")
+            (self.checkpoints / "latest").unlink(missing_ok=True)  # of a sharded run before
+            self._retain(keep)
 
-    def newest_checkpoint(self, device: str) -> tuple[Path | None, dict[str, Any], list[str]]:
+    def save_sharded(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        head: dict[str, Any],
+        world: World,
+        *,
+        keep: int,
+    ) -> None:
+        """Write the numbered checkpoint of a step as a folder; called by all processes together.
+
+        The promises are those of `save`: the folder has its name when it is complete, then `latest` moves, then old
+        ones go.
+        """
+        from niels_gpt.model.sharded import write_head, write_parts
+
+        folder = self.step_path(head["step"]).with_suffix("")
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        with world.together():
+            if world.is_main:
+                _remove(temporary)
+                temporary.mkdir()
+        written = world.gather(write_parts(temporary, tensors, rank=world.rank, group=world.control))
+        with world.together():
+            if world.is_main:
+                write_head(temporary, head, written)
+                _remove(folder)  # a damaged one, which the run went back before
+                temporary.rename(folder)
+                files.sync_folder(self.checkpoints)
+                pointer = self.checkpoints / ".latest.tmp"
+                pointer.unlink(missing_ok=True)
+                pointer.symlink_to(folder.name)
+                pointer.replace(self.checkpoints / "latest")
+                files.sync_folder(self.checkpoints)
+                (self.checkpoints / "latest.pt").unlink(missing_ok=True)  # of a run before that was not sharded
+                self._retain(keep)
+
+    def _retain(self, keep: int) -> None:
+        """Delete all but the newest numbered checkpoints."""
+        for old in self.step_files()[keep:]:
+            _remove(old)
+
+    def read(self, path: Path, device: str, *, whole: bool = True, verify: bool = True) -> dict[str, Any]:
+        """The content of a checkpoint; not `whole`: of a sharded one all but its tensors. Raises CheckpointError."""
+        if not whole and path.is_dir():
+            from niels_gpt.model.sharded import read_head
+
+            return read_head(path, verify=verify)
+        return read_checkpoint(path, device)
+
+    def newest_checkpoint(self, device: str, *, whole: bool = True) -> tuple[Path | None, dict[str, Any], list[str]]:
         """(path, content, warnings) of the newest checkpoint that can be read; (None, {}, []) if there is none.
 
-        A damaged one is passed over and named in the warnings. Raises CheckpointError if all are damaged.
+        A damaged one is passed over and named in the warnings. Raises CheckpointError if all are damaged. `whole` is as
+        for `read`.
         """
-        candidates = [p for p in (self.latest, *self.step_files()) if p.exists()]
+        candidates = [p for p in (*self._pointers(), *self.step_files()) if p.exists()]
         damaged: list[str] = []
         for path in candidates:
             try:
-                return path, read_checkpoint(path, device), damaged
-            except CheckpointError as err:
+                return path, self.read(path, device, whole=whole), damaged
+            except (CheckpointError, FileNotFoundError) as err:
                 damaged.append(str(err))
         if damaged:
             raise CheckpointError(f"no checkpoint of {self.path} can be read: {damaged[0]}")
@@ -144,6 +202,16 @@ class RunFolder:
             if path.exists():
                 return path
         raise ValueError(f"{self.path} has no checkpoint yet: train first (niels-gpt train --run-dir {self.path})")
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, or a folder so that no half of it ever bears its name."""
+    if path.is_dir():
+        gone = path if path.name.startswith(".") else path.with_name(f".{path.name}.gone.tmp")
+        path.rename(gone)
+        shutil.rmtree(gone)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class MetricsLog:

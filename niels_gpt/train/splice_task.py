@@ -24,6 +24,7 @@ from niels_gpt.splice_config import SpliceConfig
 from niels_gpt.terminal import counted
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
+from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
 from niels_gpt.train.library import Library, Shelf, check_vocabulary, digest, open_library
 
 MAX_DETAILS = 64
@@ -55,21 +56,22 @@ class SpliceTask:
         plan = self.dataset.plan(train.seed, step, train.B, shuffle=self.config.splice.shuffle)
         return self.dataset.planned(plan)
 
-    def batch(self, step: int, device: str) -> Batch:
-        return Batch(*self._tensors(self.dataset, self.spans(step), device)[0])
+    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+        """A share is of the spans, and packed by itself: packing changes neither loss nor gradients."""
+        return Batch(*self._tensors(self.dataset, _part(self.spans(step), share), device)[0])
 
     def _tensors(self, dataset: MultiSpliceDocumentDataset, spans: Spans, device: str) -> tuple[Any, Any]:
         frames = pack(dataset, spans) if self.packed else dataset.frames(spans)
         return to_tensors(frames, device), frames
 
-    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
         """`splice` and `control`: the mean loss of the chosen documents and of the controls, each on its fixed grid of
         spans; under `loss/` and `bpb/` those of each document."""
-        losses, bits = self._measure(model, self.dataset, device)
+        losses, bits = self._measure(model, self.dataset, device, world)
         found = {"splice": float(np.mean(losses))}
         details = list(zip(self._used_names(), losses, bits, strict=True))
         if self._control_set is not None:
-            losses, bits = self._measure(model, self._control_set, device)
+            losses, bits = self._measure(model, self._control_set, device, world)
             found["control"] = float(np.mean(losses))
             names = [f"control {name}" for name in unique_names(self.library.held_out, self.controls)]
             controls = list(zip(names, losses, bits, strict=True))[: MAX_DETAILS // 2]
@@ -82,9 +84,11 @@ class SpliceTask:
         """The names of the documents that have examples."""
         return [self.names[i] for i in np.flatnonzero(self.dataset.layout.counts(self.dataset.lengths))]
 
-    def _measure(self, model: GPT, dataset: MultiSpliceDocumentDataset, device: str) -> tuple[np.ndarray, np.ndarray]:
+    def _measure(
+        self, model: GPT, dataset: MultiSpliceDocumentDataset, device: str, world: World
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(nats per token, bits per byte) of each document that has examples, on its grid."""
-        spans = grid(dataset, self.config.splice.eval_examples)
+        spans = _part(grid(dataset, self.config.splice.eval_examples), world.share)
         nats, tokens, size = (np.zeros(len(dataset.lengths)) for _ in range(3))
         with eval_mode(model):
             for part in _batches(spans, self.config.train.B):
@@ -98,6 +102,7 @@ class SpliceTask:
                     nats[doc] += rows[i, here].sum()
                     tokens[doc] += length - 1
                     size[doc] += self._sizes[frames.tokens[i, here.start + 1 : here.stop + 1]].sum()
+        nats, tokens, size = world.total(nats, tokens, size)
         used = tokens > 0
         return nats[used] / tokens[used], nats[used] / np.maximum(size[used], 1) / np.log(2)
 
@@ -259,6 +264,11 @@ def sizes(lengths: np.ndarray) -> str:
     """`10`, or `10 to 20`."""
     low, high = int(lengths.min()), int(lengths.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _part(spans: Spans, share: Share) -> Spans:
+    """A share of the spans; the order stays."""
+    return Spans(*(part[share.of(len(part))] for part in spans))
 
 
 def _batches(spans: Spans, size: int) -> Iterable[Spans]:

@@ -11,18 +11,19 @@ from typing import Any
 import torch
 
 from niels_gpt.cache.checking import verify
-from niels_gpt.cache.mixture import Mixture
+from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
-from niels_gpt.evaluation.sampled import mean_loss
+from niels_gpt.evaluation.sampled import summed_loss
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
+from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
 from niels_gpt.train.library import check_vocabulary, open_library, uses_bytes
 
 
@@ -83,19 +84,27 @@ class _TokenTask(abc.ABC):
         shas = {name: self.folder.fingerprint(self.kind, name) for name in self._train.weights}
         return {**shas, "tokenizer": str(self.tokenizer.sha256)}
 
-    def _losses(self, model: GPT, datasets: Mapping[str, Any], device: str) -> dict[str, float]:
+    def _rows(self, step: int, share: Share) -> tuple[torch.Tensor, ...]:
+        """What a share of a step learns from."""
+        plan = self.plan(step)
+        rows = share.of(len(plan.row))
+        return self._train.gather(MixedPlan(plan.source[rows], plan.row[rows]))
+
+    def _losses(self, model: GPT, datasets: Mapping[str, Any], device: str, world: World) -> dict[str, float]:
         """The sampled loss of each dataset; the same rows every time, so that steps compare."""
         settings = self.config
+        rows = world.share.of(settings.train.B)
         found = {}
         for name, dataset in datasets.items():
             draw = generator(settings.train.seed, "eval", name)
 
             def batches(dataset: Any = dataset, draw: torch.Generator = draw) -> Iterable[tuple[torch.Tensor, ...]]:
                 for _ in range(settings.output.eval_steps):
-                    tensors = dataset.gather(dataset.plan(settings.train.B, draw))
+                    tensors = dataset.gather(dataset.plan(settings.train.B, draw)[rows])
                     yield tensors[0], tensors[-1]
 
-            found[name] = mean_loss(model, batches(), device=device)
+            nats, targets = world.total(*summed_loss(model, batches(), device=device))
+            found[name] = float(nats / targets)
         return found
 
     def notes(self) -> list[str]:
@@ -127,13 +136,13 @@ class PretrainTask(_TokenTask):
     def _open(self, name: str, split: str) -> PretrainTokenStreamDataset:
         return self.folder.pretrain(name, split, T=self.config.model.T)
 
-    def batch(self, step: int, device: str) -> Batch:
-        x, y = self._train.gather(self.plan(step))
+    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+        x, y = self._rows(step, share)
         return Batch(x.to(device), y.to(device))
 
-    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
         """The loss of every held-out cache, and `val_pretrain`, their mean by p_val."""
-        losses = self._losses(model, self._val, device)
+        losses = self._losses(model, self._val, device, world)
         whole = _mixed(losses, self.config.train.p_val)
         return {**{f"val_{name}": loss for name, loss in losses.items()}, "val_pretrain": whole}, whole
 
@@ -172,17 +181,17 @@ class SFTTask(_TokenTask):
     def _open(self, name: str, split: str) -> SFTExampleDataset:
         return self.folder.sft(name, split, T=self.config.model.T)
 
-    def batch(self, step: int, device: str) -> Batch:
-        x, _, targets = self._train.gather(self.plan(step))
+    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+        x, _, targets = self._rows(step, share)
         return Batch(x.to(device), targets.to(device))
 
-    def evaluate(self, model: GPT, device: str) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
         """The loss of every held-out cache, their mean by p_val (`val_sft`), and `val_pretrain`: is it forgetting?"""
-        losses = self._losses(model, self._val, device)
+        losses = self._losses(model, self._val, device, world)
         whole = _mixed(losses, self.config.train.p_val)
         found = {**{f"val_{name}": loss for name, loss in losses.items()}, "val_sft": whole}
         if self._retained:
-            found["val_pretrain"] = _mixed(self._losses(model, self._retained, device), self.config.data.retain)
+            found["val_pretrain"] = _mixed(self._losses(model, self._retained, device, world), self.config.data.retain)
         return found, whole
 
     def origins(self, step: int) -> list[Origin]:

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from bench.__main__ import main
-from bench.case import NAMES, Case, Contender, Work, load_case
+from bench.case import NAMES, ON_CUDA, USUAL, Case, Contender, Work, load_case
 from bench.cases.get_batch import literal
 from bench.report import machine, table, write_json
 from bench.runner import Row, summarise
@@ -69,6 +69,46 @@ def test_without_peers_the_target_stays_open():
     assert (peer.error, peer.median) == ("not installed", None)
 
 
+def test_what_rounds_measure_is_compared_by_its_unit():
+    """Less memory is better, more MFU is better; a share that may be 0 has no ratio."""
+    goals = {"GiB": "≥ 2x", "% MFU": "≥ 55", "% stall": "≤ 1"}
+    case = Case("c", "tokens/s", (contender("ours", "ours", goals=goals), contender("a"), contender("b")))
+    also = {"GiB": [2.0, 2.0], "% MFU": [50.0, 52.0], "% stall": [0.0, 0.4]}
+    rows = summarise(
+        case,
+        {
+            "ours": measured([1, 1], amount=10) | {"also": also},
+            "a": measured([2, 2], amount=10) | {"also": {"GiB": [5.0, 7.0], "% MFU": [40.0, 40.0]}},
+            "b": measured([3, 3], amount=10) | {"also": {"GiB": [4.0, 5.0]}},
+        },
+    )
+    found = {(row.contender, row.unit): row for row in rows}
+    assert (found["ours", "tokens/s"].median, found["ours", "tokens/s"].ratio) == (10, 2)
+    memory, mfu, stall = (found["ours", unit] for unit in ("GiB", "% MFU", "% stall"))
+    assert (memory.median, memory.versus, memory.ratio, memory.met) == (2.0, "b", 2.25, True)
+    assert (mfu.versus, mfu.target, mfu.met) == ("a", "≥ 55", False)
+    assert mfu.ratio == pytest.approx(51 / 40)
+    assert (stall.median, stall.ratio, stall.met) == (0.2, None, True)
+    assert memory.values == [2.0, 2.0] and memory.seconds == []
+    assert found["b", "GiB"].ratio == 1
+
+
+def test_a_case_can_have_a_unit_that_its_rounds_measure():
+    case = Case("c", "GiB", (contender("ours", "ours", target=2), contender("peer")))
+    ours, peer = summarise(
+        case, {"ours": measured([9]) | {"also": {"GiB": [3.0]}}, "peer": measured([1]) | {"also": {"GiB": [9.0]}}}
+    )
+    assert (ours.median, ours.ratio, ours.target, ours.met, ours.seconds) == (3.0, 3.0, "≥ 2x", True, [])
+    assert peer.median == 9.0
+
+
+def test_many_together_are_set_against_one_alone():
+    many = contender("many", "ours", group="32", alone="one", goals={"x alone": "≥ 15"})
+    case = Case("c", "tokens/s", (contender("one", "ours", group="1"), many))
+    *_, row = summarise(case, {"one": measured([1, 1], amount=10), "many": measured([2, 4], amount=320)})
+    assert (row.contender, row.unit, row.median, row.met) == ("many", "x alone", 12, False)  # of 16 and 8
+
+
 def test_the_table_has_a_line_per_row_within_80_columns():
     rows = [
         Row("train_step", "niels-gpt, dropout 0.1", "ours", "tokens/s", 12345.6, 1.234, "x", "≥ 1.2x", False),
@@ -100,6 +140,33 @@ def test_contenders_run_in_processes_of_their_own(tmp_path, capsys):
     assert rows["absent"]["error"] == "not installed"
     assert rows["dying"]["error"] == "failed: exit code 3"
     assert "not installed" in capsys.readouterr().out
+
+
+def test_fresh_contenders_are_new_processes_in_every_round(tmp_path):
+    assert main(["tests.bench.fresh", "--json", str(tmp_path / "r.json")]) == 0
+    rows = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"]
+    found = {(row["contender"], row["unit"]): row for row in rows}
+    assert found["ours", "s"]["values"] == [1, 1, 1] and found["ours", "s"]["met"] is True
+    processes = [process for name in ("ours", "peer") for process in found[name, "process"]["values"]]
+    assert len(set(processes)) == 6
+
+
+def test_every_case_for_a_gpu_loads():
+    assert set(USUAL) <= set(NAMES) and set(ON_CUDA) <= set(NAMES)
+    for name in ON_CUDA:
+        case = load_case(name, "cuda")
+        names = [c.name for c in case.contenders]
+        assert (case.name, case.device) == (name, "cuda") and len(set(names)) == len(names)
+        assert all(c.alone in (None, *names) for c in case.contenders)
+
+
+def test_what_a_device_does_not_have_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["train_step", "--device", "cuda"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "cuda" in err and "no such device" in err
+    with pytest.raises(ValueError, match="get_batch does not run on cuda; those that do: train_step,"):
+        load_case("get_batch", "cuda")
 
 
 def test_every_case_loads_and_an_unknown_one_is_refused(capsys):

@@ -164,18 +164,18 @@ def test_a_study_from_end_to_end(place, capsys):
 def test_a_study_that_was_interrupted_goes_on(place, capsys, monkeypatch):
     import signal
 
-    from niels_gpt.train import loop
+    from niels_gpt.train.engine import Engine
 
-    update, done = loop._update, []
+    update, done = Engine.update, []
 
-    def interrupted(state, *rest):
-        done.append(state.step)
+    def interrupted(self, batch, *, step, lr):
+        done.append(step)
         if len(done) == 9:  # in the second run
             signal.raise_signal(signal.SIGINT)
-        return update(state, *rest)
+        return update(self, batch, step=step, lr=lr)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_update", interrupted)
+        patch.setattr(Engine, "update", interrupted)
         assert call("splice", "study", *STUDY, *VARY) == 130
     assert done == [0, 1, 2, 3, 4, 5, 0, 1, 2]
     text, errors = capsys.readouterr()

@@ -98,7 +98,7 @@ def weights_sha256(checkpoint: Path) -> str:
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
-        digest.update(state[name].contiguous().numpy().tobytes())
+        digest.update(state[name].contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

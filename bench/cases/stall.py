@@ -1,0 +1,130 @@
+"""What batches cost in training: v0 over two embedded sources, beside the same updates on one batch that lies there.
+
+On CUDA it is `train` itself, and the stall is what it says in metrics.jsonl: the share of the time in which the device
+had nothing to do. On a CPU, where nothing is made ahead, it is the share of an update that goes into making its batch.
+The first updates, in which the engine compiles, do not count.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from bench.case import Case, Contender, Work
+from bench.cases.pretrain_batch import folder
+from bench.models import V0, our_config
+
+UPDATES, SKIPPED = {"cpu": 4, "cuda": 1000}, {"cpu": 0, "cuda": 100}
+
+
+def _config(device: str, quick: bool, total: int) -> Any:
+    from niels_gpt.config import DataConfig, EngineConfig, OutputConfig, RunConfig, TrainConfig
+
+    rows = 2 if quick else {"cpu": 8, "cuda": 256}[device]
+    precision: Literal["bf16", "fp32"] = "bf16" if device == "cuda" else "fp32"
+    return RunConfig(
+        model=our_config(V0.scaled(quick)),
+        train=TrainConfig(
+            total_steps=total,
+            warmup_steps=0,
+            B=rows,
+            precision=precision,
+            accumulate=1,
+            p_train={"roam": 0.9, "primer": 0.1},
+            p_val={"roam": 1.0},
+        ),
+        data=DataConfig(roam="embedded", primer="embedded", cache_dir=str(folder())),
+        output=OutputConfig(checkpoint_every=10**6, eval_every=10**6, eval_steps=1, sample_every=0, sample_tokens=1),
+        engine=EngineConfig(compile=False if quick else None),
+    )
+
+
+def _count(device: str, quick: bool) -> tuple[int, int]:
+    """(updates, those of them that do not count)"""
+    return (8, 4) if quick and device == "cuda" else (2, 0) if quick else (UPDATES[device], SKIPPED[device])
+
+
+def _training(device: str, quick: bool) -> Work:
+    updates, skipped = _count(device, quick)
+    config = _config(device, quick, updates)
+    tokens = config.train.B * config.model.T
+    if device == "cpu":
+        return Work(_by_hand(config, updates), tokens * updates, measures=True)
+
+    def run() -> dict[str, float]:
+        from niels_gpt.train.loop import train
+        from niels_gpt.train.run_folder import RunFolder
+
+        place = RunFolder(folder())
+        train(config, place, device=device)
+        lines = place.metrics()[skipped:]
+        seconds = [tokens / line["tokens_per_s"] for line in lines]
+        idle = sum(line["stall"] * s for line, s in zip(lines, seconds, strict=True))
+        return {"seconds": sum(seconds), "% stall": 100 * idle / sum(seconds)}
+
+    return Work(run, tokens * (updates - skipped), measures=True, warm=False)
+
+
+def _by_hand(config: Any, updates: int) -> Any:
+    from niels_gpt.train.task import open_task
+
+    task, engine = open_task(config), _engine(config, "cpu")
+
+    def run() -> dict[str, float]:
+        making = 0.0
+        began = time.perf_counter()
+        for step in range(updates):
+            asked = time.perf_counter()
+            batch = task.batch(step, "cpu")
+            making += time.perf_counter() - asked
+            engine.update(batch, step=step, lr=3e-4)
+        seconds = time.perf_counter() - began
+        return {"seconds": seconds, "% stall": 100 * making / seconds}
+
+    return run
+
+
+def _engine(config: Any, device: str) -> Any:
+    import torch
+
+    from niels_gpt import GPT
+    from niels_gpt.train.engine import Engine
+    from niels_gpt.train.optimizer import make_optimizer
+
+    torch.manual_seed(0)
+    model = GPT(config.model).to(device)
+    return Engine(model, make_optimizer(model, config.train), config, device)
+
+
+def _resident(device: str, quick: bool) -> Work:
+    import torch
+
+    from niels_gpt.train.task import open_task
+
+    updates, skipped = _count(device, quick)
+    config = _config(device, quick, updates)
+    engine, batch = _engine(config, device), open_task(config).batch(0, "cpu").to(torch.device(device))
+    counted = updates - skipped
+
+    def run() -> dict[str, float]:
+        for step in range(skipped):
+            engine.update(batch, step=step, lr=3e-4)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for step in range(counted):
+            engine.update(batch, step=step, lr=3e-4)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return {"seconds": time.perf_counter() - began}
+
+    return Work(run, config.train.B * config.model.T * counted, measures=True)
+
+
+def _case(device: str) -> Case:
+    ours = Contender("training", lambda quick: _training(device, quick), role="ours", goals={"% stall": "≤ 1"})
+    beside = Contender("one resident batch", lambda quick: _resident(device, quick))
+    return Case("stall", "tokens/s", (ours, beside), device, rounds=9 if device == "cpu" else 2, starts=1)
+
+
+CASES = tuple(map(_case, ("cpu", "cuda")))

@@ -1,0 +1,167 @@
+"""What a run is between two updates, and how it comes back: from a checkpoint of its own, or from another's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from niels_gpt.config import ModelConfig, RunConfig
+from niels_gpt.config_file import differences, to_dict, with_defaults
+from niels_gpt.model.checkpoint import CheckpointError, load_weights, read_checkpoint
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.batch import Task
+from niels_gpt.train.distributed import World
+from niels_gpt.train.parallel import fill, is_sharded, state_tensors, ties
+from niels_gpt.train.progress import Reporter
+from niels_gpt.train.run_folder import RunFolder
+
+
+@dataclass
+class State:
+    """What changes from update to update."""
+
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    best: dict[str, Any] | None = None
+    module: nn.Module | None = None
+    """What several processes compute the loss with."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this process has only a part of the weights."""
+        return any(map(is_sharded, self.model.parameters()))
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """What a run is: the config without places and habits of output."""
+    whole = to_dict(config)
+    found = {key: whole[key] for key in ("task", "model", "train")}
+    if config.task == "splice":
+        found["splice"] = {key: value for key, value in whole["splice"].items() if key != "base"}
+    return found
+
+
+def sharded_content(state: State, extra: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(tensors, what else there is) of a sharded checkpoint."""
+    from niels_gpt.model.sharded import without_tensors
+
+    return state_tensors(state.model, state.optimizer), {
+        "step": state.step,
+        "config": to_dict(state.model.config),
+        "extra": extra,
+        "optimizer": without_tensors(state.optimizer.state_dict()),
+        "tied": {f"model/{name}": f"model/{owner}" for name, owner in ties(state.model).items()},
+    }
+
+
+def initialise(state: State, config: RunConfig, task: Task, device: str) -> None:
+    """Take the weights of another run. Raises CheckpointError where they are of another model or tokenizer."""
+    where = config.init_from
+    saved = read_checkpoint(where, "cpu" if state.sharded else device)
+    theirs, ours = to_dict(ModelConfig.of(saved["config"])), to_dict(config.model)
+    for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp", "positions"):
+        if theirs[key] != ours[key]:
+            raise CheckpointError(
+                f"{where} is of another architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
+            )
+    tokenizers = [data.get("tokenizer") for data in (saved["extra"].get("data", {}), task.fingerprint())]
+    if None not in tokenizers and tokenizers[0] != tokenizers[1]:
+        raise CheckpointError(f"{where} was trained with another tokenizer than that of {config.data.token_cache}")
+    _load_weights(state, saved["model"], where=where)
+
+
+def restore(
+    state: State,
+    config: RunConfig,
+    task: Task,
+    run: RunFolder,
+    device: str,
+    allow_data_change: bool,
+    allow_config_change: bool,
+    report: Reporter,
+    world: World,
+) -> None:
+    """Bring the state to the newest readable checkpoint, which the main process finds.
+
+    Raises ValueError where it is of another run. Called by all processes together.
+    """
+    where = "cpu" if state.sharded else device
+    path: Path | None = None
+    saved: dict[str, Any] = {}
+    damaged: list[str] = []
+    with world.together():
+        if world.is_main:
+            path, saved, damaged = run.newest_checkpoint(where, whole=not state.sharded)
+    path, damaged = world.broadcast((path, damaged))
+    for problem in damaged:
+        report.note(f"warning: {problem}; going back to an older checkpoint")
+    if path is None:
+        report.note(f"{run.path} has no checkpoint yet: starting at step 0")
+        return
+    with world.together():
+        if not world.is_main:
+            saved = run.read(path, where, whole=not state.sharded, verify=False)
+        _check(path, saved["extra"], config, task, allow_data_change, allow_config_change)
+    fresh = [{k: v for k, v in group.items() if k != "params"} for group in state.optimizer.param_groups]
+    if state.sharded:
+        _fill(state, path, saved, world)
+    else:
+        load_weights(state.model, saved["model"], where=str(path))
+        state.optimizer.load_state_dict(saved["optimizer"])
+    for group, settings in zip(state.optimizer.param_groups, fresh, strict=True):
+        group.update(settings)  # those of this config: they may have been changed on purpose
+    state.step = saved["step"]
+    state.best = saved["extra"]["best"] if run.best.exists() else None
+    report.note(f"resuming {run.path} at step {state.step}")
+    before = saved["extra"].get("processes", 1)
+    if before != world.size:
+        masks = ", with other dropout masks" if config.model.dropout else ""
+        report.note(f"processes: it had {before}, now {world.size}; the same rows{masks}")
+
+
+def _check(
+    path: Path, extra: dict[str, Any], config: RunConfig, task: Task, allow_data_change: bool, allow_config_change: bool
+) -> None:
+    """Raise ValueError where a checkpoint is of another config or of other data, unless that is allowed."""
+    changed = differences(with_defaults(extra.get("config", {})), identity(config))
+    changed.pop("train.accumulate", None)  # the same rows, summed in other parts
+    model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
+    if changed and (model_changed or not allow_config_change):
+        listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        remedy = (
+            "start a new run for another model or optimizer"
+            if model_changed
+            else "use the config of the run, or pass --allow-config-change to go on all the same"
+        )
+        raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
+    fingerprint = task.fingerprint()
+    other = [name for name in {**extra["data"], **fingerprint} if extra["data"].get(name) != fingerprint.get(name)]
+    if other and not allow_data_change:
+        raise ValueError(
+            f"the training data has changed since {path}: {', '.join(other)}; restore it, start a new run, "
+            "or pass --allow-data-change to go on all the same"
+        )
+
+
+def _load_weights(state: State, weights: dict[str, torch.Tensor], *, where: str) -> None:
+    """Whole weights into the model, of which this process may have only a part."""
+    if state.sharded:
+        fill(state.model.state_dict(), weights)
+    else:
+        load_weights(state.model, weights, where=where)
+
+
+def _fill(state: State, path: Path, saved: dict[str, Any], world: World) -> None:
+    """A checkpoint into a sharded state: from a folder each process reads its parts, of a .pt it keeps them."""
+    from niels_gpt.model.sharded import fill_from_folder, flat
+
+    tensors = state_tensors(state.model, state.optimizer)
+    if path.is_dir():
+        fill_from_folder(path, tensors, group=world.control)
+    else:
+        fill(tensors, flat({key: saved[key] for key in ("model", "optimizer")}))

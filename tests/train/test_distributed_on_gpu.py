@@ -1,0 +1,79 @@
+"""DDP and FSDP2 over NCCL, as far as one GPU goes: a group of one process, which must compute what no group does."""
+
+import os
+import socket
+
+import pytest
+import torch
+
+from niels_gpt.config_file import to_dict
+from niels_gpt.model.checkpoint import read_checkpoint
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.distributed import ALONE
+from niels_gpt.train.engine import Engine
+from niels_gpt.train.optimizer import make_optimizer
+from niels_gpt.train.parallel import as_copies, in_parts, whole_model
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.state import State, sharded_content
+from tests.train import same
+from tests.train.test_engine_on_gpu import batch_of, close, config_of
+
+pytestmark = pytest.mark.gpu
+STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        pytest.skip("needs CUDA and NCCL")
+    with socket.socket() as free, pytest.MonkeyPatch.context() as patch:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+        free.close()
+        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            patch.setitem(os.environ, name, value)
+        device = torch.device("cuda:0")
+        torch.distributed.init_process_group("nccl", rank=0, world_size=1, device_id=device)
+        yield
+        torch.distributed.destroy_process_group()
+
+
+def run(config, spread):
+    """(losses and norms, the model, the optimizer) after some updates."""
+    torch.manual_seed(0)
+    model = GPT(config.model)
+    if spread is not in_parts:
+        model.to("cuda:0")
+    module = None if spread is None else spread(model, "cuda:0") if spread is in_parts else spread(model)
+    optimizer = make_optimizer(model, config.train)
+    engine = Engine(model, optimizer, config, "cuda:0", module=module, note=pytest.fail)
+    made = [engine.update(batch_of(step), step=step, lr=1e-2 / (1 + step)) for step in range(STEPS)]
+    return [(update.loss.item(), update.norm.item()) for update in made], model, optimizer
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("spread", [as_copies, in_parts])
+def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, compiled):
+    engine = {"graphs": False, "compile": compiled}
+    config = config_of(engine=engine, optimizer=optimizer, accumulate=2)
+    found, model, _ = run(config, spread)
+    expected, plain, _ = run(config, None)
+    assert close(found, expected, 5e-3)
+    whole = whole_model(model)
+    assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(whole.state_dict()[name], weight, rtol=0.1, atol=5e-3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_from_the_gpu(tmp_path):
+    _, model, optimizer = run(config_of(engine={"graphs": False, "compile": False}), in_parts)
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        extra = {"best": None, "data": {}, "config": {}}
+        folder.save_sharded(*sharded_content(State(model, optimizer, step=STEPS), extra), ALONE, keep=1)
+    saved = read_checkpoint(folder.latest, "cpu")
+    assert saved["config"] == to_dict(model.config)
+    assert same(saved["model"], {name: weight.cpu() for name, weight in whole_model(model).state_dict().items()})
+    assert len(saved["optimizer"]["state"]) == len(list(model.parameters()))

@@ -1,0 +1,210 @@
+"""Training on CUDA: graphs, compilation, memory, determinism."""
+
+import gc
+import json
+
+import pytest
+import torch
+
+from niels_gpt.config import EngineConfig, ModelConfig, RunConfig, TrainConfig
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.batch import Batch
+from niels_gpt.train.engine import Engine, OutOfMemory
+from niels_gpt.train.loop import train
+from niels_gpt.train.optimizer import make_optimizer
+from niels_gpt.train.run_folder import RunFolder
+from tests.train import metric_lines, small_config, weights_sha256, write_texts
+from tests.train.test_loop import Crash, crash_at
+
+pytestmark = pytest.mark.gpu
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+
+
+def config_of(*, engine=None, model=None, **train_options):
+    sizes = {"V": 128, "T": 64, "C": 64, "L": 2, "H": 2, "dropout": 0.0, **(model or {})}
+    options = {"total_steps": 100, "B": 8, "precision": "bf16", "base_lr": 1e-2, "warmup_steps": 0, **train_options}
+    return RunConfig(model=ModelConfig(**sizes), train=TrainConfig(**options), engine=EngineConfig(**(engine or {})))
+
+
+def batch_of(step, B=8, T=64, device="cuda"):
+    ids = torch.randint(128, (B, T + 1), generator=torch.Generator().manual_seed(step)).to(device)
+    return Batch(ids[:, :-1].contiguous(), (ids[:, 1:] // 2).contiguous())
+
+
+def run_engine(config, device="cuda", notes=None, steps=STEPS):
+    torch.manual_seed(0)
+    model = GPT(config.model).to(device)
+    engine = Engine(
+        model, make_optimizer(model, config.train), config, device, note=notes.append if notes is not None else print
+    )
+    losses = []
+    for step in range(steps):
+        update = engine.update(batch_of(step, B=config.train.B, device=device), step=step, lr=1e-2 / (1 + step))
+        losses.append((update.loss.item(), update.norm.item()))
+    return losses, model, engine
+
+
+def close(found, expected, share):
+    """The losses of all updates, and the norm of the first gradient: later ones soon drift apart by rounding."""
+    losses = zip((loss for loss, _ in found), (loss for loss, _ in expected), strict=True)
+    near = all(abs(loss - other) <= share * other for loss, other in losses)
+    return near and abs(found[0][1] - expected[0][1]) <= 2 * share * expected[0][1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_graph_is_what_it_was_captured_from(optimizer, precision):
+    """Learning rates change from step to step: a graph must read them, not remember the first."""
+    plain, one, _ = run_engine(config_of(engine={"graphs": False}, optimizer=optimizer, precision=precision))
+    graph, other, engine = run_engine(config_of(engine={"graphs": True}, optimizer=optimizer, precision=precision))
+    assert engine._graph is not None
+    assert close(graph, plain, 2e-3)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert (a - b).norm() <= 0.02 * b.norm()
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_cuda_learns_what_a_cpu_does(mlp):
+    model = {"mlp": mlp, "norm": "layernorm" if mlp == "gelu" else "rmsnorm"}
+    there, _, _ = run_engine(config_of(precision="fp32", model=model))
+    here, _, _ = run_engine(config_of(precision="fp32", model=model), device="cpu")
+    assert close(there, here, 0.002)
+    half, _, _ = run_engine(config_of(model=model))
+    assert close(half, here, 0.01)
+
+
+@pytest.mark.slow
+def test_compiled_is_what_it_was_compiled_from():
+    notes = []
+    compiled, _, _ = run_engine(config_of(engine={"compile": True}), notes=notes)
+    plain, _, _ = run_engine(config_of(engine={"compile": False}))
+    assert notes == []
+    assert close(compiled, plain, 0.005)
+
+
+def test_a_compile_that_fails_costs_one_line(monkeypatch):
+    def broken(function, **options):
+        def call(*args, **kwargs):
+            raise RuntimeError("no compiler here\nand much more")
+
+        return call
+
+    expected, _, _ = run_engine(config_of(engine={"compile": False}))
+    monkeypatch.setattr(torch, "compile", broken)
+    notes = []
+    found, _, _ = run_engine(config_of(engine={"compile": True}), notes=notes)
+    assert found == expected or close(found, expected, 1e-6)
+    (note,) = notes
+    assert "no compiler here" in note
+    assert "\n" not in note
+
+
+def test_a_capture_that_fails_costs_one_line(monkeypatch):
+    import niels_gpt.train.engine as module
+
+    class Broken:
+        def __init__(self, *args):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(module, "_Graph", Broken)
+    notes = []
+    found, _, _ = run_engine(config_of(), notes=notes)
+    assert len(found) == STEPS
+    assert len(notes) == 1
+    assert "captured" in notes[0]
+
+
+def test_accumulated_parts_learn_the_same():
+    whole, _, _ = run_engine(config_of(precision="fp32"))
+    for parts in (2, 8):
+        split, _, _ = run_engine(config_of(precision="fp32", accumulate=parts))
+        assert close(split, whole, 0.002)
+
+
+@pytest.fixture
+def little_memory():
+    """Half a GiB more than is taken."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    _, whole = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.5 * 2**30) / whole)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+LARGE = {"V": 128, "T": 512, "C": 256, "L": 4, "H": 4}
+
+
+def large_batch(step, B=64):
+    return batch_of(step, B=B, T=512)
+
+
+def large_engine(notes, **options):
+    config = config_of(model=LARGE, B=64, precision="fp32", **options)
+    torch.manual_seed(0)
+    model = GPT(config.model).to("cuda")
+    return Engine(model, make_optimizer(model, config.train), config, "cuda", note=notes.append)
+
+
+def test_a_batch_that_does_not_fit_is_split(little_memory):
+    notes = []
+    engine = large_engine(notes)
+    for step in range(5):
+        update = engine.update(large_batch(step), step=step, lr=1e-3)
+    assert update.loss.isfinite()
+    assert engine.parts > 1
+    assert any(f"{engine.parts} parts of {64 // engine.parts}" in note for note in notes)
+
+
+def test_asked_for_parts_that_do_not_fit_are_refused_with_what_would(little_memory):
+    with pytest.raises(ValueError, match=r"train\.accumulate=(\d+) would fit") as caught:
+        large_engine([], accumulate=1).update(large_batch(0), step=0, lr=1e-3)
+    parts = int(str(caught.value).split("train.accumulate=")[1].split()[0])
+    assert large_engine([], accumulate=parts).update(large_batch(0), step=0, lr=1e-3).loss.isfinite()
+
+
+def test_no_room_in_mid_run(little_memory):
+    engine = large_engine([], accumulate=32)
+    engine.update(large_batch(0), step=0, lr=1e-3)
+    before = [p.clone() for p in engine.model.parameters()]
+    with pytest.raises(OutOfMemory, match="out of memory"):
+        engine.update(large_batch(0, B=1024), step=1, lr=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(engine.model.parameters(), before, strict=True))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts") / "data")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_deterministic_run_is_resumed_to_the_bit(texts, tmp_path, precision):
+    """Dropout, graphs and all; killed between two checkpoints."""
+    options = ("engine.deterministic=true", f"train.precision={precision}", "train.optimizer=muon")
+    config = small_config(texts, *options, "train.total_steps=20", "output.checkpoint_every=8", "model.dropout=0.2")
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    train(config, whole, device="cuda")
+    with pytest.raises(Crash):
+        train(config, broken, device="cuda", report=crash_at(13))
+    train(config, broken, device="cuda", resume=True)
+    a, b = ([(m["step"], m["loss"], m["grad_norm"]) for m in metric_lines(run.path)] for run in (whole, broken))
+    assert a == b
+    assert weights_sha256(whole.latest) == weights_sha256(broken.latest)
+
+
+def test_a_run_on_cuda_writes_what_it_measured(texts, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    train(small_config(texts, "train.precision=bf16", "train.total_steps=30"), run, device="cuda")
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == list(range(30))
+    for line in lines:
+        assert line["tokens_per_s"] > 0
+        assert line["memory_gib"] > 0
+        assert 0 <= line["stall"] <= 1
+        json.dumps(line, allow_nan=False)
