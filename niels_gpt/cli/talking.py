@@ -13,6 +13,8 @@ from niels_gpt.cli.runs import load
 from niels_gpt.inference.conversation import Conversation
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import generate_batch, stream_text
+from niels_gpt.model.gpt import GPT
+from niels_gpt.model.int8 import Int8GPT
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit leaves"
 
@@ -34,6 +36,7 @@ def run_generate(
     seed: int | None,
     cache: bool,
     device: str,
+    weights: str,
     tokenizer: Path | None,
     as_json: bool,
 ) -> None:
@@ -41,11 +44,12 @@ def run_generate(
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
     loaded = load(run, checkpoint, device, tokenizer)
+    model = _with_weights(loaded.model, weights)
     generator = _generator(seed)
     if number == 1 and not as_json:
         print(text, end="", flush=True)
         for piece in stream_text(
-            loaded.model,
+            model,
             text,
             max_new_tokens=max_tokens,
             sampling=sampling,
@@ -58,7 +62,7 @@ def run_generate(
         print()
         return
     texts = generate_batch(
-        loaded.model,
+        model,
         [text] * number,
         max_new_tokens=max_tokens,
         sampling=sampling,
@@ -83,11 +87,12 @@ def run_chat(
     sampling: Sampling,
     seed: int | None,
     device: str,
+    weights: str,
     tokenizer: Path | None,
 ) -> None:
     loaded = load(run, checkpoint, device, tokenizer)
     talk = Conversation(
-        loaded.model,
+        _with_weights(loaded.model, weights),
         system=system,
         sampling=sampling,
         generator=_generator(seed),
@@ -143,6 +148,13 @@ def _reply(talk: Conversation, line: str) -> None:
         print(f"(refused: {err})")
     except KeyboardInterrupt:
         print(" (interrupted)")
+
+
+def _with_weights(model: GPT, weights: str) -> GPT:
+    """The model as `--weights` asks for it. Raises ValueError for an unknown kind, or int8 not on a CPU."""
+    if weights not in ("float32", "int8"):
+        raise ValueError(f"--weights must be float32 or int8, got {weights!r}")
+    return Int8GPT.of(model) if weights == "int8" else model
 
 
 def _generator(seed: int | None) -> torch.Generator:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from niels_gpt.inference import cuda_slots
+from niels_gpt.inference.engine import Engine, check_prompt
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.int8 import one_token
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.model.one_token import OneToken
 from niels_gpt.rng import generator as make_generator
 
+MOST_ROWS = 64
+"""Rows that a decoder on CUDA decodes at a time; more wait."""
 Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
@@ -34,22 +38,16 @@ class Decoder:
         use_cache: bool = True,
     ) -> None:
         """Raises ValueError for an empty prompt or an id outside the vocabulary."""
-        V = model.config.V
-        for i, prompt in enumerate(prompts):
-            if not prompt:
-                raise ValueError(f"prompt {i} is empty: give at least one token to continue")
-            if not 0 <= min(prompt) <= max(prompt) < V:
-                raise ValueError(f"prompt {i} has an id outside the vocabulary 0..{V - 1}")
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+        _check(model, prompts, max_new_tokens)
         self.model = model
+        self.max_new_tokens = max_new_tokens
         self.ids = [list(prompt) for prompt in prompts]
         self.active = list(range(len(prompts)))
         self._sampling = sampling
         self._use_cache = use_cache and type(model).forward is GPT.forward  # a model of another kind is just called
         self._cache: KVCache | None = None
         self._cached: list[int] = []  # the rows of the cache, in its order
-        self._one_token = OneToken(model) if self._use_cache else None
+        self._one_token = one_token(model) if self._use_cache else None
         self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling).to(model.device)  # (rows, steps)
         self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # the rows of the last step, their tokens
         self._step = 0
@@ -57,6 +55,15 @@ class Decoder:
     def finish(self, row: int) -> None:
         """Take a row out; the others are not affected."""
         self.active.remove(row)
+
+    def tokens(self) -> Iterator[tuple[int, list[int]]]:
+        """(row, its next tokens), until no row is active or each has its max_new_tokens."""
+        while self.active and self._step < self.max_new_tokens:
+            for row, token in self.step().items():
+                yield row, [token]
+
+    def close(self, *, keep: bool = True) -> None:
+        """Nothing more is wanted."""
 
     @torch.inference_mode()
     def step(self) -> dict[int, int]:
@@ -114,6 +121,78 @@ class Decoder:
         """One tensor, zeros on the right: attention is causal, so no real token sees the padding."""
         width = max(map(len, rows))
         return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.model.device)
+
+
+class EngineDecoder:
+    """A Decoder on CUDA: its rows are requests of an engine, which decodes ahead of the reader."""
+
+    def __init__(
+        self,
+        model: GPT,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        generators: Generators = None,
+    ) -> None:
+        """Raises ValueError as Decoder does."""
+        _check(model, prompts, max_new_tokens)
+        self._engine = Engine(model, slots=min(len(prompts), MOST_ROWS))
+        self.active = list(range(len(prompts))) if max_new_tokens else []
+        uniform = _draw(len(prompts), max_new_tokens, generators, sampling)
+        self._requests = [
+            self._engine.add(prompts[row], max_new_tokens=max_new_tokens, sampling=sampling, uniform=uniform[row])
+            for row in self.active
+        ]
+
+    def finish(self, row: int) -> None:
+        """Take a row out; the others are not affected."""
+        self.active.remove(row)
+        self._engine.cancel(self._requests[row])
+
+    def tokens(self) -> Iterator[tuple[int, list[int]]]:
+        """(row, its next tokens), until no row is active."""
+        rows = {request: row for row, request in enumerate(self._requests)}
+        while self.active:
+            for request, tokens, finished in self._engine.step():
+                row = rows[request]
+                if row in self.active:  # not taken out since
+                    yield row, tokens
+                    if finished and row in self.active:
+                        self.active.remove(row)
+
+    def close(self, *, keep: bool = True) -> None:
+        """Nothing more is wanted. `keep` the graphs and their memory for the next decoder of the model."""
+        self._engine.close(keep=keep)
+
+
+def decoder_for(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    generators: Generators = None,
+    use_cache: bool = True,
+) -> Decoder | EngineDecoder:
+    """The decoder that is fastest on the model's device. Raises ValueError as Decoder does."""
+    if use_cache and prompts and cuda_slots.usable(model):
+        return EngineDecoder(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generators=generators)
+    return Decoder(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generators=generators,
+        use_cache=use_cache,
+    )
+
+
+def _check(model: GPT, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    for i, prompt in enumerate(prompts):
+        check_prompt(prompt, model.config.V, f"prompt {i}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
 
 
 def _draw(rows: int, steps: int, generators: Generators, sampling: Sampling) -> torch.Tensor:

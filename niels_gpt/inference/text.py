@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from niels_gpt.inference.decoding import Decoder, Generators
+from niels_gpt.inference.decoding import Generators, decoder_for
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
@@ -108,7 +108,7 @@ def _rows(
     pieces, end = tokenizer.token_bytes, special.get("eot")
     if special:  # a turn that the model begins amid its reply is no text
         pieces = [b"" if i in special.values() else piece for i, piece in enumerate(pieces)]
-    decoder = Decoder(
+    decoder = decoder_for(
         model,
         [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts],
         max_new_tokens=max_new_tokens,
@@ -120,16 +120,17 @@ def _rows(
     was_training = model.training
     model.eval()
     try:
-        for _ in range(max_new_tokens):
-            if not decoder.active:
-                break
-            for row, token in decoder.step().items():
-                piece = "" if token == end else outputs[row].add(pieces[token])
-                if piece:
-                    yield row, piece
-                if token == end or outputs[row].stopped:
-                    decoder.finish(row)
+        for row, tokens in decoder.tokens():
+            ended = end is not None and end in tokens
+            if end is not None and ended:
+                tokens = tokens[: tokens.index(end)]
+            piece = outputs[row].add(b"".join([pieces[token] for token in tokens]))
+            if piece:
+                yield row, piece
+            if ended or outputs[row].stopped:
+                decoder.finish(row)
     finally:
+        decoder.close(keep=not was_training)  # a model that is trained needs its memory
         model.train(was_training)
     for row, output in enumerate(outputs):
         piece = output.rest()
@@ -147,7 +148,9 @@ class _Output:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, data: bytes) -> str:
-        """Take the bytes of a token; the text that is certain now. After a stop sequence nothing is taken."""
+        """Take the bytes of tokens; the text that is certain now. After a stop sequence nothing is taken."""
+        if not self._stops:
+            return self._decoder.decode(data)
         for i in range(len(data)):
             self._pending += data[i : i + 1]
             for stop in self._stops:

@@ -276,13 +276,12 @@ class GPT(nn.Module):
         `loss_fn(forward(...), targets)`, but in bf16 on CUDA the logits of all positions never exist together.
         Targets of -100 do not count.
         """
-        structure = {"segments": segments, "positions": positions}
         if fused.in_bf16(x):
-            h = self.hidden(x, **structure).to(torch.bfloat16).flatten(0, 1)
+            h = self.hidden(x, segments=segments, positions=positions).to(torch.bfloat16).flatten(0, 1)
             y = targets.flatten()
             total = (y >= 0).sum() if total is None else total
             return fused.linear_cross_entropy(h, self.lm_head.weight, y, total)
-        logits = self(x, **structure)
+        logits = self(x, segments=segments, positions=positions)
         return loss_fn(logits, targets) if total is None else summed_loss(logits, targets) / total
 
     def hidden(

@@ -5,6 +5,9 @@ the cross-entropy with its gradient in place, RoPE on interleaved pairs, and the
 one exponential. All work by rows or elements without atomics, so that the same input gives the same bits.
 """
 
+# mypy: ignore-errors
+# Triton's language is not Python's, and it is not installed where there is no CUDA.
+
 from __future__ import annotations
 
 import triton

@@ -8,16 +8,28 @@ from niels_gpt.config import ModelConfig
 
 
 class KVCache:
-    """Room for `batch` sequences of up to T tokens each.
+    """Space for `batch` sequences of up to T tokens each.
 
     Rows may have different lengths (`lengths`); then each row writes at its own place and a mask
     hides the others' longer part. `advance` is called once per forward pass, `extend` per layer.
     """
 
-    def __init__(self, config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.T = config.T
-        # (L, B, 2, H, T, D): keys at [:, :, 0], values at [:, :, 1]
-        self.buffer = torch.zeros((config.L, batch, 2, config.H, config.T, config.D), device=device, dtype=dtype)
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        room: int | None = None,
+        buffer: torch.Tensor | None = None,
+    ) -> None:
+        """`room` tokens per row, T by default. A `buffer` of the right shape is used as it is, from length 0."""
+        self.T = config.T if room is None else room
+        if buffer is None:
+            # (L, B, 2, H, T, D): keys at [:, :, 0], values at [:, :, 1]
+            buffer = torch.zeros((config.L, batch, 2, config.H, self.T, config.D), device=device, dtype=dtype)
+        self.buffer = buffer
         self.lengths: list[int] = [0] * batch
         self.mask: torch.Tensor | None = None  # (n, S) or (B, 1, n, S), True where a key may be seen
         self._write: torch.Tensor | None = None  # (B, n): where each row's new tokens go, if not all in one place

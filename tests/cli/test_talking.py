@@ -11,6 +11,7 @@ from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import generate_batch
 from niels_gpt.model.checkpoint import load_model, save_checkpoint
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.int8 import Int8GPT
 from tests.cli import call, error_of
 
 
@@ -141,6 +142,16 @@ def test_a_prompt_longer_than_the_context(checkpoint, capsys):
 def test_an_empty_stop(checkpoint, capsys):
     assert call("generate", "ab", "--checkpoint", checkpoint, "--stop", "") == 1
     assert "stop" in capsys.readouterr().err
+
+
+def test_generate_with_rounded_weights(checkpoint, capsys):
+    options = ["--checkpoint", checkpoint, "--max-tokens", 30, "--temperature", 0, "--device", "cpu"]
+    assert call("generate", "hello", *options, "--weights", "int8") == 0
+    printed = capsys.readouterr().out
+    rounded = Int8GPT.of(load_model(checkpoint)[0])
+    assert printed == generate(rounded, "hello", max_new_tokens=30, temperature=0.0) + "\n"
+    assert call("generate", "hello", *options, "--weights", "int4") != 0
+    assert "--weights must be float32 or int8, got 'int4'" in error_of(capsys)
 
 
 # --- chat --------------------------------------------------------------------------------------------
