@@ -48,7 +48,7 @@ class Decoder:
         self._cache: KVCache | None = None
         self._cached: list[int] = []  # the rows of the cache, in its order
         self._one_token = one_token(model) if self._use_cache else None
-        self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling).to(model.device)  # (rows, steps)
+        self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling)  # (rows, steps)
         self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # the rows of the last step, their tokens
         self._step = 0
 

@@ -45,11 +45,12 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution (B, V) that is sampled from, float64, up to its sum; temperature must be above 0.
+    """The distribution (B, V) that is sampled from, up to its sum; temperature must be above 0. Float64, where the device
+    has it (MPS has not).
 
     All filters look at the distribution after temperature; a token stays if every filter keeps it.
     """
-    logits = logits.double()
+    logits = logits.float() if logits.device.type == "mps" else logits.double()
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature  # no overflow near temperature 0
     p = logits.softmax(dim=-1)
     kept = p

@@ -63,7 +63,8 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, compiled):
     whole = whole_model(model)
     assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
     for name, weight in plain.state_dict().items():
-        torch.testing.assert_close(whole.state_dict()[name], weight, rtol=0.1, atol=5e-3)
+        # By the whole, not by elements: hooks cut what is compiled into other pieces, and bfloat16 rounds elsewhere.
+        assert (whole.state_dict()[name] - weight).norm() < 0.02 * weight.norm(), name
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,0 +1,290 @@
+"""One token for every row of a batch on CUDA, as a captured graph: five kernels per layer, the head, the choice.
+
+Nothing goes back to the host between two steps: a token is chosen on the device, its embedding is the next input, and
+lengths, drawn numbers and settings of every slot lie there too. So a graph may hold several steps, and the host may
+launch before it has read.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from niels_gpt.model.gpt import GPT, SwiGLU
+
+RING = 64
+"""Steps whose tokens are kept on the device."""
+STOCK = 1024
+"""Uniform numbers of a slot that lie on the device."""
+
+COLUMNS = 16
+"""Columns of the residual stream that one program adds to: so many make a part of the sums of a norm."""
+STORE, GELU, SWIGLU, ADD = range(4)
+"""What becomes of a product."""
+
+Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
+"""Kernel, grid, arguments, constants."""
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _device_limits(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and the bytes of shared memory that a program may have."""
+    limits = torch.cuda.get_device_properties(device)
+    return limits.multi_processor_count, getattr(limits, "shared_memory_per_block_optin", 101376)
+
+
+class Weights:
+    """A model's weights as the kernels read them: what follows a norm holds its weight too, and up and gate take turns.
+
+    The rest is the model's own memory. Does not keep the model. `refresh` takes over weights that have changed since.
+    """
+
+    def __init__(self, model: GPT) -> None:
+        self.config = model.config
+        self.norm_kind = 2 if model.config.norm == "rmsnorm" else 1
+        self.eps = model.norm.eps
+        self.embedding = model.tok_emb.weight.detach()
+        self.places = None if model.pos_emb is None else model.pos_emb.weight.detach()
+        unused = self.embedding
+        self.sin, self.cos = (unused, unused) if self.places is not None else (model.sin, model.cos)
+        self._sources: list[tuple[list[torch.Tensor], torch.Tensor]] = []  # matrices, the norm before them
+        self.normed: list[tuple[torch.Tensor, torch.Tensor]] = []  # their product, and the sums of its rows
+        self.plain: list[tuple[torch.Tensor, torch.Tensor]] = []  # out and down of every layer
+        for block in model.layers():
+            mlp = block.mlp
+            self._add([block.attn.qkv.weight], block.norm_attn.weight)
+            self._add(
+                [mlp.up.weight, mlp.gate.weight] if isinstance(mlp, SwiGLU) else [mlp.up.weight], block.norm_mlp.weight
+            )
+            self.plain.append((block.attn.out.weight.detach(), mlp.down.weight.detach()))
+        self._add([model.lm_head.weight], model.norm.weight)
+        self.refresh()
+
+    def _add(self, matrices: list[torch.Tensor], norm: torch.Tensor) -> None:
+        self._sources.append(([matrix.detach() for matrix in matrices], norm.detach()))
+        N, K = len(matrices) * matrices[0].shape[0], matrices[0].shape[1]
+        self.normed.append((norm.new_empty((N, K), requires_grad=False), norm.new_empty(N, requires_grad=False)))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make anew what is derived from the weights."""
+        for (matrices, norm), (product, sums) in zip(self._sources, self.normed, strict=True):
+            for i, matrix in enumerate(matrices):
+                torch.mul(matrix, norm, out=product[i :: len(matrices)])
+            torch.sum(product, dim=1, out=sums)
+
+
+class SlotState:
+    """What is kept of every request while it is decoded. Slot number `slots` is nobody's: idle rows live there."""
+
+    def __init__(self, model: GPT, slots: int) -> None:
+        config, device = model.config, model.device
+        self.slots = slots
+        shape = (config.L, slots + 1, 2, config.H, config.T, config.D)
+        self.cache = torch.zeros(shape, device=device)  # as KVCache.buffer
+        self.lengths = torch.zeros(slots + 1, device=device, dtype=torch.int32)  # tokens in the cache
+        self.tokens = torch.zeros(slots + 1, device=device, dtype=torch.int64)  # the next input
+        self.uniform = torch.zeros((slots + 1, STOCK), device=device, dtype=torch.float64)
+        self.drawn = torch.zeros(slots + 1, device=device, dtype=torch.int32)  # numbers used
+        self.numbers = torch.zeros((slots + 1, 3), device=device, dtype=torch.float64)  # temperature, top_p, min_p
+        self.counts = torch.full((slots + 1,), config.V, device=device, dtype=torch.int32)  # top_k
+
+
+class Rows:
+    """Rows of a batch, each a slot of a state or idle. `ring` (RING, batch) takes their tokens, step by step."""
+
+    launches: list[Launch]
+
+    def __init__(self, weights: Weights, state: SlotState, batch: int, pdl: bool | None = None) -> None:
+        self.weights, self.state, self.batch = weights, state, batch
+        config, self.device = weights.config, weights.embedding.device
+        self.slots = torch.full((batch,), state.slots, device=self.device, dtype=torch.int32)
+        self.ring = torch.zeros((RING, batch), device=self.device, dtype=torch.int64)
+        self.clock = torch.zeros(batch, device=self.device, dtype=torch.int32)
+        self.h = torch.zeros((batch, config.C), device=self.device)
+        self.parts = -(-config.C // COLUMNS)
+        self.moments = torch.zeros((batch, self.parts, 2), device=self.device)  # sums over h and its squares, in parts
+        self.logits = torch.zeros((batch, config.V), device=self.device)
+        self.programs, self.shared = _device_limits(self.device)
+        # A kernel may come up while the one before it ends.
+        self.pdl = torch.cuda.get_device_capability(self.device)[0] >= 9 if pdl is None else pdl
+        self.extra: dict[str, Any] = {"PDL": True, "launch_pdl": True} if self.pdl else {"PDL": False}
+
+    def choice(self) -> Launch:
+        """From the logits to the next token, and its embedding into h."""
+        from niels_gpt.model import decode_kernels as kernels
+
+        w, s, V, C = self.weights, self.state, self.weights.config.V, self.weights.config.C
+        VP = power(V)
+        scratch = torch.zeros((self.batch, VP), device=self.device, dtype=torch.float64)
+        args = (
+            self.logits, w.embedding, w.embedding if w.places is None else w.places, self.h, self.moments, s.lengths,
+            s.tokens, self.slots, self.ring, self.clock, s.uniform, s.drawn, s.numbers, s.counts, scratch,
+            V, w.config.T, C, self.parts, RING, s.slots, STOCK,
+        )  # fmt: skip
+        constants = {
+            "VP": VP, "BITS": VP.bit_length() - 1, "GROUP": 1 << VP.bit_length() // 2, "CP": power(C),
+            "PARTS": power(self.parts), "LEARNED": w.places is not None,
+            "num_warps": 4 if VP <= 1024 else (8 if VP <= 4096 else 32),
+        }  # fmt: skip
+        return kernels.choose_kernel, (self.batch,), args, constants | self.extra
+
+    def seat(self, slots: list[int]) -> None:
+        """Let the rows be these slots; the others are idle."""
+        rows = slots + [self.state.slots] * (self.batch - len(slots))
+        self.slots.copy_(torch.tensor(rows, dtype=torch.int32), non_blocking=True)
+
+    def __call__(self) -> None:
+        for kernel, grid, args, options in self.launches:
+            kernel[grid](*args, **options)
+
+    def compile(self) -> None:
+        """Compile what is not yet, all kernels at once, in threads. Launches nothing: the grids are empty."""
+        from triton.runtime import driver  # type: ignore[import-not-found,unused-ignore]
+
+        torch.cuda.set_device(self.device)
+        driver.active.get_current_target()  # set up once, not by every thread
+        chosen = {}
+        for kernel, _, args, options in self.launches:
+            numbers = [
+                a % 16 == 0
+                for a, p in zip(args, kernel.params, strict=False)
+                if type(a) is int and not p.do_not_specialize
+            ]
+            chosen[kernel.__name__, str(options), str(numbers)] = kernel, args, options
+
+        def make(kernel: Any, args: Any, options: Any) -> None:
+            torch.cuda.set_device(self.device)
+            kernel[(0,)](*args, **options)
+
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            for done in [pool.submit(make, *each) for each in chosen.values()]:
+                done.result()
+
+    def capture(self, steps: int) -> torch.cuda.CUDAGraph:
+        """A graph of several steps; nothing is decoded by this."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(steps):
+                self()
+        return graph
+
+
+class DecodeStep(Rows):
+    """A step of `batch` rows from the cache."""
+
+    def __init__(self, weights: Weights, state: SlotState, batch: int, **tiles: Any) -> None:
+        super().__init__(weights, state, batch, tiles.get("pdl"))
+        from niels_gpt.model import decode_kernels as kernels
+
+        self._tiles = tiles
+        w, s, config = weights, state, weights.config
+        C, H, D, T = config.C, config.H, config.D, config.T
+        qkv, y, u = (torch.zeros((batch, n), device=self.device) for n in (3 * C, C, config.d_ff))
+        # Keys of a row are divided among programs, more of them where there are few rows.
+        BS, warps, stages = tiles.get("attend", (64, 8, 3))
+        span = max(tiles.get("span", 256), power(-(-T // 32)))
+        splits = power(-(-T // span))
+        part, edges = (torch.zeros((batch, H, splits, n), device=self.device) for n in (D, 2))
+        arrived = torch.zeros(batch * H, device=self.device, dtype=torch.int32)
+        self.launches = []
+        products = iter(w.normed)
+        for kept, (out, down) in zip(s.cache, w.plain, strict=True):
+            self._linear(self.h, *next(products), qkv, STORE, norm=True)
+            args = (qkv, w.sin, w.cos, kept, part, edges, arrived, y, s.lengths, self.slots, T, H, span, D**-0.5)
+            constants = {"D": D, "DP": power(D), "BS": BS, "SPLITS": splits, "STAGES": stages, "ROPE": w.places is None,
+                         "num_warps": warps}  # fmt: skip
+            self.launches.append((kernels.attend_kernel, (batch, H, -(-T // span)), args, constants | self.extra))
+            self._linear(y, out, out, self.h, ADD)
+            self._linear(self.h, *next(products), u, SWIGLU if config.mlp == "swiglu" else GELU, norm=True)
+            self._linear(u, down, down, self.h, ADD)
+        self._linear(self.h, *next(products), self.logits, STORE, norm=True)
+        self.launches.append(self.choice())
+
+    def _linear(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        shift: torch.Tensor,
+        out: torch.Tensor,
+        epilogue: int,
+        *,
+        norm: bool = False,
+    ) -> None:
+        """Add out = epilogue(w norm(x)) to the launches."""
+        from niels_gpt.model import decode_kernels as kernels
+
+        B, C, (N, K) = self.batch, self.weights.config.C, w.shape
+        kind = self.weights.norm_kind if norm else 0
+        args = (x, w, shift, out, self.moments, N, K, B, self.parts, self.weights.eps, kind, epilogue)
+        if B == 1:
+            BK = power(C)
+            BN = self._tiles.get("BN1", 4) if N <= 4096 else min(16, max(4, 8192 // BK))
+            constants = {"BN": BN, "BK": BK, "num_warps": 4 if C <= 2048 else 8}
+            self.launches.append((kernels.vector_kernel, (-(-N // BN),), args, constants | self.extra))
+            return
+        # Nothing here may depend on the number of rows: kernels are compiled before it is known.
+        M, BN, split, stages = self._tiles.get("wide", (32, 16, 8, 3))
+        BK = max(16, power(C) // split)
+        needed = 4 * split * (2 * M * BK + (stages - 1) * BN * BK + M * BN)  # bytes of shared memory
+        wide = K <= C and needed <= self.shared
+        if not wide:
+            M, BN, BK, split, stages = self._tiles.get("deep", (16, 16, 64, 8, 2))
+        if epilogue == ADD:
+            BN = COLUMNS
+        tiles = -(-N // BN)
+        groups = -(-B // M)
+        grid = groups, min(tiles, max(1, self.programs // groups)) if wide else tiles
+        constants = {"M": M, "BN": BN, "BK": BK, "SPLIT": split, "STAGES": stages, "PARTS": power(self.parts),
+                     "num_warps": split}  # fmt: skip
+        self.launches.append((kernels.wide_kernel if wide else kernels.deep_kernel, grid, args, constants | self.extra))
+
+    def load(self, slots: list[int]) -> None:
+        """Seat these slots, and take up their next input. Not part of a step."""
+        self.seat(slots)
+        at = self.slots.long()
+        torch.index_select(self.weights.embedding, 0, self.state.tokens[at], out=self.h)
+        if self.weights.places is not None:
+            self.h += self.weights.places[self.state.lengths[at].long()]
+        self.moments.zero_()
+        self.moments[:, 0, 0] = self.h.sum(1)
+        self.moments[:, 0, 1] = self.h.square().sum(1)
+
+
+class WindowStep(Rows):
+    """A step of `batch` rows past T: each from its last T tokens, all computed anew."""
+
+    def __init__(self, model: GPT, weights: Weights, state: SlotState, batch: int) -> None:
+        super().__init__(weights, state, batch)
+        self.ids = torch.zeros((batch, weights.config.T), device=self.device, dtype=torch.int64)
+        self.launches = [self.choice()]
+        self._model: GPT | None = model
+
+    def load(self, slots: list[int], windows: list[list[int]], drawn: list[int]) -> None:
+        """Seat these slots, with their last T tokens and how many numbers each has used."""
+        state = self.state
+        self.seat(slots)
+        self.ids[: len(slots)] = torch.tensor(windows).to(self.device)
+        at = self.slots[: len(slots)].long()
+        state.drawn[at] = torch.tensor(drawn, dtype=torch.int32).to(self.device)
+        state.lengths[at] = self.weights.config.T
+
+    def __call__(self) -> None:
+        assert self._model is not None
+        torch.mm(self._model.hidden(self.ids)[:, -1], self.weights.embedding.t(), out=self.logits)
+        super().__call__()
+        self.ids[:, :-1] = self.ids[:, 1:].clone()
+        self.ids[:, -1] = self.state.tokens[self.slots.long()]
+
+    def capture(self, steps: int) -> torch.cuda.CUDAGraph:
+        """Once: the model is not kept."""
+        self()  # what the libraries set up at first cannot be captured
+        graph = super().capture(steps)
+        self._model = None
+        return graph

@@ -1,0 +1,277 @@
+"""The engine in graphs: on CUDA with its kernels, and on a CPU with what they compute in plain torch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from niels_gpt import GPT, ModelConfig
+from niels_gpt.inference import cuda_slots, decoding
+from niels_gpt.inference.decoding import Decoder, EngineDecoder, decoder_for
+from niels_gpt.inference.engine import Engine
+from niels_gpt.inference.sampling import Sampling
+from niels_gpt.inference.slots import PlainSlots
+from niels_gpt.inference.text import generate, generate_batch, stream_text
+from niels_gpt.model import decode_step
+from tests.inference.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
+from tests.model.decode_reference import Replay, kernels
+
+KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 48}, "learned": {"positions": "learned"}}
+
+
+def build(kind: str, device: str = "cpu", **changes: int) -> GPT:
+    """A small model with weights, also of its norms, that matter."""
+    torch.manual_seed(0)
+    made = GPT(
+        ModelConfig(**{"V": V, "T": T, "C": 32, "L": 2, "H": 2, "dropout": 0.0, **KINDS[kind], **changes})
+    ).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.mul_(8) if p.dim() > 1 else p.add_(0.3 * torch.randn_like(p))
+    return made.to(device)
+
+
+class Stand:
+    """An event of a device that has done everything already."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    """Graphs on CUDA, or in their place what they compute."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("needs CUDA")
+        return "cuda"
+    import niels_gpt.model
+
+    monkeypatch.setitem(sys.modules, "niels_gpt.model.decode_kernels", kernels)
+    monkeypatch.setattr(niels_gpt.model, "decode_kernels", kernels, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    monkeypatch.setattr(decode_step, "_device_limits", lambda _: (108, 166912))
+    monkeypatch.setattr(torch.cuda, "Event", Stand)
+    monkeypatch.setattr(cuda_slots, "usable", lambda model: True)
+    monkeypatch.setattr(decode_step.Rows, "compile", lambda self: None)
+    monkeypatch.setattr(decode_step.Rows, "capture", lambda self, steps: Replay(self, steps))
+    monkeypatch.setattr(decode_step.WindowStep, "capture", decode_step.Rows.capture)
+    return "cpu"
+
+
+def engine_of(model: GPT, **options: int) -> Engine:
+    engine = Engine(model, **options)
+    engine.settle()
+    return engine
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, Sampling(0.8, None, None, 0.1)])
+def test_alone_and_together_through_the_end_of_the_window(device, kind, sampling):
+    model = build(kind, device)
+    engine = engine_of(model, slots=3)
+    lengths = [1, 2, 5, T - 1, T, T + 1, 2 * T]
+    requests = [engine.submit(prompt_of(n, n), max_new_tokens=19, sampling=sampling, seed=n) for n in lengths]
+    events = finish(engine)
+    assert not isinstance(engine._slots, PlainSlots)
+    for n, request in zip(lengths, requests, strict=True):
+        assert request.tokens == alone(model, prompt_of(n, n), 19, sampling, n), n
+        mine = [event for event in events if event.request is request]
+        assert [token for event in mine for token in event.tokens] == request.tokens
+        assert request.finished == "length"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15)
+@given(
+    wanted=st.lists(
+        st.tuples(
+            st.integers(1, T + 4),  # prompt
+            st.integers(1, 30),  # new tokens
+            st.sampled_from([GREEDY, SAMPLED]),
+            st.integers(0, 6),  # steps before it joins
+            st.one_of(st.none(), st.integers(0, 6)),  # steps after which it is cancelled
+            st.frozensets(st.integers(0, V - 1), max_size=2),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    slots=st.integers(1, 5),
+    chunk=st.sampled_from([1, 4, 100]),
+)
+def test_requests_join_and_leave_at_random(device, wanted, slots, chunk):
+    model = build("v1", device)
+    engine = engine_of(model, slots=slots, chunk=chunk)
+    made, ended = {}, {}
+    for step in range(400):
+        for i, (length, number, sampling, join, leave, stop) in enumerate(wanted):
+            if join == step:
+                made[i] = engine.submit(
+                    prompt_of(length, i), max_new_tokens=number, sampling=sampling, seed=i, stop=stop
+                )
+            if leave is not None and join + leave == step and made[i].finished is None:
+                engine.cancel(made[i])
+                ended[i] = made[i].landed
+        engine.step()
+        if len(made) == len(wanted) and not engine.busy:
+            break
+    assert not engine.busy
+    for i, (length, number, sampling, _, _, stop) in enumerate(wanted):
+        want = alone(model, prompt_of(length, i), number, sampling, i, stop)
+        assert made[i].tokens == (want[: ended[i]] if i in ended else want), i
+
+
+def test_more_numbers_than_lie_on_the_device(device, monkeypatch):
+    monkeypatch.setattr(decode_step, "STOCK", 16)
+    monkeypatch.setattr(cuda_slots, "STOCK", 16)
+    model = build("v0", device)
+    engine = engine_of(model, slots=2)
+    requests = [engine.submit([n], max_new_tokens=45, sampling=SAMPLED, seed=n) for n in (1, 2)]
+    finish(engine)
+    for n, request in zip((1, 2), requests, strict=True):
+        assert request.tokens == alone(model, [n], 45, SAMPLED, n)
+
+
+def test_tokens_before_the_kernels_are_compiled_and_after(device, monkeypatch):
+    """The request goes on where it was: a token more or less before the change makes no difference."""
+    gate = threading.Event()
+    compile_ = decode_step.Rows.compile
+    monkeypatch.setattr(decode_step.Rows, "compile", lambda self: (gate.wait(30), compile_(self)))
+    model = build("v0", device)
+    for early in (0, 1, 4, T + 2):
+        gate.clear()
+        cuda_slots._idle.clear()
+        engine = Engine(model, slots=2)
+        requests = [engine.submit(prompt_of(n, n), max_new_tokens=T + 8, sampling=SAMPLED, seed=n) for n in (1, 4)]
+        for _ in range(early):
+            engine.step()
+        assert isinstance(engine._slots, PlainSlots)
+        assert [request.landed for request in requests] == [early] * 2
+        gate.set()
+        engine.settle()
+        finish(engine)
+        assert not isinstance(engine._slots, PlainSlots)
+        for n, request in zip((1, 4), requests, strict=True):
+            assert request.tokens == alone(model, prompt_of(n, n), T + 8, SAMPLED, n)
+
+
+def test_where_nothing_compiles_there_is_one_warning_and_all_tokens(device, monkeypatch):
+    def fail(self):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(decode_step.Rows, "compile", fail)
+    model = build("v0", device)
+    engine = engine_of(model)
+    request = engine.submit([1, 2], max_new_tokens=5, sampling=GREEDY)
+    with pytest.warns(UserWarning, match="without compiled kernels: RuntimeError: no compiler$"):
+        finish(engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finish(engine)
+    assert request.tokens == alone(model, [1, 2], 5, GREEDY, 0)
+
+
+def test_what_was_captured_serves_the_next_engine_and_sees_new_weights(device):
+    model = build("v1", device)
+    first = engine_of(model, slots=2)
+    first.submit([1, 2, 3], max_new_tokens=5, sampling=GREEDY)
+    finish(first)
+    kept = first._slots
+    first.close()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.flip(0))  # other weights in the same memory
+    second = engine_of(model, slots=1)
+    request = second.submit([1, 2, 3], max_new_tokens=5, sampling=GREEDY)
+    finish(second)
+    assert second._slots is kept
+    assert request.tokens == alone(model, [1, 2, 3], 5, GREEDY, 0)
+    second.close()
+    model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)  # other memory
+    assert engine_of(model, slots=1)._graphs is not kept
+
+
+def test_two_engines_of_one_model_at_a_time(device):
+    model = build("v0", device)
+    engines = [engine_of(model, slots=1) for _ in range(2)]
+    requests = [engine.submit([n + 1], max_new_tokens=9, sampling=SAMPLED, seed=n) for n, engine in enumerate(engines)]
+    while any(engine.busy for engine in engines):
+        for engine in engines:
+            engine.step()
+    for n, request in enumerate(requests):
+        assert request.tokens == alone(model, [n + 1], 9, SAMPLED, n)
+
+
+def test_closing_ends_all_requests(device):
+    engine = engine_of(build("v0", device), slots=1)
+    requests = [engine.submit([1], max_new_tokens=50, sampling=GREEDY) for _ in range(2)]
+    engine.step()
+    engine.close()
+    assert [request.finished for request in requests] == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_decoder_over_an_engine_gives_the_decoders_tokens(device, rows, monkeypatch):
+    monkeypatch.setattr(decoding, "MOST_ROWS", 2)
+    model = build("v0", device)
+    prompts = [prompt_of(1 + 2 * n, n) for n in range(rows)]
+    options = {"max_new_tokens": T + 3, "sampling": SAMPLED}
+    plain = Decoder(model, prompts, **options, generators=torch.Generator().manual_seed(4))
+    decoder = decoder_for(model, prompts, **options, generators=torch.Generator().manual_seed(4))
+    assert isinstance(decoder, EngineDecoder)
+    got = [list(prompt) for prompt in prompts]
+    for row, tokens in decoder.tokens():
+        got[row] += tokens
+        if row == 3 and len(got[row]) >= len(prompts[row]) + 4:
+            decoder.finish(row)
+            del got[row][len(prompts[row]) + 4 :]
+    decoder.close()
+    for _ in plain.tokens():
+        pass
+    want = plain.ids
+    if rows > 3:
+        want[3] = want[3][: len(prompts[3]) + 4]
+    assert got == want
+
+
+def test_text_is_the_same_with_and_without_graphs(device):
+    model = build("v0", device, V=128)
+    for text in ("a", "hello wor"):
+        options = {"max_new_tokens": 40, "temperature": 1.0, "top_k": 20}
+        for seed in (0, 1):
+            plain = generate(model, text, **options, generator=torch.Generator().manual_seed(seed), use_cache=False)
+            assert generate(model, text, **options, generator=torch.Generator().manual_seed(seed)) == plain
+    greedy = generate_batch(model, ["ab", "c"], max_new_tokens=30, sampling=GREEDY, use_cache=False)
+    stop = greedy[0][12:14]
+    for use_cache in (True, False):
+        texts = generate_batch(model, ["ab", "c"], max_new_tokens=30, sampling=GREEDY, stop=stop, use_cache=use_cache)
+        assert texts[0] == greedy[0][: greedy[0].index(stop, 2)]
+    stream = stream_text(model, "ab", max_new_tokens=30, sampling=GREEDY)
+    next(stream)
+    stream.close()  # broken off: the next one is not disturbed
+    assert generate(model, "ab", max_new_tokens=30, temperature=0.0) == greedy[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("batch", [1, 2, 17, 40])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_ragged_batches_give_the_ids_of_the_cpu(batch, kind):
+    sizes = {"V": 300, "T": 160, "C": 96, "H": 3, "d_ff": 200}
+    plain, model = build(kind, **sizes), build(kind, "cuda", **sizes)
+    engine = engine_of(model, slots=batch)
+    prompts = [[(7 * row + j) % 300 for j in range(1 + 5 * row % 90)] for row in range(batch)]
+    requests = [engine.submit(p, max_new_tokens=75, sampling=SAMPLED, seed=n) for n, p in enumerate(prompts)]
+    finish(engine, 5000)
+    generators = [torch.Generator().manual_seed(n) for n in range(batch)]
+    decoder = Decoder(plain, prompts, max_new_tokens=75, sampling=SAMPLED, generators=generators)
+    for _ in decoder.tokens():
+        pass
+    for request, ids in zip(requests, decoder.ids, strict=True):
+        assert request.ids == ids
