@@ -45,8 +45,9 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution (B, V) that is sampled from, up to its sum; temperature must be above 0. Float64, where the device
-    has it (MPS has not).
+    """The distribution (B, V) that is sampled from, up to its sum; temperature must be above 0.
+
+    Float64, where the device has it (MPS has not).
 
     All filters look at the distribution after temperature; a token stays if every filter keeps it.
     """
