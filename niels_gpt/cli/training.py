@@ -17,11 +17,10 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config_file import config_from_dict, dump_config, load_config, to_dict
 from niels_gpt.report.curves import plot_losses
 from niels_gpt.terminal import count
-from niels_gpt.train.distributed import ALONE, World, check_alone, check_rows, open_world
-from niels_gpt.train.loop import Result, train
+from niels_gpt.train.distributed import ALONE, World, check_alone, open_world
+from niels_gpt.train.loop import Result, check_start, train
 from niels_gpt.train.progress import reporter
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import DataTask, open_task
 from niels_gpt.train.token_task import verify_caches, with_vocabulary
 
@@ -120,10 +119,7 @@ def train_and_report(
     """Show the sources, train with a progress display, and leave loss.png whatever happens."""
     with world.together():  # before minutes go into building streams
         check_alone(world)
-        check_rows(config, world)
-        if run.exists and not resume and world.is_main:
-            raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
-        lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
+        check_start(config, run, device=device, world=world, resume=resume)
     task = world.in_turn(lambda: open_task(config))
     if world.is_main:
         show_sources(task)

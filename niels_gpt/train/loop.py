@@ -18,6 +18,7 @@ from typing import Any
 
 from niels_gpt import files
 from niels_gpt.config import RunConfig
+from niels_gpt.device import check_precision
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
@@ -77,10 +78,7 @@ def train(
     """
     report = report if report is not None and world.is_main else Silent()
     with world.together():
-        lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
-        check_rows(config, world)
-        if world.is_main:
-            _check_folder(run, resume)
+        check_start(config, run, device=device, world=world, resume=resume)
     if task is None:
         task = world.in_turn(lambda: open_task(config))
     check_same(config, task.fingerprint(), {"--run-dir": str(run.path), "--resume": resume}, world)
@@ -110,6 +108,15 @@ def train(
         report.start(first=state.step, total=config.train.total_steps)
         held.callback(report.close)
         return _loop(state, config, task, run, device, engine, world, log, report, caught)
+
+
+def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World = ALONE, resume: bool = False) -> None:
+    """Raise ValueError for a run that cannot begin, as far as that is known without its data."""
+    lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
+    check_rows(config, world)
+    check_precision(config.train.precision, device)
+    if world.is_main:
+        _check_folder(run, resume)
 
 
 def _check_folder(run: RunFolder, resume: bool) -> None:
