@@ -1,1 +1,1 @@
-"""The GPT itself: architecture, RoPE, KV cache, loss. Knows nothing of data."""
+"""The GPT itself: architecture, loss, checkpoints, the fast forms for one token and for CUDA. Knows nothing of data."""

@@ -17,11 +17,8 @@ import torch
 from niels_gpt import files
 from niels_gpt.config import ModelConfig
 from niels_gpt.config_file import to_dict
+from niels_gpt.model.errors import CheckpointError
 from niels_gpt.model.gpt import GPT
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says which and why."""
 
 
 def save_checkpoint(
