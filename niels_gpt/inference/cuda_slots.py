@@ -25,6 +25,12 @@ STEPS = 8
 
 R = TypeVar("R", DecodeStep, WindowStep)
 _idle: weakref.WeakKeyDictionary[GPT, CudaSlots] = weakref.WeakKeyDictionary()
+_steps: weakref.WeakKeyDictionary[GPT, int] = weakref.WeakKeyDictionary()
+
+PLAIN_STEPS = 256
+"""Steps of a model that are decoded by plain operations before its kernels are compiled. Compilers take the interpreter
+from everyone else: who wants a few hundred tokens of a fresh process, or a sample in mid-training, is served sooner
+without."""
 
 
 def usable(model: GPT) -> bool:
@@ -39,14 +45,19 @@ def usable(model: GPT) -> bool:
     )
 
 
-def acquire(model: GPT, slots: int) -> CudaSlots | None:
-    """Slots for a model, if it is usable; they may not be settled yet."""
-    if not usable(model):
+def acquire(model: GPT, slots: int, *, at_once: bool = False) -> CudaSlots | None:
+    """Slots for a step of a model, if it is usable and has had enough steps for them to pay (or `at_once`).
+
+    They may not be settled yet.
+    """
+    _steps[model] = _steps.get(model, 0) + 1
+    if not (at_once or model in _idle or _steps[model] > PLAIN_STEPS) or not usable(model):
         return None
     kept = _idle.pop(model, None)
-    if kept is None or not kept.fits(model, slots):
-        kept = CudaSlots(model, slots)
-    kept.take(model)
+    with torch.inference_mode(False):  # what is made here is written to later, in that mode or not
+        if kept is None or not kept.fits(model, slots):
+            kept = CudaSlots(model, slots)
+        kept.take(model)
     return kept
 
 

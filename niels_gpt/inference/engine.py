@@ -23,8 +23,9 @@ class Engine:
     and its numbers alone (up to near-ties within float error), not on who decodes beside it. The model's weights must
     not change while requests run. Dropout is not applied.
 
-    On CUDA it decodes in graphs as soon as their kernels are compiled, in the background, and by plain operations until
-    then. Graphs run ahead of the reading: `step` may bring no token at first, and several of a request later.
+    On CUDA it decodes in graphs once a model has had some hundred steps and their kernels are compiled, in the
+    background, and by plain operations until then. Graphs run ahead of the reading: `step` may bring no token at first,
+    and several of a request later.
     """
 
     def __init__(self, model: GPT, *, slots: int = 32, chunk: int | None = None) -> None:
@@ -36,6 +37,8 @@ class Engine:
         at_once = graphs is not None and graphs.settled and graphs.failure is None
         self._slots: Slots = graphs if graphs is not None and at_once else PlainSlots(model, slots)
         self._graphs = None if at_once else graphs  # until they are settled
+        self._graphs_to_come = graphs is None and cuda_slots.usable(model)  # when there have been enough steps
+        self._size = slots
         self._asked = chunk
         self._chunk = chunk or self._slots.chunk
         self._free = list(range(slots))
@@ -109,6 +112,9 @@ class Engine:
         The events in the order of the tokens, for each request.
         """
         self._take_up()
+        if self._graphs_to_come:
+            self._graphs = cuda_slots.acquire(self.model, self._size)
+            self._graphs_to_come = self._graphs is None
         if self._graphs is not None and self._graphs.settled:
             self._switch()
         was_training = self.model.training
@@ -128,6 +134,8 @@ class Engine:
 
     def settle(self) -> None:
         """Wait until the kernels are compiled, so that no token is decoded without them. For a server that starts."""
+        if self._graphs_to_come:
+            self._graphs, self._graphs_to_come = cuda_slots.acquire(self.model, self._size, at_once=True), False
         if self._graphs is not None:
             self._graphs.settle()
 

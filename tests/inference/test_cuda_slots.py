@@ -275,3 +275,20 @@ def test_ragged_batches_give_the_ids_of_the_cpu(batch, kind):
         pass
     for request, ids in zip(requests, decoder.ids, strict=True):
         assert request.ids == ids
+
+
+def test_few_steps_are_decoded_without_a_compiler(device, monkeypatch):
+    """Of all engines of a model together; then kernels are compiled, and serve the next engine at once."""
+    monkeypatch.setattr(cuda_slots, "PLAIN_STEPS", 10)
+    model = build("v0", device)
+    for plain in (True, False):
+        engine = Engine(model, slots=2)
+        request = engine.submit([1, 2], max_new_tokens=7, sampling=SAMPLED, seed=1)
+        while engine.busy:
+            engine.step()
+            if engine._graphs is not None:
+                engine.settle()
+        assert request.tokens == alone(model, [1, 2], 7, SAMPLED, 1)
+        assert isinstance(engine._slots, PlainSlots) is plain
+        engine.close()
+    assert not isinstance(Engine(model, slots=2)._slots, PlainSlots)
