@@ -12,9 +12,9 @@ from niels_gpt.cli.runs import new_run
 from niels_gpt.cli.training import exit_if_stopped, program, train_and_report
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import dump_config, load_config, load_pipeline
-from niels_gpt.train.distributed import World, check_rows, open_world
+from niels_gpt.train.distributed import World, open_world
+from niels_gpt.train.loop import check_start
 from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.task import open_task
 from niels_gpt.train.token_task import verify_caches, with_vocabulary
 
@@ -50,10 +50,10 @@ def run_pipeline(
         folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
         runs = {name: RunFolder(folder / name) for name in PHASES}
         with world.together():
+            for name, phase in phases.items():  # a mistake in the second phase shall not show after hours of the first
+                check_start(phase, runs[name], device=world.device, world=world, resume=runs[name].exists)
             if world.is_main:
                 _prepare(phases, runs, folder, resume, verify)
-            for phase in phases.values():
-                check_rows(phase, world)
         _run_phases(phases, runs, folder, world)
 
 
@@ -82,9 +82,7 @@ def _prepare(
     """Refuse what cannot work, and write down what is to be done."""
     if not resume and any(run.exists for run in runs.values()):
         raise ValueError(f"{folder} holds a pipeline already: go on with --resume, or choose another --run-dir")
-    for phase in phases.values():  # a mistake in the second phase shall not show after hours of the first
-        settings = phase.train
-        lr_at_step(0, settings.total_steps, warmup_steps=settings.warmup_steps)
+    for phase in phases.values():
         open_task(phase)
         if verify:
             verify_caches(phase)

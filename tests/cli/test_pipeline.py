@@ -243,6 +243,7 @@ def test_mistakes_are_told_before_any_work(tmp_path, override, words, capsys):
     [
         ("sft.train.p_train={gone: 1.0}", ["gone", "dolly15k"]),
         ("sft.train.warmup_steps=50", ["warmup"]),
+        ("sft.train.precision=tf32", ["tf32", "cpu"]),
         ("sft.data.token_cache=nowhere", ["nowhere"]),
     ],
 )
