@@ -74,6 +74,7 @@ class Engine:
         self._compile = self._cuda and long_enough if settings.compile is None else settings.compile
         self._graphs = self._cuda and world.size == 1 and settings.graphs is not False
         self._compiled: Callable[..., torch.Tensor] | None = None
+        self._compile_works = False
         self._graph: _Graph | None = None
         self._done = 0
         model.checkpoint_activations = settings.checkpoint_activations
@@ -139,6 +140,23 @@ class Engine:
         return Update(loss, norm.detach())
 
     def _backward(self, batch: Batch) -> torch.Tensor:
+        """`_gradients`, of which what is compiled may fail the first time: then it is done again as it is written."""
+        try:
+            loss = self._gradients(batch)
+            self._compile_works = self._compiled is not None
+            return loss
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as err:  # what it still holds is free only after this block
+            if not self._compile or self._compile_works:
+                raise
+            why = _first_line(err)
+        self._compile = False
+        self._note(f"torch.compile failed, so the model runs as it is, slower: {why}")
+        self.optimizer.zero_grad(set_to_none=True)
+        return self._gradients(batch)
+
+    def _gradients(self, batch: Batch) -> torch.Tensor:
         """Add the gradient of the mean loss over the targets of all processes, in `parts` forward passes; that loss."""
         several = self._world.size > 1
         total = (batch.targets != -100).sum() if self.parts > 1 or several else None
@@ -157,23 +175,13 @@ class Engine:
         return self._world.sum(mean) / self._world.size if several else mean
 
     def _loss(self, part: Batch, total: torch.Tensor | None) -> torch.Tensor:
-        """The loss of a part of a batch, compiled if that is wanted and works."""
+        """The loss of a part of a batch, compiled if that is wanted."""
         plain: Callable[..., torch.Tensor] = self.model.loss if self._module is None else self._module
         if not self._compile or part.segments is not None:
             return plain(part.x, part.targets, total=total, **part.structure())
-        first = self._compiled is None
         if self._compiled is None:
             self._compiled = torch.compile(plain, dynamic=False)
-        try:
-            return self._compiled(part.x, part.targets, total=total, **part.structure())
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as err:
-            if not first:
-                raise
-            self._compile = False
-            self._note(f"torch.compile failed, so the model runs as it is, slower: {_first_line(err)}")
-            return self._loss(part, total)
+        return self._compiled(part.x, part.targets, total=total, **part.structure())
 
     # --- memory ----------------------------------------------------------------------------------
 

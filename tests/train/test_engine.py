@@ -109,6 +109,44 @@ def test_a_compile_that_fails_costs_one_line(monkeypatch):
     assert "\n" not in note
 
 
+def test_a_compile_that_fails_in_the_backward_pass_costs_one_line(monkeypatch):
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, loss):
+            return loss.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("no compiler for the way back")
+
+    def half(function, **options):
+        return lambda *args, **kwargs: Broken.apply(function(*args, **kwargs))
+
+    monkeypatch.setattr(torch, "compile", half)
+    notes = []
+    _, found = run(config_of({"compile": True}, accumulate=2), notes=notes)
+    assert found == run(config_of(accumulate=2))[1]
+    assert len(notes) == 1
+    assert "no compiler for the way back" in notes[0]
+
+
+def test_an_error_after_a_compiled_update_is_no_failed_compile(monkeypatch):
+    calls = []
+
+    def breaks_later(function, **options):
+        def call(*args, **kwargs):
+            calls.append(1)
+            if len(calls) == 3:
+                raise RuntimeError("something else")
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", breaks_later)
+    with pytest.raises(RuntimeError, match="something else"):
+        run(config_of({"compile": True}))
+
+
 def test_on_a_cpu_nothing_is_compiled_unless_asked_for(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda *a, **k: pytest.fail("compiled"))
     run(config_of(total_steps=100_000))
