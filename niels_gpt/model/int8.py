@@ -54,41 +54,33 @@ class Int8GPT(GPT):
         return made
 
 
-class Int8OneToken:
+class Int8OneToken(OneToken):
     """`OneToken` with packed matrices, for few rows."""
 
     def __init__(self, model: Int8GPT) -> None:
-        self.config = model.config
-        self._plain = OneToken(model)
-        self._embedding = model.tok_emb.weight
-        self._positions = None if model.pos_emb is None else model.pos_emb.weight
-        self._turn = None
-        if model.pos_emb is None:
-            turn = torch.complex(model.cos, model.sin)  # (T, 1, 1, D/2)
-            self._turn = torch.cat((turn, turn, torch.ones_like(turn)), dim=1)
-        self._norm, self._eps = model.norm.weight, model.norm.eps
-        self._head = model.packed[model.tok_emb.weight]
-        self._layers = []
+        super().__init__(model)
+        self._packed_head = model.packed[model.tok_emb.weight]
+        self._packed = []
         for block in model.layers():
             mlp = block.mlp
             matrices = [block.attn.qkv, block.attn.out, mlp.up, mlp.down]
             if isinstance(mlp, SwiGLU):
                 matrices.append(mlp.gate)
             packed = [model.packed[matrix.weight] for matrix in matrices]
-            self._layers.append((block.norm_attn.weight, block.norm_mlp.weight, packed))
+            self._packed.append((block.norm_attn.weight, block.norm_mlp.weight, packed))
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Logits (B, V) for one more id per row (B,); the cache grows by it. No gradients."""
         B, C, H, D = ids.shape[0], self.config.C, self.config.H, self.config.D
         if B > MOST_ROWS:
-            return self._plain(ids, cache)
+            return super().__call__(ids, cache)
         position = cache.advance(1)
         where = position if isinstance(position, int) else position[:, 0]
         h = F.embedding(ids, self._embedding)
         if self._positions is not None:
             h = h + self._positions[where]
         turn = None if self._turn is None else self._turn[where]
-        for layer, (norm1, norm2, (qkv, out, up, down, *gate)) in enumerate(self._layers):
+        for layer, (norm1, norm2, (qkv, out, up, down, *gate)) in enumerate(self._packed):
             flat = _product(self._normed(h, norm1), qkv)
             if turn is not None:
                 torch.view_as_complex(flat.view(B, 3, H, D // 2, 2)).mul_(turn)
@@ -99,10 +91,10 @@ class Int8OneToken:
             x = self._normed(h, norm2).bfloat16()
             u = _product(x, up)
             h = h + _product(u.mul_(F.silu(_product(x, gate[0]))) if gate else F.gelu(u), down)
-        return _product(self._normed(h, self._norm), self._head)
+        return _product(self._normed(h, self._norm), self._packed_head)
 
     def _normed(self, h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if self.config.norm == "rmsnorm":
+        if self._rms:
             return torch.rms_norm(h, (self.config.C,), weight, self._eps)
         return torch.layer_norm(h, (self.config.C,), weight, None, self._eps, False)
 
@@ -111,6 +103,6 @@ def _product(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return torch.ops.aten._weight_int8pack_mm(x.bfloat16(), *packed).float()
 
 
-def one_token(model: GPT) -> OneToken | Int8OneToken:
+def one_token(model: GPT) -> OneToken:
     """The fastest way to continue rows by one token each."""
     return Int8OneToken(model) if isinstance(model, Int8GPT) else OneToken(model)
