@@ -26,11 +26,11 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 def mean_loss(model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device) -> float:
     """The loss in nats per target over all batches of (x, targets) together; targets of -100 do not count."""
-    total, targets = summed_loss(model, batches, device=device)
+    total, targets = nats_and_targets(model, batches, device=device)
     return total / targets
 
 
-def summed_loss(
+def nats_and_targets(
     model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device
 ) -> tuple[float, int]:
     """(nats, targets): what `mean_loss` divides."""

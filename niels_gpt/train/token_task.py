@@ -18,7 +18,7 @@ from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
-from niels_gpt.evaluation.sampled import summed_loss
+from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
@@ -103,7 +103,7 @@ class _TokenTask(abc.ABC):
                     tensors = dataset.gather(dataset.plan(settings.train.B, draw)[rows])
                     yield tensors[0], tensors[-1]
 
-            nats, targets = world.total(*summed_loss(model, batches(), device=device))
+            nats, targets = world.total(*nats_and_targets(model, batches(), device=device))
             found[name] = float(nats / targets)
         return found
 
