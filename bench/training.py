@@ -1,7 +1,7 @@
 """Updates of a model, ours and those of peers: what the cases train_step, memory and stall have in common.
 
 On CUDA all are in bf16 with fp32 weights and compiled (peers as nanoGPT does: autocast, torch.compile in its default
-mode, TF32, fused AdamW); ours is the package's own engine on either device.
+mode, TF32, fused AdamW); ours is the package's own engine on either device, on CUDA also with FP8 products.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Setting:
     size: Size
     device: str = "cpu"
     bf16: bool = False
+    fp8: bool = False
+    """Only ours can."""
     dropout: float = 0.0
     checkpointed: bool = False
 
@@ -76,7 +78,7 @@ def _our_update(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes
     from niels_gpt.train.engine import Engine
     from niels_gpt.train.optimizer import make_optimizer
 
-    precision: Literal["bf16", "fp32"] = "bf16" if setting.bf16 else "fp32"
+    precision: Literal["fp8", "bf16", "fp32"] = "fp8" if setting.fp8 else "bf16" if setting.bf16 else "fp32"
     train = TrainConfig(B=len(x), precision=precision, accumulate=1)  # 1: rather fail than train in parts
     settings = EngineConfig(compile=False if quick else None, checkpoint_activations=setting.checkpointed)
     config = RunConfig(model=model.config, train=train, engine=settings)

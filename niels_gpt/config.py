@@ -151,7 +151,7 @@ class TrainConfig:
     """Sources evaluated during training; their weighted mean loss chooses the best checkpoint."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` takes Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp8"] = "fp32"
     """`bf16` multiplies matrices in bfloat16 (on CUDA the residual stream is bfloat16 too); weights and their
     gradients stay float32. Many times as fast on a GPU, twice on processors that have it in hardware (Intel AMX),
     slower on others. `tf32` is CUDA's float32 with products rounded to 10 bits."""

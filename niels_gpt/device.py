@@ -75,3 +75,6 @@ def check_precision(precision: str, device: str) -> None:
     if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise ValueError(f"train.precision=bf16: {name} has no bfloat16 (it came with Ampere): use fp32")
+    if precision == "fp8" and (kind != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+        name = torch.cuda.get_device_name(device) if kind == "cuda" else device
+        raise ValueError(f"train.precision=fp8: {name} has no FP8 products (they came with Ada and Hopper): use bf16")

@@ -1,7 +1,7 @@
 """Operators for training on CUDA in bfloat16: cross-entropy without all logits, heads with RoPE, GELU, SwiGLU.
 
 They are operators of torch: autograd, torch.compile and CUDA graphs take them as they take its own. Everywhere else
-the model uses plain torch, which the tests hold these to.
+the model uses plain torch, which the tests hold these to. Products are torch's; with `eight` also in FP8 (`fp8.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def in_bf16(x: torch.Tensor) -> bool:
 
 @torch.library.custom_op("niels_gpt::linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(
-    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, eight: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(loss, its gradient for h, for weight): logits are made, used and overwritten a part of the rows at a time."""
     from niels_gpt.model import kernels
@@ -51,18 +51,34 @@ def _linear_cross_entropy(
     table[:V].copy_(weight)
     rows = min(N, 1 << max(10, (LOGITS_BYTES // (padded * h.element_size())).bit_length() - 1))
     logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
+    logits8 = logits.new_empty((rows, padded) if eight else (0, 0), dtype=torch.float8_e5m2)
+    if eight:
+        table8, scales = rows_in_fp8(table)
+        top = table.abs().max().float() / 448
+        across8 = (table.t() / top).to(torch.float8_e4m3fn, memory_format=torch.contiguous_format)
+        unit = 2.0**-15 / total.to(torch.float32).reshape(())
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
     dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
     block = 1024 if V > 1024 else max(16, 1 << (-(-padded // 4) - 1).bit_length())
     for start in range(0, N, rows):
         part = h[start : start + rows]
-        own = logits[: len(part)]
-        torch.mm(part, table.t(), out=own)
+        own, own8 = logits[: len(part)], logits8[: len(part)]
+        if eight:
+            part8, scale = rows_in_fp8(part)
+            own = torch._scaled_mm(
+                part8, table8.t(), scale, scales.t(), out_dtype=h.dtype, use_fast_accum=True, out=own
+            )
+        else:
+            torch.mm(part, table.t(), out=own)
         kernels.cross_entropy_kernel[(len(part),)](
-            own, targets[start:], losses[start:], total, V, padded, BLOCK=block, num_warps=8 if V > 1024 else 1
-        )
-        torch.mm(own, table, out=dh[start : start + rows])
+            own, own8 if eight else own, targets[start:], losses[start:], total, V, padded,
+            BLOCK=block, EIGHT=eight, num_warps=8 if V > 1024 else 1,
+        )  # fmt: skip
+        if eight:
+            torch._scaled_mm(own8, across8.t(), unit, top, out_dtype=h.dtype, out=dh[start : start + rows])
+        else:
+            torch.mm(own, table, out=dh[start : start + rows])
         if start == 0:
             torch.mm(own.t(), part, out_dtype=torch.float32, out=dweight)
         else:
@@ -71,31 +87,34 @@ def _linear_cross_entropy(
 
 
 @_linear_cross_entropy.register_fake
-def _(h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _(
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, eight: bool
+) -> tuple[torch.Tensor, ...]:
     return h.new_empty((), dtype=torch.float32), torch.empty_like(h), weight.new_empty(weight.shape)
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.save_for_backward(output[1], output[2])
 
 
 def _scale_gradients(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     dh, dweight = ctx.saved_tensors
-    return dh * gradient.to(dh.dtype), dweight * gradient, None, None
+    return dh * gradient.to(dh.dtype), dweight * gradient, None, None, None
 
 
 _linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 
 def linear_cross_entropy(
-    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, *, eight: bool = False
 ) -> torch.Tensor:
     """The summed cross-entropy of softmax(h weight^T) at the targets, divided by `total`: a float32 number.
 
     h (N, C) bfloat16; weight (V, C) float32; targets (N,) int64, those of -100 do not count; total, of one element,
-    may live on the device. Logits are bfloat16, as under autocast, and their softmax is float32.
+    may live on the device. Logits are bfloat16, as under autocast, and their softmax is float32. `eight`: logits and
+    the gradient of h come from FP8 products.
     """
-    return _linear_cross_entropy(h, weight, targets, total)[0]
+    return _linear_cross_entropy(h, weight, targets, total, eight)[0]
 
 
 # --- heads -----------------------------------------------------------------------------------------
@@ -127,13 +146,33 @@ def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Te
 def _turned_heads_backward(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
 ) -> torch.Tensor:
+    return turn_back(dq, dk, dv, sin, cos)
+
+
+def turn_back(
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    sin: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    eighth: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradient of what `turned_heads` was given; into `eighth` and `scales` also in FP8.
+
+    Without sin and cos: of what was not turned, only split.
+    """
     from niels_gpt.model import kernels
 
     B, n, H, D = dq.shape
     given = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
     strides = [stride for g in given for stride in g.stride()[:3]]
     dqkv = dq.new_empty((B, n, 3, H, D))
-    kernels.rope_backward_kernel[(B * n,)](*given, dqkv, sin, cos, n, H, D, *strides, **_sizes(H, D), num_warps=2)
+    places = [dqkv if place is None else place for place in (dqkv, eighth, scales, sin, cos)]
+    kernels.rope_backward_kernel[(B * n,)](
+        *given, *places, n, H, D, *strides,
+        **_sizes(H, D), TURN=sin is not None, EIGHT=eighth is not None, num_warps=2,
+    )  # fmt: skip
     return dqkv
 
 
@@ -166,62 +205,79 @@ def turned_heads(
 
 # --- activations -----------------------------------------------------------------------------------
 
-_BLOCK = 2048
 
-
-@torch.library.custom_op("niels_gpt::gelu", mutates_args=())
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x Phi(x), the exact GELU."""
+def activate(
+    x: torch.Tensor, gated: bool, eighth: torch.Tensor | None = None, scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`activation`, without autograd; into `eighth` and `scales` also in FP8."""
     from niels_gpt.model import kernels
 
     x = x.contiguous()
-    y = torch.empty_like(x)
-    kernels.gelu_kernel[(-(-x.numel() // _BLOCK),)](x, y, x.numel(), BLOCK=_BLOCK, num_warps=4)
-    return y
-
-
-@torch.library.custom_op("niels_gpt::gelu_backward", mutates_args=())
-def _gelu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    from niels_gpt.model import kernels
-
-    dy, x = dy.contiguous(), x.contiguous()
-    dx = torch.empty_like(x)
-    kernels.gelu_backward_kernel[(-(-x.numel() // _BLOCK),)](dy, x, dx, x.numel(), BLOCK=_BLOCK, num_warps=4)
-    return dx
-
-
-@torch.library.custom_op("niels_gpt::swiglu", mutates_args=())
-def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) up, for x (..., 2 F) = gate, up side by side."""
-    from niels_gpt.model import kernels
-
-    x = x.contiguous()
-    F = x.shape[-1] // 2
+    F = x.shape[-1] // (2 if gated else 1)
     y = x.new_empty((*x.shape[:-1], F))
-    block = min(_BLOCK, 1 << (F - 1).bit_length())
-    kernels.swiglu_kernel[(y.numel() // F, -(-F // block))](x, y, F, BLOCK=block)
+    places = (y, y if eighth is None else eighth, y if scales is None else scales)
+    piece = min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
+    kernels.activation_kernel[(y.numel() // F,)](
+        x, *places, F, PIECE=piece, PIECES=-(-F // piece), GATED=gated, EIGHT=eighth is not None, num_warps=4
+    )
     return y
 
 
-@torch.library.custom_op("niels_gpt::swiglu_backward", mutates_args=())
-def _swiglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def activate_back(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gated: bool,
+    eighth: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradient of what `activate` was given; into `eighth` and `scales` also in FP8."""
     from niels_gpt.model import kernels
 
     dy, x = dy.contiguous(), x.contiguous()
     F = dy.shape[-1]
     dx = torch.empty_like(x)
-    block = min(_BLOCK, 1 << (F - 1).bit_length())
-    kernels.swiglu_backward_kernel[(dy.numel() // F, -(-F // block))](dy, x, dx, F, BLOCK=block)
+    places = (dx, dx if eighth is None else eighth, dx if scales is None else scales)
+    block = 1 << (F - 1).bit_length()
+    kernels.activation_backward_kernel[(dy.numel() // F,)](
+        dy, x, *places, F, BLOCK=block, GATED=gated, EIGHT=eighth is not None, num_warps=4 if block <= 4096 else 16
+    )
     return dx
 
 
-def _keep_input(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+@torch.library.custom_op("niels_gpt::activation", mutates_args=())
+def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
+    """x Phi(x), the exact GELU; gated: silu(gate) up, for x (..., 2 F) = gate, up side by side."""
+    return activate(x, gated)
+
+
+@torch.library.custom_op("niels_gpt::activation_backward", mutates_args=())
+def _activation_backward(dy: torch.Tensor, x: torch.Tensor, gated: bool) -> torch.Tensor:
+    return activate_back(dy, x, gated)
+
+
+def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(inputs[0])
+    ctx.gated = inputs[1]
 
 
-gelu.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
-_gelu_backward.register_fake(lambda dy, x: torch.empty_like(x, memory_format=torch.contiguous_format))
-gelu.register_autograd(lambda ctx, dy: _gelu_backward(dy, ctx.saved_tensors[0]), setup_context=_keep_input)
-swiglu.register_fake(lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
-_swiglu_backward.register_fake(lambda dy, x: torch.empty_like(x, memory_format=torch.contiguous_format))
-swiglu.register_autograd(lambda ctx, dy: _swiglu_backward(dy, ctx.saved_tensors[0]), setup_context=_keep_input)
+def _back(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return _activation_backward(dy, ctx.saved_tensors[0], ctx.gated), None
+
+
+activation.register_fake(lambda x, gated: x.new_empty((*x.shape[:-1], x.shape[-1] // (2 if gated else 1))))
+_activation_backward.register_fake(lambda dy, x, gated: torch.empty_like(x, memory_format=torch.contiguous_format))
+activation.register_autograd(_back, setup_context=_keep_input)
+
+
+# --- FP8 -------------------------------------------------------------------------------------------
+
+
+def rows_in_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) in FP8 and the scales (M, 1) of its rows: what `fp8.rows` says, in one pass."""
+    from niels_gpt.model import kernels
+
+    x = x.contiguous()
+    (M, K), block = x.shape, 1 << (x.shape[1] - 1).bit_length()
+    eighth, scales = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty((M, 1), dtype=torch.float32)
+    kernels.rows_kernel[(M,)](x, eighth, scales, K, BLOCK=block, num_warps=min(max(block // 512, 1), 16))
+    return eighth, scales

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.memory import keep_freed_memory
-from niels_gpt.model import fused
+from niels_gpt.model import fp8, fused
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.loss import loss_fn, summed_loss
@@ -85,17 +85,16 @@ def make_norm(config: ModelConfig) -> Norm:
     return RMSNorm(config.C) if config.norm == "rmsnorm" else nn.LayerNorm(config.C, bias=False)
 
 
-def normed_product(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor) -> torch.Tensor:
-    """norm(x) weight^T; without a norm, x weight^T.
+def normed(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(x), weight), to be multiplied; without a norm, as they are.
 
     In bf16 on CUDA the norm's own weight is multiplied into the matrix, not into x: its gradient then comes from the
     gradient of the matrix, and not from another pass over all activations.
     """
     if norm is None or not fused.in_bf16(x):
-        return F.linear(x if norm is None else norm(x), weight)
-    width = x.shape[-1:]
+        return x if norm is None else norm(x), weight
     function = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
-    return F.linear(function(x.float(), width, eps=norm.eps), weight * norm.weight)
+    return function(x.float(), x.shape[-1:], eps=norm.eps), weight * norm.weight
 
 
 class Attention(nn.Module):
@@ -117,14 +116,18 @@ class Attention(nn.Module):
         segments: Segments | None,
     ) -> torch.Tensor:
         """Of norm(x)."""
-        qkv = normed_product(x, norm, self.qkv.weight)
+        x, weight = normed(x, norm, self.qkv.weight)
+        if fp8.on(x) and cache is None and segments is None and (turn is None or turn[0].dim() == 4):
+            sin, cos = (None, None) if turn is None else (table.view(x.shape[1], self.D // 2) for table in turn)
+            return fp8.product(_causal(*fp8.heads(x, weight, sin, cos, self.H)), self.out.weight)
+        qkv = fp8.product(x, weight) if fp8.on(x) else F.linear(x, weight)
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
             with torch.autocast("cpu", enabled=False):
                 y = self._attend(qkv.float(), turn, layer, cache, segments)
         else:
             y = self._attend(qkv, turn, layer, cache, segments)
-        return self.out(y)
+        return fp8.product(y, self.out.weight) if fp8.on(y) else self.out(y)
 
     def _attend(
         self, qkv: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
@@ -133,9 +136,7 @@ class Attention(nn.Module):
         B, n, _ = qkv.shape
         if fused.usable(qkv) and cache is None and segments is None and turn is not None and turn[0].dim() == 4:
             sin, cos = (table.view(n, self.D // 2) for table in turn)
-            q, k, v = (t.transpose(1, 2) for t in fused.turned_heads(qkv.view(B, n, 3, self.H, self.D), sin, cos))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=n > 1)
-            return y.transpose(1, 2).reshape(B, n, self.H * self.D)
+            return _causal(*fused.turned_heads(qkv.view(B, n, 3, self.H, self.D), sin, cos))
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
         if turn is not None:
@@ -152,6 +153,12 @@ class Attention(nn.Module):
         return y.transpose(1, 2).reshape(B, n, self.H * self.D)
 
 
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of heads (B, n, H, D), side by side (B, n, H D)."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1).transpose(1, 2).flatten(2)
+
+
 class MLP(nn.Module):
     """Two matrices with a GELU between them."""
 
@@ -162,8 +169,11 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
         """Of norm(x), or of x."""
-        u = normed_product(x, norm, self.up.weight)
-        return self.down(fused.gelu(u) if fused.usable(u) else F.gelu(u))
+        x, weight = normed(x, norm, self.up.weight)
+        if fp8.on(x):
+            return fp8.mlp(x, weight, self.down.weight, gated=False)
+        u = F.linear(x, weight)
+        return self.down(fused.activation(u, gated=False) if fused.usable(u) else F.gelu(u))
 
 
 class SwiGLU(nn.Module):
@@ -182,7 +192,10 @@ class SwiGLU(nn.Module):
     def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
         """Of norm(x), or of x."""
         if fused.in_bf16(x):
-            return self.down(fused.swiglu(normed_product(x, norm, torch.cat((self.gate.weight, self.up.weight)))))
+            x, weight = normed(x, norm, torch.cat((self.gate.weight, self.up.weight)))
+            if fp8.on(x):
+                return fp8.mlp(x, weight, self.down.weight, gated=True)
+            return self.down(fused.activation(F.linear(x, weight), gated=True))
         x = x if norm is None else norm(x)
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
@@ -280,7 +293,7 @@ class GPT(nn.Module):
             h = self.hidden(x, segments=segments, positions=positions).to(torch.bfloat16).flatten(0, 1)
             y = targets.flatten()
             total = (y >= 0).sum() if total is None else total
-            return fused.linear_cross_entropy(h, self.lm_head.weight, y, total)
+            return fused.linear_cross_entropy(h, self.lm_head.weight, y, total, eight=fp8.on(x))
         logits = self(x, segments=segments, positions=positions)
         return loss_fn(logits, targets) if total is None else summed_loss(logits, targets) / total
 

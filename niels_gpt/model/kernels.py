@@ -2,7 +2,8 @@
 
 Each does in one pass over memory what a compiler's own kernels do in two or three, or with slower arithmetic:
 the cross-entropy with its gradient in place, RoPE on interleaved pairs, and the activations with an erf that costs
-one exponential. All work by rows or elements without atomics, so that the same input gives the same bits.
+one exponential. All work by rows without atomics, so that the same input gives the same bits. With EIGHT they also
+write what they made in FP8, for the product that comes next (`fp8.py`).
 """
 
 # mypy: ignore-errors
@@ -28,14 +29,21 @@ def _four(base, start, lanes, V, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _store_gradient(base, place, x, y, normal, scale, width):
-    gradient = (tl.exp(x - normal) - tl.where(place == y, 1.0, 0.0)) * scale
-    tl.store(base + place, gradient.to(base.dtype.element_ty), mask=place < width)
+def _store_gradient(base, base8, place, x, y, normal, counts, scale, width, EIGHT: tl.constexpr):
+    gradient = tl.where(counts, tl.exp(x - normal) - tl.where(place == y, 1.0, 0.0), 0.0)
+    tl.store(base + place, (gradient * scale).to(base.dtype.element_ty), mask=place < width)
+    if EIGHT:
+        tl.store(base8 + place, (gradient * 32768.0).to(base8.dtype.element_ty), mask=place < width)
 
 
 @triton.jit
-def cross_entropy_kernel(logits, targets, losses, total, V, width, BLOCK: tl.constexpr):
+def cross_entropy_kernel(
+    logits, eighth, targets, losses, total, V, width, BLOCK: tl.constexpr, EIGHT: tl.constexpr
+):  # fmt: skip
     """One row: its loss, and in place of the logits their gradient divided by `total`; both 0 for a target < 0.
+
+    With EIGHT the gradient, not divided but times 2^15, goes to `eighth` too: between -2^15 and 2^15, in a type that
+    ends at 57,344 and is exact to a quarter down to 2^-14.
 
     The row is read twice, the second time from a cache. Each lane keeps a maximum and a sum of its own, which meet only
     at the end, so that no thread waits for another in between. `width` is V filled up to a multiple of 64; what
@@ -43,6 +51,7 @@ def cross_entropy_kernel(logits, targets, losses, total, V, width, BLOCK: tl.con
     """
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * width
+    base8 = eighth + row * width
     y = tl.load(targets + row)
     counts = y >= 0
     y = tl.where(counts, y, 0)
@@ -59,13 +68,13 @@ def cross_entropy_kernel(logits, targets, losses, total, V, width, BLOCK: tl.con
     normal = highest + tl.log(tl.sum(summed * tl.exp(top - highest), 0))
     chosen = tl.load(base + y).to(tl.float32)
     tl.store(losses + row, tl.where(counts, normal - chosen, 0.0))
-    scale = tl.where(counts, 1.0 / tl.load(total).to(tl.float32), 0.0)
+    scale = 1.0 / tl.load(total).to(tl.float32)
     for start in range(0, width, 4 * BLOCK):
         p, q, r, s = _four(base, start, lanes, V, width, BLOCK)
-        _store_gradient(base, start + lanes, p, y, normal, scale, width)
-        _store_gradient(base, start + BLOCK + lanes, q, y, normal, scale, width)
-        _store_gradient(base, start + 2 * BLOCK + lanes, r, y, normal, scale, width)
-        _store_gradient(base, start + 3 * BLOCK + lanes, s, y, normal, scale, width)
+        _store_gradient(base, base8, start + lanes, p, y, normal, counts, scale, width, EIGHT)
+        _store_gradient(base, base8, start + BLOCK + lanes, q, y, normal, counts, scale, width, EIGHT)
+        _store_gradient(base, base8, start + 2 * BLOCK + lanes, r, y, normal, counts, scale, width, EIGHT)
+        _store_gradient(base, base8, start + 3 * BLOCK + lanes, s, y, normal, counts, scale, width, EIGHT)
 
 
 @triton.jit
@@ -99,9 +108,9 @@ def rope_kernel(qkv, q, k, v, sin, cos, n, H, D, HEADS: tl.constexpr, WIDTH: tl.
 
 @triton.jit
 def rope_backward_kernel(
-    dq, dk, dv, dqkv, sin, cos, n, H, D,
+    dq, dk, dv, dqkv, eighth, scales, sin, cos, n, H, D,
     qb, qn, qh, kb, kn, kh, vb, vn, vh,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     """One token of dqkv (B n, 3, H, D) from gradients of any strides (b, n, h) whose lanes lie side by side."""
     token = tl.program_id(0).to(tl.int64)
@@ -109,18 +118,48 @@ def rope_backward_kernel(
     heads = tl.arange(0, HEADS)[:, None]
     lanes = tl.arange(0, WIDTH)[None, :]
     inside = (heads < H) & (lanes < D)
-    half = tl.arange(0, WIDTH // 2)[None, :]
-    angle = position * (D // 2) + half
-    s = -tl.load(sin + angle, mask=half < D // 2, other=0.0)  # the other way round
-    c = tl.load(cos + angle, mask=half < D // 2, other=0.0)
-    target = dqkv + token * 3 * H * D + heads * D + lanes
+    place = token * 3 * H * D + heads * D + lanes
     kind = dqkv.dtype.element_ty
     x = tl.load(dq + row * qb + position * qn + heads * qh + lanes, mask=inside, other=0.0).to(tl.float32)
-    tl.store(target, _turned(x, s, c, HEADS, WIDTH).to(kind), mask=inside)
-    x = tl.load(dk + row * kb + position * kn + heads * kh + lanes, mask=inside, other=0.0).to(tl.float32)
-    tl.store(target + H * D, _turned(x, s, c, HEADS, WIDTH).to(kind), mask=inside)
-    x = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=inside, other=0.0)
-    tl.store(target + 2 * H * D, x.to(kind), mask=inside)
+    y = tl.load(dk + row * kb + position * kn + heads * kh + lanes, mask=inside, other=0.0).to(tl.float32)
+    if TURN:
+        half = tl.arange(0, WIDTH // 2)[None, :]
+        angle = position * (D // 2) + half
+        s = -tl.load(sin + angle, mask=half < D // 2, other=0.0)  # the other way round
+        c = tl.load(cos + angle, mask=half < D // 2, other=0.0)
+        x = _turned(x, s, c, HEADS, WIDTH)
+        y = _turned(y, s, c, HEADS, WIDTH)
+    tl.store(dqkv + place, x.to(kind), mask=inside)
+    tl.store(dqkv + place + H * D, y.to(kind), mask=inside)
+    z = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dqkv + place + 2 * H * D, z.to(kind), mask=inside)
+    if EIGHT:
+        top = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
+        scale, inverse = _scale_of(tl.max(tl.max(top, 1), 0))
+        tl.store(scales + token, scale)
+        kind = eighth.dtype.element_ty
+        tl.store(eighth + place, (x * inverse).to(kind), mask=inside)
+        tl.store(eighth + place + H * D, (y * inverse).to(kind), mask=inside)
+        tl.store(eighth + place + 2 * H * D, (z * inverse).to(kind), mask=inside)
+
+
+@triton.jit
+def _scale_of(top):
+    """(scale, 1 / scale) of a row whose largest element is `top`: it becomes 448, where float8_e4m3fn ends."""
+    top = tl.maximum(top, 1e-30)
+    return top / 448.0, 448.0 / top
+
+
+@triton.jit
+def rows_kernel(x, eighth, scales, C, BLOCK: tl.constexpr):
+    """One row of (M, C) in FP8, with its scale."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < C
+    u = tl.load(x + row * C + lanes, mask=inside, other=0.0).to(tl.float32)
+    scale, inverse = _scale_of(tl.max(tl.abs(u), 0))
+    tl.store(scales + row, scale)
+    tl.store(eighth + row * C + lanes, (u * inverse).to(eighth.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -133,47 +172,68 @@ def _normal_parts(x):
 
 
 @triton.jit
-def gelu_kernel(x, y, number, BLOCK: tl.constexpr):
-    """y = x Phi(x)."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < number
-    u = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    below, _ = _normal_parts(u)
-    tl.store(y + place, (u * below).to(y.dtype.element_ty), mask=inside)
+def activation_kernel(
+    x, y, eighth, scales, F, PIECE: tl.constexpr, PIECES: tl.constexpr, GATED: tl.constexpr, EIGHT: tl.constexpr
+):  # fmt: skip
+    """One row: y = x Phi(x); GATED: y = silu(gate) up, for x = gate, up side by side.
 
-
-@triton.jit
-def gelu_backward_kernel(dy, x, dx, number, BLOCK: tl.constexpr):
-    """dx = dy (Phi(x) + x phi(x))."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < number
-    u = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-    below, density = _normal_parts(u)
-    tl.store(dx + place, (g * (below + u * density)).to(dx.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def swiglu_kernel(x, y, F, BLOCK: tl.constexpr):
-    """A piece of one row: y = silu(gate) up, for x = gate, up side by side."""
+    In pieces: with EIGHT, a row of GELUs that is kept until its largest is known takes twice the time of one that is
+    read again.
+    """
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < F
-    gate = tl.load(x + row * 2 * F + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * F + F + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * F + place, (gate / (1.0 + tl.exp(-gate)) * up).to(y.dtype.element_ty), mask=inside)
+    lanes = tl.arange(0, PIECE)
+    top = tl.zeros((PIECE,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        at = piece * PIECE + lanes
+        inside = at < F
+        if GATED:
+            gate = tl.load(x + row * 2 * F + at, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(x + row * 2 * F + F + at, mask=inside, other=0.0).to(tl.float32)
+            made = gate / (1.0 + tl.exp(-gate)) * up
+        else:
+            u = tl.load(x + row * F + at, mask=inside, other=0.0).to(tl.float32)
+            below, _ = _normal_parts(u)
+            made = u * below
+        tl.store(y + row * F + at, made.to(y.dtype.element_ty), mask=inside)
+        top = tl.maximum(top, tl.abs(made))
+    if EIGHT:
+        scale, inverse = _scale_of(tl.max(top, 0))
+        tl.store(scales + row, scale)
+        for piece in tl.static_range(PIECES):
+            at = piece * PIECE + lanes
+            made = tl.load(y + row * F + at, mask=at < F, other=0.0).to(tl.float32)
+            tl.store(eighth + row * F + at, (made * inverse).to(eighth.dtype.element_ty), mask=at < F)
 
 
 @triton.jit
-def swiglu_backward_kernel(dy, x, dx, F, BLOCK: tl.constexpr):
-    """A piece of one row of the gradients of gate and up, side by side."""
+def activation_backward_kernel(
+    dy, x, dx, eighth, scales, F, BLOCK: tl.constexpr, GATED: tl.constexpr, EIGHT: tl.constexpr
+):  # fmt: skip
+    """One row: dx = dy (Phi(x) + x phi(x)); GATED: the gradients of gate and up, side by side."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < F
-    gate = tl.load(x + row * 2 * F + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * F + F + place, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(dy + row * F + place, mask=inside, other=0.0).to(tl.float32)
-    share = 1.0 / (1.0 + tl.exp(-gate))
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < F
+    g = tl.load(dy + row * F + lanes, mask=inside, other=0.0).to(tl.float32)
     kind = dx.dtype.element_ty
-    tl.store(dx + row * 2 * F + place, (g * up * share * (1.0 + gate * (1.0 - share))).to(kind), mask=inside)
-    tl.store(dx + row * 2 * F + F + place, (g * gate * share).to(kind), mask=inside)
+    if GATED:
+        gate = tl.load(x + row * 2 * F + lanes, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x + row * 2 * F + F + lanes, mask=inside, other=0.0).to(tl.float32)
+        share = 1.0 / (1.0 + tl.exp(-gate))
+        first = g * up * share * (1.0 + gate * (1.0 - share))
+        second = g * gate * share
+        tl.store(dx + row * 2 * F + lanes, first.to(kind), mask=inside)
+        tl.store(dx + row * 2 * F + F + lanes, second.to(kind), mask=inside)
+        if EIGHT:
+            scale, inverse = _scale_of(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 0))
+            tl.store(scales + row, scale)
+            tl.store(eighth + row * 2 * F + lanes, (first * inverse).to(eighth.dtype.element_ty), mask=inside)
+            tl.store(eighth + row * 2 * F + F + lanes, (second * inverse).to(eighth.dtype.element_ty), mask=inside)
+    else:
+        u = tl.load(x + row * F + lanes, mask=inside, other=0.0).to(tl.float32)
+        below, density = _normal_parts(u)
+        made = g * (below + u * density)
+        tl.store(dx + row * F + lanes, made.to(kind), mask=inside)
+        if EIGHT:
+            scale, inverse = _scale_of(tl.max(tl.abs(made), 0))
+            tl.store(scales + row, scale)
+            tl.store(eighth + row * F + lanes, (made * inverse).to(eighth.dtype.element_ty), mask=inside)

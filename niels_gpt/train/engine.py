@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.device import check_precision
+from niels_gpt.model import fp8
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, set_seed
 from niels_gpt.train.batch import Batch
@@ -89,11 +90,12 @@ class Engine:
         # The rounded weights that autocast keeps for the next pass are none of the gathered ones of a sharded model:
         # their gradients would be lost.
         half = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=not self._sharded
+            self.device.type, torch.bfloat16, enabled=precision in ("bf16", "fp8"), cache_enabled=not self._sharded
         )
         try:
             with (
                 half,
+                fp8.products(precision == "fp8"),
                 sdpa_kernel(_BACKENDS, set_priority=True) if self._cuda else contextlib.nullcontext(),
             ):
                 yield

