@@ -63,7 +63,7 @@ def machine(device: str = "cpu") -> dict[str, object]:
         "cores": os.cpu_count(),
         **({} if device == "cpu" else _gpu(device)),
         "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "niels-gpt": niels_gpt.__version__,
         **{package: _version(package) for package in ("torch", "numpy", "transformers", "litgpt")},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 
@@ -78,3 +80,5 @@ def check_precision(precision: str, device: str) -> None:
     if precision == "fp8" and (kind != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         name = torch.cuda.get_device_name(device) if kind == "cuda" else device
         raise ValueError(f"train.precision=fp8: {name} has no FP8 products (they came with Ada and Hopper): use bf16")
+    if precision == "fp8" and importlib.util.find_spec("triton") is None:
+        raise ValueError("train.precision=fp8 needs Triton, which torch for CUDA comes with on Linux: use bf16")

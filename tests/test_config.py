@@ -471,3 +471,13 @@ def test_differences_are_those_of_the_flat_tables(first, second):
     a, b = flat(first), flat(second)
     wanted = {f"{section}.{name}" for section, name in a if a[section, name] != b[section, name]}
     assert set(differences(to_dict(first), to_dict(second))) == wanted
+
+
+def test_fp8_wants_sides_of_16():
+    train = TrainConfig(precision="fp8")
+    RunConfig(model=ModelConfig(C=48, H=3, L=1), train=train)
+    with pytest.raises(ValueError, match=r"fp8 .*multiples of 16, which model.C=24 is not: .*bf16"):
+        RunConfig(model=ModelConfig(C=24, H=3, L=1, d_ff=64), train=train)
+    with pytest.raises(ValueError, match=r"which model.C=24 and model.d_ff=100 is not"):
+        RunConfig(model=ModelConfig(C=24, H=3, L=1, d_ff=100), train=train)
+    RunConfig(model=ModelConfig(C=24, H=3, L=1), train=TrainConfig(precision="bf16"))

@@ -101,7 +101,7 @@ class Rows:
 
     launches: list[Launch]
 
-    def __init__(self, weights: Weights, state: SlotState, batch: int, pdl: bool | None = None) -> None:
+    def __init__(self, weights: Weights, state: SlotState, batch: int) -> None:
         self.weights, self.state, self.batch = weights, state, batch
         config, self.device = weights.config, weights.embedding.device
         self.slots = torch.full((batch,), state.slots, device=self.device, dtype=torch.int32)
@@ -113,7 +113,7 @@ class Rows:
         self.logits = torch.zeros((batch, config.V), device=self.device)
         self.programs, self.shared = _device_limits(self.device)
         # A kernel may come up while the one before it ends.
-        self.pdl = torch.cuda.get_device_capability(self.device)[0] >= 9 if pdl is None else pdl
+        self.pdl = torch.cuda.get_device_capability(self.device)[0] >= 9
         self.extra: dict[str, Any] = {"PDL": True, "launch_pdl": True} if self.pdl else {"PDL": False}
 
     def choice(self) -> Launch:
@@ -179,17 +179,15 @@ class Rows:
 class DecodeStep(Rows):
     """A step of `batch` rows from the cache."""
 
-    def __init__(self, weights: Weights, state: SlotState, batch: int, **tiles: Any) -> None:
-        super().__init__(weights, state, batch, tiles.get("pdl"))
+    def __init__(self, weights: Weights, state: SlotState, batch: int) -> None:
+        super().__init__(weights, state, batch)
         from niels_gpt.model import decode_kernels as kernels
 
-        self._tiles = tiles
         w, s, config = weights, state, weights.config
         C, H, D, T = config.C, config.H, config.D, config.T
         qkv, y, u = (torch.zeros((batch, n), device=self.device) for n in (3 * C, C, config.d_ff))
         # Keys of a row are divided among programs, more of them where there are few rows.
-        BS, warps, stages = tiles.get("attend", (64, 8, 3))
-        span = max(tiles.get("span", 256), power(-(-T // 32)))
+        span = max(256, power(-(-T // 32)))
         splits = power(-(-T // span))
         part, edges = (torch.zeros((batch, H, splits, n), device=self.device) for n in (D, 2))
         arrived = torch.zeros(batch * H, device=self.device, dtype=torch.int32)
@@ -198,8 +196,8 @@ class DecodeStep(Rows):
         for kept, (out, down) in zip(s.cache, w.plain, strict=True):
             self._linear(self.h, *next(products), qkv, STORE, norm=True)
             args = (qkv, w.sin, w.cos, kept, part, edges, arrived, y, s.lengths, self.slots, T, H, span, D**-0.5)
-            constants = {"D": D, "DP": power(D), "BS": BS, "SPLITS": splits, "STAGES": stages, "ROPE": w.places is None,
-                         "num_warps": warps}  # fmt: skip
+            constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "STAGES": 3, "ROPE": w.places is None,
+                         "num_warps": 8}  # fmt: skip
             self.launches.append((kernels.attend_kernel, (batch, H, -(-T // span)), args, constants | self.extra))
             self._linear(y, out, out, self.h, ADD)
             self._linear(self.h, *next(products), u, SWIGLU if config.mlp == "swiglu" else GELU, norm=True)
@@ -225,19 +223,17 @@ class DecodeStep(Rows):
         args = (x, w, shift, out, self.moments, N, K, B, self.parts, self.weights.eps, kind, epilogue)
         if B == 1:
             BK = power(C)
-            BN = self._tiles.get("BN1", 4) if N <= 4096 else min(16, max(4, 8192 // BK))
+            BN = 4 if N <= 4096 else min(16, max(4, 8192 // BK))
             constants = {"BN": BN, "BK": BK, "num_warps": 4 if C <= 2048 else 8}
             self.launches.append((kernels.vector_kernel, (-(-N // BN),), args, constants | self.extra))
             return
         # Nothing here may depend on the number of rows: kernels are compiled before it is known.
-        M, BN, split, stages = self._tiles.get("wide", (32, 16, 8, 3))
+        M, BN, split, stages = 16, COLUMNS, 8, 3
         BK = max(16, power(C) // split)
         needed = 4 * split * (2 * M * BK + (stages - 1) * BN * BK + M * BN)  # bytes of shared memory
         wide = K <= C and needed <= self.shared
         if not wide:
-            M, BN, BK, split, stages = self._tiles.get("deep", (16, 16, 64, 8, 2))
-        if epilogue == ADD:
-            BN = COLUMNS
+            BK, stages = 64, 2
         tiles = -(-N // BN)
         groups = -(-B // M)
         grid = groups, min(tiles, max(1, self.programs // groups)) if wide else tiles

@@ -54,8 +54,9 @@ def _linear_cross_entropy(
     logits8 = logits.new_empty((rows, padded) if eight else (0, 0), dtype=torch.float8_e5m2)
     if eight:
         table8, scales = rows_in_fp8(table)
-        top = table.abs().max().float() / 448
-        across8 = (table.t() / top).to(torch.float8_e4m3fn, memory_format=torch.contiguous_format)
+        top = torch.linalg.vector_norm(table, torch.inf, dtype=torch.float32).clamp(min=1e-30)
+        factor = (448 / top).to(table.dtype)  # one for all: here rows are what is summed over
+        across8 = (table * factor).to(torch.float8_e4m3fn).view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
         unit = 2.0**-15 / total.to(torch.float32).reshape(())
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
@@ -76,7 +77,9 @@ def _linear_cross_entropy(
             BLOCK=block, EIGHT=eight, num_warps=8 if V > 1024 else 1,
         )  # fmt: skip
         if eight:
-            torch._scaled_mm(own8, across8.t(), unit, top, out_dtype=h.dtype, out=dh[start : start + rows])
+            torch._scaled_mm(
+                own8, across8.t(), unit, 1 / factor.float(), out_dtype=h.dtype, out=dh[start : start + rows]
+            )
         else:
             torch.mm(own, table, out=dh[start : start + rows])
         if start == 0:

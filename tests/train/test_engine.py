@@ -1,6 +1,7 @@
 """One update on a CPU, next to the same written out; and what the machine is told and asked."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
@@ -172,6 +173,21 @@ def test_bf16_where_the_gpu_has_none(monkeypatch):
     with pytest.raises(ValueError, match=r"Tesla V100 has no bfloat16.*fp32"):
         check_precision("bf16", "cuda")
     check_precision("fp32", "cuda")
+
+
+def test_fp8_where_there_is_none(monkeypatch):
+    with pytest.raises(ValueError, match=r"fp8: cpu has no FP8 products.*bf16"):
+        run(config_of(precision="fp8"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    with pytest.raises(ValueError, match=r"fp8: NVIDIA A100 has no FP8 products.*bf16"):
+        check_precision("fp8", "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"fp8 needs Triton.*bf16"):
+        check_precision("fp8", "cuda")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    check_precision("fp8", "cuda")
 
 
 @pytest.mark.parametrize(
