@@ -9,12 +9,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from niels_gpt.splice_config import SpliceConfig
+
+
+def _count(name: str, value: Any) -> int:
+    """A whole number of at least 1, numpy's too. Raises ValueError."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return int(value)
 
 
 def default_p_train() -> dict[str, float]:
@@ -68,9 +76,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"model.{name} must be an integer of at least 1, got {value!r}")
+            object.__setattr__(self, name, _count(f"model.{name}", getattr(self, name)))
         if self.C % self.H:
             raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = self.C // self.H
@@ -86,10 +92,11 @@ class ModelConfig:
                 raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
-        if not isinstance(self.d_ff, int) or isinstance(self.d_ff, bool) or self.d_ff < 1:
-            raise ValueError(f"model.d_ff must be an integer of at least 1, got {self.d_ff!r}")
-        if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
+        object.__setattr__(self, "d_ff", _count("model.d_ff", self.d_ff))
+        if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
+        if type(self.dropout) not in (int, float):
+            object.__setattr__(self, "dropout", float(self.dropout))  # numpy's
 
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
@@ -369,7 +376,7 @@ def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
     if not p:
         raise ValueError(f"{name} is empty: give at least one source a probability")
     for key, value in p.items():
-        if not (isinstance(value, int | float) and value >= 0 and math.isfinite(value)):
+        if not (isinstance(value, numbers.Real) and value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name}[{key!r}] must be a finite number of at least 0, got {value!r}")
     total = math.fsum(p.values())
     if abs(total - 1.0) > 1e-6:

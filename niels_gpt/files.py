@@ -12,12 +12,14 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 _counter = itertools.count()
+_TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")
 
 
 @contextlib.contextmanager
@@ -84,9 +86,14 @@ def link(existing: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files and folders that a killed writer left in a folder; call it under its lock."""
+def remove_leftovers(folder: Path, *, ours: bool = False) -> None:
+    """Delete the temporary files that a killed writer left in a folder; call it under its lock.
+
+    Those that bear a name of `writing`; in a folder that is `ours` alone all hidden ones, folders too.
+    """
     for temporary in folder.glob(".*.tmp"):
+        if not ours and (not _TEMPORARY.fullmatch(temporary.name) or temporary.is_dir()):
+            continue
         if temporary.is_dir() and not temporary.is_symlink():
             shutil.rmtree(temporary)
         else:

@@ -63,7 +63,7 @@ class StreamBuildConfig:
     """`hub`, `embedded` (Python's docstrings), or a folder with train and validation files."""
     encoding_errors: str = "strict"
     """How notes and primer are decoded: `strict` or `replace`."""
-    own: Mapping[str, SourceConfig] = field(default_factory=dict)
+    own: Mapping[str, SourceConfig] = field(default_factory=dict, hash=False)
     """Sources of the user's own, by name; a tenth of their documents is held out, or what their `split` says."""
 
 
@@ -214,8 +214,12 @@ def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> S
         data = bin_path.read_bytes()
         if files.sha256_bytes(data) != meta["sha256"]:
             return None
-        documents = meta["documents"]
-        return Stream(data, meta["sha256"], True, documents["names"], documents["starts"], _gap(described))
+        names, starts = meta["documents"]["names"], meta["documents"]["starts"]
+        if starts != sorted(starts) or any(type(start) is not int or not 0 <= start <= len(data) for start in starts):
+            return None
+        if not starts or (names is not None and len(names) != len(starts)):
+            return None
+        return Stream(data, meta["sha256"], True, names, starts, _gap(described))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -245,7 +249,7 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
         return _stdlib_inputs(cfg)
     path = None if cfg.wiki == "hub" else cfg.wiki
     try:
-        docs = load_wikitext(path=path)
+        docs = load_wikitext() if path is None else load_wikitext(path=path)
     except DataUnavailable as err:
         raise DataUnavailable(f"{err}. To train: --wiki FOLDER, or --wiki embedded, which needs no network") from err
     place = find_local(DATASET_ID, path)
@@ -381,6 +385,8 @@ def _transcript(sample: ChatSample) -> str:
 
 
 def _reason(err: Exception) -> str:
+    if isinstance(err, IsADirectoryError):
+        return f"{err.filename} is a folder, not a file"
     return f"no file {err.filename}" if isinstance(err, OSError) and err.filename and err.strerror else str(err)
 
 

@@ -174,6 +174,16 @@ def test_sudden_death_in_mid_write(tmp_path):
     assert path.read_bytes() == b"new"
 
 
+def test_leftovers_of_others_stay(tmp_path):
+    (tmp_path / ".draft.tmp").write_bytes(b"somebody else's")
+    (tmp_path / ".notes.7.1.tmp").mkdir()
+    (tmp_path / ".data.bin.7.1.tmp").write_bytes(b"a dead writer's")
+    files.remove_leftovers(tmp_path)
+    assert names_in(tmp_path) == [".draft.tmp", ".notes.7.1.tmp"]
+    files.remove_leftovers(tmp_path, ours=True)
+    assert names_in(tmp_path) == []
+
+
 def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
     path = tmp_path / "nowhere" / "data.bin"
     with pytest.raises(FileNotFoundError, match="nowhere") as caught:

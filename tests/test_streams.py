@@ -736,6 +736,43 @@ def test_every_byte_knows_its_document(world, cached):
                 assert text[within] == stream.data[offset]
 
 
+@pytest.mark.parametrize(
+    "documents",
+    [
+        {"names": ["a"], "starts": []},
+        {"names": None, "starts": []},
+        {"names": ["a"], "starts": [0, 1]},
+        {"names": None, "starts": [3, 1]},
+        {"names": None, "starts": [0, 10**9]},
+        {"names": None, "starts": ["0"]},
+        {"names": None, "starts": None},
+    ],
+)
+def test_damaged_provenance_is_made_anew(built, documents):
+    path = built.cache / "roam_train.meta.json"
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**meta, "documents": documents}), encoding="utf-8")
+    os.utime(path, ns=(OLD, OLD))
+    built.assert_built(built.build())
+    assert built.rewritten() == {"roam_train"}
+    assert built.entry("roam", "train")[1] == meta
+
+
+def test_a_config_has_a_hash():
+    assert hash(StreamBuildConfig()) == hash(StreamBuildConfig())
+
+
+def test_the_loader_of_the_spec_takes_no_arguments(world, monkeypatch):
+    monkeypatch.setattr(streams, "load_wikitext", lambda: {"train": ["one row of the text"], "val": ["another row of it"]})
+    train, _ = world.build(enabled_sources=("wiki",), required_sources=("wiki",))
+    assert train == {"wiki": b"one row of the text"}
+
+
+def test_a_primer_that_is_a_folder(world):
+    with pytest.raises(ValueError, match="is a folder, not a file"):
+        world.build(primer_path=str(world.notes))
+
+
 # --- the embedded text -------------------------------------------------------------------------------
 
 

@@ -10,18 +10,14 @@ import torch
 from niels_gpt.batching import get_batch
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.loss import loss_fn
+from niels_gpt.model.mode import evaluating
 
 
 @contextlib.contextmanager
 def eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """No dropout and no gradients for the block; the train/eval mode is as before afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad():
+        yield
 
 
 def mean_loss(model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device) -> float:

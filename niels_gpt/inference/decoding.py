@@ -44,7 +44,9 @@ class Decoder:
         self.ids = [list(prompt) for prompt in prompts]
         self.active = list(range(len(prompts)))
         self._sampling = sampling
-        self._use_cache = use_cache and type(model).forward is GPT.forward  # a model of another kind is just called
+        self._use_cache = (
+            use_cache and getattr(model.forward, "__func__", None) is GPT.forward
+        )  # a model of another kind is just called
         self._cache: KVCache | None = None
         self._cached: list[int] = []  # the rows of the cache, in its order
         self._one_token = one_token(model) if self._use_cache else None

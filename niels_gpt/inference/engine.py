@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections import deque
@@ -14,6 +15,7 @@ from niels_gpt.inference.request import End, Event, Request
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.slots import Flight, PlainSlots, Slots
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.mode import evaluating
 
 
 class Engine:
@@ -117,15 +119,9 @@ class Engine:
             self._graphs_to_come = self._graphs is None
         if self._graphs is not None and self._graphs.settled:
             self._switch()
-        was_training = self.model.training
-        if was_training:
-            self.model.eval()
-        try:
+        with evaluating(self.model) if self.model.training else contextlib.nullcontext():
             self._read()
             flights = self._launch()
-        finally:
-            if was_training:
-                self.model.train()
         if flights:
             self._flights.append(flights)
         if self._flights and (len(self._flights) > self._slots.ahead or not flights):

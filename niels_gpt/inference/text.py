@@ -10,6 +10,7 @@ import torch
 from niels_gpt.inference.decoding import Generators, decoder_for
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.mode import evaluating
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 
 
@@ -118,20 +119,19 @@ def _rows(
     )
     outputs = [_Output(stops) for _ in prompts]
     was_training = model.training
-    model.eval()
     try:
-        for row, tokens in decoder.tokens():
-            ended = end is not None and end in tokens
-            if end is not None and ended:
-                tokens = tokens[: tokens.index(end)]
-            piece = outputs[row].add(b"".join([pieces[token] for token in tokens]))
-            if piece:
-                yield row, piece
-            if ended or outputs[row].stopped:
-                decoder.finish(row)
+        with evaluating(model):
+            for row, tokens in decoder.tokens():
+                ended = end is not None and end in tokens
+                if end is not None and ended:
+                    tokens = tokens[: tokens.index(end)]
+                piece = outputs[row].add(b"".join([pieces[token] for token in tokens]))
+                if piece:
+                    yield row, piece
+                if ended or outputs[row].stopped:
+                    decoder.finish(row)
     finally:
         decoder.close(keep=not was_training)  # a model that is trained needs its memory
-        model.train(was_training)
     for row, output in enumerate(outputs):
         piece = output.rest()
         if piece:

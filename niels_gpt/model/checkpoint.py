@@ -6,9 +6,14 @@ or host name, so that it can be published (what the weights themselves remember 
 
 from __future__ import annotations
 
+import io
+import json
+import numbers
 import pickle
+import re
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +38,24 @@ def save_checkpoint(
     """Write a checkpoint to `path` (.pt or .pth) and its config to `config.json` in the same folder.
 
     Atomic: a kill or a full disk leaves the previous file intact (OSError). `extra` is for what a
-    training run needs to go on: numbers, strings, lists and dicts of them.
+    training run needs to go on: numbers, strings, lists and dicts of them. Raises TypeError, before anything is
+    written, for a config that is no JSON and for what `load_checkpoint` would refuse.
     """
     path = Path(path)
     if path.suffix not in (".pt", ".pth"):
         raise ValueError(f"a checkpoint is a .pt or .pth file, got {path}")
-    config = to_dict(config) if isinstance(config, ModelConfig) else dict(config)
+    config = _plain(to_dict(config) if isinstance(config, ModelConfig) else dict(config))
+    json.dumps(config, sort_keys=True)  # raises before anything is written
     payload = {
         "model": model.state_dict(),
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "optimizer": None if optimizer is None else _plain(optimizer.state_dict()),
         "step": int(step),
         "config": config,
-        "extra": extra or {},
+        "extra": _plain(extra or {}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.writing(path) as file:
+        _check_readable({key: value for key, value in payload.items() if key != "model"})
         try:
             torch.save(payload, file)
         except RuntimeError as err:  # torch hides the OSError of a full disk behind its own
@@ -55,6 +63,39 @@ def save_checkpoint(
                 raise err.__context__ from None
             raise OSError(28, str(err)) from err
     files.write_json(path.with_name("config.json"), config)
+
+
+def _plain(value: Any) -> Any:
+    """The same value with Python's numbers in place of numpy's, which a reader would refuse."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
+
+
+def _check_readable(value: Any) -> None:
+    """Raise TypeError for what could be written but would be refused when it is read: objects other than tensors."""
+
+    def hollow(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return None
+        if isinstance(value, Mapping):
+            return {key: hollow(item) for key, item in value.items()}
+        return type(value)(map(hollow, value)) if type(value) in (list, tuple) else value
+
+    buffer = io.BytesIO()
+    torch.save(hollow(value), buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True)
+    except pickle.UnpicklingError as err:
+        named = re.search(r"GLOBAL ([\w.]+)", str(err))
+        what = f" ({named[1]})" if named else ""
+        raise TypeError(
+            f"config, extra and optimizer state of a checkpoint are tensors, numbers, strings, lists and dicts, "
+            f"nothing else{what}: it could never be read again"
+        ) from None
 
 
 def load_checkpoint(

@@ -44,7 +44,7 @@ class RunFolder:
             with files.lock(self.path / "run.lock", wait=False):
                 for folder in (self.checkpoints, self.samples):
                     folder.mkdir(parents=True, exist_ok=True)
-                    files.remove_leftovers(folder)
+                    files.remove_leftovers(folder, ours=True)
                 yield
         except BlockingIOError:
             raise ValueError(

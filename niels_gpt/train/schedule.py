@@ -29,4 +29,5 @@ def lr_at_step(
         return base_lr * step / warmup_steps
     span = total_steps - 1 - warmup_steps
     progress = (step - warmup_steps) / span if span else 0.0
-    return min_lr + (base_lr - min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return share * base_lr + (1.0 - share) * min_lr  # at both ends exact

@@ -42,7 +42,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
     whole = to_dict(config)
     found = {key: whole[key] for key in ("task", "model", "train")}
     if config.task == "splice":
-        found["splice"] = {key: value for key, value in whole["splice"].items() if key != "base"}
+        # Not what it is searched for either, which is text of the documents: a checkpoint may be published.
+        found["splice"] = {key: value for key, value in whole["splice"].items() if key not in ("base", "doc_key")}
     return found
 
 
@@ -130,6 +131,7 @@ def _check(
     """Raise ValueError where a checkpoint is of another config or of other data, unless that is allowed."""
     changed = differences(with_defaults(extra.get("config", {})), identity(config))
     changed.pop("train.accumulate", None)  # the same rows, summed in other parts
+    changed.pop("splice.doc_key", None)  # the data says which documents it found
     model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
     if changed and (model_changed or not allow_config_change):
         listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())

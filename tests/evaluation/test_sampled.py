@@ -144,3 +144,12 @@ def test_eval_mode_restores_after_an_error() -> None:
         assert not model.training and not torch.is_grad_enabled()
         raise KeyError("x")
     assert model.training and torch.is_grad_enabled()
+
+
+def test_every_module_keeps_its_own_mode() -> None:
+    model = GPT(ModelConfig(T=8, C=16, L=2, H=2)).train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    generator = torch.Generator().manual_seed(0)
+    evaluate(model, {"a": bytes(range(40))}, eval_steps=1, B=2, T=8, device="cpu", generator=generator)
+    assert [module.training for module in model.modules()] == modes

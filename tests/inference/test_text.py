@@ -385,3 +385,19 @@ def test_stops_of_a_real_model(use_cache: bool) -> None:
     assert len({len(text) - len(prompt) for prompt, text in zip(PROMPTS, alone, strict=True)}) > 2
     together = generate_batch(model(), PROMPTS, max_new_tokens=2 * T, sampling=GREEDY, stop=stops, use_cache=use_cache)
     assert together == alone
+
+
+def test_every_module_keeps_its_own_mode() -> None:
+    model = GPT(ModelConfig(T=16, C=16, L=2, H=2)).train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    generate(model, "ab", max_new_tokens=3)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_a_forward_of_the_instance_is_used() -> None:
+    model = GPT(ModelConfig(T=16, C=16, L=1, H=2))
+    logits = torch.zeros(256)
+    logits[ord("q")] = 9
+    model.forward = lambda x: logits.expand(*x.shape, 256)  # type: ignore[method-assign]
+    assert generate(model, "ab", max_new_tokens=4, temperature=0.0).endswith("qqqq")

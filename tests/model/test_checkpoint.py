@@ -143,6 +143,35 @@ def test_extra_comes_back(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "b.pt", "cpu")["extra"] == {}
 
 
+def test_numbers_of_numpy_come_back_as_python_s(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    optimizer.param_groups[0]["lr"] = np.float64(1e-4)
+    config: dict[str, Any] = {**CONFIG, "seen": np.int64(3), "rates": (np.float32(0.5), 2)}
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, config, extra={"x": {"y": [np.float32(2)]}})
+    saved = read_checkpoint(tmp_path / "a.pt", "cpu")
+    assert same(saved["config"]["seen"], 3)
+    assert same(saved["config"]["rates"], (0.5, 2))
+    assert same(saved["extra"], {"x": {"y": [2.0]}})
+    assert same(saved["optimizer"]["param_groups"][0]["lr"], 1e-4)
+
+
+@pytest.mark.parametrize("value", [Path("x"), np.zeros(3), object()])
+@pytest.mark.parametrize("where", ["config", "extra", "optimizer"])
+def test_what_could_not_be_read_again_is_refused_and_the_old_file_stays(
+    tmp_path: Path, where: str, value: object
+) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, CONFIG)
+    before = (tmp_path / "a.pt").read_bytes()
+    config: dict[str, Any] = dict(CONFIG)
+    extra: dict[str, Any] = {}
+    {"config": config, "extra": extra, "optimizer": optimizer.param_groups[0]}[where]["odd"] = value
+    with pytest.raises(TypeError):
+        save_checkpoint(tmp_path / "a.pt", model, optimizer, 2, config, extra=extra)
+    assert (tmp_path / "a.pt").read_bytes() == before
+    assert names(tmp_path) == ["a.pt", "config.json"]
+
+
 def test_the_format_is_the_dict_of_torch_save(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     save_checkpoint(tmp_path / "a.pt", model, optimizer, 4, CONFIG)

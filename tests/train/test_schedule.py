@@ -77,3 +77,10 @@ def test_the_longest_warm_up_is_allowed():
 def test_the_options_are_keywords():
     with pytest.raises(TypeError):
         lr_at_step(0, 10, 3e-4)
+
+
+@given(st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 50), st.integers(2, 100))
+def test_both_ends_are_exact(base_lr, share, warmup, rest):
+    rates = {"base_lr": base_lr, "min_lr": share * base_lr, "warmup_steps": warmup}
+    assert lr_at_step(warmup, warmup + rest, **rates) == base_lr
+    assert lr_at_step(warmup + rest - 1, warmup + rest, **rates) == share * base_lr

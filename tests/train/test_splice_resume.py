@@ -12,6 +12,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.train.loop import train
 from niels_gpt.train.progress import Silent
 from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.state import identity
 from tests import token_caches
 from tests.cache import no_waiting
 from tests.train import same, sentence, weights_sha256
@@ -206,3 +207,9 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path):
     save_checkpoint(tmp_path / "start.pt", GPT(config.model), None, 0, config.model, extra=extra)
     with pytest.raises(Crash):
         train(config, RunFolder(tmp_path / "run"), report=CrashAt(1))
+
+
+def test_what_a_document_was_searched_for_is_not_in_the_checkpoint():
+    config = load_config(overrides=["task=splice", "splice.doc_key=a private phrase"])
+    assert "private" not in json.dumps(identity(config))
+    assert "num_docs" in json.dumps(identity(config))
