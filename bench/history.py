@@ -6,6 +6,7 @@ it is written by hand, so it can always be made again.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -106,11 +107,13 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
-def main(paths: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Keep the results, write the page; the exit code."""
+    parser = argparse.ArgumentParser(prog="bench.history", description="Keep results, and write docs/performance.md.")
+    parser.add_argument("results", nargs="*", type=Path, metavar="RESULT.json", help="what `python -m bench` wrote")
     try:
-        for path in paths:
-            print(f"kept as {keep(Path(path))}")
+        for path in parser.parse_args(arguments).results:
+            print(f"kept as {keep(path)}")
     except (OSError, ValueError, KeyError) as err:
         print(f"bench.history: {err}", file=sys.stderr)
         return 2

@@ -82,7 +82,7 @@ class ModelConfig:
         head = self.C // self.H
         if self.D not in (0, head):
             raise ValueError(f"model.D={self.D} disagrees with C // H = {self.C} // {self.H} = {head}: leave D out")
-        if head % 2:
+        if head % 2 and self.positions == "rope":
             raise ValueError(f"head width D = C // H = {self.C} // {self.H} = {head} is odd; RoPE needs pairs")
         object.__setattr__(self, "D", head)
         choices = {"norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu"), "positions": ("rope", "learned")}
@@ -287,7 +287,7 @@ class OutputConfig:
     eval_steps: int = 20
     """Batches per validation and source."""
     sample_every: int = 500
-    """Updates between sample texts in samples.md; 0 for only one at the end."""
+    """Updates between sample texts (samples/step_N.txt); 0 for only one at the end."""
     sample_prompt: str = "user: what is niels?\nassistant: "
     """The text that samples continue."""
     sample_tokens: int = 160

@@ -763,7 +763,9 @@ def test_a_config_has_a_hash():
 
 
 def test_the_loader_of_the_spec_takes_no_arguments(world, monkeypatch):
-    monkeypatch.setattr(streams, "load_wikitext", lambda: {"train": ["one row of the text"], "val": ["another row of it"]})
+    monkeypatch.setattr(
+        streams, "load_wikitext", lambda: {"train": ["one row of the text"], "val": ["another row of it"]}
+    )
     train, _ = world.build(enabled_sources=("wiki",), required_sources=("wiki",))
     assert train == {"wiki": b"one row of the text"}
 

@@ -35,7 +35,7 @@ def _ours(quick: bool, K: int) -> Work:
 
 
 def _one_by_one(quick: bool) -> Work:
-    """What the spec's `_make_example` does: three arrays per example, each made a tensor, then stacked."""
+    """Example by example: three arrays per example, each made a tensor, then stacked."""
     import numpy as np
     import torch
 

@@ -112,6 +112,11 @@ def _compare(folder: Path, meta: dict[str, Any], key: str, found: int) -> None:
 def differences(a: Path, b: Path) -> Iterator[str]:
     """Why two caches differ, the causes first; nothing if they are the same."""
     first, second = read_meta(a / "meta.json"), read_meta(b / "meta.json")
+    for folder, meta in ((a, first), (b, second)):
+        inputs = meta.get("inputs", {})
+        fine = isinstance(inputs, dict) and all(isinstance(each, dict) for each in inputs.values())
+        if not fine or not isinstance(meta.get("source") or {}, dict):
+            raise CacheError(f"{folder / 'meta.json'} is damaged (its inputs or source): build the cache again")
     if first.get("tokenizer_sha256") != second.get("tokenizer_sha256"):
         yield f"tokenizer: {_short(first.get('tokenizer_sha256'))} and {_short(second.get('tokenizer_sha256'))}"
     for key in _SETTINGS:

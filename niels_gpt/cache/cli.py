@@ -46,14 +46,22 @@ TokenizerDocuments = Annotated[
 ShardBytes = Annotated[int, typer.Option("--shard-bytes", help="Size of a pretrain shard.")]
 FinewebId = Annotated[Text, typer.Option("--fineweb-id", help="Hub id of fineweb-edu.")]
 FinewebConfig = Annotated[str, typer.Option("--fineweb-config", help="Config of fineweb-edu.")]
-FinewebTrain = Annotated[int, typer.Option("--fineweb-train-tokens", min=0)]
-FinewebVal = Annotated[int, typer.Option("--fineweb-val-tokens", min=0)]
+FinewebTrain = Annotated[
+    int, typer.Option("--fineweb-train-tokens", min=0, help="Training tokens of fineweb-edu, at most.")
+]
+FinewebVal = Annotated[
+    int, typer.Option("--fineweb-val-tokens", min=0, help="Held-out tokens of fineweb-edu, at most.")
+]
 FinewebStreaming = Annotated[
     bool, typer.Option("--fineweb-streaming/--no-fineweb-streaming", help="Stream it, or download all of the config.")
 ]
 ShuffleBuffer = Annotated[int, typer.Option("--shuffle-buffer", min=1, help="Rows of fineweb-edu's shuffle buffer.")]
-GutenbergTrain = Annotated[int, typer.Option("--gutenberg-train-tokens", min=0)]
-GutenbergVal = Annotated[int, typer.Option("--gutenberg-val-tokens", min=0)]
+GutenbergTrain = Annotated[
+    int, typer.Option("--gutenberg-train-tokens", min=0, help="Training tokens of gutenberg, at most.")
+]
+GutenbergVal = Annotated[
+    int, typer.Option("--gutenberg-val-tokens", min=0, help="Held-out tokens of gutenberg, at most.")
+]
 WikitextConfig = Annotated[Text, typer.Option("--wikitext-config", help="Default: wikitext-103-raw-v1.")]
 Roam = Annotated[Place, typer.Option("--roam", help="Folder of notes; default: .roam-data/, else the embedded ones.")]
 Primer = Annotated[
@@ -133,13 +141,17 @@ def build_all(
 
 @app.command("build")
 def build(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Sources of `niels-gpt data list`.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sources of `niels-gpt data list`.")],
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
     path: Annotated[Place, typer.Option("--path", help="Local files with the rows of the one source.")] = None,
     subset: Annotated[Text, typer.Option("--subset", help="Config of wikitext or fineweb-edu.")] = None,
-    train_tokens: Annotated[Count, typer.Option("--train-tokens", min=1, help="fineweb-edu, gutenberg.")] = None,
-    val_tokens: Annotated[Count, typer.Option("--val-tokens", min=0, help="fineweb-edu, gutenberg.")] = None,
+    train_tokens: Annotated[
+        Count, typer.Option("--train-tokens", min=1, help="At most; of fineweb-edu or gutenberg.")
+    ] = None,
+    val_tokens: Annotated[
+        Count, typer.Option("--val-tokens", min=0, help="At most; of fineweb-edu or gutenberg.")
+    ] = None,
     shuffle_buffer: ShuffleBuffer = defaults.FINEWEB_SHUFFLE_BUFFER,
     val_frac: Annotated[
         float, typer.Option("--val-frac", help="Held-out share of notes, documents or examples.")

@@ -80,7 +80,10 @@ def run_build(
         print(f"{result.name}: {result.state}: {result.reason}", file=sys.stderr)
     if missing:
         others = sum(result.state in ("built", "up to date") for result in results)
-        print(f"error: {len(missing)} of {len(results)} caches could not be built; {others} are there", file=sys.stderr)
+        optional = len(results) - len(missing) - others
+        rest = f", {optional} optional not" if optional else ""
+        said = f"{len(missing)} of {len(results)} caches could not be built; {others} are there{rest}"
+        print(f"error: {said}", file=sys.stderr)
         sys.exit(IN_PART if others else 1)
 
 
@@ -201,7 +204,7 @@ def _show_results(console: Console, results: list[Built]) -> None:
     for result in results:
         meta = result.meta
         numbers = [_amount(meta, split) for split in splits]
-        dropped = str(sum(meta.get("dropped", {}).values())) if "dropped" in meta else ""
+        dropped = f"{sum(meta['dropped'].values()):,}" if "dropped" in meta else ""
         table.add_row(result.name, result.state, *numbers, dropped)
     console.print(table)
 

@@ -41,6 +41,11 @@ class Encoded(NamedTuple):
     """(item, reason) of those that are left out."""
 
 
+def with_plain_line_ends(text: str) -> str:
+    """The one change that a text goes through on its way into a cache."""
+    return text.replace("\r\n", "\n")
+
+
 def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
     """Every text and one EOT after it. `\\r\\n` becomes `\\n`; nothing else is changed."""
     eot = tokenizer.special_token_ids()["eot"]
@@ -52,7 +57,7 @@ def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
         elif find_special(text) is not None:
             dropped.append((i, SPECIAL))
         else:
-            good.append((i, text.replace("\r\n", "\n")))
+            good.append((i, with_plain_line_ends(text)))
     lengths = np.zeros(len(texts), dtype=np.int64)
     parts: list[np.ndarray] = []
     end = as_tokens([eot], tokenizer.vocab_size)

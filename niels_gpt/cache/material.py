@@ -237,7 +237,8 @@ def _open(source: Source, settings: Settings, *, split: str = "train", shuffle: 
 
 
 def subset_of(source: Source, settings: Settings) -> str | None:
-    return {"fineweb_edu": settings.fineweb_config, "wikitext": settings.wikitext_config}.get(source.name)
+    wikitext = settings.wikitext_config or WIKITEXT_CONFIG
+    return {"fineweb_edu": settings.fineweb_config, "wikitext": wikitext}.get(source.name)
 
 
 def identity_of(source: Source, settings: Settings) -> dict[str, Any]:

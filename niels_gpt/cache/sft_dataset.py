@@ -56,6 +56,8 @@ class SFTExampleDataset:
             if "files" in self.meta and len(splits) > 1:
                 raise CacheError(f"{self.idx_path} has the offsets of another split than {self.tokens_path.name}")
             special = self.meta.get("special_token_ids", {})
+            if not isinstance(special, dict):
+                raise CacheError(f"{folder / 'meta.json'} is damaged (its special_token_ids): build the cache again")
             if special.get("eot", eot_id) != eot_id:
                 raise CacheError(
                     f"{folder} has the EOT id {special['eot']}, not {eot_id}: its tokenizer is another one"

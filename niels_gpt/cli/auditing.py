@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -15,11 +14,10 @@ import numpy as np
 
 from niels_gpt import files
 from niels_gpt.cli.memorising import chance_of, check_encoding, probability, progress, write_all
-from niels_gpt.cli.runs import Loaded, load
+from niels_gpt.cli.runs import Loaded, load, names_a_run
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import list_roam_paths, read_text
-from niels_gpt.evaluation.extraction import log_probabilities
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, frame_places, measure
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, at_every_place, measure
 from niels_gpt.evaluation.memorisation_report import report, top_passages
 from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.report.page import one_in
@@ -54,7 +52,7 @@ def run_audit(
     if not 0.0 < threshold <= 1.0:
         raise ValueError(f"--threshold is a probability above 0, at most 1, got {threshold}")
     check_encoding(encoding_errors)
-    is_run = checkpoint.is_dir()
+    is_run = names_a_run(checkpoint)
     loaded = load(checkpoint if is_run else None, None if is_run else checkpoint, device, tokenizer)
     settings = Settings.fitting(loaded.model.config.T, **wanted)
     found, short = read_notes(notes, loaded, encoding_errors)
@@ -64,11 +62,23 @@ def run_audit(
     ]
     if control is not None:
         others, _ = read_notes(control, loaded, encoding_errors)
-        documents += [Document(f"control: {name}", ids, control=True, source=OTHER) for name, ids in others.items()]
+        theirs, _ = membership(loaded, others)
+        known = [name for name, status in theirs.items() if status == TRAINED]
+        if len(known) == len(others):
+            raise ValueError(f"--control {control}: all its notes were trained on, so they show nothing; take others")
+        documents += [
+            Document(f"control: {name}", ids, control=True, source=OTHER)
+            for name, ids in others.items()
+            if name not in known
+        ]
+        if known:
+            listed = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+            print(f"no controls, because they were trained on: {listed}", file=sys.stderr)
     with progress("auditing") as tell:
         measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
     if loaded.model.config.positions == "learned":
-        measured = [at_its_best(m, loaded, settings) for m in measured]
+        with progress("auditing, at every place") as tell:
+            measured = at_every_place(loaded.model, measured, batch=settings.batch, progress=tell)
     result = verdict(measured, loaded, threshold, top)
     result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why, "too_short": short}
     if out is not None:
@@ -92,7 +102,7 @@ def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> tuple[dict
     found, short = {}, []
     for path in list_roam_paths(str(root)):
         name = os.fsencode(Path(path).relative_to(root).as_posix()).decode("utf-8", errors="backslashreplace")
-        ids = np.array(loaded.tokenizer.encode(read_text(path, errors=encoding_errors)), dtype=np.int64)
+        ids = loaded.encode(read_text(path, errors=encoding_errors))
         if len(ids) < MIN_TOKENS:
             short.append(name)
         else:
@@ -168,18 +178,6 @@ def _keys(shelf: Shelf, indices: Sequence[int] | None = None) -> set[bytes]:
 
 def _key(ids: list[int]) -> bytes:
     return bytes.fromhex(files.sha256_bytes(np.array(ids, dtype="<i4").tobytes()))
-
-
-def at_its_best(measured: Measured, loaded: Loaded, settings: Settings) -> Measured:
-    """With learned positions a model may know a passage at one place of the frame only: the largest P(z) of several."""
-    ids, places = measured.document.ids, frame_places(loaded.model.config.T, settings.window)
-    found = [
-        log_probabilities(
-            loaded.model, ids, measured.starts, window=measured.window, prompt=measured.prompt, offset=place
-        )
-        for place in places
-    ]
-    return dataclasses.replace(measured, log_p=np.max(found, axis=0))
 
 
 def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def data_stats(
 
 @app.command("lint")
 def data_lint(
-    names: Annotated[list[str], typer.Argument(metavar="[NAME]...", help="SFT caches; default: all.")] = [],  # noqa: B006
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="SFT caches; default: all.")] = [],  # noqa: B006
     cache_dir: Annotated[Path, typer.Option("--cache-dir", help="Folder of token caches.")] = Path("cache"),
     context: Annotated[
         int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")

@@ -146,7 +146,13 @@ def pipeline(
     ] = None,
     run_dir: Annotated[Place, typer.Option("--run-dir", help="Folder of both runs; default: a new one.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where --run-dir stopped.")] = False,
-    set_: SetOption = [],  # noqa: B006
+    resume_if_there: Annotated[
+        bool, typer.Option("--resume-if-there", help="Go on if --run-dir holds a pipeline, else begin: for batch jobs.")
+    ] = False,
+    set_: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. pretrain.train.base_lr=1e-3."),
+    ] = [],  # noqa: B006
     token_cache: Annotated[Place, typer.Option("--token-cache", help="Folder of token caches; default: cache.")] = None,
     device: DeviceOption = "auto",
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and stop.")] = False,
@@ -159,6 +165,7 @@ def pipeline(
         config=config,
         run_dir=run_dir,
         resume=resume,
+        resume_if_there=resume_if_there,
         overrides=list(set_),
         token_cache=token_cache,
         device=device,
@@ -285,7 +292,9 @@ def chat(
 
 @app.command()
 def memorize(
-    target: Annotated[Place, typer.Argument(metavar="[RUN]", help="A run folder, or a checkpoint (.pt).")] = None,
+    target: Annotated[
+        Place, typer.Argument(metavar="RUN", help="A run folder, or a checkpoint: a .pt, a sharded one.")
+    ] = None,
     run: RunOption = None,
     checkpoint: CheckpointOption = None,
     window: WindowOption = None,

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from niels_gpt import files
 from niels_gpt.cache.opening import CacheFolder
-from niels_gpt.cli.runs import Loaded, check_unchanged, load
+from niels_gpt.cli.runs import Loaded, check_unchanged, load, names_a_run
 from niels_gpt.cli.tables import show_table
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import read_text
@@ -79,7 +79,7 @@ def run_memorize(
     if target is not None:
         if run is not None or checkpoint is not None:
             raise ValueError(f"name one run or checkpoint: {target}, or that of --run and --checkpoint")
-        run, checkpoint = (target, None) if target.is_dir() else (None, target)
+        run, checkpoint = (target, None) if names_a_run(target) else (None, target)
     loaded = load(run, checkpoint, device, tokenizer)
     settings = Settings.fitting(loaded.model.config.T, **wanted)
     given = read_documents(texts, control_texts, loaded, encoding_errors)
@@ -213,7 +213,7 @@ def read_documents(
     for path, control in [*((path, False) for path in texts), *((path, True) for path in controls)]:
         if not path.is_file():
             raise ValueError(f"no file {path}")
-        ids = np.array(loaded.tokenizer.encode(read_text(path, errors=errors)), dtype=np.int64)
+        ids = loaded.encode(read_text(path, errors=errors))
         found.append(Document(str(path), ids, control=control, source="file"))
     return found
 
@@ -333,9 +333,11 @@ def show_places(places: dict[str, Any]) -> None:
     table.add_column("document", overflow="fold")
     for offset in places["offsets"]:
         table.add_column(f"{offset}", justify="right")
+    table.add_column("best of any", justify="right")
     for document in places["documents"]:
         name = escape(document["name"]) + (" (control)" if document["control"] else "")
-        table.add_row(name, *map(probability, document["mean_p"]))
+        best = f"{probability(document['best_p'])} at {document['best_offset']}"
+        table.add_row(name, *map(probability, document["mean_p"]), best)
     show_table(table)
 
 

@@ -26,6 +26,7 @@ def run_pipeline(
     config: Path | None,
     run_dir: Path | None,
     resume: bool,
+    resume_if_there: bool,
     overrides: list[str],
     token_cache: Path | None,
     device: str,
@@ -38,8 +39,10 @@ def run_pipeline(
     """
     with open_world("cpu" if print_config else device) as world:
         there = world.broadcast(run_dir is not None and _stored(run_dir, "pretrain").exists())
-        resume = resume or (there and world.restarts > 0)
+        resume = resume or (there and (resume_if_there or world.restarts > 0))
         with world.together():
+            if run_dir is None and resume_if_there:
+                raise ValueError("--resume-if-there needs --run-dir: which pipeline shall go on?")
             if run_dir is None and world.size > 1 and not print_config:
                 raise ValueError("several processes need --run-dir: all write into one folder, and find it again")
             phases = _phases(config, run_dir, resume, overrides, token_cache)

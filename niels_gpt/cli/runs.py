@@ -9,6 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
+from niels_gpt.cache.encoding import with_plain_line_ends
 from niels_gpt.device import resolve_device
 from niels_gpt.model.checkpoint import build_model, read_checkpoint
 from niels_gpt.model.gpt import GPT
@@ -28,6 +31,11 @@ class Loaded(NamedTuple):
     tokenizer: AnyTokenizer = ByteTokenizer()
     data: Mapping[str, str] = MappingProxyType({})
     """What identifies the data of its training."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """A text as the model's training data had it: where that is tokens, line ends are `\\n`."""
+        text = text if isinstance(self.tokenizer, ByteTokenizer) else with_plain_line_ends(text)
+        return np.array(self.tokenizer.encode(text), dtype=np.int64)
 
     @property
     def home(self) -> RunFolder | None:
@@ -54,6 +62,11 @@ def find_run(path: Path | None) -> RunFolder:
     newest = max(found, key=lambda run: run.config_path.stat().st_mtime_ns)
     print(f"using {newest.path}", file=sys.stderr)
     return newest
+
+
+def names_a_run(path: Path) -> bool:
+    """Whether a path given for either is that of a run, not of a checkpoint: a file, or a sharded one's folder."""
+    return path.is_dir() and not (path / "checkpoint.json").is_file()
 
 
 def load(run: Path | None, checkpoint: Path | None, device: str, tokenizer: Path | None = None) -> Loaded:

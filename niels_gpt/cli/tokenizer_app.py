@@ -20,7 +20,7 @@ app = typer.Typer(help="Train a tokenizer, and see how well it fits.", no_args_i
 @app.command("train")
 def tokenizer_train(
     names: Annotated[
-        list[str], typer.Argument(metavar="[SOURCE]...", help="Sources to learn from; default: all that can be read.")
+        list[str], typer.Argument(metavar="SOURCE", help="Sources to learn from; default: all that can be read.")
     ] = [],  # noqa: B006
     out: Annotated[Path, typer.Option("--out", help="Folder for spm.model and meta.json.")] = Path("cache/tokenizer"),
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Pieces, without the special tokens.")] = 16_000,
@@ -49,7 +49,7 @@ def tokenizer_train(
 @app.command("report")
 def tokenizer_report(
     names: Annotated[
-        list[str], typer.Argument(metavar="[SOURCE]...", help="Sources to measure; default: all that can be read.")
+        list[str], typer.Argument(metavar="SOURCE", help="Sources to measure; default: all that can be read.")
     ] = [],  # noqa: B006
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
         "cache/tokenizer"

@@ -43,7 +43,8 @@ def documents(
     """The texts of a dataset, at most `take`; meta holds the other fields of the row.
 
     Left out and counted: rows that are empty or only white space, that have no text, or one that is no utf-8.
-    Raises ValueError if none of the first rows has any: these are other rows than was thought.
+    Raises ValueError if none of the first rows has any string field: these are other rows than was thought. (Where
+    there is a field `text` that holds something else, the rows are left out and counted.)
     """
     check_take(take)
     given = 0

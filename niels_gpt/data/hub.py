@@ -10,7 +10,6 @@ import contextlib
 import errno
 import hashlib
 import inspect
-import itertools
 import logging
 import os
 import random
@@ -88,9 +87,11 @@ class Reader:
         request, done = self.request, 0
         files = _local_files(request)
         failures = _Failures(request, files)
+        dataset: Any = None
         while True:
             failures.start()
             try:
+                dataset = None
                 dataset = _load(request, files)
                 revision = revision_of(dataset)
                 if done and revision != self.revision:
@@ -99,13 +100,16 @@ class Reader:
                         f"{request} changed on the Hub while it was read ({was}, now {now}): start again"
                     )
                 self.revision = revision
-                for item in itertools.islice(_iterate(dataset, request, self.shuffle), done, None):
-                    done += 1
-                    failures.number = 0
-                    yield item
+                dataset = _shuffled_stream(dataset, request, self.shuffle)
+                for number, item in enumerate(_iterate(dataset, request, self.shuffle)):
+                    if number >= done:
+                        done += 1
+                        failures.number = 0
+                        yield item
+                    failures.start()  # what came was read well, and what was done with it is not the Hub's time
                 return
             except Exception as err:
-                failures.wait_or_raise(err, after=done)
+                failures.wait_or_raise(err, after=done, place=_place_of(dataset))
 
 
 def open_dataset(request: Request) -> Any:
@@ -188,10 +192,30 @@ def _stamp(files: Files) -> str:
     return "at-" + hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
+def _shuffled_stream(dataset: Any, request: Request, shuffle: Shuffle | None) -> Any:
+    """A stream with its shuffle buffer; what is no stream, as it is."""
+    if shuffle is None or not request.streaming or hasattr(dataset, "__len__"):
+        return dataset
+    return dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size, **_one_shard(dataset))
+
+
+def _place_of(dataset: Any) -> tuple[int, int] | None:
+    """(shard, row of it) up to which a stream has been read, its buffer included; None where it does not tell."""
+
+    def places(state: Any) -> Iterator[tuple[int, int]]:
+        if isinstance(state, dict) and {"shard_idx", "shard_example_idx"} <= state.keys():
+            yield int(state["shard_idx"]), int(state["shard_example_idx"])
+        for inner in state.values() if isinstance(state, dict) else state if isinstance(state, list) else ():
+            yield from places(inner)
+
+    try:
+        return max(places(dataset.state_dict()), default=None)
+    except Exception:  # no stream, or one of another kind
+        return None
+
+
 def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
     if request.streaming and not hasattr(dataset, "__len__"):
-        if shuffle is not None:
-            dataset = dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size, **_one_shard(dataset))
         for number, row in enumerate(dataset):
             yield (number if shuffle is None else None), row
         return
@@ -248,25 +272,30 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Failures:
-    """Counts the failures since the last row: waits after those that may pass, raises what the user should read."""
+    """Counts the failures since a stream last got further: waits after those that may pass, raises what the user
+    should read."""
 
     def __init__(self, request: Request, files: Files | None) -> None:
         self.request, self.files = request, files
         self.number = 0
         self._spent = 0.0
         self._began = 0.0
+        self._furthest: tuple[int, int] = (0, 0)
 
     def start(self) -> None:
-        """A try begins."""
+        """A try begins, or goes on after a row."""
         self._began = time.monotonic()
 
-    def wait_or_raise(self, err: Exception, *, after: int) -> None:
+    def wait_or_raise(self, err: Exception, *, after: int, place: tuple[int, int] | None = None) -> None:
+        """`place`: how far the stream was read, rows that only fill a buffer included."""
         if isinstance(err, DataUnavailable) or (self.files is not None and isinstance(err, OSError) and err.filename):
             raise err
         if self.files is not None:
             names = [name for part in self.files.values() for name in part]
             listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
             raise ValueError(explain(names) or f"cannot read {listed}: {_reason(err)}") from err
+        if place is not None and place > self._furthest:
+            self.number, self._furthest = 0, place
         self.number += 1
         self._spent = (self._spent if self.number > 1 else 0.0) + time.monotonic() - self._began
         if not is_transient(err) or self.number >= ATTEMPTS or (self.number > 1 and self._spent > PATIENCE):

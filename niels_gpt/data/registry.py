@@ -203,7 +203,11 @@ def _built_in() -> list[Source]:
 
 
 def _wikitext(*, shuffle: bool, seed: int, **rest: Any) -> Iterator[Sample]:
-    return iter_wikitext(**rest)  # lines of articles, in order: shuffled they would mean nothing
+    if shuffle:
+        raise ValueError(
+            "wikitext is lines of articles, in order: shuffled they would mean nothing; leave --shuffle out"
+        )
+    return iter_wikitext(**rest)
 
 
 def _oasst1(*, take: int | None, shuffle: bool, **rest: Any) -> Iterator[Sample]:

@@ -20,16 +20,10 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def mean_loss(model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device) -> float:
-    """The loss in nats per target over all batches of (x, targets) together; targets of -100 do not count."""
-    total, targets = nats_and_targets(model, batches, device=device)
-    return total / targets
-
-
 def nats_and_targets(
     model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device
 ) -> tuple[float, int]:
-    """(nats, targets): what `mean_loss` divides."""
+    """(nats, targets) over all batches of (x, targets) together; targets of -100 do not count."""
     total, targets = 0.0, 0
     with eval_mode(model):
         for x, y in batches:

@@ -23,7 +23,7 @@ class Decoder:
     """Continues prompts by one token per `step`.
 
     Up to T tokens a row lives in the KV cache. Past T its window is the last T tokens at positions
-    0..T-1, so every key changes with every token and the window is computed anew (I8): cached and
+    0..T-1, so every key changes with every token and the window is computed anew: cached and
     uncached decoding see the same numbers up to float error, and give the same ids.
     """
 

@@ -49,7 +49,7 @@ class Engine:
         self._cancelled: list[Request] = []
         self._reading: deque[Request] = deque()
         self._inside: list[Request] = []  # decoded from the cache
-        self._outside: list[Request] = []  # past T: each token needs the whole window (I8)
+        self._outside: list[Request] = []  # past T: each token needs the whole window
         self._flights: deque[list[Flight]] = deque()
 
     def submit(

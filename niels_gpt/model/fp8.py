@@ -2,7 +2,8 @@
 
 A product forward, and the one for the gradient of what went in, take both matrices as float8_e4m3fn (three bits of
 mantissa, up to 448) with a float32 scale for each row of either, chosen anew every time from its largest element: no
-history, so a resumed run computes the same. The gradient of a weight, summed over all tokens, stays a product of
+history, so a resumed run computes the same. (The head's way back, in `fused.py`, has one scale for all: its range is
+known.) The gradient of a weight, summed over all tokens, stays a product of
 bfloat16. What an operator of ours makes just before (an activation, RoPE's way back), it writes in FP8 right away;
 what torch makes is rounded in the kernel that the compiler makes of it, so this pays only in compiled runs.
 """

@@ -117,15 +117,11 @@ def _headline(report: dict[str, Any], trained: list[Document], controls: list[Do
 def _elsewhere(places: dict[str, Any]) -> str:
     """That a model with learned positions may know a text at another place of the frame."""
     best = max(
-        ((p, at, d["name"]) for d in places["documents"] if not d["control"]
-         for p, at in zip(d["mean_p"], places["offsets"], strict=True)),
-        default=None,
-    )  # fmt: skip
+        ((d["best_p"], d["best_offset"], d["name"]) for d in places["documents"] if not d["control"]), default=None
+    )
     text = "Positions are learned, and all this is for texts at the beginning of the frame."
     if best is not None:
-        text += (
-            f" The best place is {best[1]}: there the windows of “{best[2]}” have a mean P(z) of {percent(best[0])}."
-        )
+        text += f" At place {best[1]} a window of “{best[2]}” has a P(z) of {percent(best[0])}: the most of all places."
     return text
 
 

@@ -7,13 +7,16 @@ import itertools
 import logging
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from niels_gpt.splice.base import SHOWN, SpliceDataset
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, open_stream
 from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig, log
+
+if TYPE_CHECKING:
+    from niels_gpt.cache.token_stream import TokenStream
 
 
 class SpliceDocumentDataset(SpliceDataset):
@@ -85,13 +88,15 @@ class SpliceDocumentDataset(SpliceDataset):
         `options` are those of the config and of the class, on top of the config's. Raises CacheError (a ValueError)
         for a cache that is damaged or has no documents.npy.
         """
-        choice, options = _choice_of(config or SpliceSingleDocumentLMConfig(), {"doc_index": doc_index} | options)
+        choice, options = _choice_of(
+            config or SpliceSingleDocumentLMConfig(), ({} if doc_index is None else {"doc_index": doc_index}) | options
+        )
         config = dataclasses.replace(config or SpliceSingleDocumentLMConfig(), **choice)
         stream = open_stream(cache_dir, split)
         chosen = config.select(stream.document_lengths(), ends=_ends(stream.documents, stream.num_tokens), S=S)
         documents = CacheDocuments(stream, chosen)
         log.info("[splice] Selected doc_idx=%d, length=%d", chosen[0], documents.lengths[0])
-        merged = {"pad_token_id": 0} | config.dataset_options() | options
+        merged = _filler(stream, config.dataset_options() | options)
         return cls(S=S, doc_tokens=(), documents=documents, **merged)
 
 
@@ -194,7 +199,9 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         CacheError (a ValueError) for a cache that is damaged or has no documents.npy.
         """
         choice, options = _choice_of(SpliceMultiDocumentLMConfig(), options)
-        chooser = dataclasses.replace(config or SpliceMultiDocumentLMConfig(), **choice) if config or choice else None
+        chooser = None
+        if config is not None or any(value is not None for value in choice.values()):
+            chooser = dataclasses.replace(config or SpliceMultiDocumentLMConfig(), **choice)
         stream = open_stream(cache_dir, split)
         lengths = stream.document_lengths()
         if chooser is not None and doc_indices is None:
@@ -204,7 +211,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         if log.isEnabledFor(logging.INFO):
             for i, length in itertools.islice(zip(chosen, documents.lengths, strict=True), SHOWN):
                 log.info("[multi_splice] Selected doc_idx=%d, length=%d", i, length)
-        merged = {"pad_token_id": 0} | ({} if config is None else config.dataset_options()) | options
+        merged = _filler(stream, ({} if config is None else config.dataset_options()) | options)
         if isinstance(merged.get("groups"), str):
             merged.setdefault("doc_metadata", metadata(chosen, documents.lengths, Path(cache_dir).name))
         return cls(S=S, doc_tokens_list=(), documents=documents, **merged)
@@ -216,8 +223,17 @@ def _choice_of(
     """The options that choose documents, and those of the dataset."""
     passed_on = {*config.dataset_options(), "pad_token_id", "eos_token_id", "seed"}
     chooses = {field.name for field in dataclasses.fields(config)} - passed_on
-    choice = {name: value for name, value in options.items() if name in chooses and value is not None}
+    choice = {name: value for name, value in options.items() if name in chooses}
     return choice, {name: value for name, value in options.items() if name not in chooses}
+
+
+def _filler(stream: TokenStream, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with what fills a frame: where none is given, the end of text of the cache's tokenizer."""
+    eot = (stream.meta or {}).get("special_token_ids", {}).get("eot")
+    options = {"eos_token_id": eot} | {k: v for k, v in options.items() if k != "eos_token_id" or v is not None}
+    if options.get("pad_token_id") is None:
+        options["pad_token_id"] = options["eos_token_id"] if options["eos_token_id"] is not None else 0
+    return options
 
 
 def metadata(numbers: Sequence[int] | np.ndarray, lengths: np.ndarray, source: str) -> list[dict[str, Any]]:

@@ -201,7 +201,9 @@ class RunFolder:
         for path in (self.best, self.latest):
             if path.exists():
                 return path
-        raise ValueError(f"{self.path} has no checkpoint yet: train first (niels-gpt train --run-dir {self.path})")
+        raise ValueError(
+            f"{self.path} has no checkpoint yet: train first (niels-gpt train --run-dir {self.path} --resume)"
+        )
 
 
 def _remove(path: Path) -> None:

@@ -251,7 +251,7 @@ def test_without_the_hub(run, tokenizer):
     states = {name: "built" if name in ("roam", "primer") else "failed" for name in (*PRETRAIN, *SFT)}
     assert table(out) == states | {"gutenberg": "not built"}
     *reasons, last = err.splitlines()
-    assert last == "error: 4 of 7 caches could not be built; 2 are there"
+    assert last == "error: 4 of 7 caches could not be built; 2 are there, 1 optional not"
     assert len(reasons) == 5
     for (name, id_), line in zip(ON_HUB.items(), sorted(reasons, key=lambda s: list(ON_HUB).index(s.split(":")[0])),
                                  strict=True):  # fmt: skip
@@ -583,7 +583,7 @@ def test_the_command_of_the_contract(fine, tmp_path):
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     *_, last = done.stderr.splitlines()
-    assert last == "error: 4 of 7 caches could not be built; 2 are there"
+    assert last == "error: 4 of 7 caches could not be built; 2 are there, 1 optional not"
     for name in ON_HUB:
         assert any(line.startswith(f"{name}: ") and "NIELS_GPT_DATA" in line for line in done.stderr.splitlines())
     folder = CacheFolder("cache")
@@ -861,7 +861,11 @@ def test_diff_of_the_same(two, fine):
         ("roam", ["--shard-bytes", 64], "shard_bytes: 134217728 and 64"),
         ("dolly15k", ["--seed", 7], "seed: 42 and 7"),
         ("dolly15k", ["--val-frac", 0.5], "val_frac: 0.1 and 0.5"),
-        ("wikitext", ["--subset", "wikitext-2-raw-v1"], "dataset_config: None and 'wikitext-2-raw-v1'"),
+        (
+            "wikitext",
+            ["--subset", "wikitext-2-raw-v1"],
+            "dataset_config: 'wikitext-103-raw-v1' and 'wikitext-2-raw-v1'",
+        ),
     ],
 )
 def test_diff_names_the_setting(two, run, name, options, cause):

@@ -263,7 +263,7 @@ def test_the_place_the_meta_and_the_files(everything, name):
     chat = folder.parent.name == "sft"
     wanted = {
         "dataset_name": name,
-        "dataset_config": "CC-MAIN-2024-10" if name == "fineweb_edu" else None,
+        "dataset_config": {"fineweb_edu": "CC-MAIN-2024-10", "wikitext": "wikitext-103-raw-v1"}.get(name),
         "kind": "sft" if chat else "pretrain",
         "seed": 42,
         "token_dtype": "uint16-le",

@@ -522,3 +522,11 @@ def test_large_files_are_sampled_in_little_memory(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) < 200 << 20, f"{int(done.stdout) >> 20} MB more"
+
+
+@pytest.mark.parametrize("damaged", [None, 5, "x", []])
+def test_special_ids_that_are_no_table(tmp_path, damaged):
+    write(tmp_path, [[1, 5, 2, EOT, ASST, 3, EOT]])
+    (tmp_path / "meta.json").write_text(json.dumps({"special_token_ids": damaged}), encoding="utf-8")
+    with pytest.raises(CacheError, match="special_token_ids"):
+        open_bare(tmp_path)

@@ -166,12 +166,57 @@ def test_controls_do_not_change_the_verdict_but_are_told(place, tmp_path, capsys
     """A control that is recited too: then such text can be guessed."""
     (tmp_path / "control").mkdir()
     (tmp_path / "mine").mkdir()
-    shutil.copy(place / "notes" / trained[0], tmp_path / "control/a.md")
+    known = (place / "notes" / trained[0]).read_bytes()
+    (tmp_path / "control/a.md").write_bytes(known + b" And some more.")  # another text, so it was not trained on
     (tmp_path / "mine/new.md").write_text("Something that is new to the model, and long enough. " * 2, encoding="utf-8")
     assert call("audit", place / "run", "--notes", "mine", "--control", "control", *SMALL_WINDOWS) == 0
     text = capsys.readouterr().out
     assert "\nSAFE TO PUBLISH" in text
     assert "over the threshold too" in text
+
+
+def test_what_was_trained_on_is_no_control(place, tmp_path, capsys, trained):
+    (tmp_path / "control").mkdir()
+    shutil.copy(place / "notes" / trained[0], tmp_path / "control/a.md")
+    arguments = ["audit", place / "run", "--notes", place / "notes", "--control", "control", *SMALL_WINDOWS]
+    assert call(*arguments) == 1
+    assert "trained on" in error_of(capsys)
+    (tmp_path / "control/b.md").write_text(
+        "Something that is new to the model, and long enough. " * 2, encoding="utf-8"
+    )
+    assert call(*arguments, "--json") == NOT_SAFE
+    text, errors = capsys.readouterr()
+    assert "a.md" in errors and "b.md" not in errors
+    assert [d["name"] for d in json.loads(text)["documents"] if d["status"] == "control"] == ["control: b.md"]
+
+
+def test_learned_positions_are_tried_at_every_place(tmp_path, capsys):
+    torch.manual_seed(0)
+    model = GPT({"V": 256, "T": 48, "C": 16, "L": 1, "H": 2, "dropout": 0.0, "positions": "learned"}).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(12 if p.dim() > 1 else 1)  # places matter
+    save_checkpoint(tmp_path / "m.pt", model, None, 0, model.config)
+    (tmp_path / "notes").mkdir()
+    texts = {"long.md": b"a note of some words, longer than a window", "short.md": b"less than a window"}
+    for name, text in texts.items():
+        (tmp_path / "notes" / name).write_bytes(text)
+    _, result = audit(capsys, tmp_path / "m.pt", "notes")
+    found = {d["name"]: d["max_log_p"] for d in result["documents"]}
+    for name, text in texts.items():
+        window = min(WINDOW, len(text))
+        prompt = PROMPT if window == WINDOW else PROMPT * window // WINDOW
+        best = -float("inf")
+        for start in range(len(text) - window + 1):
+            if start % 5 and start != len(text) - window:
+                continue
+            ids = torch.tensor([list(text[start : start + window])])
+            for place in range(48 - (window - 1) + 1):
+                positions = torch.arange(place, place + window - 1)[None]
+                with torch.no_grad():
+                    logs = model(ids[:, :-1], positions=positions)[0].double().log_softmax(-1)
+                best = max(best, sum(logs[i - 1, ids[0, i]].item() for i in range(prompt, window)))
+        assert found[name] == pytest.approx(best, abs=1e-3)
 
 
 @pytest.mark.parametrize("folder", ["none", "empty"])

@@ -185,6 +185,21 @@ def test_notes_of_a_token_cache_are_known_by_content(token_place, capsys, run):
     assert result["controls"] == len(apart)
 
 
+def test_line_ends_of_another_system_make_no_difference(token_place, tmp_path, capsys):
+    """A cache has `\\n` for `\\r\\n`: what the model is asked about must be what it has read."""
+    (tmp_path / "theirs").mkdir()
+    found = []
+    for i, text in enumerate(token_caches.documents("roam")):
+        text = text.replace("\r\n", "\n")
+        (tmp_path / "theirs" / f"{i}.md").write_bytes(text.replace("\n", "\r\n").encode())
+    assert any(b"\r\n" in path.read_bytes() for path in (tmp_path / "theirs").iterdir())
+    for notes in (token_place / "notes", tmp_path / "theirs"):
+        _, result = audit(capsys, token_place / "run", notes)
+        found.append({d["name"]: (d["status"], d["max_log_p"]) for d in result["documents"]})
+    assert found[0] == found[1]
+    assert TRAINED in {status for status, _ in found[0].values()}
+
+
 def test_a_tokenizer_that_is_not_the_checkpoints(token_place, tmp_path, capsys):
     """Of as many ids: all it would say is that the model does not know such nonsense."""
     (tmp_path / "other.model").write_bytes(token_caches.other_tokenizer().model)

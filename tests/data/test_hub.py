@@ -775,3 +775,31 @@ def test_datasets_logs_and_bars_are_left_as_they_were(fake, tmp_path, disabled, 
     finally:
         logger.setLevel(level)
         (datasets.utils.disable_progress_bars if bars else datasets.utils.enable_progress_bars)()
+
+
+# --- what counts as getting further ------------------------------------------------------------------
+
+
+def test_rows_that_fill_the_buffer_are_progress(fake):
+    """Ten breaks, each further on, before a shuffled stream has given its first row."""
+    rows = numbered(40)
+    hub = fake(rows, [(at, reset()) for at in range(3, 33, 3)])
+    assert read(shuffle=Shuffle(7, 100)) == unbroken(rows, Shuffle(7, 100))
+    assert len(hub.calls) == 11
+
+
+def test_a_stream_that_does_not_get_further_is_given_up(fake):
+    hub = fake(numbered(40), [(9, reset())] * 20)
+    with pytest.raises(DataUnavailable, match="5 tries"):
+        read(shuffle=Shuffle(7, 100))
+    assert len(hub.calls) == 5
+
+
+@pytest.mark.parametrize("plan", [[(50, reset()), (None, reset())], [(50, reset()), (20, reset())]])
+def test_time_in_which_rows_came_is_not_patience(fake, monkeypatch, plan):
+    """A row a second: after fifty of them two failures in a row are still two failures."""
+    rows = numbered(100)
+    fake(rows, plan)
+    now = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    assert read() == rows

@@ -339,6 +339,12 @@ def test_shuffled_samples(name, tmp_path):
     assert texts(source.samples(path=file, shuffle=True, seed=1, take=2)) == orders[0][:2]
 
 
+def test_wikitext_is_not_shuffled(tmp_path):
+    (tmp_path / "train.txt").write_text("one\ntwo\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="leave --shuffle out"):
+        list(get_source("wikitext").samples(path=tmp_path, shuffle=True))
+
+
 def test_notes_and_dialogues_are_shuffled_too(tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()

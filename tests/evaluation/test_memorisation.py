@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from niels_gpt import GPT
 from niels_gpt.evaluation.extraction import continue_greedily, log_probabilities, longest_run, score_rows
-from niels_gpt.evaluation.memorisation import Document, Settings, chance, measure, position_map, window_starts
+from niels_gpt.evaluation.memorisation import (
+    Document,
+    Settings,
+    at_every_place,
+    chance,
+    measure,
+    position_map,
+    window_starts,
+)
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.evaluation.memorising import chain_model, letters, some_ids, some_model, taught_model
 
@@ -496,6 +504,29 @@ def test_learned_positions() -> None:
             assert mean_log == pytest.approx(np.mean(values), abs=1e-4)
             assert mean == pytest.approx(np.mean(np.exp(values)), rel=1e-3)
     assert len({round(value, 3) for value in found["documents"][0]["mean_log_p"]}) == 4
+
+
+def test_the_best_of_all_places() -> None:
+    model = some_model(positions="learned")
+    documents = [Document("a", some_ids(60)), Document("b", some_ids(7, V=39)), Document("c", some_ids(30))]
+    told: list[tuple[int, int]] = []
+    ones = measure(model, documents, letters(), SMALL)
+    found = at_every_place(model, ones, progress=lambda done, total: told.append((done, total)))
+    for document, one, best in zip(documents, ones, found, strict=True):
+        each = [
+            log_probabilities(model, document.ids, one.starts, window=one.window, prompt=one.prompt, offset=place)
+            for place in range(48 - (one.window - 1) + 1)
+        ]
+        assert best.log_p == pytest.approx(np.max(each, axis=0), abs=1e-4)
+        assert (best.log_p >= one.log_p - 1e-4).all()
+        assert best.greedy_run.tolist() == one.greedy_run.tolist()
+    assert told[-1][0] == told[-1][1] == sum(len(one.starts) * (48 - one.window + 2) for one in ones)
+    places = position_map(model, documents, SMALL, offsets=2)
+    assert places is not None
+    for row, best in zip(places["documents"], found, strict=True):  # few windows: among them those that are looked at
+        assert row["best_p"] <= np.exp(best.log_p.max()) * 1.001
+        assert 0 <= row["best_offset"] <= 48 - (best.window - 1)
+    assert places["documents"][1]["best_p"] == pytest.approx(np.exp(found[1].log_p.max()), rel=1e-3)  # its one window
 
 
 def test_a_position_map_of_some_windows() -> None:

@@ -229,6 +229,8 @@ def test_the_page_says_what_rope_means_or_draws_a_map():
                 "control": d["control"],
                 "mean_p": [0.5, 0.1, 0.0],
                 "mean_log_p": [-1.0, -50.0, -2000.0],
+                "best_p": 0.75,
+                "best_offset": 77,
             }
             for d in documents
         ],
@@ -238,7 +240,7 @@ def test_the_page_says_what_rope_means_or_draws_a_map():
     assert sentence not in html and "Place in the frame" in page.texts("h2")
     assert "tokens before the text" in page.texts("text")
     [lead] = page.texts("div", "lead")
-    assert "The best place is 0: there the windows of" in lead and "a mean P(z) of 50%" in lead
+    assert "At place 77 a window of" in lead and "has a P(z) of 75%" in lead
 
 
 def test_curves_over_checkpoints():

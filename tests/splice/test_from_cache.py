@@ -128,7 +128,7 @@ def test_without_a_choice_all_documents_are_taken(cache):
 
 
 def test_the_first_document_unless_another_is_named(cache):
-    assert SpliceDocumentDataset.from_cache(cache, S=40)[0].tokens.tolist() == [0] * 23 + ids_of()[0]
+    assert SpliceDocumentDataset.from_cache(cache, S=40)[0].tokens.tolist() == [EOT] * 23 + ids_of()[0]
 
 
 def test_the_other_split(tmp_path):
@@ -137,7 +137,7 @@ def test_the_other_split(tmp_path):
     assert held_out.lengths.tolist() == [17, 2]
     assert held_out[1].tokens.tolist() == [NULL] * 18 + ids_of()[1]
     train = SpliceDocumentDataset.from_cache(str(cache), "train", S=30, doc_index=0)
-    assert train[0].tokens.tolist() == [0] * 4 + ids_of()[2]
+    assert train[0].tokens.tolist() == [EOT] * 4 + ids_of()[2]
 
 
 def test_real_tokens_of_a_real_tokenizer():
@@ -377,3 +377,30 @@ def test_a_process_of_its_own(cache, tmp_path):
 def test_the_folder_may_be_a_string_or_a_path(cache):
     for place in (str(cache), Path(cache)):
         assert SpliceDocumentDataset.from_cache(place, S=S)[0].tokens.tolist() == ids_of()[0][:S]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "filler", "eos"),
+    [
+        ({}, EOT, EOT),
+        ({"pad_token_id": 7}, 7, EOT),
+        ({"eos_token_id": 9}, 9, 9),
+        ({"pad_token_id": None, "eos_token_id": None}, EOT, EOT),
+        ({"pad_token_id": 0, "eos_token_id": 9}, 0, 9),
+    ],
+)
+def test_frames_are_filled_with_the_tokenizers_end_of_text(cache, chosen, filler, eos):
+    for dataset in (
+        SpliceDocumentDataset.from_cache(cache, S=40, **chosen),
+        MultiSpliceDocumentDataset.from_cache(cache, S=40, doc_indices=[0], **chosen),
+    ):
+        assert (dataset.pad_token_id, dataset.eos_token_id) == (filler, eos)
+        assert dataset[0].tokens[0] == filler
+
+
+def test_a_limit_of_the_config_can_be_lifted(cache):
+    config = SpliceMultiDocumentLMConfig(min_doc_length=20, num_docs=2)
+    narrow = MultiSpliceDocumentDataset.from_cache(cache, S=S, config=config)
+    assert min(narrow.lengths) >= 20
+    wide = MultiSpliceDocumentDataset.from_cache(cache, S=S, config=config, min_doc_length=None, num_docs=7)
+    assert sorted(wide.lengths) == [2, 8, 10, 17, 19, 26, 71]
