@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,12 +18,22 @@ from typing import Any, Literal
 
 from niels_gpt.splice_config import SpliceConfig
 
+LAST_SEED = 2**63 - 1
+"""The largest seed; the smallest is 0."""
+MOST_TOKENS = 1_000_000
+"""The longest continuation of a text: the numbers that choose its tokens are drawn before the first."""
 
-def _count(name: str, value: Any) -> int:
-    """A whole number of at least 1, numpy's too. Raises ValueError."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return int(value)
+
+def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
+    """The int of a whole number from low to high, numpy's too, but not of a bool. Raises ValueError."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
+    return number
 
 
 def default_p_train() -> dict[str, float]:
@@ -76,7 +87,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
-            object.__setattr__(self, name, _count(f"model.{name}", getattr(self, name)))
+            object.__setattr__(self, name, whole(f"model.{name}", getattr(self, name)))
         if self.C % self.H:
             raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = self.C // self.H
@@ -92,7 +103,7 @@ class ModelConfig:
                 raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
-        object.__setattr__(self, "d_ff", _count("model.d_ff", self.d_ff))
+        object.__setattr__(self, "d_ff", whole("model.d_ff", self.d_ff))
         if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
         if type(self.dropout) not in (int, float):
@@ -175,9 +186,9 @@ class TrainConfig:
     """Largest global gradient norm."""
 
     def __post_init__(self) -> None:
-        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0), ("seed", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"train.{name} must be at least {low}, got {getattr(self, name)!r}")
+        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
+            object.__setattr__(self, name, whole(f"train.{name}", getattr(self, name), low))
+        object.__setattr__(self, "seed", whole("train.seed", self.seed, 0, LAST_SEED))
         if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows do not split into train.accumulate={self.accumulate} parts")
         for name in ("base_lr", "min_lr", "weight_decay", "clip_norm"):
@@ -186,8 +197,6 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be a finite number of at least 0, got {value!r}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"train.betas must be two numbers in [0, 1), got {self.betas!r}")
-        if self.seed >= 2**63:
-            raise ValueError(f"train.seed must be below 2**63, got {self.seed}")
         for name in ("p_train", "p_val"):
             check_probabilities(getattr(self, name), name=f"train.{name}")
 
@@ -265,6 +274,13 @@ class DataConfig:
     they are cut by `split`."""
 
     def __post_init__(self) -> None:
+        for name in ("wiki", "roam", "primer", "cache_dir", "token_cache"):
+            if not getattr(self, name):  # as a path it would be the folder one is in
+                raise ValueError(f"data.{name} is empty: name a place, or leave it out")
+        for name in ("roam_val_frac", "primer_val_frac"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"data.{name} must be in [0, 1], got {getattr(self, name)!r}")
+        object.__setattr__(self, "seed", whole("data.seed", self.seed, 0, LAST_SEED))
         if self.retain:
             check_probabilities(self.retain, name="data.retain")
         for name in self.sources:
@@ -295,9 +311,9 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            low = 0 if f.name == "sample_every" else 1
-            if f.type == "int" and getattr(self, f.name) < low:
-                raise ValueError(f"output.{f.name} must be at least {low}, got {getattr(self, f.name)!r}")
+            if f.type == "int":
+                low, high = int(f.name != "sample_every"), MOST_TOKENS if f.name == "sample_tokens" else None
+                object.__setattr__(self, f.name, whole(f"output.{f.name}", getattr(self, f.name), low, high))
         if not self.sample_prompt:
             raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")
 

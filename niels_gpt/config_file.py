@@ -15,6 +15,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from niels_gpt.config import PRESETS, RunConfig, SourceConfig, unknown_key
 from niels_gpt.splice_config import SpliceConfig
 
+DEEPEST = 50
+"""Sections, lists and values inside one another that a config may have; it needs five."""
+
 
 def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
     """The RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides on top.
@@ -30,20 +33,16 @@ def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()
 
 def _read_tree(path: str | Path | None) -> dict[str, Any]:
     """The sections of a YAML file; none for None. Raises ValueError."""
-    import yaml
-
     if path is None:
         return {}
     try:
-        loaded = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_loader())
+        loaded = _parse(Path(path).read_text(encoding="utf-8"), f"{path} is not valid YAML")
     except FileNotFoundError:
         raise ValueError(f"no config file {path}") from None
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder, not a config file") from None
     except UnicodeDecodeError as err:
         raise ValueError(f"{path} is not utf-8 text (byte {err.start})") from None
-    except yaml.YAMLError as err:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise ValueError(f"{path} must hold sections such as `model:`, but is a {type(loaded).__name__}")
     return loaded or {}
@@ -155,15 +154,41 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return found
 
 
-def _loader() -> Any:
-    """YAML's safe loader, except that 3e-4 is a number (YAML 1.1 wants 3.0e-4)."""
+def _parse(text: str, complaint: str) -> Any:
+    """What YAML's safe loader makes of a text, except that 3e-4 is a number (YAML 1.1 wants 3.0e-4).
+
+    Raises ValueError that begins with the complaint, also for a key that is there twice and for a nest without end.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            if self.depth > DEEPEST:
+                problem = f"nested more than {DEEPEST} deep"
+                raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key, _ in node.value:
+                name = (key.tag, str(key.value))
+                if name in seen:
+                    problem = f"the key {key.value} is there twice, the second time"
+                    raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+                seen.add(name)
+            return node
 
     _add_float_resolver(Loader)
-    return Loader
+    try:
+        return yaml.load(text, Loader=Loader)
+    except yaml.YAMLError as err:
+        raise ValueError(f"{complaint}: {' '.join(str(err).split())}") from None
 
 
 def _add_float_resolver(cls: Any) -> None:
@@ -173,16 +198,11 @@ def _add_float_resolver(cls: Any) -> None:
 
 def _apply_override(tree: dict[str, Any], item: str) -> None:
     """Set `a.b=value` in the tree; the value is read as YAML (so 3, 3e-4, true, {wiki: 1} work)."""
-    import yaml
-
     key, equals, text = item.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
         raise ValueError(f"--set takes section.key=value, got {item!r}")
-    try:
-        value = yaml.load(text, Loader=_loader())
-    except yaml.YAMLError:
-        raise ValueError(f"--set {item}: cannot read the value {text!r}") from None
+    value = _parse(text, f"--set {item}: cannot read the value")
     node = tree
     for part in path[:-1]:
         child = node.setdefault(part, {})
@@ -190,6 +210,8 @@ def _apply_override(tree: dict[str, Any], item: str) -> None:
             raise ValueError(f"--set {item}: {part} is a value, not a section")
         node = child
     node[path[-1]] = value
+    if path[-2:-1] == ["model"] and path[-1] in ("C", "H"):
+        node.pop("D", None)  # always C // H: what a file says of it was of the old ones
 
 
 def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
@@ -202,17 +224,24 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
             raise ValueError(f"{where}: {unknown_key(prefix.rstrip('.'), str(key), list(hints))}")
         if dataclasses.is_dataclass(hints[key]):
             _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")
-        elif hints[key] == dict[str, SourceConfig]:
-            for name, source in (value if isinstance(value, Mapping) else {}).items():
+        elif hints[key] == dict[str, SourceConfig] and isinstance(value, Mapping):
+            for name, source in value.items():
                 _check_keys(SourceConfig, source, where=where, prefix=f"{prefix}{key}.{name}.")
         elif get_origin(hints[key]) is Literal and value not in get_args(hints[key]):
             allowed = ", ".join(repr(a) for a in get_args(hints[key]))
             raise ValueError(f"{where}: {prefix}{key} must be one of {allowed}, got {value!r}")
         else:
-            try:
-                json.dumps(value)
-            except TypeError:  # YAML also knows dates and sets
-                kind = type(value).__name__
-                raise ValueError(
-                    f"{where}: {prefix}{key} cannot be the {kind} {value!r}; quote it if it is text"
-                ) from None
+            _check_plain(value, f"{where}: {prefix}{key}")
+
+
+def _check_plain(value: Any, name: str) -> None:
+    """Refuse what YAML knows and JSON does not."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except TypeError:  # dates and sets
+        kind = type(value).__name__
+        raise ValueError(f"{name} cannot be the {kind} {value!r}; quote it if it is text") from None
+    except UnicodeEncodeError:  # also a name of the file system that is in another encoding
+        raise ValueError(f"{name} is not utf-8, got {value!r}: rename the place, or write the text anew") from None
+    except ValueError:  # &a [*a]
+        raise ValueError(f"{name} holds itself, got {value!r}: write it out") from None

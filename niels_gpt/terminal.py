@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -24,7 +26,10 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be anything
     try:
+        _check_values(sys.argv[1:] if arguments is None else arguments)
         app(args=arguments, prog_name=name)
     except (ValueError, OSError, ArithmeticError) as err:
         if os.environ.get("NIELS_GPT_DEBUG"):
@@ -32,6 +37,16 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
         print(f"error: {text}", file=sys.stderr)
         sys.exit(1)
+
+
+def _check_values(arguments: list[str]) -> None:
+    """Raise ValueError for an option whose value is empty: as a path that would be the folder one is in, though
+    `--roam "$NOTES"` rather means that there is no such variable."""
+    words = list(itertools.takewhile(lambda word: word != "--", arguments))
+    for word, following in itertools.zip_longest(words, words[1:]):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and (value if equals else following) == "":
+            raise ValueError(f"the value of {option} is empty: give one, or leave {option} out")
 
 
 def count(number: float) -> str:

@@ -2,6 +2,7 @@ import ast
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,8 @@ def test_of_refuses_unknown_keys_and_what_is_no_dict():
         ({"B": 0}, ["B", "0"]),
         ({"warmup_steps": -1}, ["warmup_steps", "-1"]),
         ({"seed": -5}, ["seed", "-5"]),
+        ({"seed": 2**63}, ["train.seed", str(2**63 - 1), str(2**63)]),
+        ({"B": 2.5}, ["B", "2.5"]),
         ({"accumulate": -1}, ["accumulate", "-1"]),
         ({"B": 10, "accumulate": 4}, ["B=10", "accumulate=4"]),
         ({"base_lr": -1e-4}, ["base_lr", "-0.0001"]),
@@ -186,7 +189,14 @@ def test_what_is_no_distribution_is_refused(p):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("checkpoint_every", 0), ("keep", 0), ("eval_steps", 0), ("sample_every", -1), ("sample_tokens", 0)],
+    [
+        ("checkpoint_every", 0),
+        ("keep", 0),
+        ("eval_steps", 0),
+        ("sample_every", -1),
+        ("sample_tokens", 0),
+        ("sample_tokens", 10**12),
+    ],
 )
 def test_output_that_does_not_fit_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"output\.{name} .*{value}"):
@@ -197,6 +207,29 @@ def test_output_edges():
     assert OutputConfig(sample_every=0).sample_every == 0
     with pytest.raises(ValueError, match="sample_prompt"):
         OutputConfig(sample_prompt="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "mentioned"),
+    [
+        ({"seed": -5}, ["data.seed", "-5"]),
+        ({"seed": 10**20}, ["data.seed", str(2**63 - 1), str(10**20)]),
+        ({"roam_val_frac": 2}, ["data.roam_val_frac", "[0, 1]", "2"]),
+        ({"roam_val_frac": math.nan}, ["data.roam_val_frac", "nan"]),
+        ({"primer_val_frac": -0.1}, ["data.primer_val_frac", "-0.1"]),
+        *(({name: ""}, [f"data.{name} is empty"]) for name in ("wiki", "roam", "primer", "cache_dir", "token_cache")),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(changes, mentioned):
+    with pytest.raises(ValueError) as caught:
+        DataConfig(**changes)
+    for part in mentioned:
+        assert part in str(caught.value)
+
+
+def test_data_edges():
+    DataConfig(seed=0, roam_val_frac=0.0, primer_val_frac=1.0)
+    DataConfig(seed=2**63 - 1)
 
 
 # --- loading -----------------------------------------------------------------------------------------
@@ -285,6 +318,15 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("=5", ["=5"]),
         ("train..B=5", ["train..B=5"]),
         ("task.x=5", ["task", "'bytes'", "{'x': 5}"]),
+        ("train.B=&a [*a]", ["train.B", "holds itself"]),
+        ("data.sources=&a [*a]", ["data.sources", "holds itself"]),
+        ("model=&a {C: *a}", ["model.C", "holds itself"]),
+        (f"train.B={'[' * 500}{']' * 500}", ["train.B", "nested more than 50 deep"]),
+        (f"train.B={'[' * 300}{']' * 300}", ["train.B", "nested more than 50 deep"]),
+        ("train.p_val={wiki: 1, roam: 0, wiki: 1}", ["train.p_val", "the key wiki is there twice"]),
+        ('output.sample_prompt="\\ud800"', ["output.sample_prompt is not utf-8", r"'\ud800'", "write the text anew"]),
+        ('train.p_val={"\\ud800": 1}', ["train.p_val is not utf-8"]),
+        ('data.sources={mine: {path: "\\ud800"}}', ["data.sources.mine.path is not utf-8"]),
     ],
 )
 def test_mistakes_are_named(override, mentioned):
@@ -311,6 +353,11 @@ def test_an_override_below_a_value_is_refused(tmp_path):
         (b"1: 2\n", "unknown key 1"),
         (b"train: {B: x}\n", "train.B"),
         (b"model: {C: 100, H: 3}\n", "C=100"),
+        (b"model: " + b"[" * 500 + b"]" * 500, "nested more than 50 deep"),
+        (b"model:\n" + b"".join(b" " * i + b"a:\n" for i in range(1, 500)), "nested more than 50 deep"),
+        (b"train: {B: 2}\nmodel: {T: 8}\ntrain: {seed: 1}\n", "the key train is there twice"),
+        (b"train: {B: 2}\nmodel: {T: 8}\n'train': {seed: 1}\n", "line 3, column 1"),
+        (b"train:\n  B: 2\n  seed: 1\n  B: 2\n", "the key B is there twice"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, data, mentioned):
@@ -320,6 +367,24 @@ def test_a_bad_file_is_named(tmp_path, data, mentioned):
         load_config(path)
     assert str(path) in str(caught.value)
     assert mentioned in str(caught.value)
+
+
+def test_keys_may_stand_twice_where_yaml_merges_them(tmp_path):
+    path = write(tmp_path, "data: &d {seed: 1, roam: notes}\npretrain: {data: {<<: *d, seed: 2}}\nsft: {data: *d}\n")
+    assert [(made.data.seed, made.data.roam) for made in load_pipeline(path).values()] == [(2, "notes"), (1, "notes")]
+
+
+def test_a_name_of_another_encoding(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.roam is not utf-8, got 'caf\\udce9': rename the place"):
+        config_from_dict({"data": {"roam": os.fsdecode(b"caf\xe9")}})
+
+
+def test_the_head_width_of_a_stored_config_follows_the_width(tmp_path):
+    path = write(tmp_path, dump_config(RunConfig(model=ModelConfig(C=16, H=2, L=1))))
+    assert load_config(path, overrides=["model.C=32"]).model.D == 16
+    assert load_config(path, overrides=["model.H=4"]).model.D == 4
+    with pytest.raises(ValueError, match="D=8 disagrees"):
+        load_config(path, overrides=["model.C=32", "model.D=8"])
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

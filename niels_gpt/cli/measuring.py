@@ -82,7 +82,8 @@ def score_all(
     config = with_data(loaded.home.read_config() if loaded.home else RunConfig(), data, sources)
     shares = (config.train.p_train, config.train.p_val)
     own = {name: source for name, source in config.data.sources.items() if any(p.get(name) for p in shares)}
-    usual = SOURCES if any(p.get(name) for p in shares for name in SOURCES) else ()
+    asked = any(data.get(name) for name in SOURCES) or any(p.get(name) for p in shares for name in SOURCES)
+    usual = SOURCES if asked else ()
     names = (*usual, *own) if how.split == "val" else [name for name, source in own.items() if len(source.split) > 2]
     if not names:
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from niels_gpt.cache.cli import Count, Offline, Place, Text
+from niels_gpt.config import LAST_SEED, MOST_TOKENS
 
 Share = Optional[float]  # noqa: UP045 (typer reads these at run time)
 OfflineOption = Offline
@@ -36,9 +37,9 @@ TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is gr
 TopKOption = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 for all.")]
 TopPOption = Annotated[Share, typer.Option("--top-p", help="Only the likeliest tokens that make up this share.")]
 MinPOption = Annotated[Share, typer.Option("--min-p", help="Only tokens at least this likely, next to the likeliest.")]
-SeedOption = Annotated[Count, typer.Option("--seed", help="For the same text again.")]
+SeedOption = Annotated[Count, typer.Option("--seed", min=0, max=LAST_SEED, help="For the same text again.")]
 MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Longest continuation, in tokens (or bytes).")
+    int, typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest continuation, in tokens (or bytes).")
 ]
 WeightsOption = Annotated[
     str, typer.Option("--weights", help="float32, or int8: rounded, and faster for few texts at a time on a CPU.")

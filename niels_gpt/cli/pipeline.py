@@ -14,6 +14,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config_file import dump_config, load_config, load_pipeline
 from niels_gpt.train.distributed import World, open_world
 from niels_gpt.train.loop import check_start
+from niels_gpt.train.progress import say
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import open_task
 from niels_gpt.train.token_task import verify_caches, with_vocabulary
@@ -96,17 +97,17 @@ def _prepare(
 
 def _run_phases(phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, world: World) -> None:
     """One phase after the other, but those that are finished."""
+    tell = say if world.is_main else lambda text: None
     command = f"{program(world)} pipeline --run-dir {shlex.quote(str(folder))} --resume"
-    say = print if world.is_main else lambda text: None
     for name in PHASES:
         run, phase = runs[name], phases[name]
         if name == "sft":
             phase = dataclasses.replace(phase, init_from=str(runs["pretrain"].best))
         begun = world.broadcast(run.exists)
         if begun and world.broadcast(world.is_main and _finished(run, phase)):
-            say(f"{name}: {run.path} is finished")
+            tell(f"{name}: {run.path} is finished")
             continue
-        say(f"{name}: into {run.path}")
+        tell(f"{name}: into {run.path}")
         result = train_and_report(phase, run, device=world.device, world=world, resume=begun)
         # A signal with the last update of pretraining must not be followed by the second phase.
         stopped = result.signal if name == "pretrain" else result.stopped_by
@@ -129,13 +130,13 @@ def _finished(run: RunFolder, config: RunConfig) -> bool:
 def _summary(runs: dict[str, RunFolder]) -> None:
     before, after = (_last_evals(runs[name]) for name in PHASES)
     if "val_pretrain" in before and "val_pretrain" in after:
-        print(f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT")
+        say(f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT")
     if "val_sft" in after:
-        print(f"val_sft: {after['val_sft']:.3f}")
+        say(f"val_sft: {after['val_sft']:.3f}")
     for name, run in runs.items():
-        print(f"best {name} checkpoint: {run.best}")
+        say(f"best {name} checkpoint: {run.best}")
     place = shlex.quote(str(runs["sft"].path))
-    print(f"next: niels-gpt chat --run {place}   niels-gpt eval --run {place}")
+    say(f"next: niels-gpt chat --run {place}   niels-gpt eval --run {place}")
 
 
 def _last_evals(run: RunFolder) -> dict[str, float]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -40,15 +41,14 @@ def run_generate(
     tokenizer: Path | None,
     as_json: bool,
 ) -> None:
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input().read() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
     loaded = load(run, checkpoint, device, tokenizer)
     model = _with_weights(loaded.model, weights)
     generator = _generator(seed)
     if number == 1 and not as_json:
-        print(text, end="", flush=True)
-        for piece in stream_text(
+        pieces = stream_text(
             model,
             text,
             max_new_tokens=max_tokens,
@@ -57,7 +57,9 @@ def run_generate(
             stop=stop,
             use_cache=cache,
             tokenizer=loaded.tokenizer,
-        ):
+        )
+        print(text + next(pieces, ""), end="", flush=True)  # what cannot be continued is not begun
+        for piece in pieces:
             print(piece, end="", flush=True)
         print()
         return
@@ -90,6 +92,7 @@ def run_chat(
     weights: str,
     tokenizer: Path | None,
 ) -> None:
+    interactive = _standard_input().isatty()
     loaded = load(run, checkpoint, device, tokenizer)
     talk = Conversation(
         _with_weights(loaded.model, weights),
@@ -99,7 +102,6 @@ def run_chat(
         max_new_tokens=max_tokens,
         tokenizer=loaded.tokenizer,
     )
-    interactive = sys.stdin.isatty()
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (arrow keys and history for input())
@@ -155,6 +157,13 @@ def _with_weights(model: GPT, weights: str) -> GPT:
     if weights not in ("float32", "int8"):
         raise ValueError(f"--weights must be float32 or int8, got {weights!r}")
     return Int8GPT.of(model) if weights == "int8" else model
+
+
+def _standard_input() -> TextIO:
+    """What is typed or piped in. Raises ValueError where it is closed."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: type something, or give a file (< FILE)")
+    return sys.stdin
 
 
 def _generator(seed: int | None) -> torch.Generator:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from niels_gpt.report.curves import plot_losses
 from niels_gpt.terminal import count
 from niels_gpt.train.distributed import ALONE, World, check_alone, open_world
 from niels_gpt.train.loop import Result, check_start, train
-from niels_gpt.train.progress import reporter
+from niels_gpt.train.progress import lasting_output, reporter, say
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import DataTask, open_task
 from niels_gpt.train.token_task import verify_caches, with_vocabulary
@@ -80,13 +81,13 @@ def run_train(
 def _say_next(config: RunConfig, run: RunFolder, result: Result) -> None:
     """What came out, and what to do with it."""
     if result.best:
-        print(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
-    print(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
+        say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
+    say(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
     place = shlex.quote(str(run.path))
     if config.task == "splice":
-        print(f"next: niels-gpt memorize --run {place}")
+        say(f"next: niels-gpt memorize --run {place}")
     else:
-        print(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
+        say(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
 
 
 def program(world: World) -> str:
@@ -95,15 +96,14 @@ def program(world: World) -> str:
 
 
 def exit_if_stopped(
-    signal: str | None, result: Result, run: RunFolder, *, command: str | None = None, world: World = ALONE
+    name: str | None, result: Result, run: RunFolder, *, command: str | None = None, world: World = ALONE
 ) -> None:
     """After a signal: say how to go on, and exit with 128 + its number."""
-    if signal:
+    if name:
         if world.is_main:
             again = f"{program(world)} train --run-dir {shlex.quote(str(run.path))} --resume"
-            print(f"{signal}: saved {run.latest} after {result.step} updates. Go on with")
-            print(f"  {command or again}", flush=True)
-        sys.exit(130 if signal == "SIGINT" else 143)
+            say(f"{name}: saved {run.latest} after {result.step} updates. Go on with\n  {command or again}")
+        sys.exit(128 + signal.Signals[name])
 
 
 def train_and_report(
@@ -123,8 +123,9 @@ def train_and_report(
     task = world.in_turn(lambda: open_task(config))
     if world.is_main:
         show_sources(task)
+    result: Result | None = None
     try:
-        return train(
+        result = train(
             config,
             run,
             task=task,
@@ -135,11 +136,26 @@ def train_and_report(
             allow_config_change=allow_config_change,
             report=reporter() if world.is_main else None,
         )
+        return result
     finally:
         # Where another process has failed, torchrun ends this one at once: it shall say why rather than draw.
         if world.size == 1 or (world.is_main and sys.exc_info()[0] is None):
-            with contextlib.suppress(OSError):  # a full disk has said so already
+            stopping = _deaf() if result is not None and result.signal else contextlib.nullcontext()
+            with stopping, contextlib.suppress(OSError, ImportError, MemoryError):  # a full disk has said so already
                 plot_losses(run)
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """No signal ends the block: one has come already, and how to go on is still to be said."""
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequence[str] = ()) -> RunConfig:
@@ -170,6 +186,6 @@ def show_sources(task: DataTask) -> None:
     for row in task.describe():
         sizes = (f"{count(size)}{row.unit}" for size in (row.train, row.held_out))
         table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
-    Console(highlight=False).print(table)
+    Console(highlight=False, file=lasting_output()).print(table)
     for note in task.notes():
-        print(note)
+        say(note)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from niels_gpt.inference import cuda_slots
-from niels_gpt.inference.engine import Engine, check_prompt
+from niels_gpt.inference.engine import Engine
+from niels_gpt.inference.request import new_tokens, prompt_ids
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.int8 import one_token
@@ -37,11 +38,11 @@ class Decoder:
         generators: Generators = None,
         use_cache: bool = True,
     ) -> None:
-        """Raises ValueError for an empty prompt or an id outside the vocabulary."""
-        _check(model, prompts, max_new_tokens)
+        """Raises ValueError for an empty prompt, what is no id of the vocabulary, and max_new_tokens that are no
+        integer from 0 to `config.MOST_TOKENS`."""
         self.model = model
-        self.max_new_tokens = max_new_tokens
-        self.ids = [list(prompt) for prompt in prompts]
+        self.max_new_tokens = new_tokens(max_new_tokens, 0)
+        self.ids = _ids(prompts, model)
         self.active = list(range(len(prompts)))
         self._sampling = sampling
         self._use_cache = (
@@ -50,7 +51,7 @@ class Decoder:
         self._cache: KVCache | None = None
         self._cached: list[int] = []  # the rows of the cache, in its order
         self._one_token = one_token(model) if self._use_cache else None
-        self._uniform = _draw(len(prompts), max_new_tokens, generators, sampling)  # (rows, steps)
+        self._uniform = _draw(len(prompts), self.max_new_tokens, generators, sampling)  # (rows, steps)
         self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # the rows of the last step, their tokens
         self._step = 0
 
@@ -138,12 +139,12 @@ class EngineDecoder:
         generators: Generators = None,
     ) -> None:
         """Raises ValueError as Decoder does."""
-        _check(model, prompts, max_new_tokens)
+        ids, number = _ids(prompts, model), new_tokens(max_new_tokens, 0)
         self._engine = Engine(model, slots=min(len(prompts), MOST_ROWS))
-        self.active = list(range(len(prompts))) if max_new_tokens else []
-        uniform = _draw(len(prompts), max_new_tokens, generators, sampling)
+        self.active = list(range(len(prompts))) if number else []
+        uniform = _draw(len(prompts), number, generators, sampling)
         self._requests = [
-            self._engine.add(prompts[row], max_new_tokens=max_new_tokens, sampling=sampling, uniform=uniform[row])
+            self._engine.add(ids[row], max_new_tokens=number, sampling=sampling, uniform=uniform[row])
             for row in self.active
         ]
 
@@ -190,11 +191,8 @@ def decoder_for(
     )
 
 
-def _check(model: GPT, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    for i, prompt in enumerate(prompts):
-        check_prompt(prompt, model.config.V, f"prompt {i}")
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+def _ids(prompts: Sequence[Sequence[int]], model: GPT) -> list[list[int]]:
+    return [prompt_ids(prompt, model.config.V, f"prompt {i}") for i, prompt in enumerate(prompts)]
 
 
 def _draw(rows: int, steps: int, generators: Generators, sampling: Sampling) -> torch.Tensor:

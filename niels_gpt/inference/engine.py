@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from niels_gpt.inference import cuda_slots
-from niels_gpt.inference.request import End, Event, Request
+from niels_gpt.inference.request import End, Event, Request, new_tokens, prompt_ids
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.inference.slots import Flight, PlainSlots, Slots
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.mode import evaluating
+from niels_gpt.model.mode import at_rest, evaluating
 
 
 class Engine:
@@ -65,21 +65,20 @@ class Engine:
         """Queue a prompt. It ends after max_new_tokens, or with the first token that is one of `stop`.
 
         The numbers that sampling needs are drawn now: from `generator`, or one of its own with this `seed`, or torch's
-        default one. Raises ValueError for an empty prompt, ids outside the vocabulary, and max_new_tokens below 1.
+        default one. Raises ValueError for an empty prompt, what is no id of the vocabulary, and max_new_tokens that are
+        no integer from 1 to `config.MOST_TOKENS`.
         """
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        ids, number = prompt_ids(prompt, self.model.config.V), new_tokens(max_new_tokens, 1)
         if generator is not None and seed is not None:
             raise ValueError("a generator and a seed exclude each other: give one of them")
         sampling = sampling or Sampling()
-        check_prompt(prompt, self.model.config.V)
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
         if sampling.temperature == 0.0:
-            uniform = torch.zeros(max_new_tokens, dtype=torch.float64)
+            uniform = torch.zeros(number, dtype=torch.float64)
         else:
-            uniform = torch.rand(max_new_tokens, generator=generator, dtype=torch.float64)
-        return self.add(prompt, max_new_tokens=max_new_tokens, sampling=sampling, uniform=uniform, stop=stop)
+            uniform = torch.rand(number, generator=generator, dtype=torch.float64)
+        return self.add(ids, max_new_tokens=number, sampling=sampling, uniform=uniform, stop=stop)
 
     def add(
         self,
@@ -119,7 +118,7 @@ class Engine:
             self._graphs_to_come = self._graphs is None
         if self._graphs is not None and self._graphs.settled:
             self._switch()
-        with evaluating(self.model) if self.model.training else contextlib.nullcontext():
+        with contextlib.nullcontext() if at_rest(self.model) else evaluating(self.model):
             self._read()
             flights = self._launch()
         if flights:
@@ -250,11 +249,3 @@ class Engine:
                 self._end(request, why)
             events.append(Event(request, tokens, why))
         return events
-
-
-def check_prompt(prompt: Sequence[int], V: int, name: str = "the prompt") -> None:
-    """Raise ValueError for an empty prompt or an id outside the vocabulary."""
-    if not prompt:
-        raise ValueError(f"{name} is empty: give at least one token to continue")
-    if not 0 <= min(prompt) <= max(prompt) < V:
-        raise ValueError(f"{name} has an id outside the vocabulary 0..{V - 1}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
+from niels_gpt.config import MOST_TOKENS, whole
 from niels_gpt.inference.sampling import Sampling
 
 End = Literal["stop", "length", "cancelled"]
@@ -41,6 +43,20 @@ class Request:
     def landed(self) -> int:
         """How many new tokens are there."""
         return len(self.ids) - self.prompt_length
+
+
+def prompt_ids(prompt: Iterable[int], V: int, name: str = "the prompt") -> list[int]:
+    """The ids of a prompt as ints. Raises ValueError for an empty one and for what is no id of the vocabulary."""
+    what = f"{name}: an id of the vocabulary"
+    ids = [whole(what, i, 0, V - 1) for i in prompt]
+    if not ids:
+        raise ValueError(f"{name} is empty: give at least one token to continue")
+    return ids
+
+
+def new_tokens(number: int, low: int) -> int:
+    """max_new_tokens as an int. Raises ValueError outside low..MOST_TOKENS."""
+    return whole("max_new_tokens", number, low, MOST_TOKENS)
 
 
 class Event(NamedTuple):

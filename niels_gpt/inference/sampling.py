@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass
 
 import torch
+
+from niels_gpt.config import whole
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,17 @@ class Sampling:
     """Only tokens with at least this share of the most likely one's probability."""
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            if value is None and name != "temperature":
+                continue
+            if not isinstance(value, numbers.Real) or isinstance(value, bool):
+                raise ValueError(f"{name} must be a number, got {value!r}")
+            object.__setattr__(self, name, float(value))
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", whole("top_k (None for all tokens)", self.top_k))
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature!r}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1 (or None for all tokens), got {self.top_k!r}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p!r}")
         if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
@@ -36,12 +47,23 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
 
     The number picks a token by the inverse of the cumulative distribution: what a row gets depends on
     its own logits and its own number alone, so decoding in a batch gives what decoding alone gives.
+    Raises FloatingPointError where the logits of a row are no distribution: nan, or infinite.
     """
     if sampling.temperature == 0.0:
-        return logits.argmax(dim=-1)
+        largest, ids = logits.max(dim=-1)
+        _check_finite(largest)
+        return ids
     cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (B, V)
     threshold = uniform.to(cumulative)[:, None] * cumulative[:, -1:]
+    _check_finite(threshold)
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
+
+
+def _check_finite(row_values: torch.Tensor) -> None:
+    if not math.isfinite(row_values.sum().item()):  # a third of what isfinite().all() takes
+        raise FloatingPointError(
+            "the model gives no probabilities (nan or infinite logits): its weights are broken, take another checkpoint"
+        )
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

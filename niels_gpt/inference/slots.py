@@ -126,7 +126,12 @@ class PlainSlots:
         if not self._rows:
             return None
         last = torch.tensor([request.ids[-1] for request in self._rows], device=self._model.device)
-        return self._chosen(list(self._rows), self._one_token(last, self._cache))
+        lengths = self._cache.lengths
+        try:
+            return self._chosen(list(self._rows), self._one_token(last, self._cache))
+        except BaseException:
+            self._cache.lengths = lengths  # nobody has got a token: the next call begins where this one did
+            raise
 
     def window(self, requests: list[Request]) -> Flight | None:
         ids = torch.tensor([request.ids[-self._model.config.T :] for request in requests], device=self._model.device)

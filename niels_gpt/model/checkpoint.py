@@ -13,7 +13,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ def save_checkpoint(
         "config": config,
         "extra": _plain(extra or {}),
     }
+    if problem := wrong_kind(payload):
+        raise TypeError(f"cannot write {path}: its {problem}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.writing(path) as file:
         _check_readable({key: value for key, value in payload.items() if key != "model"})
@@ -140,7 +142,21 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
     if missing:
         raise CheckpointError(f"{path} is no niels-gpt checkpoint: it has no {', '.join(sorted(missing))}")
     payload.setdefault("extra", {})
+    if problem := wrong_kind(payload):
+        raise CheckpointError(f"{path} is no niels-gpt checkpoint: its {problem}")
     return payload
+
+
+def wrong_kind(content: Mapping[str, Any]) -> str | None:
+    """What is wrong with the entries of a checkpoint, whatever its model is; None if nothing is."""
+    if type(content["step"]) is not int or content["step"] < 0:
+        return "step is no integer of at least 0"
+    for name in ("config", "extra"):
+        if not isinstance(content[name], dict):
+            return f"{name} is no dict"
+    if not isinstance(content["optimizer"], dict | None):
+        return "optimizer state is neither a dict nor None"
+    return None if isinstance(content["extra"].get("data", {}), dict) else "extra has data that is no dict"
 
 
 def _check_archive(path: Path) -> None:
@@ -163,30 +179,85 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
 
 
 def build_model(config: dict[str, Any], state: dict[str, Any], *, where: str) -> GPT:
-    """The model of a config with these weights. Raises CheckpointError where they do not belong together."""
+    """The model of a config with these weights. Raises CheckpointError where they do not belong together.
+
+    They are compared before anything is made: a config can ask for any amount of memory and any number of layers.
+    """
+    made = model_config(config, where=where)
+    _compare(weight_shapes(made), state, where=where)
     try:
+        # T is in no weight. Memory that is asked for and not touched costs nothing: RoPE's tables need about as much.
+        torch.empty(2, made.T, made.D, dtype=torch.float64)
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn and overwritten: move no generator
-            model = GPT(config)
-    except (ValueError, TypeError) as err:
-        raise CheckpointError(f"{where} has a config that makes no model: {err}") from err
-    load_weights(model, state, where=where)
+            model = GPT(made)
+    except (RuntimeError, TypeError) as err:  # torch's words for too much, and for more than 64 bits
+        raise CheckpointError(f"{where} does not fit in memory: its config has model.T={made.T}") from err
+    model.load_state_dict(dict(state))
     return model
+
+
+def model_config(config: dict[str, Any], *, where: str) -> ModelConfig:
+    """The ModelConfig of a checkpoint. Raises CheckpointError where it is none."""
+    try:
+        return ModelConfig.of(config)
+    except (ValueError, TypeError, RuntimeError) as err:  # RuntimeError: a tensor where a number is expected
+        raise CheckpointError(f"{where} has a config that makes no model: {err}") from err
+
+
+def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of what the state dict of a GPT holds, in its order, without making one."""
+    V, C, wide = config.V, config.C, config.d_ff
+    yield "tok_emb.weight", (V, C)
+    if config.positions == "learned":
+        yield "pos_emb.weight", (config.T, C)
+    block = {"norm_attn": (C,), "attn.qkv": (3 * C, C), "attn.out": (C, C), "norm_mlp": (C,)}
+    block |= {"mlp.gate": (wide, C)} if config.mlp == "swiglu" else {}
+    block |= {"mlp.up": (wide, C), "mlp.down": (C, wide)}
+    for layer in range(config.L):
+        yield from ((f"blocks.{layer}.{name}.weight", shape) for name, shape in block.items())
+    yield "norm.weight", (C,)
+    yield "lm_head.weight", (V, C)
 
 
 def load_weights(model: GPT, state: dict[str, Any], *, where: str) -> None:
     """Copy a state dict into a model. Raises CheckpointError that names the first difference."""
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    check_weights(model, state, where=where)
+    model.load_state_dict(dict(state))
+
+
+def check_weights(model: GPT, state: Any, *, where: str) -> None:
+    """Raise CheckpointError, which names the first difference, where a state dict is not of this model."""
+    _compare(((name, weight.shape) for name, weight in model.state_dict().items()), state, where=where)
+
+
+def _compare(own: Iterable[tuple[str, tuple[int, ...]]], state: Any, *, where: str) -> None:
+    """`check_weights` with the names and shapes of a model, which are taken one by one until there is a difference."""
+    if not isinstance(state, dict):
         raise CheckpointError(f"{where} holds no weights: expected a dict of tensors")
-    own = model.state_dict()
-    for name in own:
+    strange = next((name for name, value in state.items() if not is_dense(value)), None)
+    if strange is not None:
+        raise CheckpointError(f"{where} holds no weights: {strange} is no dense tensor of floats")
+    known = set()
+    for name, shape in own:
         if name not in state:
             raise CheckpointError(f"{where} is of another architecture: it has no weight {name}")
-        if state[name].shape != own[name].shape:
+        if state[name].shape != shape:
             raise CheckpointError(
                 f"{where} is of another architecture: {name} has shape {tuple(state[name].shape)}, "
-                f"the model's is {tuple(own[name].shape)}"
+                f"the model's is {tuple(shape)}"
             )
-    extra = [name for name in state if name not in own]
+        known.add(name)
+    extra = [name for name in state if name not in known]
     if extra:
         raise CheckpointError(f"{where} is of another architecture: the model has no weight {extra[0]}")
-    model.load_state_dict(state)
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a value is a tensor of floats that are all there: none that is sparse, nested, quantised or on `meta`."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.layout is torch.strided
+        and not value.is_nested
+        and not value.is_meta
+    )

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from niels_gpt import files
+from niels_gpt.model.checkpoint import wrong_kind
 from niels_gpt.model.errors import CheckpointError
 
 HEAD = "checkpoint.json"
@@ -71,17 +72,20 @@ def read_head(folder: Path, *, verify: bool = True) -> dict[str, Any]:
     try:
         head: dict[str, Any] = json.loads((folder / HEAD).read_text(encoding="utf-8"))
         listed = dict(head["files"])
+        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
         if not {"step", "config", "extra", "optimizer", "tied"} <= head.keys() or METADATA not in listed:
             raise ValueError("it is incomplete")
+        if problem := wrong_kind(head) or (None if isinstance(head["tied"], dict) else "tied is no dict"):
+            raise ValueError(f"its {problem}")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no checkpoint: it has no {HEAD}") from None
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise CheckpointError(f"{folder} is damaged: {HEAD} cannot be read ({err})") from None
-    for name, entry in listed.items():
+    for name, (size, sha256) in expected.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        if not path.is_file() or path.stat().st_size != size:
             raise CheckpointError(f"{folder} is damaged: {name} is missing or cut off")
-        if verify and files.sha256_file(path) != entry["sha256"]:
+        if verify and files.sha256_file(path) != sha256:
             raise CheckpointError(f"{folder} is damaged: the checksum of {name} is wrong")
     return head
 
@@ -112,13 +116,18 @@ def read_folder(folder: Path, device: str | torch.device) -> dict[str, Any]:
     except Exception as err:  # every byte is as it was written: these were written to do harm
         raise CheckpointError(f"{folder} was refused: {err}") from err
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-    moved |= {name: moved[same] for name, same in head["tied"].items()}
+    for name, same in head["tied"].items():
+        if same not in list(tensors):
+            raise CheckpointError(f"{folder} is damaged: {name} is tied to {same}, which is not in it")
+        moved[name] = moved[same]
     found: dict[Any, Any] = {"model": {}, "optimizer": head["optimizer"]}
     for name, tensor in moved.items():
         *path, last = (int(part) if part.isdigit() else part for part in name.split("/"))
         node = found
         for part in path:
             node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise CheckpointError(f"{folder} was refused: {name} is a place inside of something else")
         node[last] = tensor
     return {**found, **{key: head[key] for key in ("step", "config", "extra")}}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from niels_gpt.batching import Plan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import evaluate_rows
@@ -14,6 +16,7 @@ from niels_gpt.terminal import count
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
 from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
+from niels_gpt.train.engine import NO_MEMORY, no_memory
 
 SOURCES = ("wiki", "roam", "primer")
 """The sources that are always there; data.sources adds others."""
@@ -30,12 +33,13 @@ class ByteTask:
     tokenizer: AnyTokenizer = ByteTokenizer()
 
     def __init__(self, config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
-        """Raises ValueError where p_train or p_val name a source that is not there."""
+        """Raises ValueError where p_train or p_val name a source that is not there, or model.V is not for bytes."""
         for key in ("p_train", "p_val"):
             missing = [name for name, share in getattr(config.train, key).items() if share and name not in streams]
             if missing:
                 have = ", ".join(streams) or "none"
                 raise ValueError(f"train.{key} names {', '.join(missing)}, but the sources are {have}")
+        _check_vocabulary(config, streams)
         self.config = config
         self.streams = streams
         self._p = {name: share for name, share in config.train.p_train.items() if share}
@@ -67,20 +71,34 @@ class ByteTask:
     def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
         """Sampled loss on the sources of p_val; the same windows every time, so that steps compare."""
         weights = {name: w for name, w in self.config.train.p_val.items() if w}
-        losses = evaluate_rows(
-            model,
-            {eval_name(name): self.streams[name]["val"].data for name in weights},
-            world.share.of(self.config.train.B),
-            eval_steps=self.config.output.eval_steps,
-            B=self.config.train.B,
-            T=self.config.model.T,
-            device=device,
-            generator=generator(self.config.train.seed, "eval"),
-        )
+        losses = self._losses(model, device, list(weights), world.share.of(self.config.train.B))
         if world.size > 1:  # shares of the same size
             means = world.total(*losses.values())
             losses = {name: float(mean) / world.size for name, mean in zip(losses, means, strict=True)}
         return losses, sum(w * losses[eval_name(name)] for name, w in weights.items())
+
+    def _losses(self, model: GPT, device: str, names: list[str], rows: slice) -> dict[str, float]:
+        """Of these rows of every batch, in halves where they do not fit into memory at once."""
+        try:
+            return evaluate_rows(
+                model,
+                {eval_name(name): self.streams[name]["val"].data for name in names},
+                rows,
+                eval_steps=self.config.output.eval_steps,
+                B=self.config.train.B,
+                T=self.config.model.T,
+                device=device,
+                generator=generator(self.config.train.seed, "eval"),
+            )
+        except NO_MEMORY as err:  # what it still holds is free only after this block
+            if not no_memory(err) or rows.stop - rows.start < 2:
+                raise
+        middle = (rows.start + rows.stop) // 2
+        first, second = (
+            self._losses(model, device, names, part) for part in (slice(rows.start, middle), slice(middle, rows.stop))
+        )
+        share = (middle - rows.start) / (rows.stop - rows.start)
+        return {name: share * first[name] + (1 - share) * second[name] for name in first}
 
     def fingerprint(self) -> dict[str, str]:
         return {name: self.streams[name]["train"].sha256 for name in self._p}
@@ -111,6 +129,20 @@ class ByteTask:
                 )
             )
         return rows
+
+
+def _check_vocabulary(config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
+    """Raise ValueError where the model cannot read a byte of the streams, or has ids that are no bytes."""
+    V = config.model.V
+    if V > 256:
+        raise ValueError(f"model.V={V}, but bytes have 256 ids: set model.V=256")
+    if V == 256:
+        return
+    read = {f"the stream {name}": stream.data for name, parts in streams.items() for stream in parts.values()}
+    read["output.sample_prompt"] = config.output.sample_prompt.encode("utf-8")
+    largest, name = max((int(np.frombuffer(data, np.uint8).max(initial=0)), name) for name, data in read.items())
+    if largest >= V:
+        raise ValueError(f"model.V={V}, but the largest byte is {largest} (of {name}): set model.V=256")
 
 
 def places(cfg: StreamBuildConfig) -> dict[str, str]:

@@ -160,8 +160,8 @@ def open_world(device: str = "auto") -> Iterator[World]:
         yield World(device=resolve_device(device), restarts=restarts)
         return
     rank, local = _variable("RANK"), _variable("LOCAL_RANK")
-    own = own_device(resolve_device(device), local)
     try:
+        own = own_device(resolve_device(device), local)
         with _lost(size):
             control = _connect(own, rank, size, restarts)
             yield World(rank, size, own, restarts, control)

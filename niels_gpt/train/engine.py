@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from niels_gpt.config import RunConfig
+from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.device import check_precision
 from niels_gpt.model import fp8
 from niels_gpt.model.gpt import GPT
@@ -34,6 +34,64 @@ WARM_UP = 3
 
 class OutOfMemory(ValueError):
     """The device had no room for an update; the weights are those from before it."""
+
+
+NO_MEMORY = (RuntimeError, MemoryError)
+"""What is raised where there is no room, on a GPU or for this process; and for much else: see `no_memory`."""
+
+
+def no_memory(err: Exception) -> bool:
+    """Whether an error says that there was no room."""
+    signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "a primitive")  # the last is all that oneDNN says
+    return isinstance(err, torch.OutOfMemoryError | MemoryError) or any(sign in str(err) for sign in signs)
+
+
+@contextlib.contextmanager
+def needing_memory(what: str, error: type[ValueError] = OutOfMemory) -> Iterator[None]:
+    """Raise `error` where the block finds no memory, with what it was needed for."""
+    try:
+        yield
+    except NO_MEMORY as err:
+        if not no_memory(err):
+            raise
+        raise error(f"no memory is left for {what}") from err
+
+
+def check_size(config: RunConfig, *, processes: int = 1) -> None:
+    """Raise ValueError for a model or a batch that the memory of this machine could never hold."""
+    have, rows, T = machine_memory(), config.train.B // processes, config.model.T
+    for what, size, remedy in (
+        (f"a model of {weights_text(config.model)}", 4 * number_of_weights(config.model), "a smaller model"),
+        (f"a batch of {rows:,} rows of T={T:,} ({_gib(16 * rows * T)})", 16 * rows * T, "a smaller train.B or T"),
+    ):
+        if size > have:
+            raise ValueError(f"{what} does not fit into the memory of this machine ({_gib(have)}): take {remedy}")
+
+
+def machine_memory() -> int:
+    """Bytes of this machine, or of the limit of this process (ulimit -v)."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return whole if limit == resource.RLIM_INFINITY else min(whole, limit)
+
+
+def number_of_weights(config: ModelConfig) -> int:
+    """Of a GPT that need not be built for it."""
+    block = 4 * config.C**2 + (3 if config.mlp == "swiglu" else 2) * config.C * config.d_ff + 2 * config.C
+    positions = config.T * config.C if config.positions == "learned" else 0
+    return config.V * config.C + positions + config.L * block + config.C
+
+
+def weights_text(config: ModelConfig) -> str:
+    """3,213,824 weights (0.01 GiB)."""
+    number = number_of_weights(config)
+    return f"{number:,} weights ({_gib(4 * number)})"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size < 2**40 else f"{size // 2**30:,} GiB"
 
 
 class Update(NamedTuple):
@@ -110,16 +168,20 @@ class Engine:
 
     def update(self, batch: Batch, *, step: int, lr: float) -> Update:
         """Learn from a batch. Raises OutOfMemory, or ValueError if already the first batch does not fit."""
-        if self._world.size > 1 and not (self._done or self._sharded):
-            self._rehearse(batch)
         set_lr(self.optimizer, lr)
         rank = [self._world.rank] if self._world.rank else []  # other masks for other rows
-        set_seed(derive_seed(self.config.train.seed, "dropout", step, *rank))
+        seed = derive_seed(self.config.train.seed, "dropout", step, *rank)
         if self._graph is not None and self._graph.takes(batch):
+            set_seed(seed)
             return self._graph.replay(batch)
         try:
+            if self._world.size > 1 and not (self._done or self._sharded):
+                self._rehearse(batch)
+            set_seed(seed)
             made = self._step(batch)
-        except torch.OutOfMemoryError:
+        except NO_MEMORY as err:
+            if not no_memory(err):
+                raise
             made = None  # what the error still holds is free only after this block
         if made is None:
             self._free()
@@ -137,7 +199,9 @@ class Engine:
         with self.arithmetic():
             loss = self._backward(batch)
         norm = clip_gradients(self.model.parameters(), self.config.train.clip_norm)
-        self.optimizer.step()
+        what = f"what {self.config.train.optimizer} keeps of {weights_text(self.config.model)}: take a smaller model"
+        with needing_memory(what, ValueError):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return Update(loss, norm.detach())
 
@@ -147,10 +211,8 @@ class Engine:
             loss = self._gradients(batch)
             self._compile_works = self._compiled is not None
             return loss
-        except torch.OutOfMemoryError:
-            raise
         except Exception as err:  # what it still holds is free only after this block
-            if not self._compile or self._compile_works:
+            if not self._compile or self._compile_works or no_memory(err):
                 raise
             why = _first_line(err)
         self._compile = False
@@ -221,7 +283,7 @@ class Engine:
             self._note(f"{rows} rows do not fit into the device's memory at once: {parts} parts of {rows // parts} do")
             return
         raise ValueError(
-            f"not even one row of T={self.config.model.T} fits into the memory of {self.device}: "
+            f"not even one row of T={self.config.model.T} fits into the memory of {self.device} ({self._memory()}): "
             "take a smaller model or T, or engine.checkpoint_activations=true"
         )
 
@@ -231,17 +293,23 @@ class Engine:
         try:
             with self.arithmetic():
                 self._backward(batch)
-        except torch.OutOfMemoryError:
+        except NO_MEMORY as err:
+            if not no_memory(err):
+                raise
             fits = False  # what the error still holds is free only after this block
         self._free()
         return fits
 
     def _no_room(self, batch: Batch, parts: int | None = None) -> str:
-        parts = parts or self.parts
-        free, whole = (amount / 2**30 for amount in torch.cuda.mem_get_info(self.device))
-        rows = -(-len(batch.x) // parts)
+        rows = -(-len(batch.x) // (parts or self.parts))
         size = f"{rows} rows of T={batch.x.shape[1]} at once"
-        return f"{self.device} is out of memory ({whole:.0f} GiB, {free:.1f} free) with {size};"
+        return f"{self.device} is out of memory ({self._memory()}) with {size};"
+
+    def _memory(self) -> str:
+        if not self._cuda:
+            return _gib(machine_memory())
+        free, whole = (amount / 2**30 for amount in torch.cuda.mem_get_info(self.device))
+        return f"{whole:.0f} GiB, {free:.1f} free"
 
     def _free(self) -> None:
         """After a failed update: no gradients, and no memory kept for it."""

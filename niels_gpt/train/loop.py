@@ -24,7 +24,7 @@ from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, generator, set_seed
 from niels_gpt.train.distributed import ALONE, World, check_rows, check_same
-from niels_gpt.train.engine import Engine, OutOfMemory, deterministic
+from niels_gpt.train.engine import Engine, OutOfMemory, check_size, deterministic, needing_memory, weights_text
 from niels_gpt.train.feeder import Feeder
 from niels_gpt.train.meter import Meter, flops_per_token
 from niels_gpt.train.optimizer import make_optimizer
@@ -74,7 +74,8 @@ def train(
 
     Raises ValueError before any work for a config that does not fit, a folder that holds a run already
     (or none, to resume), other data or another config than the checkpoint's; TrainingDiverged for a NaN
-    or infinite loss; OSError when the disk is full. What was saved before stays usable in every case.
+    or infinite loss; OSError when the disk is full. What was saved before stays usable in every case, and a new run
+    that ends in ValueError before its first update leaves the folder free.
     """
     report = report if report is not None and world.is_main else Silent()
     with world.together():
@@ -89,12 +90,14 @@ def train(
                 _check_folder(run, resume)  # another process may have been here since
         held.enter_context(deterministic(config.engine.deterministic, device))
         caught = held.enter_context(_signals())
-        state = _start(config, device, world)
-        if resume:
-            restore(state, config, task, run, device, allow_data_change, allow_config_change, report, world)
+        with needing_memory(f"a model of {weights_text(config.model)} on {device}: take a smaller one"):
+            state = _start(config, device, world)
+            if resume:
+                restore(state, config, task, run, device, allow_data_change, allow_config_change, report, world)
+            with world.together():
+                if config.init_from and state.step == 0:
+                    initialise(state, config, task, device)
         with world.together():
-            if config.init_from and state.step == 0:
-                initialise(state, config, task, device)
             engine = Engine(
                 state.model, state.optimizer, config, device, world=world, module=state.module, note=report.note
             )
@@ -107,7 +110,12 @@ def train(
                 log = held.enter_context(contextlib.closing(MetricsLog(run.metrics_path)))
         report.start(first=state.step, total=config.train.total_steps)
         held.callback(report.close)
-        return _loop(state, config, task, run, device, engine, world, log, report, caught)
+        try:
+            return _loop(state, config, task, run, device, engine, world, log, report, caught)
+        except ValueError:
+            if world.is_main and state.step == 0 and not resume:
+                run.release()
+            raise
 
 
 def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World = ALONE, resume: bool = False) -> None:
@@ -115,11 +123,15 @@ def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World 
     lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
     check_rows(config, world)
     check_precision(config.train.precision, device)
+    check_size(config, processes=world.size)
     if world.is_main:
         _check_folder(run, resume)
 
 
 def _check_folder(run: RunFolder, resume: bool) -> None:
+    there = next(path for path in (run.path, *run.path.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file, so no run can be in {run.path}: choose another --run-dir")
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:
@@ -171,6 +183,14 @@ def _loop(
         if numbered and state.sharded:
             run.save_sharded(*sharded_content(state, extra), world, keep=out.keep)
 
+    def rescued(err: OutOfMemory, options: str) -> OutOfMemory:
+        """The error with how to go on; what was learned is saved, unless other processes wait in the midst of it."""
+        saved = ""
+        if not several:
+            save(state.model, numbered=True, best=False)
+            saved = f" saved {run.latest} after {state.step} updates:"
+        return OutOfMemory(f"{err}{saved} go on with --resume and {options}")
+
     def make(step: int) -> Batch:
         return task.batch(step, "cpu", *(other.share for other in several))
 
@@ -184,16 +204,16 @@ def _loop(
                 min_lr=settings.min_lr,
             )
             meter.begin()
-            batch = feeder.next()
+            with needing_memory(f"a batch of {settings.B} rows of T={config.model.T}: take a smaller train.B"):
+                batch = feeder.next()
             meter.fed()
             try:
                 made = engine.update(batch, step=state.step, lr=lr)
             except OutOfMemory as err:
                 tell(meter.drain())
-                if not several:  # else the others are in the midst of the update, and wait
-                    save(state.model, numbered=True, best=False)
-                    err = OutOfMemory(f"{err} saved {run.latest} after {state.step} updates:")
-                raise OutOfMemory(f"{err} go on with --resume and --set train.accumulate={2 * engine.parts}") from err
+                more = next((n for n in range(engine.parts + 1, settings.B + 1) if settings.B % n == 0), None)
+                option = f"train.accumulate={more}" if more else "engine.checkpoint_activations=true"
+                raise rescued(err, f"--set {option}") from err
             supervised = None if batch.segments is None else (batch.targets != -100).sum()  # the rest is filler
             lines = meter.end(state.step, lr, made.loss, made.norm, tokens=batch.x.numel(), supervised=supervised)
             state.step += 1
@@ -211,8 +231,12 @@ def _loop(
             model = whole_model(state.model) if evaluating or sampling else state.model
             improved = False
             if evaluating:
-                with engine.evaluating():
-                    evals, value = task.evaluate(model, device, *several)
+                try:
+                    with engine.evaluating(), needing_memory("the evaluation;"):
+                        evals, value = task.evaluate(model, device, *several)
+                except OutOfMemory as err:
+                    tell([line])
+                    raise rescued(err, f"--allow-config-change --set train.B={max(settings.B // 2, 1)}") from err
                 if log is not None and not math.isfinite(value):
                     what = f"the validation loss became {value} after step {state.step - 1}"
                     raise _diverged(run, state.step - 1, what)
@@ -221,12 +245,16 @@ def _loop(
                 if improved:
                     state.best = {"step": state.step, "loss": value}
             tell([line])
-            if sampling and world.is_main:
-                _write_sample(model, state.step, config, task, run)
             if due and log is not None:
                 log.sync()
             if due or improved:
                 save(model, numbered=due, best=improved)
+            if sampling and world.is_main:  # after the save: what it fails of costs no update
+                try:
+                    with needing_memory("the sample text;"):
+                        _write_sample(model, state.step, config, task, run)
+                except OutOfMemory as err:
+                    raise rescued(err, "--set output.sample_every=0") from err
             del model  # of a sharded run a whole copy
             world.barrier()  # here it may take long; in the exchange of an update it may not
             if stopping and not last:
@@ -271,7 +299,10 @@ def _write_sample(model: GPT, step: int, config: RunConfig, task: Task, run: Run
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Names of the SIGINT or SIGTERM that came; a second Ctrl-C interrupts at once."""
+    """Names of the SIGINT, SIGTERM or SIGHUP that came; a second Ctrl-C interrupts at once.
+
+    One that is ignored stays so: nohup asks for that.
+    """
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -282,7 +313,8 @@ def _signals() -> Iterator[list[str]]:
             raise KeyboardInterrupt
         caught.append(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in wanted}
     try:
         yield caught
     finally:

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from niels_gpt.terminal import count, duration
+
+
+class _Lasting:
+    """A stream that falls silent when nobody reads it any more: a closed pipe, a lost terminal."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._hush()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._hush()
+
+    def _hush(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())  # so that what is still in a buffer has a way to go
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def lasting_output() -> IO[str]:
+    """Standard output for those who go on when nobody listens."""
+    return cast("IO[str]", _Lasting(sys.stdout))
+
+
+def say(text: str) -> None:
+    """Print a line, to whoever is there."""
+    print(text, file=lasting_output(), flush=True)
 
 
 class Reporter(Protocol):
@@ -50,10 +89,10 @@ class PlainLines:
         last = self._clock.done == self._clock.total
         if "evals" in line or last or time.monotonic() - self._shown >= self._every:
             self._shown = time.monotonic()
-            print(f"step {self._clock.done}/{self._clock.total}  {self._clock.text(line)}", flush=True)
+            say(f"step {self._clock.done}/{self._clock.total}  {self._clock.text(line)}")
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        say(text)
 
     def close(self) -> None: ...
 
@@ -65,7 +104,7 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._console = Console()
+        self._console = Console(file=lasting_output())
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),

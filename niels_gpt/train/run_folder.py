@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -59,6 +60,11 @@ class RunFolder:
         if isinstance(tokenizer, Tokenizer):
             files.write_bytes(self.tokenizer_path, tokenizer.model)
 
+    def release(self) -> None:
+        """Let a run that has learned nothing leave the folder to the next."""
+        for path in (self.config_path, self.tokenizer_path, self.metrics_path):
+            path.unlink(missing_ok=True)
+
     def read_config(self) -> RunConfig:
         """Raises ValueError where there is no run."""
         if not self.exists:
@@ -68,12 +74,14 @@ class RunFolder:
     # --- metrics ---------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; one that a kill has torn is left out."""
+        """The lines of metrics.jsonl; what is none of a step, such as one that a kill has torn, is left out."""
         lines = []
         if self.metrics_path.exists():
-            for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
+            for text in self.metrics_path.read_bytes().splitlines():
                 with contextlib.suppress(ValueError):
-                    lines.append(json.loads(line))
+                    line = json.loads(text.decode("utf-8"))
+                    if isinstance(line, dict) and isinstance(line.get("step"), int):
+                        lines.append(line)
         return lines
 
     def keep_metrics_before(self, step: int) -> None:
@@ -217,19 +225,35 @@ def _remove(path: Path) -> None:
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl; each is on its way to the disk when `write` returns."""
+    """Appends lines to metrics.jsonl; each is on its way to the disk when `write` returns.
+
+    Raises OSError that names the file and says how to go on.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        with self._named():
+            self._file = path.open("ab", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        rest = (json.dumps(line) + "\n").encode("utf-8")
+        with self._named():
+            while rest:  # a disk may take a part, and refuse the rest
+                rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Make all lines durable; called with every checkpoint."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._named():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as err:
+            full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            remedy = "; what was saved is intact: free some space, and go on with --resume" if full else ""
+            raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err

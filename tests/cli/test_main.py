@@ -11,7 +11,8 @@ import torch
 import niels_gpt
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import load_config
-from tests.cli import call, error_of
+from tests.cli import SMALL, call, data, error_of
+from tests.train import write_texts
 
 ROOT = Path(__file__).parents[2]
 ROAM_ONLY = "--set 'train.p_train={roam: 1.0}' --set 'train.p_val={roam: 1.0}'"
@@ -152,8 +153,70 @@ def test_a_seed_that_is_too_large(capsys, tmp_path):
 
     model = GPT({"T": 8, "C": 4, "L": 1, "H": 1, "dropout": 0.0})
     save_checkpoint(tmp_path / "m.pt", model, None, 0, model.config)
-    assert call("generate", "hello", "--checkpoint", "m.pt", "--seed", 2**64) in (1, 2)
-    assert "Traceback" not in capsys.readouterr().err
+    for seed in (2**64, 2**63, -1):
+        assert call("generate", "hello", "--checkpoint", "m.pt", "--max-tokens", 2, "--seed", seed) == 2
+        errors = capsys.readouterr().err
+        assert "--seed" in errors
+        assert str(2**63 - 1) in errors or seed < 0
+    assert call("generate", "hello", "--checkpoint", "m.pt", "--max-tokens", 2, "--seed", 2**63 - 1) == 0
+
+
+@pytest.mark.parametrize("command", ["generate hello", "chat"])
+def test_a_text_that_is_too_long(capsys, command):
+    assert call(*command.split(), "--checkpoint", "m.pt", "--max-tokens", 10**12) == 2
+    errors = capsys.readouterr().err
+    assert "--max-tokens" in errors
+    assert "1000000" in errors
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --roam ''",
+        "train --roam= --steps 1",
+        "train --run-dir ''",
+        "train --config '' --steps 1",
+        "demo --run-dir ''",
+        "pipeline --token-cache ''",
+        "eval --checkpoint=",
+        "audit m.pt --notes ''",
+        "memorize --text ''",
+        "cache build roam --cache-dir ''",
+        "data show roam --path ''",
+    ],
+)
+def test_an_empty_place_is_not_this_folder(capsys, tmp_path, command):
+    words = shlex.split(command)
+    option = next(word.rstrip("=") for word in words if word.startswith("--"))
+    assert call(*words) == 1
+    assert error_of(capsys) == f"the value of {option} is empty: give one, or leave {option} out"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_value_may_be_empty_within_a_word(capsys, tmp_path):
+    """`--set` has values of its own, and what follows -- are no options."""
+    assert call("train", "--set=output.sample_prompt=a=", "--set", "output.keep=2", "--print-config") == 0
+    assert "sample_prompt: a=" in capsys.readouterr().out
+    assert call("generate", "--checkpoint", "none.pt", "--", "") == 1
+    assert "the prompt is empty" in error_of(capsys)
+
+
+def test_a_place_whose_name_is_of_another_encoding(capsys, tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    assert call("train", "--roam", os.fsdecode(b"caf\xe9"), "--print-config") == 1
+    message = error_of(capsys)
+    assert "data.roam is not utf-8, got 'caf\\udce9': rename the place" in message
+    assert len(message) < 200
+
+
+def test_another_model_for_a_resumed_run(capsys, tmp_path):
+    texts = write_texts(tmp_path / "texts")
+    assert call("train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "out") == 0
+    capsys.readouterr()
+    assert call("train", "--run-dir", "out", "--resume", "--set", "model.C=32") == 1
+    message = error_of(capsys).splitlines()[-1]
+    assert "model.C was 16, is 32" in message
+    assert "start a new run for another model" in message
 
 
 def test_debug_shows_the_traceback(monkeypatch):

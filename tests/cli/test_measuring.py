@@ -1,6 +1,8 @@
 import json
 import math
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,20 @@ def test_eval_of_one_checkpoint(capsys):
     assert result["checkpoint"] == "runs/small/checkpoints/latest.pt"
 
 
+def test_eval_of_own_sources_scores_no_others(tmp_path, monkeypatch, capsys):
+    """A run that learned from own sources only says nothing about the texts of the package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("all of it is mine, and the end of it is held out. " * 40, encoding="utf-8")
+    own = ["--set=data.sources={mine: {path: mine.txt, split: [0.8, 0.2]}, other: {path: none}}"]
+    own += ["--set=train.p_train={mine: 1}", "--set=train.p_val={mine: 1}"]
+    assert call("train", *SMALL, *own, "--steps", 1, "--run-dir", "out") == 0
+    capsys.readouterr()
+    assert call("eval", "--run", "out", "--json") == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert list(scores) == ["val_mine"]
+    assert scores["val_mine"]["bytes"] == 400 - 1
+
+
 def test_a_stride_past_the_context(capsys):
     assert call("eval", "--run", "runs/small", "--stride", 33) == 1
     assert "1..T=32" in error_of(capsys)
@@ -146,6 +162,22 @@ def test_batch_show_prints_source_document_offset_and_text_of_each_row(place, ca
             assert text.rstrip("\n") == repr(row.text)[1:-1]
             seen_strange |= "[draft]" in row.document
     assert seen_strange
+
+
+def test_batch_show_of_a_name_of_another_encoding(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    texts = write_texts(tmp_path / "texts")
+    for path in (texts / "notes").iterdir():
+        path.rename(path.parent / os.fsdecode(b"caf\xe9 " + os.fsencode(path.name)))
+    assert call("train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "out") == 0
+    for options in ([], ["--json"]):
+        capsys.readouterr()
+        sys.stdout.reconfigure(errors="strict")  # as a terminal
+        assert call("batch", "show", "--run", "out", "--step", 0, *options) == 0
+        output = capsys.readouterr().out
+        assert r"caf\udce9 note_" in output
+    wanted = [row.document for row in open_task(load_config("out/config.yaml")).origins(0)]
+    assert [row["document"] for row in json.loads(output)] == wanted
 
 
 def test_batch_show_cuts_long_texts(place, capsys):

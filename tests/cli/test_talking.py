@@ -154,6 +154,28 @@ def test_generate_with_rounded_weights(checkpoint, capsys):
     assert "--weights must be float32 or int8, got 'int4'" in error_of(capsys)
 
 
+@pytest.mark.parametrize("options", [[], ["--temperature", "0"], ["--json"], ["-n", "2"], ["--weights", "int8"]])
+def test_broken_weights_are_refused(tmp_path, capsys, monkeypatch, options):
+    model = GPT({"T": 8, "C": 4, "L": 1, "H": 1, "dropout": 0.0})
+    with torch.no_grad():
+        model.blocks[0].mlp.up.weight[0, 0] = torch.nan
+    save_checkpoint(tmp_path / "m.pt", model, None, 5, model.config)
+    assert call("generate", "hello", "--checkpoint", "m.pt", "--device", "cpu", *options) == 1
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert "weights are broken" in errors
+    typed(monkeypatch, "abc\n")
+    assert call("chat", "--checkpoint", "m.pt") == 1
+    assert "weights are broken" in error_of(capsys)
+
+
+@pytest.mark.parametrize("command", ["generate -", "chat"])
+def test_standard_input_that_is_closed(checkpoint, capsys, monkeypatch, command):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert call(*command.split(), "--checkpoint", checkpoint) == 1
+    assert "standard input is closed" in error_of(capsys)
+
+
 # --- chat --------------------------------------------------------------------------------------------
 
 

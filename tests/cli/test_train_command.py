@@ -1,9 +1,12 @@
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -96,7 +99,7 @@ def test_a_second_process_at_the_same_time(texts, tmp_path, capsys):
     assert not (tmp_path / "out/metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("folder", ["out", "a run", "a [draft] run", "it's", "[bold]"])
 def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(texts, capsys, monkeypatch, number, code, folder):
     monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), number)))
@@ -110,6 +113,36 @@ def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(texts, capsys, mo
     monkeypatch.chdir(texts.parent)
     assert call(*said[0][1:]) == 0
     assert [line["step"] for line in metric_lines(texts.parent / folder)] == list(range(9))
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_while_the_picture_is_drawn_does_not_cut_the_message(texts, capsys, monkeypatch, second):
+    monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(training, "plot_losses", lambda run: os.kill(os.getpid(), second))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
+    output, errors = capsys.readouterr()
+    assert "niels-gpt train --run-dir out --resume" in output
+    assert errors == ""
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_pipe_that_is_closed_does_not_end_the_run(texts, tmp_path):
+    command = shlex.join(["-m", "niels_gpt", "train", *SMALL, *data(texts), "--steps", "6", "--run-dir", "out"])
+    script = f"{shlex.quote(sys.executable)} {command} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert len(metric_lines(tmp_path / "out")) == 6
+    assert torch.load(tmp_path / "out/checkpoints/latest.pt", weights_only=True)["step"] == 6
+
+
+def test_an_error_of_another_process_says_whose_it_is(texts, capsys, monkeypatch):
+    for rank, begins in ((1, "rank 1: --device"), (0, "--device")):
+        for name, value in (("WORLD_SIZE", 2), ("RANK", rank), ("LOCAL_RANK", rank)):
+            monkeypatch.setenv(name, str(value))
+        assert call("train", "--run-dir", "out", "--device", "abacus") == 1
+        assert error_of(capsys).startswith(begins)
 
 
 def test_resume_with_a_changed_config(texts, tmp_path, capsys, monkeypatch):
@@ -156,8 +189,6 @@ def test_divergence_is_told_with_step_and_checkpoint(texts, tmp_path, capsys):
 
 def test_a_full_disk_names_the_checkpoint_that_could_not_be_saved(texts, tmp_path, capsys, monkeypatch):
     """And not the picture, which cannot be written either."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(
         training, "reporter", lambda: At(3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard)))
@@ -171,6 +202,51 @@ def test_a_full_disk_names_the_checkpoint_that_could_not_be_saved(texts, tmp_pat
     message = error_of(capsys)
     assert torch.load(tmp_path / "out/checkpoints/latest.pt", weights_only=True)["step"] == 2
     assert "step_00000004.pt" in message
+
+
+def test_a_full_disk_at_a_line_of_metrics_is_told_with_its_path(texts, tmp_path, capsys, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        size = (tmp_path / "out/metrics.jsonl").stat().st_size + 5  # room for a part of the next line
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    monkeypatch.setattr(training, "reporter", lambda: At(3, fill))
+    try:
+        code = call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 1
+    message = error_of(capsys)
+    assert "cannot write out/metrics.jsonl: File too large" in message
+    assert "free some space" in message
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert call("train", "--run-dir", "out", "--resume") == 0
+    assert [line["step"] for line in metric_lines(tmp_path / "out")] == list(range(9))
+
+
+def test_a_run_dir_that_is_a_file(texts, capsys):
+    assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", str(texts / "primer.txt")) == 1
+    message = error_of(capsys)
+    assert "primer.txt is a file" in message
+    assert "choose another --run-dir" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("model.V=100", "model.V=100, but the largest byte is"),
+        ("model.V=100000000000000", "weights"),
+        ("model.d_ff=1000000000000", "weights"),
+        ("train.B=9223372036854775807", "rows"),
+        ("train.B=100000000000000000000", "rows"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_before_the_folder_is_made(texts, tmp_path, capsys, option, named):
+    assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", "out", "--set", option) == 1
+    assert named in error_of(capsys)
+    assert not (tmp_path / "out").exists()
 
 
 # --- bad text ----------------------------------------------------------------------------------------

@@ -279,6 +279,9 @@ def test_prompts_are_not_changed() -> None:
         ([[1], []], "1"),
         ([[1, V]], str(V - 1)),
         ([[5], [-1]], "1"),
+        ([[5], [1, 2.0]], "prompt 1: .*got 2.0"),
+        ([[math.nan]], "got nan"),
+        ([[False]], "got False"),
     ],
 )
 def test_prompts_that_cannot_be_continued(batch: list[list[int]], message: str) -> None:
@@ -289,5 +292,8 @@ def test_prompts_that_cannot_be_continued(batch: list[list[int]], message: str) 
 def test_other_errors() -> None:
     with pytest.raises(ValueError, match="-1"):
         Decoder(model(), [[1]], max_new_tokens=-1, sampling=GREEDY)
+    for number in (10**12, 3.0, True):
+        with pytest.raises(ValueError, match=rf"max_new_tokens must be an integer from 0 to 1000000, got {number}"):
+            Decoder(model(), [[1]], max_new_tokens=number, sampling=SAMPLED)
     with pytest.raises(ValueError, match=r"2.*3"):
         Decoder(model(), [[1]] * 3, max_new_tokens=2, sampling=SAMPLED, generators=[seeded(0), seeded(1)])

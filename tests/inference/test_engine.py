@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
+from niels_gpt.config import MOST_TOKENS
+from niels_gpt.inference import slots
 from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.engine import Engine
 from niels_gpt.inference.request import Request
@@ -234,9 +238,16 @@ def test_a_model_in_training_mode_is_decoded_without_dropout_and_left_as_it_was(
     ("options", "message"),
     [
         ({"prompt": []}, "empty"),
-        ({"prompt": [0, V]}, f"vocabulary 0..{V - 1}"),
+        ({"prompt": [0, V]}, f"vocabulary must be an integer from 0 to {V - 1}, got {V}"),
         ({"prompt": [-1]}, "vocabulary"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"prompt": [5.0]}, "got 5.0"),
+        ({"prompt": [1, math.nan, 2]}, "got nan"),
+        ({"prompt": [True]}, "got True"),
+        ({"prompt": "ab"}, "got 'a'"),
+        ({"max_new_tokens": 0}, f"max_new_tokens must be an integer from 1 to {MOST_TOKENS}, got 0"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens"),
+        ({"max_new_tokens": True}, "max_new_tokens"),
         ({"seed": 1, "generator": torch.Generator()}, "exclude each other"),
     ],
 )
@@ -252,3 +263,44 @@ def test_bad_requests_are_refused_and_nothing_is_queued(options, message):
 def test_an_engine_needs_room(options):
     with pytest.raises(ValueError, match="at least 1"):
         Engine(model(), **options)
+
+
+def test_numbers_of_numpy_are_numbers():
+    engine = Engine(model())
+    prompt = np.array([3, 1, 4], dtype=np.uint16)
+    request = engine.submit(prompt, max_new_tokens=np.int64(5), sampling=SAMPLED, seed=2)
+    finish(engine)
+    assert request.tokens == alone(model(), [3, 1, 4], 5, SAMPLED, 2)
+    assert {type(i) for i in request.ids} == {int}
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 7])
+def test_a_step_that_fails_while_choosing_is_done_again(monkeypatch, failing):
+    """Nobody's tokens change: neither of those within T nor of those past it, who are chosen for separately."""
+    plain, calls = slots.choose, []
+
+    def choose(*arguments):
+        calls.append(1)
+        if len(calls) == failing:
+            raise KeyError
+        return plain(*arguments)
+
+    monkeypatch.setattr(slots, "choose", choose)
+    engine = Engine(model())
+    prompts = [[1, 2], prompt_of(T + 1, 3), [7], prompt_of(T - 3, 4)]
+    requests = [engine.submit(prompt, max_new_tokens=6, sampling=SAMPLED, seed=1) for prompt in prompts]
+    with pytest.raises(KeyError):
+        finish(engine)
+    finish(engine)
+    assert [request.tokens for request in requests] == [alone(model(), prompt, 6, SAMPLED, 1) for prompt in prompts]
+
+
+def test_a_model_that_gives_nan_is_refused():
+    torch.manual_seed(0)
+    gpt = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, dropout=0.0)).eval()
+    with torch.no_grad():
+        gpt.norm.weight[0] = math.nan
+    engine = Engine(gpt)
+    engine.submit([1, 2], max_new_tokens=3)
+    with pytest.raises(FloatingPointError, match="weights are broken"):
+        engine.step()

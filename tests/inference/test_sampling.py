@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -260,6 +261,15 @@ def test_inputs_stay_as_they_are() -> None:
         {"temperature": math.nan},
         {"top_k": 0},
         {"top_k": -5},
+        {"top_k": 1.5},
+        {"top_k": 2.0},
+        {"top_k": True},
+        {"top_k": math.nan},
+        {"temperature": True},
+        {"temperature": None},
+        {"temperature": "1"},
+        {"top_p": True},
+        {"min_p": "0.1"},
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": -0.5},
@@ -274,3 +284,23 @@ def test_numbers_out_of_range_are_named(wrong: dict[str, float]) -> None:
     (name, value), *_ = wrong.items()
     with pytest.raises(ValueError, match=rf"{name}.*{value}"):
         Sampling(**wrong)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    made = Sampling(np.float64(0.5), np.int64(3), np.float32(0.5), np.float64(0.25))
+    assert made == Sampling(0.5, 3, 0.5, 0.25)
+    assert [type(value) for value in vars(made).values()] == [float, int, float, float]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), ALL, Sampling(1.0, 2, 0.9, 0.1)])
+@pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3, [math.nan] * 3])
+def test_logits_that_are_no_distribution_are_refused(sampling: Sampling, row: list[float]) -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0], row])
+    with pytest.raises(FloatingPointError, match="weights are broken"):
+        choose(logits, sampling, torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), ALL])
+def test_a_token_that_is_ruled_out_is_no_harm(sampling: Sampling) -> None:
+    logits = torch.tensor([[-math.inf, 2.0, -math.inf]])
+    assert choose(logits, sampling, torch.tensor([0.5], dtype=torch.float64)).tolist() == [1]

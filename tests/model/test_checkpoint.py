@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig, load_checkpoint, loss_fn, save_checkpoint
-from niels_gpt.model.checkpoint import CheckpointError, load_model, read_checkpoint
+from niels_gpt.model.checkpoint import CheckpointError, load_model, load_weights, read_checkpoint, weight_shapes
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
 CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
@@ -392,6 +392,84 @@ def test_entries_of_a_wrong_kind(tmp_path: Path, entry: dict[str, Any]) -> None:
     torch.save(payload | entry, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"a\.pt"):
         load_model(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *({"step": step} for step in ("3", 3.0, -1, True, None, torch.zeros(2))),
+        *({"config": config} for config in ([], "v0")),
+        *({"extra": extra} for extra in ("text", None, [], {"data": []}, {"data": None})),
+        *({"optimizer": state} for state in ([], "text", torch.zeros(2))),
+    ],
+    ids=repr,
+)
+def test_entries_that_no_reader_can_use(tmp_path: Path, entry: dict[str, Any]) -> None:
+    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG, "extra": {}}
+    torch.save(payload | entry, tmp_path / "a.pt")
+    for read in (read_checkpoint, load_checkpoint, load_model):
+        with pytest.raises(CheckpointError, match=rf"a\.pt.*its {next(iter(entry))}") as caught:
+            read(tmp_path / "a.pt", "cpu")
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("step", "extra"), [(-1, {}), (1, {"data": [1]})])
+def test_they_are_not_written_either(tmp_path: Path, step: int, extra: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"a\.pt"):
+        save_checkpoint(tmp_path / "a.pt", make(), None, step, CONFIG, extra=extra)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_the_shapes_of_a_config_are_those_of_its_model(norm: str, mlp: str, positions: str) -> None:
+    model = make(norm=norm, mlp=mlp, positions=positions)
+    theirs = [(name, tuple(weight.shape)) for name, weight in model.state_dict().items()]
+    assert list(weight_shapes(model.config)) == theirs
+
+
+@pytest.mark.parametrize(
+    "change", [{"C": 2**40}, {"V": 2**50}, {"T": 2**50}, {"T": 2**70}, {"L": 2**20}, {"L": 2**70}, {"d_ff": 2**63}]
+)
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_a_config_larger_than_its_weights_is_not_built(tmp_path: Path, change: dict[str, int], positions: str) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "D"} | {"positions": positions}
+    save_checkpoint(tmp_path / "a.pt", make(positions=positions), None, 1, config | change)
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_model(tmp_path / "a.pt")
+
+
+def test_a_config_of_tensors(tmp_path: Path) -> None:
+    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": {**CONFIG, "D": torch.zeros(3)}}
+    torch.save(payload, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
+        load_model(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda w: w.to("meta"), lambda w: w.to_sparse(), lambda w: w.int(), lambda w: w.bool(), lambda w: w.cfloat()],
+    ids=["meta", "sparse", "int", "bool", "complex"],
+)
+def test_weights_that_are_no_numbers(tmp_path: Path, change: Any) -> None:
+    state = make().state_dict()
+    state["norm.weight"] = change(state["norm.weight"])
+    torch.save({"model": state, "optimizer": None, "step": 1, "config": CONFIG}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.pt.*norm\.weight"):
+        load_model(tmp_path / "a.pt")
+    model = make(1)
+    with pytest.raises(CheckpointError, match=r"a\.pt.*norm\.weight"):
+        load_weights(model, state, where="a.pt")
+    assert same(dict(model.state_dict()), dict(make(1).state_dict()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_of_another_precision_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
+    weights = {name: weight.to(dtype) for name, weight in make().state_dict().items()}
+    torch.save({"model": weights, "optimizer": None, "step": 1, "config": CONFIG}, tmp_path / "a.pt")
+    loaded = load_model(tmp_path / "a.pt")[0].state_dict()
+    assert same(dict(loaded), {name: weight.float() for name, weight in weights.items()})
 
 
 # --- writes are atomic -----------------------------------------------------------------------------

@@ -137,6 +137,49 @@ def test_a_head_that_is_no_head(copy):
         sharded.read_head(copy)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda head: head["files"].update({"__0_0.distcp": "text"}), "cannot be read"),
+        (lambda head: head["files"].update({"__0_0.distcp": {}}), "cannot be read"),
+        (lambda head: head["files"]["__0_0.distcp"].pop("sha256"), "cannot be read"),
+        (lambda head: head.update(tied=["model/lm_head.weight"]), "tied"),
+        (lambda head: head.update(optimizer=[]), "optimizer"),
+        (lambda head: head.update(extra=[]), "extra"),
+        (lambda head: head["extra"].update(data=[]), "data"),
+        (lambda head: head.update(config="v0"), "config"),
+        (lambda head: head.update(step="3"), "step"),
+        (lambda head: head.update(step=3.0), "step"),
+    ],
+)
+def test_a_head_of_other_kinds(copy, change, named):
+    rewrite(copy, change)
+    for read in (sharded.read_head, lambda folder: read_checkpoint(folder, "cpu")):
+        with pytest.raises(CheckpointError, match=f"copy is damaged.*{named}"):
+            read(copy)
+
+
+@pytest.mark.parametrize("to", ["model/none", ["model/tok_emb.weight"], 5])
+def test_a_weight_that_is_tied_to_none(copy, to):
+    rewrite(copy, lambda head: head.update(tied={"model/lm_head.weight": to}))
+    with pytest.raises(CheckpointError, match=r"copy is damaged: model/lm_head\.weight is tied to"):
+        read_checkpoint(copy, "cpu")
+
+
+@pytest.mark.parametrize("name", ["optimizer/param_groups/0", "model/tok_emb.weight/x"])
+def test_a_weight_in_the_place_of_another(copy, name):
+    rewrite(copy, lambda head: head.update(tied={name: "model/tok_emb.weight"}))
+    with pytest.raises(CheckpointError, match=f"copy was refused: {name}"):
+        read_checkpoint(copy, "cpu")
+
+
+def rewrite(folder, change):
+    """The same files with another head."""
+    head = json.loads((folder / sharded.HEAD).read_text(encoding="utf-8"))
+    change(head)
+    files.write_json(folder / sharded.HEAD, head)
+
+
 class Harm:
     def __reduce__(self):
         return os.mkdir, ("harmed",)

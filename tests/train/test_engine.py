@@ -2,7 +2,9 @@
 
 import copy
 import importlib.util
+import resource
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,15 @@ from niels_gpt.config import EngineConfig, ModelConfig, RunConfig, TrainConfig
 from niels_gpt.device import check_precision, peak_flops
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.batch import Batch
-from niels_gpt.train.engine import Engine, deterministic
+from niels_gpt.train.engine import (
+    Engine,
+    OutOfMemory,
+    check_size,
+    deterministic,
+    machine_memory,
+    needing_memory,
+    number_of_weights,
+)
 from niels_gpt.train.meter import Meter, flops_per_token
 from niels_gpt.train.optimizer import make_optimizer, set_lr
 
@@ -156,6 +166,123 @@ def test_on_a_cpu_nothing_is_compiled_unless_asked_for(monkeypatch):
 @pytest.mark.parametrize("again", [False, True])
 def test_checkpointed_activations_learn_the_same(again):
     assert run(config_of({"checkpoint_activations": again}))[1] == run(config_of())[1]
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def too_much(kind="torch"):
+    """Ask for a pebibyte, which no allocator has."""
+    torch.empty(2**50, dtype=torch.uint8) if kind == "torch" else np.empty(2**50, dtype=np.uint8)
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """Room for so many rows at once, from now on."""
+    loss = GPT.loss
+
+    def limit(rows):
+        def limited(self, x, targets, **options):
+            if len(x) > rows:
+                too_much()
+            return loss(self, x, targets, **options)
+
+        monkeypatch.setattr(GPT, "loss", limited)
+
+    return limit
+
+
+def test_a_batch_that_does_not_fit_is_split_on_a_cpu_too(room):
+    expected = run(config_of(accumulate=3))[1]
+    room(2)
+    notes = []
+    assert run(config_of(), notes=notes)[1] == expected
+    (note,) = notes
+    assert "6 rows" in note
+    assert "3 parts of 2" in note
+
+
+def test_asked_for_parts_that_do_not_fit_are_refused_with_what_would(room):
+    room(2)
+    with pytest.raises(ValueError, match=r"cpu is out of memory .*3 rows of T=12 .*train\.accumulate=3 would fit"):
+        run(config_of(accumulate=2))
+
+
+def test_not_even_one_row(room):
+    room(0)
+    with pytest.raises(ValueError, match=r"not even one row of T=12 .* cpu \("):
+        run(config_of())
+
+
+def test_no_room_in_mid_run_leaves_the_weights(room):
+    config = config_of()
+    model = model_of()
+    engine = Engine(model, make_optimizer(model, config.train), config, "cpu")
+    engine.update(batch_of(0), step=0, lr=0.01)
+    before = copy.deepcopy(model.state_dict())
+    room(5)
+    with pytest.raises(OutOfMemory, match="cpu is out of memory"):
+        engine.update(batch_of(1), step=1, lr=0.01)
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_no_room_for_what_the_optimizer_keeps(monkeypatch):
+    """Smaller parts would not help: it is as large as the weights."""
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: too_much())
+    with pytest.raises(ValueError, match=r"adamw keeps of [\d,]+ weights \(.*GiB\)") as err:
+        run(config_of())
+    assert not isinstance(err.value, OutOfMemory)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_errors_that_mean_no_memory(kind):
+    with pytest.raises(OutOfMemory, match="no memory is left for the tea"), needing_memory("the tea"):
+        too_much(kind)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("x")])
+def test_errors_that_mean_something_else(error):
+    with pytest.raises(type(error)) as raised, needing_memory("the tea"):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mlp": "swiglu"}, {"norm": "rmsnorm"}, {"positions": "learned"}, {"d_ff": 7, "L": 5}]
+)
+def test_the_number_of_weights_is_that_of_the_model(options):
+    config = ModelConfig(**{**SIZES, **options})
+    assert number_of_weights(config) == sum(p.numel() for p in GPT(config).parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "B", "named"),
+    [
+        ({"V": 10**14}, 4, r"model of 1,600,000,\d{3},\d{3},\d{3} weights"),
+        ({"d_ff": 10**12}, 4, r"model of [\d,]+ weights"),
+        ({"L": 10**12}, 4, r"model of [\d,]+ weights"),
+        ({}, 2**63 - 1, r"batch of 9,223,372,036,854,775,807 rows"),
+        ({}, 10**20, r"batch of 100,000,000,000,000,000,000 rows"),
+        ({"T": 10**15}, 4, r"T=1,000,000,000,000,000"),
+    ],
+)
+def test_numbers_that_no_machine_has_room_for(model, B, named):
+    config = RunConfig(model=ModelConfig(**{**SIZES, **model}), train=TrainConfig(B=B))
+    with pytest.raises(ValueError, match=named + r".*GiB.*memory of this machine \([\d.,]+ GiB\): take a smaller"):
+        check_size(config)
+
+
+def test_a_limit_of_the_process_is_its_memory(monkeypatch):
+    check_size(config_of())
+    whole = machine_memory()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (10_000, resource.RLIM_INFINITY))
+    assert machine_memory() == 10_000 < whole
+    with pytest.raises(ValueError, match="weights"):
+        check_size(config_of())
+
+
+# --- arithmetic --------------------------------------------------------------------------------------
 
 
 def test_tf32_is_for_cuda():

@@ -452,7 +452,7 @@ def test_that_holds_for_other_settings(texts, tmp_path, option):
     check_same(run, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("step", [1, 4, 6])
 def test_a_signal_saves_at_once(texts, whole, run, number, step):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -467,6 +467,19 @@ def test_a_signal_saves_at_once(texts, whole, run, number, step):
     assert (result.step, result.stopped_by) == (12, None)
     assert metric_lines(run.path) == metric_lines(whole.path)
     assert same(content(run.latest), content(whole.latest))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(texts, run, number):
+    """nohup ignores SIGHUP, and a shell the SIGINT of what runs in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        reporter = Spy(lambda done: os.kill(os.getpid(), number))
+        result = train(small_config(texts, "train.total_steps=3"), run, report=reporter)
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert (result.step, result.signal) == (3, None)
 
 
 def test_a_signal_at_the_last_update_is_no_stop(texts, whole, run):
@@ -664,6 +677,106 @@ def test_a_warm_up_that_does_not_fit_is_refused_before_anything_is_written(texts
     with pytest.raises(ValueError, match="warm-up of 12"):
         train(small_config(texts, "train.warmup_steps=12"), run)
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+def test_a_file_where_the_folder_should_be(texts, tmp_path, deeper):
+    file = tmp_path / "file"
+    file.write_text("mine", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"file is a file.*another --run-dir"):
+        train(small_config(texts), RunFolder(file / "run" if deeper else file))
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def no_room(*args, **options):
+    """What torch raises on a CPU where there is no memory."""
+    return torch.empty(2**50)
+
+
+def test_a_model_too_large_is_refused_before_the_folder_is_made(texts, run):
+    with pytest.raises(ValueError, match=r"[\d,]+ weights \([\d,]+ GiB\)"):
+        train(small_config(texts, "model.d_ff=1000000000000"), run)
+    assert not run.path.exists()
+
+
+def test_a_model_that_cannot_be_built_is_told_with_its_size(texts, run, monkeypatch):
+    monkeypatch.setattr(loop, "GPT", no_room)
+    with pytest.raises(ValueError, match=r"model of 7,216 weights \(0\.00 GiB\) on cpu"):
+        train(small_config(texts), run)
+    assert not run.exists
+
+
+@pytest.mark.parametrize("where", ["loss", "batch"])
+def test_a_first_update_that_does_not_fit_leaves_the_folder_free(texts, whole, run, monkeypatch, where):
+    monkeypatch.setattr(*((GPT, "loss") if where == "loss" else (ByteTask, "batch")), no_room)
+    with pytest.raises(ValueError, match="not even one row" if where == "loss" else "batch of 4 rows"):
+        train(small_config(texts), run)
+    assert not run.exists
+    monkeypatch.undo()
+    train(small_config(texts), run)
+    check_same(run, whole)
+
+
+def test_a_run_that_goes_on_keeps_its_folder(texts, whole, half, monkeypatch):
+    monkeypatch.setattr(GPT, "loss", no_room)
+    with pytest.raises(ValueError, match="not even one row"):
+        train(small_config(texts), half, resume=True)
+    monkeypatch.undo()
+    train(small_config(texts), half, resume=True)
+    check_same(half, whole)
+
+
+def failing_after(calls, function):
+    """The function, so many times; then there is no memory."""
+    done = []
+
+    def call(*args, **options):
+        done.append(1)
+        return function(*args, **options) if len(done) <= calls else no_room()
+
+    return call
+
+
+@pytest.mark.parametrize(("B", "options"), [(4, "train.accumulate=2"), (9, "train.accumulate=3")])
+def test_no_room_in_mid_run_saves(texts, run, monkeypatch, B, options):
+    monkeypatch.setattr(GPT, "loss", failing_after(6, GPT.loss))
+    with pytest.raises(ValueError, match=rf"saved .*latest\.pt after 6 updates: .*--resume and --set {options}$"):
+        train(small_config(texts, f"train.B={B}", "output.eval_every=100"), run)
+    assert content(run.latest)["step"] == len(losses(run)) == 6
+
+
+@pytest.mark.parametrize("step", [8, 6])
+def test_no_room_for_the_sample_costs_no_update(texts, whole, run, monkeypatch, step):
+    """At a checkpoint, and between two."""
+    config = small_config(texts, f"output.sample_every={step}")
+    monkeypatch.setattr(loop, "stream_text", no_room)
+    with pytest.raises(ValueError, match=rf"sample.*after {step} updates: .*--set output\.sample_every=0"):
+        train(config, run)
+    assert content(run.latest)["step"] == len(losses(run)) == step
+    monkeypatch.undo()
+    train(small_config(texts), run, resume=True)
+    assert metric_lines(run.path) == metric_lines(whole.path)
+    assert same(content(run.latest), content(whole.latest))
+
+
+def test_a_sample_that_fails_otherwise_comes_after_the_checkpoint(texts, run, monkeypatch):
+    def broken(*args, **options):
+        raise Crash
+
+    monkeypatch.setattr(loop, "_write_sample", broken)
+    with pytest.raises(Crash):
+        train(small_config(texts, "output.sample_every=4"), run)
+    assert content(run.latest)["step"] == 4
+
+
+def test_no_room_for_an_evaluation_costs_no_update(texts, run, monkeypatch):
+    monkeypatch.setattr(ByteTask, "evaluate", no_room)
+    with pytest.raises(ValueError, match=r"evaluation.*after 3 updates: .*--set train\.B=2"):
+        train(small_config(texts), run)
+    assert content(run.latest)["step"] == len(losses(run)) == 3
 
 
 # --- a full disk -------------------------------------------------------------------------------------

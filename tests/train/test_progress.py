@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import sys
 
@@ -6,7 +7,7 @@ import pytest
 
 from niels_gpt.terminal import count, duration
 from niels_gpt.train import progress
-from niels_gpt.train.progress import Bar, PlainLines, Silent, reporter
+from niels_gpt.train.progress import Bar, PlainLines, Silent, reporter, say
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,34 @@ def test_silent_says_nothing(capsys):
     silent.note("x")
     silent.close()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    """Standard output is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        with pytest.raises(BrokenPipeError):
+            os.write(writer, b"x")
+        monkeypatch.setattr(sys, "stdout", stream)
+        yield stream
+        print("more", flush=True)  # and so does everything else fall silent
+
+
+@pytest.mark.parametrize("make", [PlainLines, Bar])
+def test_a_reporter_whose_output_is_gone_falls_silent(nobody, make, monkeypatch):
+    monkeypatch.setattr(nobody, "isatty", lambda: make is Bar, raising=False)
+    made = make()
+    made.note("resuming")
+    made.start(first=0, total=2)
+    for step in range(2):
+        made.step(line(step, evals={"val_wiki": 3.0}))
+    made.close()
+
+
+def test_what_is_said_to_nobody(nobody):
+    say("anyone?")
 
 
 class Terminal(io.StringIO):

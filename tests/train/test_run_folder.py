@@ -1,3 +1,5 @@
+import contextlib
+import errno
 import json
 
 import pytest
@@ -188,6 +190,28 @@ def test_numbers_come_back_exactly(run):
     assert [line["loss"] for line in run.metrics()] == values
 
 
+@pytest.mark.parametrize(
+    "strange", [b"null", b"5", b"{}", b"[]", b'{"step": "a"}', b'"step"', b"\xff\xfe{}", b'{"step": 1, "x": "\xe9"}']
+)
+def test_lines_that_are_none_of_a_step_are_passed_over(run, strange):
+    good = [json.dumps({"step": step, "loss": 1.0}).encode() for step in range(4)]
+    run.metrics_path.write_bytes(b"\n".join([good[0], strange, good[1], strange, *good[2:]]) + b"\n")
+    assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3]
+    run.keep_metrics_before(2)
+    assert run.metrics_path.read_bytes() == b"".join(line + b"\n" for line in good[:2])
+
+
+def test_a_disk_that_is_full_at_a_line_of_metrics(run):
+    """/dev/full takes nothing; the error names the file, and closing adds no other."""
+    run.metrics_path.symlink_to("/dev/full")
+    with (
+        pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl: No space left.*free some space.*--resume") as err,
+        contextlib.closing(MetricsLog(run.metrics_path)) as log,
+    ):
+        log.write({"step": 0})
+    assert err.value.errno == errno.ENOSPC
+
+
 def test_a_log_appends(run):
     for step in (0, 1):
         log = MetricsLog(run.metrics_path)
@@ -207,6 +231,16 @@ def test_the_config_comes_back(tmp_path, run):
     run.write_config(config)
     assert run.exists
     assert run.read_config() == config
+
+
+def test_a_run_that_learned_nothing_leaves_its_folder(tmp_path, run):
+    run.write_config(small_config(tmp_path))
+    run.metrics_path.touch()
+    run.tokenizer_path.write_bytes(b"pieces")
+    run.release()
+    assert not run.exists
+    assert list(run.path.iterdir()) == [run.checkpoints]
+    run.release()
 
 
 def test_one_holder_at_a_time(run):

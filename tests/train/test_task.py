@@ -194,6 +194,41 @@ def test_an_unknown_source_is_named_with_its_key(texts, key):
         open_task(small_config(texts, f"train.{key}={{notes: 1.0}}"))
 
 
+@pytest.mark.parametrize(
+    ("V", "named"), [(100, r"model\.V=100.* 1\d\d \(of the stream"), (195, r"model\.V=195.* 195 "), (257, "256 ids")]
+)
+def test_a_vocabulary_that_does_not_fit_the_bytes(texts, V, named):
+    """The texts have an e with an accent and a sharp s: 195 169 and 195 159."""
+    with pytest.raises(ValueError, match=named):
+        open_task(small_config(texts, f"model.V={V}"))
+
+
+def test_a_vocabulary_of_the_bytes_there_are(texts):
+    assert open_task(small_config(texts, "model.V=196")).batch(0, "cpu").x.max() < 196
+    with pytest.raises(ValueError, match=r"model\.V=196.* 225 .*sample_prompt"):
+        open_task(small_config(texts, "model.V=196", "output.sample_prompt=ᚠ"))
+
+
+def test_an_evaluation_that_does_not_fit_is_made_in_parts(texts, monkeypatch):
+    from niels_gpt.model.gpt import GPT
+
+    task = open_task(small_config(texts, "train.B=5"))
+    torch.manual_seed(0)
+    model = GPT(task.config.model)
+    whole = task.evaluate(model, "cpu")
+    forward = GPT.forward
+
+    def limited(self, x, **options):
+        if len(x) > 2:
+            torch.empty(2**50)
+        return forward(self, x, **options)
+
+    monkeypatch.setattr(GPT, "forward", limited)
+    losses, value = task.evaluate(model, "cpu")
+    assert losses == pytest.approx(whole[0], rel=1e-6)
+    assert value == pytest.approx(whole[1], rel=1e-6)
+
+
 def test_sources_are_described(texts, tmp_path):
     config = small_config(texts, f"data.cache_dir={tmp_path / 'fresh'}")
     first = open_task(config).describe()

@@ -1,0 +1,237 @@
+"""Going on from a checkpoint that can be read but does not fit: one sentence, and nothing has changed."""
+
+import shutil
+
+import pytest
+import torch
+
+from niels_gpt.model import sharded
+from niels_gpt.model.checkpoint import CheckpointError, read_checkpoint
+from niels_gpt.model.gpt import GPT
+from niels_gpt.train.distributed import ALONE
+from niels_gpt.train.loop import train
+from niels_gpt.train.optimizer import make_optimizer
+from niels_gpt.train.progress import Silent
+from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.train.state import State, optimizer_state, restore, sharded_content
+from niels_gpt.train.task import open_task
+from tests.train import same, small_config, write_texts
+
+SHORT = [
+    "train.total_steps=2",
+    "train.warmup_steps=1",
+    "output.checkpoint_every=1",
+    "output.eval_every=1",
+    "output.keep=1",
+]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts") / "data")
+
+
+@pytest.fixture(scope="module", params=["adamw", "muon"])
+def made(request, texts, tmp_path_factory):
+    """(config, task, folder) of a run of two updates."""
+    config = small_config(texts, *SHORT, f"train.optimizer={request.param}")
+    run = RunFolder(tmp_path_factory.mktemp("made") / "run")
+    task = open_task(config)
+    train(config, run, task=task)
+    return config, task, run
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """(config, task, run, content of its checkpoint)."""
+    config, task, run = made
+    run = RunFolder(shutil.copytree(run.path, tmp_path / "run"))
+    return config, task, run, torch.load(run.latest, weights_only=True)
+
+
+def rewrite(run, saved):
+    for path in [run.latest, *run.step_files()]:
+        torch.save(saved, path)
+
+
+def fresh(config):
+    torch.manual_seed(0)
+    model = GPT(config.model)
+    return State(model, make_optimizer(model, config.train))
+
+
+def resume(config, task, run, state=None):
+    """The state of a run after its checkpoint."""
+    state = fresh(config) if state is None else state
+    restore(state, config, task, run, "cpu", False, False, Silent(), ALONE)
+    return state
+
+
+def part(saved):
+    """AdamW's part of the state of either optimiser."""
+    return saved["optimizer"].get("adamw", saved["optimizer"])
+
+
+def test_a_run_goes_on_with_what_was_saved(copy):
+    config, task, run, saved = copy
+    state = resume(config, task, run)
+    assert same(state.model.state_dict(), saved["model"])
+    assert same(state.optimizer.state_dict(), saved["optimizer"])
+    assert (state.step, state.best) == (2, saved["extra"]["best"])
+
+
+def put(value, *keys):
+    """A change: the value at a place of AdamW's state."""
+
+    def change(saved):
+        node = part(saved)
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = value(node[keys[-1]]) if callable(value) else value
+
+    return change
+
+
+STATES = {
+    "too small": put(torch.zeros(3), "state", 0, "exp_avg"),
+    "too large": put(lambda old: torch.zeros(999, 16), "state", 0, "exp_avg_sq"),
+    "turned": put(lambda old: old.T, "state", 0, "exp_avg"),
+    "one number for all": put(lambda old: torch.zeros(1, 1).expand(old.shape), "state", 0, "exp_avg"),
+    "float64": put(lambda old: old.double(), "state", 0, "exp_avg"),
+    "meta": put(lambda old: old.to("meta"), "state", 0, "exp_avg"),
+    "sparse": put(lambda old: old.to_sparse(), "state", 0, "exp_avg"),
+    "a number": put(5, "state", 0, "exp_avg"),
+    "steps": put(torch.zeros(3), "state", 0, "step"),
+    "a list of states": put([], "state"),
+    "no states": put({}, "state"),
+    "a state that is a list": put([], "state", 1),
+    "one state too few": lambda saved: part(saved)["state"].pop(1),
+    "no moment": lambda saved: part(saved)["state"][0].pop("exp_avg"),
+    "groups that are a str": put("text", "param_groups"),
+    "groups that are numbers": put([1, 2], "param_groups"),
+    "no group": put([], "param_groups"),
+    "a smaller group": lambda saved: part(saved)["param_groups"][-1]["params"].pop(),
+    "nothing": lambda saved: saved["optimizer"].clear(),
+    "another's": lambda saved: saved.update(optimizer={"other": saved["optimizer"]}),
+}
+
+
+@pytest.mark.parametrize("change", STATES.values(), ids=STATES)
+def test_the_state_of_another_optimizer_is_refused(copy, change):
+    config, task, run, saved = copy
+    change(saved)
+    rewrite(run, saved)
+    state = fresh(config)
+    with pytest.raises(CheckpointError, match=r"latest\.pt has .*init_from=.*latest\.pt") as caught:
+        resume(config, task, run, state)
+    assert len(str(caught.value).splitlines()) == 1
+    assert same(state.model.state_dict(), fresh(config).model.state_dict())
+    assert state.step == 0
+
+
+def test_momentum_of_another_shape_is_refused(copy):
+    config, task, run, saved = copy
+    if "muon" not in saved["optimizer"]:
+        pytest.skip("AdamW has none")
+    saved["optimizer"]["muon"]["state"][0]["momentum_buffer"] = torch.zeros(3)
+    rewrite(run, saved)
+    with pytest.raises(CheckpointError, match=r"momentum_buffer of blocks\.0\.attn\.qkv\.weight.*\(48, 16\)"):
+        resume(config, task, run)
+
+
+def test_no_optimizer_state_is_said_with_the_way_out(copy):
+    config, task, run, saved = copy
+    rewrite(run, {**saved, "optimizer": None})
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"has no optimizer state.*init_from=.*latest\.pt"):
+        train(config, run, task=task, resume=True)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_settings_are_those_of_the_config_whatever_the_groups_say(copy):
+    config, task, run, saved = copy
+    for group in part(saved)["param_groups"]:
+        group |= {"lr": "text", "fused": torch.zeros(2), "betas": None}
+    rewrite(run, saved)
+    ours, theirs = (state.optimizer.param_groups for state in (resume(config, task, run), fresh(config)))
+    assert [{k: v for k, v in group.items() if k != "params"} for group in ours] == [
+        {k: v for k, v in group.items() if k != "params"} for group in theirs
+    ]
+
+
+def test_before_the_first_update_there_is_no_state_to_load(copy):
+    """A first update that does not fit in memory leaves a checkpoint of step 0, and any state."""
+    config, task, run, saved = copy
+    for optimizer in (fresh(config).optimizer.state_dict(), saved["optimizer"] | {"state": {0: {}}}, None):
+        rewrite(run, {**saved, "step": 0, "optimizer": optimizer})
+        state = resume(config, task, run)
+        assert same(state.model.state_dict(), saved["model"])
+        assert not sharded.flat(state.optimizer.state_dict())
+
+
+def drop(*keys):
+    def change(extra):
+        for key in keys:
+            del extra[key]
+
+    return change
+
+
+EXTRAS = {
+    "nothing": dict.clear,
+    "no best": drop("best"),
+    "no data": drop("data"),
+    "no config": drop("config"),
+    "best is a str": lambda extra: extra.update(best="text"),
+    "best has no loss": lambda extra: extra.update(best={"step": 1}),
+    "best has a loss of letters": lambda extra: extra.update(best={"step": 1, "loss": "x"}),
+    "best has a step of letters": lambda extra: extra.update(best={"step": "x", "loss": 1.0}),
+    "config is a str": lambda extra: extra.update(config="text"),
+    "config is a list": lambda extra: extra.update(config=[]),
+    "config has a task that is a dict": lambda extra: extra["config"].update(task={}),
+    "config has a place": lambda extra: extra["config"].update(init_from={}),
+    "config has numbers for names": lambda extra: extra["config"]["train"].update({5: 6}),
+    "config has tensors": lambda extra: extra["config"]["model"].update(C=torch.zeros(3)),
+    "data has numbers for names": lambda extra: extra["data"].update({5: "x"}),
+    "data has tensors": lambda extra: extra["data"].update(roam=torch.zeros(3)),
+    "processes is a tensor": lambda extra: extra.update(processes=torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("change", EXTRAS.values(), ids=EXTRAS)
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+def test_what_no_run_has_written_is_refused(copy, change):
+    config, task, run, saved = copy
+    change(saved["extra"])
+    rewrite(run, saved)
+    with pytest.raises(CheckpointError, match=r"latest\.pt is of no run.*init_from=.*latest\.pt"):
+        resume(config, task, run)
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+def test_weights_that_do_not_fit_are_refused(copy):
+    config, task, run, saved = copy
+    saved["model"]["norm.weight"] = saved["model"]["norm.weight"].to("meta")
+    rewrite(run, saved)
+    with pytest.raises(CheckpointError, match=r"latest\.pt.*norm\.weight"):
+        resume(config, task, run)
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+def test_weights_with_a_config_of_another_kind_start_no_run(copy, tmp_path):
+    _, task, _, saved = copy
+    torch.save({**saved, "config": saved["config"] | {"D": torch.zeros(3)}}, tmp_path / "a.pt")
+    config = small_config(tmp_path, *SHORT, f"init_from={tmp_path / 'a.pt'}")
+    with pytest.raises(CheckpointError, match=r"a\.pt has a config that makes no model"):
+        train(config, RunFolder(tmp_path / "new"), task=task)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process
+def test_the_state_in_a_folder_is_that_in_a_file(copy, tmp_path):
+    config, task, run, saved = copy
+    tensors, head = sharded_content(resume(config, task, run), saved["extra"])
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    sharded.write_head(folder, head, [sharded.write_parts(folder, tensors, rank=0, group=None)])
+    ours = optimizer_state(fresh(config), read_checkpoint(folder, "cpu")["optimizer"], where="folder")
+    assert same(ours, optimizer_state(fresh(config), saved["optimizer"], where="file"))
