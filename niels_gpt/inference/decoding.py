@@ -81,7 +81,7 @@ class Decoder:
             parts.append(self._window_logits(outside))
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         rows = inside + outside
-        ids = choose(logits, self._sampling, self._numbers(rows))
+        ids = choose(logits, self._sampling, self._numbers(rows) if self._sampling.temperature else self._uniform)
         self._last = (rows, ids)
         chosen = ids.tolist()
         self._step += 1
