@@ -22,7 +22,7 @@ import torch
 from niels_gpt import files
 from niels_gpt.config import ModelConfig
 from niels_gpt.config_file import to_dict
-from niels_gpt.model.errors import CheckpointError
+from niels_gpt.model.errors import CheckpointError, wrong_kind
 from niels_gpt.model.gpt import GPT
 
 
@@ -145,18 +145,6 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
     if problem := wrong_kind(payload):
         raise CheckpointError(f"{path} is no niels-gpt checkpoint: its {problem}")
     return payload
-
-
-def wrong_kind(content: Mapping[str, Any]) -> str | None:
-    """What is wrong with the entries of a checkpoint, whatever its model is; None if nothing is."""
-    if type(content["step"]) is not int or content["step"] < 0:
-        return "step is no integer of at least 0"
-    for name in ("config", "extra"):
-        if not isinstance(content[name], dict):
-            return f"{name} is no dict"
-    if not isinstance(content["optimizer"], dict | None):
-        return "optimizer state is neither a dict nor None"
-    return None if isinstance(content["extra"].get("data", {}), dict) else "extra has data that is no dict"
 
 
 def _check_archive(path: Path) -> None:

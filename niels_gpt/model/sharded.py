@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from niels_gpt import files
-from niels_gpt.model.checkpoint import wrong_kind
-from niels_gpt.model.errors import CheckpointError
+from niels_gpt.model.errors import CheckpointError, wrong_kind
 
 HEAD = "checkpoint.json"
 METADATA = ".metadata"

@@ -16,7 +16,7 @@ from niels_gpt.terminal import count
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
 from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
-from niels_gpt.train.engine import NO_MEMORY, no_memory
+from niels_gpt.train.room import NO_MEMORY, no_memory
 
 SOURCES = ("wiki", "roam", "primer")
 """The sources that are always there; data.sources adds others."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from niels_gpt.config import ModelConfig, RunConfig
+from niels_gpt.config import RunConfig
 from niels_gpt.device import check_precision
 from niels_gpt.model import fp8
 from niels_gpt.model.gpt import GPT
@@ -25,73 +25,12 @@ from niels_gpt.train.batch import Batch
 from niels_gpt.train.distributed import ALONE, World
 from niels_gpt.train.optimizer import set_lr
 from niels_gpt.train.parallel import clip_gradients, is_sharded, without_exchange
+from niels_gpt.train.room import NO_MEMORY, OutOfMemory, gib, machine_memory, needing_memory, no_memory, weights_text
 
 COMPILE_FROM = 500
 """Updates of a run from which on compiling pays, where it is not asked for or forbidden."""
 WARM_UP = 3
 """Updates before a capture: libraries choose their kernels and allocate their buffers in the first ones."""
-
-
-class OutOfMemory(ValueError):
-    """The device had no room for an update; the weights are those from before it."""
-
-
-NO_MEMORY = (RuntimeError, MemoryError)
-"""What is raised where there is no room, on a GPU or for this process; and for much else: see `no_memory`."""
-
-
-def no_memory(err: Exception) -> bool:
-    """Whether an error says that there was no room."""
-    signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "a primitive")  # the last is all that oneDNN says
-    return isinstance(err, torch.OutOfMemoryError | MemoryError) or any(sign in str(err) for sign in signs)
-
-
-@contextlib.contextmanager
-def needing_memory(what: str, error: type[ValueError] = OutOfMemory) -> Iterator[None]:
-    """Raise `error` where the block finds no memory, with what it was needed for."""
-    try:
-        yield
-    except NO_MEMORY as err:
-        if not no_memory(err):
-            raise
-        raise error(f"no memory is left for {what}") from err
-
-
-def check_size(config: RunConfig, *, processes: int = 1) -> None:
-    """Raise ValueError for a model or a batch that the memory of this machine could never hold."""
-    have, rows, T = machine_memory(), config.train.B // processes, config.model.T
-    for what, size, remedy in (
-        (f"a model of {weights_text(config.model)}", 4 * number_of_weights(config.model), "a smaller model"),
-        (f"a batch of {rows:,} rows of T={T:,} ({_gib(16 * rows * T)})", 16 * rows * T, "a smaller train.B or T"),
-    ):
-        if size > have:
-            raise ValueError(f"{what} does not fit into the memory of this machine ({_gib(have)}): take {remedy}")
-
-
-def machine_memory() -> int:
-    """Bytes of this machine, or of the limit of this process (ulimit -v)."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return whole if limit == resource.RLIM_INFINITY else min(whole, limit)
-
-
-def number_of_weights(config: ModelConfig) -> int:
-    """Of a GPT that need not be built for it."""
-    block = 4 * config.C**2 + (3 if config.mlp == "swiglu" else 2) * config.C * config.d_ff + 2 * config.C
-    positions = config.T * config.C if config.positions == "learned" else 0
-    return config.V * config.C + positions + config.L * block + config.C
-
-
-def weights_text(config: ModelConfig) -> str:
-    """3,213,824 weights (0.01 GiB)."""
-    number = number_of_weights(config)
-    return f"{number:,} weights ({_gib(4 * number)})"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB" if size < 2**40 else f"{size // 2**30:,} GiB"
 
 
 class Update(NamedTuple):
@@ -307,7 +246,7 @@ class Engine:
 
     def _memory(self) -> str:
         if not self._cuda:
-            return _gib(machine_memory())
+            return gib(machine_memory())
         free, whole = (amount / 2**30 for amount in torch.cuda.mem_get_info(self.device))
         return f"{whole:.0f} GiB, {free:.1f} free"
 

@@ -24,12 +24,13 @@ from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, generator, set_seed
 from niels_gpt.train.distributed import ALONE, World, check_rows, check_same
-from niels_gpt.train.engine import Engine, OutOfMemory, check_size, deterministic, needing_memory, weights_text
+from niels_gpt.train.engine import Engine, deterministic
 from niels_gpt.train.feeder import Feeder
 from niels_gpt.train.meter import Meter, flops_per_token
 from niels_gpt.train.optimizer import make_optimizer
 from niels_gpt.train.parallel import spread, whole_model
 from niels_gpt.train.progress import Reporter, Silent
+from niels_gpt.train.room import OutOfMemory, check_size, needing_memory, weights_text
 from niels_gpt.train.run_folder import MetricsLog, RunFolder
 from niels_gpt.train.schedule import lr_at_step
 from niels_gpt.train.state import State, identity, initialise, restore, sharded_content

@@ -9,9 +9,10 @@ import torch
 from niels_gpt.config import EngineConfig, ModelConfig, RunConfig, TrainConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.batch import Batch
-from niels_gpt.train.engine import Engine, OutOfMemory
+from niels_gpt.train.engine import Engine
 from niels_gpt.train.loop import train
 from niels_gpt.train.optimizer import make_optimizer
+from niels_gpt.train.room import OutOfMemory
 from niels_gpt.train.run_folder import RunFolder
 from tests.train import metric_lines, small_config, weights_sha256, write_texts
 from tests.train.test_loop import Crash, crash_at

@@ -17,10 +17,11 @@ from niels_gpt.cli.main import main
 from niels_gpt.model import dropout, sharded
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.distributed import open_world
-from niels_gpt.train.engine import Engine, OutOfMemory
+from niels_gpt.train.engine import Engine
 from niels_gpt.train.loop import train
 from niels_gpt.train.optimizer import make_optimizer
 from niels_gpt.train.progress import Silent
+from niels_gpt.train.room import OutOfMemory
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import open_task
 
