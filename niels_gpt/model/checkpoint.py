@@ -13,7 +13,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from niels_gpt import files
 from niels_gpt.config import ModelConfig
 from niels_gpt.config_file import to_dict
 from niels_gpt.model.errors import CheckpointError, wrong_kind
-from niels_gpt.model.gpt import GPT
+from niels_gpt.model.gpt import GPT, weight_shapes
 
 
 def save_checkpoint(
@@ -190,21 +190,6 @@ def model_config(config: dict[str, Any], *, where: str) -> ModelConfig:
         return ModelConfig.of(config)
     except (ValueError, TypeError, RuntimeError) as err:  # RuntimeError: a tensor where a number is expected
         raise CheckpointError(f"{where} has a config that makes no model: {err}") from err
-
-
-def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of what the state dict of a GPT holds, in its order, without making one."""
-    V, C, wide = config.V, config.C, config.d_ff
-    yield "tok_emb.weight", (V, C)
-    if config.positions == "learned":
-        yield "pos_emb.weight", (config.T, C)
-    block = {"norm_attn": (C,), "attn.qkv": (3 * C, C), "attn.out": (C, C), "norm_mlp": (C,)}
-    block |= {"mlp.gate": (wide, C)} if config.mlp == "swiglu" else {}
-    block |= {"mlp.up": (wide, C), "mlp.down": (C, wide)}
-    for layer in range(config.L):
-        yield from ((f"blocks.{layer}.{name}.weight", shape) for name, shape in block.items())
-    yield "norm.weight", (C,)
-    yield "lm_head.weight", (V, C)
 
 
 def load_weights(model: GPT, state: dict[str, Any], *, where: str) -> None:

@@ -3,9 +3,9 @@
 A product forward, and the one for the gradient of what went in, take both matrices as float8_e4m3fn (three bits of
 mantissa, up to 448) with a float32 scale for each row of either, chosen anew every time from its largest element: no
 history, so a resumed run computes the same. (The head's way back, in `fused.py`, has one scale for all: its range is
-known.) The gradient of a weight, summed over all tokens, stays a product of
-bfloat16. What an operator of ours makes just before (an activation, RoPE's way back), it writes in FP8 right away;
-what torch makes is rounded in the kernel that the compiler makes of it, so this pays only in compiled runs.
+known.) The gradient of a weight, summed over all tokens, stays a product of bfloat16. What an operator of ours makes
+just before (an activation, RoPE's way back), it writes in FP8 right away; what torch makes is rounded in the kernel
+that the compiler makes of it, so this pays only in compiled runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import torch
 
 from niels_gpt.model import fused
 
-LARGEST = 448.0
-"""Where float8_e4m3fn ends."""
 _wanted = False
 
 
@@ -43,7 +41,7 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x (M, K) in FP8, and the scales (M, 1) that its rows must be multiplied by again."""
     if fused.HAS_TRITON and x.is_cuda and not torch.compiler.is_compiling():
         return fused.rows_in_fp8(x)
-    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-30) / LARGEST
+    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-30) / fused.FP8_LARGEST
     return (x / scale).to(torch.float8_e4m3fn), scale
 
 

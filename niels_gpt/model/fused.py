@@ -15,6 +15,8 @@ LOGITS_BYTES = 1 << 29
 """Room for the logits that exist at one time."""
 
 
+FP8_LARGEST = 448.0
+"""Where float8_e4m3fn ends."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """torch for CUDA on Linux comes with it."""
 
@@ -55,9 +57,9 @@ def _linear_cross_entropy(
     if eight:
         table8, scales = rows_in_fp8(table)
         top = torch.linalg.vector_norm(table, torch.inf, dtype=torch.float32).clamp(min=1e-30)
-        factor = (448 / top).to(table.dtype)  # one for all: here rows are what is summed over
+        factor = (FP8_LARGEST / top).to(table.dtype)  # one for all: here rows are what is summed over
         across8 = (table * factor).to(torch.float8_e4m3fn).view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
-        unit = 2.0**-15 / total.to(torch.float32).reshape(())
+        unit, back = 2.0**-15 / total.to(torch.float32).reshape(()), 1 / factor.float()
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
     dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
@@ -77,9 +79,7 @@ def _linear_cross_entropy(
             BLOCK=block, EIGHT=eight, num_warps=8 if V > 1024 else 1,
         )  # fmt: skip
         if eight:
-            torch._scaled_mm(
-                own8, across8.t(), unit, 1 / factor.float(), out_dtype=h.dtype, out=dh[start : start + rows]
-            )
+            torch._scaled_mm(own8, across8.t(), unit, back, out_dtype=h.dtype, out=dh[start : start + rows])
         else:
             torch.mm(own, table, out=dh[start : start + rows])
         if start == 0:

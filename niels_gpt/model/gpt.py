@@ -9,7 +9,8 @@ Shapes: B rows, n <= T positions, C width, H heads of D = C / H, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -366,3 +367,28 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """Number of weights, the tied matrix counted once."""
         return sum(p.numel() for p in self.parameters())
+
+
+def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of what the state dict of a GPT holds, in its order, without making one."""
+    yield "tok_emb.weight", (config.V, config.C)
+    if config.positions == "learned":
+        yield "pos_emb.weight", (config.T, config.C)
+    for layer in range(config.L):
+        yield from ((f"blocks.{layer}.{name}.weight", shape) for name, shape in _block_shapes(config).items())
+    yield "norm.weight", (config.C,)
+    yield "lm_head.weight", (config.V, config.C)
+
+
+def number_of_weights(config: ModelConfig) -> int:
+    """Of a GPT that need not be made for it, the tied matrix counted once."""
+    block = sum(map(math.prod, _block_shapes(config).values()))
+    positions = config.T * config.C if config.positions == "learned" else 0
+    return config.V * config.C + positions + config.L * block + config.C
+
+
+def _block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    C, wide = config.C, config.d_ff
+    gate: dict[str, tuple[int, ...]] = {"mlp.gate": (wide, C)} if config.mlp == "swiglu" else {}
+    heads: dict[str, tuple[int, ...]] = {"norm_attn": (C,), "attn.qkv": (3 * C, C), "attn.out": (C, C)}
+    return heads | {"norm_mlp": (C,)} | gate | {"mlp.up": (wide, C), "mlp.down": (C, wide)}

@@ -116,7 +116,7 @@ def read_folder(folder: Path, device: str | torch.device) -> dict[str, Any]:
         raise CheckpointError(f"{folder} was refused: {err}") from err
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
     for name, same in head["tied"].items():
-        if same not in list(tensors):
+        if same not in list(tensors):  # a list, for what has no hash
             raise CheckpointError(f"{folder} is damaged: {name} is tied to {same}, which is not in it")
         moved[name] = moved[same]
     found: dict[Any, Any] = {"model": {}, "optimizer": head["optimizer"]}

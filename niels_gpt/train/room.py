@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from niels_gpt.config import ModelConfig, RunConfig
+from niels_gpt.model.gpt import number_of_weights
 
 
 class OutOfMemory(ValueError):
@@ -54,13 +55,6 @@ def machine_memory() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return whole if limit == resource.RLIM_INFINITY else min(whole, limit)
-
-
-def number_of_weights(config: ModelConfig) -> int:
-    """Of a GPT that need not be built for it."""
-    block = 4 * config.C**2 + (3 if config.mlp == "swiglu" else 2) * config.C * config.d_ff + 2 * config.C
-    positions = config.T * config.C if config.positions == "learned" else 0
-    return config.V * config.C + positions + config.L * block + config.C
 
 
 def weights_text(config: ModelConfig) -> str:

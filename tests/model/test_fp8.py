@@ -10,7 +10,7 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.model import fp8, fused
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
-from tests.model.test_fused import KINDS, gradients, near
+from tests.model.test_fused import KINDS, gradients, head_of, near
 
 
 def whole(eighth, scales):
@@ -135,12 +135,7 @@ def test_heads(turned, cuda):
 @pytest.mark.parametrize(("V", "N", "C"), [(70, 48, 16), (256, 1000, 256), (16004, 3000, 512)])
 def test_the_head(V, N, C, cuda, monkeypatch):
     monkeypatch.setattr(fused, "LOGITS_BYTES", 1 << 25)  # several parts
-    torch.manual_seed(0)
-    h = torch.randn(N, C, device=cuda, dtype=torch.bfloat16, requires_grad=True)
-    weight = (0.1 * torch.randn(V, C, device=cuda)).requires_grad_()
-    y = torch.randint(V, (N,), device=cuda)
-    y[::4] = -100
-    total = (y >= 0).sum()
+    h, weight, y, total = head_of(V, N, C, cuda)
     found = []
     for eight in (True, False):
         h.grad = weight.grad = None

@@ -117,16 +117,21 @@ def near(found, expected, share):
     return (found.float() - expected.float()).abs().max() <= share * expected.float().abs().max()
 
 
+def head_of(V, N, C, device):
+    """(h, weight, targets of which a quarter does not count, how many do)."""
+    torch.manual_seed(0)
+    h = torch.randn(N, C, device=device, dtype=torch.bfloat16, requires_grad=True)
+    weight = (0.1 * torch.randn(V, C, device=device)).requires_grad_()
+    y = torch.randint(V, (N,), device=device)
+    y[::4] = -100
+    return h, weight, y, (y >= 0).sum()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("V", "N", "C"), [(7, 5, 16), (256, 1000, 256), (16004, 3000, 512), (50304, 12000, 64)])
 def test_linear_cross_entropy(V, N, C, cuda, monkeypatch):
     monkeypatch.setattr(fused, "LOGITS_BYTES", 1 << 27)  # several parts also here
-    torch.manual_seed(0)
-    h = torch.randn(N, C, device=cuda, dtype=torch.bfloat16, requires_grad=True)
-    weight = (0.1 * torch.randn(V, C, device=cuda)).requires_grad_()
-    y = torch.randint(V, (N,), device=cuda)
-    y[::4] = -100
-    total = (y >= 0).sum()
+    h, weight, y, total = head_of(V, N, C, cuda)
     (1.5 * fused.linear_cross_entropy(h, weight, y, total)).backward()
     found = h.grad, weight.grad
     h.grad = weight.grad = None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
-from niels_gpt.model.gpt import RMSNorm, SwiGLU
+from niels_gpt.model.gpt import RMSNorm, SwiGLU, number_of_weights, weight_shapes
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
 V1 = {"norm": "rmsnorm", "mlp": "swiglu"}
@@ -497,3 +497,14 @@ def test_bfloat16_is_close(options: dict[str, str]) -> None:
         half = model.bfloat16()(ids)
     assert half.dtype == torch.bfloat16
     assert (half.float() - exact).abs().mean() < 0.1 * exact.abs().mean()
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+@pytest.mark.parametrize("sizes", [{"L": 2}, {"d_ff": 7, "L": 5}])
+def test_the_weights_of_a_model_that_is_not_made(norm, mlp, positions, sizes):
+    config = ModelConfig(V=50, T=12, C=16, H=2, norm=norm, mlp=mlp, positions=positions, **sizes)
+    made = GPT(config)
+    assert number_of_weights(config) == sum(p.numel() for p in made.parameters())
+    assert list(weight_shapes(config)) == [(name, tuple(w.shape)) for name, w in made.state_dict().items()]
