@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 from niels_gpt import files
 from niels_gpt.train.progress import shown
 from niels_gpt.train.run_folder import RunFolder
+
+WHOLE = 100
+"""Shorter runs are drawn from their first loss on."""
 
 
 def plot_losses(run: RunFolder) -> None:
@@ -21,11 +25,16 @@ def plot_losses(run: RunFolder) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(steps, losses, color="0.75", linewidth=0.8, label="train, each step")
-    axes.plot(steps, smooth(losses), color="black", linewidth=1.4, label="train, smoothed")
+    smoothed = smooth(losses)
+    axes.plot(steps, smoothed, color="black", linewidth=1.4, label="train, smoothed")
     names = dict.fromkeys(name for m in lines for name in shown(m.get("evals", {})))
     for name in names:
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=name)
+    if len(lines) >= WHOLE:  # the fall from ln V takes no room from what comes after it
+        later = [*smoothed[len(lines) // 50 :], *(value for m in lines for value in shown(m.get("evals", {})).values())]
+        low, high = min(losses + later), max(later)
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(run.path.name)
@@ -37,11 +46,8 @@ def plot_losses(run: RunFolder) -> None:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """A running mean that forgets over about a sixtieth of the run, unbiased at its beginning."""
-    keep = 1 - 1 / max(len(values) / 60, 1)
-    mean, weight, result = 0.0, 0.0, []
-    for value in values:
-        mean = keep * mean + (1 - keep) * value
-        weight = keep * weight + (1 - keep)
-        result.append(mean / weight)
-    return result
+    """The mean of the last twentieth of the steps so far, at most a sixtieth of the run: early on a loss falls fast."""
+    sums = [0.0, *itertools.accumulate(values)]
+    most = max(len(values) // 60, 1)
+    widths = (min(max(end // 20, 1), most) for end in range(1, len(sums)))
+    return [(sums[end] - sums[end - width]) / width for end, width in enumerate(widths, 1)]

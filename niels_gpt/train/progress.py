@@ -48,6 +48,11 @@ def say(text: str) -> None:
     print(text, file=lasting_output(), flush=True)
 
 
+SETTLING = 4
+"""Updates at the beginning of a run that say little about the rest: models are compiled, memory is found. The first says
+nothing."""
+
+
 class Reporter(Protocol):
     """What the loop tells while it runs."""
 
@@ -146,16 +151,19 @@ class _Clock:
         self._rate = 0.0
 
     def start(self, first: int, total: int) -> None:
-        self.done, self.total, self._first = first, total, first
-        self._began = time.monotonic()
+        self.done, self.total = first, total
+        self._first = first
+        self._since = self._last = (time.monotonic(), first)
 
     def tick(self, line: dict[str, Any]) -> None:
+        if self.done <= self._first + SETTLING:
+            self._since = self._last
         self.done = line["step"] + 1
+        self._last = (time.monotonic(), self.done)
         rate = line["tokens_per_s"]
         self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
 
     def text(self, line: dict[str, Any]) -> str:
-        per_step = (time.monotonic() - self._began) / max(self.done - self._first, 1)
         parts = [f"loss {line['loss']:.3f}"]
         parts += [f"{name} {value:.3f}" for name, value in shown(line.get("evals") or {}).items()]
         parts.append(f"{count(self._rate)} tok/s")
@@ -163,7 +171,10 @@ class _Clock:
             parts.append(f"{line['mfu']:.0%} MFU")
         if "memory_gib" in line:
             parts.append(f"{line['memory_gib']:.1f} GiB")
-        parts.append(f"{duration(per_step * (self.total - self.done))} left")
+        if self.done > self._first + 1 or self.done == self.total:
+            began, step = self._since
+            per_step = (time.monotonic() - began) / max(self.done - step, 1)
+            parts.append(f"{duration(per_step * (self.total - self.done))} left")
         return "  ".join(parts)
 
 

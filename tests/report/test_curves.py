@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import struct
 
 import pytest
@@ -55,6 +56,7 @@ def test_what_is_drawn(run, monkeypatch):
         axes = self.axes[0]
         drawn.update({line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()})
         drawn["title"] = axes.get_title()
+        drawn["limits"] = axes.get_ylim()
         file.write(b"picture")
 
     monkeypatch.setattr(Figure, "savefig", keep)
@@ -64,10 +66,23 @@ def test_what_is_drawn(run, monkeypatch):
     write_metrics(run, lines)
     plot_losses(run)
     assert drawn.pop("title") == "my run"
+    assert drawn.pop("limits")[1] > 5.0
     assert drawn.pop("train, each step") == [[s, 5.0 - s] for s in range(4)]
     assert [x for x, _ in drawn.pop("train, smoothed")] == [0, 1, 2, 3]
     assert drawn == {"val_wiki": [[1, 4.5], [3, 2.5]], "val_roam": [[3, 2.0]]}
     assert run.plot_path.read_bytes() == b"picture"
+
+
+def test_the_first_losses_of_a_long_run_take_no_room(run, monkeypatch):
+    from matplotlib.figure import Figure
+
+    limits = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: limits.extend(self.axes[0].get_ylim()))
+    lines = [{"step": s, "loss": 1 + 4 * math.exp(-s) + (s == 700) * 0.5} for s in range(1000)]
+    lines[500]["evals"] = {"val_wiki": 1.8, "val_wiki/detail": 9.0}
+    write_metrics(run, lines)
+    plot_losses(run)
+    assert limits == pytest.approx([1 - 0.04, 1.8 + 0.04])
 
 
 def test_the_picture_of_a_resumed_run_replaces_the_old(run):
@@ -88,14 +103,18 @@ def test_drawing_needs_no_screen(run, monkeypatch):
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=120))
-def test_smooth_is_the_weighted_mean_of_what_came_before(values):
-    keep = 1 - 1 / max(len(values) / 60, 1)
+def test_smooth_is_the_mean_of_the_last_ones(values):
     result = smooth(values)
     assert len(result) == len(values)
     for i, got in enumerate(result):
-        weights = [keep ** (i - j) for j in range(i + 1)]
-        wanted = sum(w * v for w, v in zip(weights, values, strict=False)) / sum(weights)
-        assert got == pytest.approx(wanted, abs=1e-6)
+        width = max(1, min((i + 1) // 20, len(values) // 60))
+        assert got == pytest.approx(sum(values[i + 1 - width : i + 1]) / width, abs=1e-6)
+
+
+def test_smooth_follows_a_fall():
+    """A loss that has halved ten steps ago is not shown as it was."""
+    values = [8.0] * 30 + [4.0] * 6000
+    assert smooth(values)[40] == 4.0
 
 
 @pytest.mark.parametrize("n", [1, 5, 20, 21, 400])

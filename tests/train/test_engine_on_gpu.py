@@ -184,6 +184,30 @@ def texts(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("texts") / "data")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_update_drops_other_elements(compiled):
+    """Without learning (lr 0) and with one batch only the masks differ: as much in a graph as in plain code."""
+
+    def losses(**engine):
+        config = config_of(engine=engine, model={"dropout": 0.3}, B=2)
+        torch.manual_seed(0)
+        model = GPT(config.model).to("cuda")
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(4)  # else the logits hardly depend on anything
+        made = Engine(model, make_optimizer(model, config.train), config, "cuda", note=pytest.fail)
+        found = [made.update(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(200)]
+        again = [made.update(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(100, 110)]
+        assert again == pytest.approx(found[100:110], rel=1e-3)
+        return torch.tensor(found[10:], dtype=torch.float64)
+
+    plain, fast = losses(graphs=False, compile=False), losses(graphs=True, compile=compiled)
+    assert len(set(fast.tolist())) > 180
+    error = (plain.var() / len(plain) + fast.var() / len(fast)).sqrt()
+    assert abs(plain.mean() - fast.mean()) < 5 * error
+    assert 0.6 < fast.std() / plain.std() < 1.6
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_deterministic_run_is_resumed_to_the_bit(texts, tmp_path, precision):
     """Dropout, graphs and all; killed between two checkpoints."""

@@ -79,7 +79,8 @@ def test_plain_lines_come_every_few_seconds_at_evaluations_and_at_the_end(capsys
     assert "val_wiki 3.250" in shown[2]
     assert "loss 4.750" in shown[-1]
     assert "1k tok/s" in shown[0]
-    assert "0:19 left" in shown[0]
+    assert "left" not in shown[0]
+    assert "0:14 left" in shown[1]
     assert "0:02 left" in shown[-2]
     assert "0:00 left" in shown[-1]
 
@@ -87,10 +88,32 @@ def test_plain_lines_come_every_few_seconds_at_evaluations_and_at_the_end(capsys
 def test_the_time_left_of_a_resumed_run_counts_its_own_steps(capsys, clock):
     lines = PlainLines(every=0.0)
     lines.start(first=90, total=100)
-    clock.now += 2.0
-    lines.step(line(90))
-    assert "0:18 left" in capsys.readouterr().out
+    for step in (90, 91):
+        clock.now += 2.0
+        lines.step(line(step))
+    assert "0:16 left" in capsys.readouterr().out
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_what_is_compiled_at_first_does_not_lengthen_the_time_left(capsys, clock):
+    lines = PlainLines(every=0.0)
+    lines.start(first=0, total=1000)
+    for step, seconds in enumerate([30.0, 0.5, 0.5, 5.0, 0.5, *[0.5] * 195]):
+        clock.now += seconds
+        lines.step(line(step))
+    shown = capsys.readouterr().out.splitlines()
+    assert "left" not in shown[0]
+    assert "8:19 left" in shown[1]
+    assert all("left" in text for text in shown[1:])
+    assert "6:40 left" in shown[-1]
+
+
+def test_the_only_step_of_a_run_leaves_nothing(capsys, clock):
+    lines = PlainLines()
+    lines.start(first=4, total=5)
+    clock.now += 7.0
+    lines.step(line(4))
+    assert "0:00 left" in capsys.readouterr().out
 
 
 def test_notes_are_shown_as_they_are(capsys):
