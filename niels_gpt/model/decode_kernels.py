@@ -117,28 +117,29 @@ def _finish(
 @triton.jit(do_not_specialize=["N", "rows", "parts", "norm", "epilogue"])
 def wide_kernel(
     x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue,
-    M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr, PDL: tl.constexpr,
+    M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """M rows: out = epilogue(norm(x) w^T) for x (rows, K), K <= SPLIT BK; else as vector_kernel.
+    """M rows and BN columns: out = epilogue(norm(x) w^T) for x (rows, K), K <= SPLIT BK; else as vector_kernel.
 
-    A program keeps its x and goes through the rows of w, BN at a time. Each of SPLIT warps has its own piece of K;
-    products of float32 are three of tf32. moments: sums over x of a norm are read, those over out after an addition
-    are written, one part for BN columns.
+    Each of SPLIT warps has its own piece of K; products of float32 are three of tf32. moments: sums over x of a norm
+    are read, those over out after an addition are written, one part for BN columns.
     """
     b = tl.program_id(0) * M + tl.arange(0, M)
+    tile = tl.program_id(1)
+    n = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, SPLIT)[:, None] * BK + tl.arange(0, BK)[None, :]  # (SPLIT, BK)
     ok = k < K
-    _ready(PDL)
+    if PDL:
+        gdc_launch_dependents()
+    inside = ok[:, :, None] & (n < N)[None, None, :]
+    weight = tl.load(w + n[None, None, :] * K + k[:, :, None], mask=inside, other=0.0)  # while the last kernel ends
+    if PDL:
+        gdc_wait()
     mean, scale = _moments(moments, b, rows, parts, K, eps, norm, M, PARTS)
     where = ok[:, None, :] & (b < rows)[None, :, None]
     value = tl.load(x + b[None, :, None] * K + k[:, None, :], mask=where, other=0.0)
-    for tile in tl.range(tl.program_id(1), (N + BN - 1) // BN, tl.num_programs(1), num_stages=STAGES):
-        n = tile * BN + tl.arange(0, BN)
-        at = w + n[None, None, :] * K + k[:, :, None]
-        weight = tl.load(at, mask=ok[:, :, None] & (n < N)[None, None, :], other=0.0)
-        result = tl.sum(tl.dot(value, weight, input_precision="tf32x3"), 0)
-        _finish(result, mean, scale, shift, out, moments, b, tile, N, rows, parts, norm, epilogue, M, BN)
+    result = tl.sum(tl.dot(value, weight, input_precision="tf32x3"), 0)
+    _finish(result, mean, scale, shift, out, moments, b, tile, N, rows, parts, norm, epilogue, M, BN)
 
 
 @triton.jit(do_not_specialize=["N", "rows", "parts", "norm", "epilogue"])

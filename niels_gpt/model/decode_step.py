@@ -33,10 +33,9 @@ def power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _device_limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors, and the bytes of shared memory that a program may have."""
-    limits = torch.cuda.get_device_properties(device)
-    return limits.multi_processor_count, getattr(limits, "shared_memory_per_block_optin", 101376)
+def _shared_memory(device: torch.device) -> int:
+    """The bytes of it that a program may have."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 101376)
 
 
 class Weights:
@@ -111,7 +110,7 @@ class Rows:
         self.parts = -(-config.C // COLUMNS)
         self.moments = torch.zeros((batch, self.parts, 2), device=self.device)  # sums over h and its squares, in parts
         self.logits = torch.zeros((batch, config.V), device=self.device)
-        self.programs, self.shared = _device_limits(self.device)
+        self.shared = _shared_memory(self.device)
         # A kernel may come up while the one before it ends.
         self.pdl = torch.cuda.get_device_capability(self.device)[0] >= 9
         self.extra: dict[str, Any] = {"PDL": True, "launch_pdl": True} if self.pdl else {"PDL": False}
@@ -228,18 +227,16 @@ class DecodeStep(Rows):
             self.launches.append((kernels.vector_kernel, (-(-N // BN),), args, constants | self.extra))
             return
         # Nothing here may depend on the number of rows: kernels are compiled before it is known.
-        M, BN, split, stages = 16, COLUMNS, 8, 3
+        M = BN = COLUMNS
+        split = max(4, power(C) // 128)  # so that a warp can hold its weights in registers
         BK = max(16, power(C) // split)
-        needed = 4 * split * (2 * M * BK + (stages - 1) * BN * BK + M * BN)  # bytes of shared memory
-        wide = K <= C and needed <= self.shared
+        wide = K <= C and 4 * split * (M * BK + BN * BK + M * BN) <= self.shared
+        constants = {"BK": BK, "SPLIT": split, "num_warps": split}
         if not wide:
-            BK, stages = 64, 2
-        tiles = -(-N // BN)
-        groups = -(-B // M)
-        grid = groups, min(tiles, max(1, self.programs // groups)) if wide else tiles
-        constants = {"M": M, "BN": BN, "BK": BK, "SPLIT": split, "STAGES": stages, "PARTS": power(self.parts),
-                     "num_warps": split}  # fmt: skip
-        self.launches.append((kernels.wide_kernel if wide else kernels.deep_kernel, grid, args, constants | self.extra))
+            constants = {"BK": 64, "SPLIT": 8, "STAGES": 2, "num_warps": 8}
+        constants |= {"M": M, "BN": BN, "PARTS": power(self.parts)}
+        kernel = kernels.wide_kernel if wide else kernels.deep_kernel
+        self.launches.append((kernel, (-(-B // M), -(-N // BN)), args, constants | self.extra))
 
     def load(self, slots: list[int]) -> None:
         """Seat these slots, and take up their next input. Not part of a step."""

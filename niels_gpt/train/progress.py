@@ -49,8 +49,7 @@ def say(text: str) -> None:
 
 
 SETTLING = 4
-"""Updates at the beginning of a run that say little about the rest: models are compiled, memory is found. The first says
-nothing."""
+"""Updates at the beginning of a run that say little about the rest, the first nothing: models are compiled then."""
 
 
 class Reporter(Protocol):

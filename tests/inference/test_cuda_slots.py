@@ -57,7 +57,7 @@ def device(request, monkeypatch):
     monkeypatch.setitem(sys.modules, "niels_gpt.model.decode_kernels", kernels)
     monkeypatch.setattr(niels_gpt.model, "decode_kernels", kernels, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    monkeypatch.setattr(decode_step, "_device_limits", lambda _: (108, 166912))
+    monkeypatch.setattr(decode_step, "_shared_memory", lambda _: 166912)
     monkeypatch.setattr(torch.cuda, "Event", Stand)
     monkeypatch.setattr(cuda_slots, "usable", lambda model: True)
     monkeypatch.setattr(decode_step.Rows, "compile", lambda self: None)
