@@ -49,6 +49,22 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def check_place(path: str | Path, *, folder: bool = False) -> None:
+    """Raise ValueError where no file, or no folder, can be made at `path`: before work whose result is to go there."""
+    path = Path(path)
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if there == path.absolute():
+        if there.is_dir() and not folder:
+            raise ValueError(f"{path} is a folder, and a file is to be written: name a file in it")
+        if not there.is_dir() and folder:
+            raise ValueError(f"{path} is a file, and a folder is to be written: choose another")
+    elif not there.is_dir():
+        raise ValueError(f"{there} is a file, so nothing can be written to {path}: choose another place")
+    above = there if there.is_dir() else there.parent
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"you may not write to {above}: choose another place than {path}")
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a whole file, atomically."""
     with writing(path) as file:

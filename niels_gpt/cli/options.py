@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
+from niels_gpt import files
 from niels_gpt.cache.cli import Count, Offline, Place, Text
 from niels_gpt.config import LAST_SEED, MOST_TOKENS
 
 Share = Optional[float]  # noqa: UP045 (typer reads these at run time)
 OfflineOption = Offline
+
+
+def _new_file(path: Place) -> Place:
+    """What is to be written there can be; and its folder is there."""
+    if path is not None:
+        files.check_place(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _new_folder(path: Place) -> Place:
+    if path is not None:
+        files.check_place(path, folder=True)
+    return path
+
+
+def file_option(name: str, text: str) -> Any:
+    """The option for a file to be written, which is refused before any work if it cannot be."""
+    return typer.Option(name, callback=_new_file, help=text)
+
+
+def folder_option(name: str, text: str) -> Any:
+    """The same for a folder."""
+    return typer.Option(name, callback=_new_folder, help=text)
+
 
 RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
 CheckpointOption = Annotated[Place, typer.Option("--checkpoint", help="A .pt file instead of a run's best one.")]

@@ -246,7 +246,10 @@ def run_study(
     key, equals, values = vary.partition("=")
     if not equals or not all(value.strip() for value in values.split(",")):
         raise ValueError(f"--vary takes KEY=A,B,C, got {vary!r}")
-    runs = [(value.strip(), RunFolder(out / f"{key.split('.')[-1]}-{value.strip()}")) for value in values.split(",")]
+    wished = [value.strip() for value in values.split(",")]
+    if len(set(wished)) < len(wished):
+        raise ValueError(f"--vary takes different values, got {vary!r}")
+    runs = [(value, RunFolder(out / f"{key.split('.')[-1]}-{value}")) for value in wished]
     device = resolve_device(device)
     configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}
     shortest = min(resolved.model.T for resolved in configs.values())

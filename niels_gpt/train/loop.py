@@ -130,9 +130,7 @@ def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World 
 
 
 def _check_folder(run: RunFolder, resume: bool) -> None:
-    there = next(path for path in (run.path, *run.path.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"{there} is a file, so no run can be in {run.path}: choose another --run-dir")
+    files.check_place(run.path, folder=True)
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:

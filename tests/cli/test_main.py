@@ -31,6 +31,27 @@ def test_help(capsys):
         assert f"\n  {command} " in shown
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "memorize nowhere --out taken",
+        "audit nowhere --notes nowhere --out taken",
+        "tokenizer train nowhere --out taken/deeper",
+        "splice study --config nowhere --out taken",
+        "splice fit nowhere --html taken/page.html",
+        "splice coverage --config nowhere --png .",
+        "data stats nowhere --png .",
+    ],
+)
+def test_where_a_result_cannot_go_is_said_before_any_work(capsys, command):
+    """Before anything is read, even: none of what is to be worked on is there."""
+    Path("taken").write_text("something", encoding="utf-8")
+    assert call(*command.split()) == 1
+    message = error_of(capsys)
+    assert "taken is a file" in message or ". is a folder" in message
+    assert Path("taken").read_text(encoding="utf-8") == "something"
+
+
 def test_no_command_is_help(capsys):
     call()
     assert "Usage: niels-gpt" in "".join(capsys.readouterr())

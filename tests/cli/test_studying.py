@@ -209,6 +209,7 @@ def test_a_study_with_one_checkpoint_per_run(place, capsys):
 @pytest.mark.parametrize(
     ("vary", "mentioned"),
     [
+        ("splice.num_docs=1,2, 1", "different values"),
         ("splice.num_docs", "KEY=A,B,C"),
         ("splice.num_docs=", "KEY=A,B,C"),
         ("splice.num_docs=1,,2", "KEY=A,B,C"),
