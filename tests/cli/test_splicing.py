@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import yaml
