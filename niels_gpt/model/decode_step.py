@@ -217,6 +217,7 @@ class DecodeStep(Rows):
         """Add out = epilogue(w norm(x)) to the launches."""
         from niels_gpt.model import decode_kernels as kernels
 
+        assert not (norm and epilogue == ADD)  # the sums that a norm reads are those that an addition writes
         B, C, (N, K) = self.batch, self.weights.config.C, w.shape
         kind = self.weights.norm_kind if norm else 0
         args = (x, w, shift, out, self.moments, N, K, B, self.parts, self.weights.eps, kind, epilogue)

@@ -115,13 +115,14 @@ def linear_case(kernel: str, rows: int, N: int, K: int, norm: int, epilogue: int
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("pdl", [False, True])
-@pytest.mark.parametrize(  # no norm before an addition: it would read the sums that are written
-    ("norm", "epilogue"), [(0, ADD), *((norm, epilogue) for norm in (0, 1, 2) for epilogue in (STORE, GELU, SWIGLU))]
-)
+@pytest.mark.parametrize("epilogue", [STORE, GELU, SWIGLU, ADD])
+@pytest.mark.parametrize("norm", [0, 1, 2])
 @pytest.mark.parametrize(("kernel", "rows"), [("vector", 1), ("wide", 2), ("wide", 16), ("wide", 45), ("deep", 33)])
 def test_products(kernel, rows, norm, epilogue, pdl):
     if pdl and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs sm_90")
+    if norm and epilogue == ADD and kernel != "vector":
+        pytest.skip("never launched: a program would read the sums that another writes")
     for N, K in ((96, 96), (250, 72), (48, 128), (1100, 128)):
         mine, reference = linear_case(kernel, rows, N, K, norm, epilogue)
         extra = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
