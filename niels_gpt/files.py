@@ -49,20 +49,23 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def check_place(path: str | Path, *, folder: bool = False) -> None:
-    """Raise ValueError where no file, or no folder, can be made at `path`: before work whose result is to go there."""
+def check_place(path: str | Path, option: str, *, folder: bool = False) -> None:
+    """Raise ValueError where no file, or no folder, can be made at `path`: before work whose result is to go there.
+
+    `option`: what the user named the path with.
+    """
     path = Path(path)
     there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if there == path.absolute():
         if there.is_dir() and not folder:
-            raise ValueError(f"{path} is a folder, and a file is to be written: name a file in it")
+            raise ValueError(f"{path} is a folder, and {option} takes a file: name one in it")
         if not there.is_dir() and folder:
-            raise ValueError(f"{path} is a file, and a folder is to be written: choose another")
+            raise ValueError(f"{path} is a file, and {option} takes a folder: choose another {option}")
     elif not there.is_dir():
-        raise ValueError(f"{there} is a file, so nothing can be written to {path}: choose another place")
+        raise ValueError(f"{there} is a file, so nothing can be written to {path}: choose another {option}")
     above = there if there.is_dir() else there.parent
     if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"you may not write to {above}: choose another place than {path}")
+        raise ValueError(f"you may not write to {above}, and so not to {path}: choose another {option}")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -194,19 +194,19 @@ def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
 def test_a_place_is_checked_before_anything_is_written(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in ("new", "a/b/c"):
-        files.check_place(tmp_path / path)
-        files.check_place(tmp_path / path, folder=True)
-    files.check_place(tmp_path / "file")
-    files.check_place(tmp_path, folder=True)
+        files.check_place(tmp_path / path, "--out")
+        files.check_place(tmp_path / path, "--out", folder=True)
+    files.check_place(tmp_path / "file", "--out")
+    files.check_place(tmp_path, "--out", folder=True)
     assert names_in(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(
     ("path", "folder", "message"),
     [
-        (".", False, "is a folder, and a file is to be written"),
-        ("file", True, "is a file, and a folder is to be written"),
-        ("file/below", False, "file is a file, so nothing can be written to file/below"),
+        (".", False, ". is a folder, and --out takes a file: name one in it"),
+        ("file", True, "file is a file, and --out takes a folder: choose another --out"),
+        ("file/below", False, "file is a file, so nothing can be written to file/below: choose another --out"),
         ("file/a/b", True, "file is a file, so nothing can be written to file/a/b"),
     ],
 )
@@ -214,15 +214,15 @@ def test_a_place_where_nothing_can_be(tmp_path, monkeypatch, path, folder, messa
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        files.check_place(path, folder=folder)
+        files.check_place(path, "--out", folder=folder)
 
 
 def test_a_place_that_may_not_be_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(ValueError, match=f"you may not write to {tmp_path}"):
-        files.check_place(tmp_path / "a" / "b")
+        files.check_place(tmp_path / "a" / "b", "--out")
     with pytest.raises(ValueError, match=f"you may not write to {tmp_path}"):
-        files.check_place(tmp_path, folder=True)
+        files.check_place(tmp_path, "--out", folder=True)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -17,7 +17,7 @@ from niels_gpt.cli.options import (
     SourceConfigOption,
     SplitOption,
     SubsetOption,
-    file_option,
+    output_option,
 )
 
 app = typer.Typer(help="The sources of text: which there are, and what is in them.", no_args_is_help=True)
@@ -75,7 +75,7 @@ def data_stats(
     path: PathOption = None,
     encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
-    png: Annotated[Place, file_option("--png", "Where to write the histogram; default: data/stats/NAME.png.")] = None,
+    png: Annotated[Place, output_option("--png", "Where to write the histogram; default: data/stats/NAME.png.")] = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:

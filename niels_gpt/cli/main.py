@@ -42,7 +42,7 @@ from niels_gpt.cli.options import (
     WeightsOption,
     WikiOption,
     WindowOption,
-    folder_option,
+    output_option,
 )
 from niels_gpt.cli.splice_app import app as splice_app
 from niels_gpt.cli.tokenizer_app import app as tokenizer_app
@@ -315,7 +315,9 @@ def memorize(
     ] = [],  # noqa: B006
     encoding_errors: EncodingOption = None,
     curve: Annotated[bool, typer.Option("--curve/--no-curve", help="Also at every checkpoint the run has.")] = True,
-    out: Annotated[Place, folder_option("--out", "Folder of the report; default: memorisation/ of the run.")] = None,
+    out: Annotated[
+        Place, output_option("--out", "Folder of the report; default: memorisation/ of the run.", folder=True)
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Passages to list.")] = 20,
     device: DeviceOption = "auto",
     tokenizer: TokenizerOption = None,
@@ -359,7 +361,7 @@ def audit(
     prompt: PromptOption = None,
     stride: StrideOption = 5,
     top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
-    out: Annotated[Place, folder_option("--out", "Folder for a report with pages and tables.")] = None,
+    out: Annotated[Place, output_option("--out", "Folder for a report with pages and tables.", folder=True)] = None,
     encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
     tokenizer: TokenizerOption = None,

@@ -14,28 +14,15 @@ Share = Optional[float]  # noqa: UP045 (typer reads these at run time)
 OfflineOption = Offline
 
 
-def _new_file(path: Place) -> Place:
-    """What is to be written there can be; and its folder is there."""
-    if path is not None:
-        files.check_place(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+def output_option(name: str, text: str, *, folder: bool = False) -> Any:
+    """The option for a file or a folder to be written, refused before any work where it cannot be."""
 
+    def checked(path: Place) -> Place:
+        if path is not None:
+            files.check_place(path, name, folder=folder)
+        return path
 
-def _new_folder(path: Place) -> Place:
-    if path is not None:
-        files.check_place(path, folder=True)
-    return path
-
-
-def file_option(name: str, text: str) -> Any:
-    """The option for a file to be written, which is refused before any work if it cannot be."""
-    return typer.Option(name, callback=_new_file, help=text)
-
-
-def folder_option(name: str, text: str) -> Any:
-    """The same for a folder."""
-    return typer.Option(name, callback=_new_folder, help=text)
+    return typer.Option(name, callback=checked, help=text)
 
 
 RunOption = Annotated[Place, typer.Option("--run", help="Run folder; default: the newest in runs/.")]

@@ -20,15 +20,14 @@ from niels_gpt.cli.options import (
     StrideOption,
     WikiOption,
     WindowOption,
-    file_option,
-    folder_option,
+    output_option,
 )
 
 app = typer.Typer(help="Chosen documents at chosen positions: what a splice run will train on.", no_args_is_help=True)
 
 ConfigOption = Annotated[Place, typer.Option("--config", help="YAML file of a splice run; default: notes, as bytes.")]
-PngOption = Annotated[Place, file_option("--png", "Draw it into this file.")]
-HtmlOption = Annotated[Place, file_option("--html", "Write it as a page.")]
+PngOption = Annotated[Place, output_option("--png", "Draw it into this file.")]
+HtmlOption = Annotated[Place, output_option("--html", "Write it as a page.")]
 
 
 @app.command("select")
@@ -80,7 +79,9 @@ def splice_study(
     vary: Annotated[
         str, typer.Option("--vary", metavar="KEY=A,B,C", help="The value that differs from run to run.")
     ] = "splice.num_docs=1,2,4,8",
-    out: Annotated[Path, folder_option("--out", "Folder of the runs and the report.")] = Path("runs/study"),
+    out: Annotated[Path, output_option("--out", "Folder of the runs and the report.", folder=True)] = Path(
+        "runs/study"
+    ),
     window: WindowOption = None,
     prompt: PromptOption = None,
     stride: StrideOption = 5,

@@ -158,6 +158,7 @@ def run_coverage(
     documents = cover(dataset, task.names, noted(spans, lengths))
     examples, frames = frames_needed(lengths, dataset.S, train.B, packed=task.packed)
     title = f"{library_name(task)}: {title}"
+    _make_folders(png, html)
     if png is not None:
         coverage_png(documents, png, title=title, examples=examples, frames=frames)
     if html is not None:
@@ -175,6 +176,12 @@ def run_coverage(
     for path in (png, html):
         if path is not None:
             print(f"wrote {path}")
+
+
+def _make_folders(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def noted(spans: Iterable[Spans], lengths: list[np.ndarray]) -> Iterator[Spans]:
@@ -195,6 +202,7 @@ def run_fit(*, runs: list[Path], png: Path | None, html: Path | None, as_json: b
     points = [point for run in runs for point in points_of(run)]
     law = fit_law(points)
     title = "log P(z) against epochs and tokens"
+    _make_folders(png, html)
     if png is not None:
         law_png(points, law, png, title=title)
     if html is not None:

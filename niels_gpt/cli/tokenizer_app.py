@@ -12,7 +12,7 @@ from niels_gpt.cli.options import (
     OfflineOption,
     PathOption,
     SourceConfigOption,
-    folder_option,
+    output_option,
 )
 
 app = typer.Typer(help="Train a tokenizer, and see how well it fits.", no_args_is_help=True)
@@ -23,7 +23,9 @@ def tokenizer_train(
     names: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Sources to learn from; default: all that can be read.")
     ] = [],  # noqa: B006
-    out: Annotated[Path, folder_option("--out", "Folder for spm.model and meta.json.")] = Path("cache/tokenizer"),
+    out: Annotated[Path, output_option("--out", "Folder for spm.model and meta.json.", folder=True)] = Path(
+        "cache/tokenizer"
+    ),
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Pieces, without the special tokens.")] = 16_000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seeds the sample that is learned from.")] = 42,
     documents: Annotated[int, typer.Option("--documents", min=1, help="Documents per source, at most.")] = 20_000,

@@ -34,7 +34,8 @@ def plot_losses(run: RunFolder) -> None:
     if len(lines) >= WHOLE:  # the fall from ln V takes no room from what comes after it
         later = [*smoothed[len(lines) // 50 :], *(value for m in lines for value in shown(m.get("evals", {})).values())]
         low, high = min(losses + later), max(later)
-        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+        if low < high:
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(run.path.name)

@@ -130,7 +130,7 @@ def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World 
 
 
 def _check_folder(run: RunFolder, resume: bool) -> None:
-    files.check_place(run.path, folder=True)
+    files.check_place(run.path, "--run-dir", folder=True)
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:

@@ -48,10 +48,6 @@ def say(text: str) -> None:
     print(text, file=lasting_output(), flush=True)
 
 
-SETTLING = 4
-"""Updates at the beginning of a run that say little about the rest, the first nothing: models are compiled then."""
-
-
 class Reporter(Protocol):
     """What the loop tells while it runs."""
 
@@ -140,6 +136,10 @@ class Bar:
 def shown(evals: dict[str, float]) -> dict[str, float]:
     """The evaluations to look at; those with a / in their name are details, for the file."""
     return {name: value for name, value in evals.items() if "/" not in name}
+
+
+SETTLING = 4
+"""Updates at the beginning of a run that say little about the rest, the first nothing: models are compiled then."""
 
 
 class _Clock:

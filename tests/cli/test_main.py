@@ -49,6 +49,7 @@ def test_where_a_result_cannot_go_is_said_before_any_work(capsys, command):
     assert call(*command.split()) == 1
     message = error_of(capsys)
     assert "taken is a file" in message or ". is a folder" in message
+    assert f"{command.split()[-2]} " in f"{message} "
     assert Path("taken").read_text(encoding="utf-8") == "something"
 
 

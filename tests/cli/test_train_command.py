@@ -230,7 +230,7 @@ def test_a_run_dir_that_is_a_file(texts, capsys):
     assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", str(texts / "primer.txt")) == 1
     message = error_of(capsys)
     assert "primer.txt is a file" in message
-    assert "choose another" in message
+    assert "choose another --run-dir" in message
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,13 @@ def test_the_first_losses_of_a_long_run_take_no_room(run, monkeypatch):
     assert limits == pytest.approx([1 - 0.04, 1.8 + 0.04])
 
 
+def test_a_loss_that_never_changes_is_drawn(run, recwarn):
+    write_metrics(run, [{"step": s, "loss": 2.0} for s in range(200)])
+    plot_losses(run)
+    assert run.plot_path.read_bytes().startswith(b"\x89PNG")
+    assert not recwarn.list
+
+
 def test_the_picture_of_a_resumed_run_replaces_the_old(run):
     write_metrics(run, [{"step": 0, "loss": 5.0}])
     plot_losses(run)

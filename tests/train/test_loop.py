@@ -683,7 +683,7 @@ def test_a_warm_up_that_does_not_fit_is_refused_before_anything_is_written(texts
 def test_a_file_where_the_folder_should_be(texts, tmp_path, deeper):
     file = tmp_path / "file"
     file.write_text("mine", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"file is a file.*choose another"):
+    with pytest.raises(ValueError, match=r"file is a file.*another --run-dir"):
         train(small_config(texts), RunFolder(file / "run" if deeper else file))
     assert file.read_text(encoding="utf-8") == "mine"
 
