@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.memory import keep_freed_memory
-from niels_gpt.model import fp8, fused
+from niels_gpt.model import fp8, fused, short_attention
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.loss import loss_fn, summed_loss
@@ -137,7 +137,10 @@ class Attention(nn.Module):
         B, n, _ = qkv.shape
         if fused.usable(qkv) and cache is None and segments is None and turn is not None and turn[0].dim() == 4:
             sin, cos = (table.view(n, self.D // 2) for table in turn)
-            return _causal(*fused.turned_heads(qkv.view(B, n, 3, self.H, self.D), sin, cos))
+            heads = qkv.view(B, n, 3, self.H, self.D)
+            if short_attention.usable(qkv, self.H):
+                return short_attention.attend(heads, sin, cos).flatten(2)
+            return _causal(*fused.turned_heads(heads, sin, cos))
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
         if turn is not None:
@@ -171,7 +174,7 @@ class MLP(nn.Module):
     def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
         """Of norm(x), or of x."""
         x, weight = normed(x, norm, self.up.weight)
-        if fp8.on(x):
+        if fp8.on(x) and norm is not None:
             return fp8.mlp(x, weight, self.down.weight, gated=False)
         u = F.linear(x, weight)
         return self.down(fused.activation(u, gated=False) if fused.usable(u) else F.gelu(u))
@@ -194,7 +197,7 @@ class SwiGLU(nn.Module):
         """Of norm(x), or of x."""
         if fused.in_bf16(x):
             x, weight = normed(x, norm, torch.cat((self.gate.weight, self.up.weight)))
-            if fp8.on(x):
+            if fp8.on(x) and norm is not None:
                 return fp8.mlp(x, weight, self.down.weight, gated=True)
             return self.down(fused.activation(F.linear(x, weight), gated=True))
         x = x if norm is None else norm(x)

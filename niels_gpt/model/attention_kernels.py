@@ -1,0 +1,162 @@
+"""Triton kernels for causal attention with RoPE over short windows; `short_attention.py` makes an operator of them.
+
+A program takes one head of one row: all of its keys and values fit into shared memory, so that what comes from the
+product (B, n, 3, H, D) is read once, turned in registers, and nothing turned is ever written. Loops over blocks are
+unrolled (n is a constant): n <= 256. No atomics: the same input gives the same bits.
+
+q is scaled by log2(e) / sqrt(D) as it is turned, so that scores are powers of two: p = 2^(q' k - lse log2(e)),
+dk = ln(2) ds^T q', dq = ds k / sqrt(D).
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: RUF005
+# Triton's language is not Python's (it has no (*a, b)), and it is not installed where there is no CUDA.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _places(base, row, BLOCK: tl.constexpr, stride, WIDTH: tl.constexpr, APART: tl.constexpr):
+    """WIDTH lanes of each of the BLOCK rows from `row` on. APART: blocks share the registers of all but their start."""
+    rows, lanes = tl.arange(0, BLOCK)[:, None], tl.arange(0, WIDTH)[None, :]
+    if APART:
+        return base + row * stride + (rows * stride + lanes)
+    return base + ((row + rows) * stride + lanes)
+
+
+@triton.jit
+def _block(
+    base, row, BLOCK: tl.constexpr, stride, N: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr = False
+):  # fmt: skip
+    """What lies there; 0 past N."""
+    inside = row + tl.arange(0, BLOCK)[:, None] < N
+    return tl.load(_places(base, row, BLOCK, stride, WIDTH, APART), mask=inside, other=0.0)
+
+
+@triton.jit
+def _put(
+    base, row, BLOCK: tl.constexpr, stride, x, N: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr = False
+):  # fmt: skip
+    inside = row + tl.arange(0, BLOCK)[:, None] < N
+    tl.store(_places(base, row, BLOCK, stride, WIDTH, APART), x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _angles(sin, cos, row, BLOCK: tl.constexpr, N: tl.constexpr, D: tl.constexpr, APART: tl.constexpr = False):
+    return _block(sin, row, BLOCK, D // 2, N, D // 2, APART), _block(cos, row, BLOCK, D // 2, N, D // 2, APART)
+
+
+@triton.jit
+def _numbers(base, row, BLOCK: tl.constexpr, N: tl.constexpr, other):
+    return tl.load(base + (row + tl.arange(0, BLOCK)), mask=row + tl.arange(0, BLOCK) < N, other=other)
+
+
+@triton.jit
+def _put_numbers(base, row, BLOCK: tl.constexpr, x, N: tl.constexpr):
+    tl.store(base + (row + tl.arange(0, BLOCK)), x, mask=row + tl.arange(0, BLOCK) < N)
+
+
+@triton.jit
+def _turned(x, s, c, factor):
+    """Pairs of x (rows, D) turned by angles (rows, D / 2), times factor, in float32."""
+    a, b = tl.split(tl.reshape(x.to(tl.float32), (x.shape[0], x.shape[1] // 2, 2)))
+    a *= factor
+    b *= factor
+    return tl.reshape(tl.join(a * c - b * s, a * s + b * c), (x.shape[0], x.shape[1]))
+
+
+@triton.jit
+def forward_kernel(
+    qkv, sin, cos, y, lse, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """y (B, n, H, D) and lse (B, H, n), the logarithms of the sums of a softmax."""
+    head = tl.program_id(0)
+    b, h = (head // H).to(tl.int64), head % H
+    source = qkv + b * (N * 3 * H * D) + h * D
+    ks, vs = (), ()
+    for i in tl.static_range((N + BLOCK - 1) // BLOCK):
+        row = i * BLOCK
+        q = _block(source, row, BLOCK, 3 * H * D, N, D)
+        k = _block(source + H * D, row, BLOCK, 3 * H * D, N, D)
+        vs = vs + (_block(source + 2 * H * D, row, BLOCK, 3 * H * D, N, D),)
+        s, c = _angles(sin, cos, row, BLOCK, N, D)
+        ks = ks + (_turned(k, s, c, 1.0).to(k.dtype),)
+        q = _turned(q, s, c, LOG2E * D**-0.5).to(q.dtype)
+        top = tl.full((BLOCK,), -float("inf"), tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        made = tl.zeros((BLOCK, D), tl.float32)
+        for j in tl.static_range(i + 1):
+            score = tl.dot(q, tl.trans(ks[j]))
+            if j == i:
+                at = row + tl.arange(0, BLOCK)  # not from 0: one mask for all blocks would stay in registers
+                score = tl.where(at[:, None] >= at[None, :], score, -float("inf"))
+            higher = tl.maximum(top, tl.max(score, 1))
+            p = tl.exp2(score - higher[:, None])
+            shrink = tl.exp2(top - higher)
+            total = total * shrink + tl.sum(p, 1)
+            made = tl.dot(p.to(q.dtype), vs[j], made * shrink[:, None])
+            top = higher
+        _put(y + b * (N * H * D) + h * D, row, BLOCK, H * D, made / total[:, None], N, D)
+        _put_numbers(lse + head * N, row, BLOCK, (top + tl.log2(total)) * LN2, N)
+
+
+@triton.jit
+def backward_kernel(
+    qkv, sin, cos, y, lse, dy, dqkv, deltas, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """dqkv (B, n, 3, H, D) from dy (B, n, H, D). deltas (B, H, n) is room for the sums over dy y.
+
+    From the last block of keys to the first, each against all blocks of queries that see it: dq of every block stays
+    in registers until the first, q and dy in shared memory. Scores are (keys, queries), so that p and ds are what dv
+    and dk need on the left, straight from registers. lse and delta are read where they are used, not kept: one number
+    per column would take as many registers as a block of q.
+    """
+    LAST: tl.constexpr = (N + BLOCK - 1) // BLOCK - 1
+    head = tl.program_id(0)
+    b, h = (head // H).to(tl.int64), head % H
+    source = qkv + b * (N * 3 * H * D) + h * D
+    target = dqkv + b * (N * 3 * H * D) + h * D
+    across = b * (N * H * D) + h * D
+    lse += head * N
+    deltas += head * N
+    qs, gs, dqs = (), (), ()  # of the last block, the one before it, ...
+    for done in tl.static_range(LAST + 1):
+        col = (LAST - done) * BLOCK
+        k = _block(source + H * D, col, BLOCK, 3 * H * D, N, D, True)
+        v = _block(source + 2 * H * D, col, BLOCK, 3 * H * D, N, D, True)
+        s, c = _angles(sin, cos, col, BLOCK, N, D, True)
+        q = _block(source, col, BLOCK, 3 * H * D, N, D, True)
+        g = _block(dy + across, col, BLOCK, H * D, N, D, True)
+        out = _block(y + across, col, BLOCK, H * D, N, D, True)
+        q = _turned(q, s, c, LOG2E * D**-0.5).to(q.dtype)
+        _put_numbers(deltas, col, BLOCK, tl.sum(g.to(tl.float32) * out.to(tl.float32), 1), N)
+        qs, gs, dqs = qs + (q,), gs + (g,), dqs + (tl.zeros((BLOCK, D), tl.float32),)
+        k = _turned(k, s, c, 1.0).to(k.dtype)
+        tl.debug_barrier()  # threads read deltas that others have written
+        dk = tl.zeros((BLOCK, D), tl.float32)
+        dv = tl.zeros((BLOCK, D), tl.float32)
+        for t in tl.static_range(done + 1):
+            row = (LAST - t) * BLOCK
+            low = _numbers(lse, row, BLOCK, N, float("inf")) * LOG2E  # past N: p = 0
+            p = tl.exp2(tl.dot(k, tl.trans(qs[t])) - low[None, :])
+            if t == done:
+                at = row + tl.arange(0, BLOCK)
+                p = tl.where(at[None, :] >= at[:, None], p, 0.0)
+            dv = tl.dot(p.to(q.dtype), gs[t], dv)
+            delta = _numbers(deltas, row, BLOCK, N, 0.0)
+            ds = (p * (tl.dot(v, tl.trans(gs[t])) - delta[None, :])).to(q.dtype)
+            dk = tl.dot(ds, qs[t], dk)
+            dq = tl.dot(tl.trans(ds), k, dqs[t])
+            dqs = dqs[:t] + (dq,) + dqs[t + 1 :]
+            if done == LAST:
+                s, c = _angles(sin, cos, row, BLOCK, N, D, True)
+                _put(target, row, BLOCK, 3 * H * D, _turned(dq, -s, c, D**-0.5), N, D, True)
+        s, c = _angles(sin, cos, col, BLOCK, N, D, True)
+        _put(target + H * D, col, BLOCK, 3 * H * D, _turned(dk, -s, c, LN2), N, D, True)
+        _put(target + 2 * H * D, col, BLOCK, 3 * H * D, dv, N, D, True)

@@ -1,0 +1,83 @@
+"""Causal attention with RoPE over windows of up to 256 tokens, for training on CUDA in bfloat16: one kernel each way.
+
+At v0's size RoPE's passes over memory take as long as attention itself; here q and k are turned where they are used,
+and come back turned back. Longer windows are the libraries' (`gpt.py`): there products outweigh the passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from niels_gpt.model import fused
+
+LONGEST = 256
+"""Tokens of a window whose keys and values one program can hold."""
+FEWEST = 256
+"""Heads of all rows, each a program, that keep a device busy; fewer are better divided by the libraries."""
+BLOCK = 64
+"""Queries, and keys, of one product."""
+
+
+def usable(qkv: torch.Tensor, H: int) -> bool:
+    """Whether `attend` computes on the heads of qkv (B, n, 3 H D)."""
+    (B, n, wide), D = qkv.shape, qkv.shape[2] // (3 * H)
+    return fused.usable(qkv) and n <= LONGEST and B * H >= FEWEST and D in (16, 32, 64) and wide == 3 * H * D
+
+
+@torch.library.custom_op("niels_gpt::short_attention", mutates_args=())
+def _attend(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, lse)."""
+    from niels_gpt.model import attention_kernels as kernels
+
+    B, n, _, H, D = qkv.shape
+    qkv = qkv.contiguous()
+    y, lse = qkv.new_empty((B, n, H, D)), qkv.new_empty((B, H, n), dtype=torch.float32)
+    kernels.forward_kernel[(B * H,)](qkv, sin, cos, y, lse, n, H, D, BLOCK, num_warps=4)
+    return y, lse
+
+
+@_attend.register_fake
+def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    B, n, _, H, D = qkv.shape
+    return qkv.new_empty((B, n, H, D)), qkv.new_empty((B, H, n), dtype=torch.float32)
+
+
+@torch.library.custom_op("niels_gpt::short_attention_backward", mutates_args=())
+def _attend_back(
+    dy: torch.Tensor, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
+) -> torch.Tensor:
+    from niels_gpt.model import attention_kernels as kernels
+
+    B, n, _, H, D = qkv.shape
+    dy, qkv = dy.contiguous(), qkv.contiguous()
+    dqkv, deltas = torch.empty_like(qkv), torch.empty_like(lse)
+    kernels.backward_kernel[(B * H,)](qkv, sin, cos, y, lse, dy, dqkv, deltas, n, H, D, BLOCK, num_warps=4)
+    return dqkv
+
+
+@_attend_back.register_fake
+def _(
+    dy: torch.Tensor, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
+) -> torch.Tensor:
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _back(ctx: Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return _attend_back(dy, *ctx.saved_tensors), None, None
+
+
+_attend.register_autograd(_back, setup_context=_keep)
+
+
+def attend(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+    """Attention (B, n, H, D) of qkv (B, n, 3, H, D), q and k turned by RoPE at positions 0..n-1.
+
+    sin and cos (n, D/2) float32, contiguous.
+    """
+    return _attend(qkv, sin, cos)[0]
