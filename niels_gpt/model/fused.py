@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 LOGITS_BYTES = 1 << 29
-"""Room for the logits that exist at one time."""
+"""Room for the logits that exist at one time; more only where they would be less than LOGITS_SHARE gradients."""
+LOGITS_SHARE = 6
+"""With every part of the logits the whole gradient of the head is read and written again."""
 
 
 FP8_LARGEST = 448.0
@@ -51,7 +53,8 @@ def _linear_cross_entropy(
     padded = -(-V // 64) * 64  # products are twice as fast where the rows of the matrix are aligned
     table = torch.zeros((padded, C), dtype=h.dtype, device=h.device)
     table[:V].copy_(weight)
-    rows = min(N, 1 << max(10, (LOGITS_BYTES // (padded * h.element_size())).bit_length() - 1))
+    room = max(LOGITS_BYTES, LOGITS_SHARE * padded * C * 4)
+    rows = min(N, 1 << max(10, (room // (padded * h.element_size())).bit_length() - 1))
     logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
     logits8 = logits.new_empty((rows, padded) if eight else (0, 0), dtype=torch.float8_e5m2)
     if eight:
@@ -135,7 +138,7 @@ def _turned_heads(
 
     B, n, _, H, D = qkv.shape
     q, k, v = (qkv.new_empty((B, n, H, D)) for _ in range(3))
-    kernels.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, n, H, D, **_sizes(H, D), num_warps=2)
+    kernels.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, n, H, D, **_sizes(H, D), VALUES=True, num_warps=2)
     return q, k, v
 
 
@@ -143,6 +146,23 @@ def _turned_heads(
 def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, ...]:
     B, n, _, H, D = qkv.shape
     return tuple(qkv.new_empty((B, n, H, D)) for _ in range(3))
+
+
+@torch.library.custom_op("niels_gpt::turned_pair", mutates_args=())
+def turned_pair(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Only q and k of `turned_heads`, without autograd: for those who take v from where it lies."""
+    from niels_gpt.model import kernels
+
+    B, n, _, H, D = qkv.shape
+    q, k = qkv.new_empty((B, n, H, D)), qkv.new_empty((B, n, H, D))
+    kernels.rope_kernel[(B * n,)](qkv, q, k, k, sin, cos, n, H, D, **_sizes(H, D), VALUES=False, num_warps=2)
+    return q, k
+
+
+@turned_pair.register_fake
+def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    B, n, _, H, D = qkv.shape
+    return qkv.new_empty((B, n, H, D)), qkv.new_empty((B, n, H, D))
 
 
 @torch.library.custom_op("niels_gpt::turned_heads_backward", mutates_args=())
