@@ -1,8 +1,9 @@
 """Updates on random ids: forward, loss, backward, clipping, fused AdamW; v0, v1 (a Llama) and 124M (a GPT-2).
 
-On a CPU in fp32, v0 also with dropout and under bf16 autocast; on CUDA in bf16, ours of v1 and 124M also in fp8. The
-share of the peak and the MFU count 6 N + 12 L C T operations per token, N being all weights (tied ones once); the peak
-is the best square matmul of the same run, on CUDA what the vendor says for bf16.
+On a CPU in fp32, v0 also with dropout and under bf16 autocast; on CUDA in bf16, ours of v1 and 124M also in fp8, and v1
+also with an MLP as nano and GPT-2 have it: two matrices and a GELU, where a Llama has three and 1.125 times the
+weights. The share of the peak and the MFU count 6 N + 12 L C T operations per token, N being all weights (tied ones
+once); the peak is the best square matmul of the same run, on CUDA what the vendor says for bf16.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ def _peak(quick: bool) -> Work:
     return Work(lambda: torch.mm(a, b, out=out), gflop=2 * n**3 / 1e9)
 
 
-def _contender(name: str, setting: Setting, group: str, **options: Any) -> Contender:
+def _contender(name: str, setting: Setting, group: str, note: str = "", **options: Any) -> Contender:
     role: Role = "ours" if name == OURS else "peer"
-    label = f"{name}, {group}" if group else f"{name}, fp8" if setting.fp8 else name
+    label = ", ".join(part for part in (name, group or ("fp8" if setting.fp8 else ""), note) if part)
     return Contender(label, lambda quick: step_work(name, setting, quick), role=role, group=group, **options)
 
 
@@ -52,6 +53,9 @@ def _case(size: Size, device: str, target: float | None, goals: dict[str, str], 
     if device == "cuda" and size is not V0:  # not tried: its matrices are small
         eight = dataclasses.replace(setting, fp8=True)
         ours.append(_contender(OURS, eight, "", target=target, goals=goals))
+        if size.ours.get("mlp") == "swiglu":  # beside peers whose MLPs have two matrices: a ninth fewer weights in them
+            plain = dataclasses.replace(eight, size=dataclasses.replace(size, ours={}))
+            ours.append(_contender(OURS, plain, "", "GELU", target=target, goals=goals))
     name = "train_step" if size is V0 else f"train_step_{size.name}"
     contenders = (*ours, *(_contender(peer, setting, "") for peer in PEERS))
     return Case(name, "tokens/s", contenders, device, **options)
