@@ -1,6 +1,9 @@
-"""Triton kernels that decode one token per row on CUDA in float32; `decode_step.py` puts them in order.
+"""Triton kernels that decode one token per row on CUDA; `decode_step.py` puts them in order.
 
-Sizes are arguments and not constants, and so are a norm before a product and what follows it: two or three kernels
+What they read and write is float32. Tensor cores are not: there each number is two, its first 11 bits and its next 11,
+as float16 or as tf32, and a product is three; what is left out is as small as float32's own rounding in a sum.
+
+Sizes are arguments and not constants, and so are the kind of a norm and what follows a product: two to four kernels
 are compiled for a model, not one per matrix. Nothing is added up in an order that depends on the other rows or on the
 clock: the same tokens come again, bit for bit.
 """
@@ -13,6 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOW = tl.constexpr(2048.0)
+"""The second of a pair of float16 is multiplied by this, to have the range of the first; decode_step.LOW."""
+ROUNDING = tl.constexpr(2.0**-20)
+"""Share of a mean square that may be the rounding of its sums."""
 
 
 @triton.jit
@@ -72,74 +80,173 @@ def vector_kernel(
 
 
 @triton.jit
-def _moments(moments, b, rows, parts, K, eps, norm, M: tl.constexpr, PARTS: tl.constexpr):
-    """Mean and 1 / deviation of the rows b of a norm's input, from the sums that its writers left: (row, part, 2)."""
-    mean = tl.zeros([M], tl.float32)
-    scale = tl.zeros([M], tl.float32) + 1.0
-    if norm > 0:
-        j = tl.arange(0, PARTS)
-        at = moments + (b[:, None] * parts + j[None, :]) * 2
-        where = (b < rows)[:, None] & (j < parts)[None, :]
-        square = tl.sum(tl.load(at + 1, mask=where, other=0.0), 1) / K
-        if norm == 1:
-            mean = tl.sum(tl.load(at, mask=where, other=0.0), 1) / K
-            square -= mean * mean
-        scale = 1.0 / tl.sqrt(square + eps)
-    return mean, scale
+def _moments(moments, b, rows, parts, norm, PARTS: tl.constexpr):
+    """The sums that a norm of the rows b needs, as their writers left them: (row, part, 2)."""
+    j = tl.arange(0, PARTS)
+    at = moments + (b[:, None] * parts + j[None, :]) * 2
+    there = (j < parts)[None, :]
+    sums = tl.load(at, mask=there & (b < tl.where(norm == 1, rows, 0))[:, None], other=0.0)
+    squares = tl.load(at + 1, mask=there & (b < tl.where(norm > 0, rows, 0))[:, None], other=0.0)
+    return sums, squares
 
 
 @triton.jit
-def _finish(
-    result, mean, scale, shift, out, moments, b, tile, N, rows, parts, norm, epilogue, M: tl.constexpr, BN: tl.constexpr
-):
-    """From a product w' x (M, BN) to what is stored. With a norm it is (w' x - mean shift) scale, shift = w' 1."""
-    n = tile * BN + tl.arange(0, BN)
-    if norm == 1:
-        result -= mean[:, None] * tl.load(shift + n, mask=n < N, other=0.0)[None, :]
-    result = _activated(result * scale[:, None], epilogue)
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _mean_and_scale(sums, squares, K, eps, norm):
+    """Of every row, from _moments. A variance that rounding has eaten, or made negative, is not less than rounding."""
+    total, square = tl.reduce((sums, squares), 1, _add_both)
+    mean = total / K
+    square = square / K
+    variance = tl.maximum(square - mean * mean, square * ROUNDING)
+    return mean, tl.where(norm > 0, 1.0 / tl.sqrt(variance + eps), 1.0)
+
+
+@triton.jit
+def _residual(out, b, n, N, rows, epilogue):
+    """What a product is added to; else 0."""
+    where = (b < tl.where(epilogue == 3, rows, 0))[:, None] & (n < N)[None, :]
+    return tl.load(out + b[:, None] * N + n[None, :], mask=where, other=0.0)
+
+
+@triton.jit
+def _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M: tl.constexpr, BN: tl.constexpr):
+    """From a product (M, BN), the residual added, to what is stored."""
+    result = _activated(result, epilogue)
     if epilogue == 2:
         up, gate = tl.split(tl.reshape(result, (M, BN // 2, 2)))
         half = tile * (BN // 2) + tl.arange(0, BN // 2)
         to_half = out + b[:, None] * (N // 2) + half[None, :]
         tl.store(to_half, up * gate / (1.0 + tl.exp(-gate)), mask=(b < rows)[:, None] & (half * 2 < N)[None, :])
     else:
-        to = out + b[:, None] * N + n[None, :]
+        n = tile * BN + tl.arange(0, BN)
         where = (b < rows)[:, None] & (n < N)[None, :]
         if epilogue == 3:
-            result += tl.load(to, mask=where, other=0.0)
             result = tl.where(where, result, 0.0)
             mine = moments + (b * parts + tile) * 2
             tl.store(mine, tl.sum(result, 1), mask=b < rows)
             tl.store(mine + 1, tl.sum(result * result, 1), mask=b < rows)
-        tl.store(to, result, mask=where)
+        tl.store(out + b[:, None] * N + n[None, :], result, mask=where)
+
+
+@triton.jit
+def _weights(w, n, k, N, K):
+    """Rows n and columns k (SPLIT, BK) of w (N, K), as (SPLIT, BK, BN)."""
+    inside = (k < K)[:, :, None] & (n < N)[None, None, :]
+    return tl.load(w + n[None, None, :] * K + k[:, :, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _values(x, b, k, rows, K):
+    """Rows b and columns k (SPLIT, BK) of x (rows, K), as (SPLIT, M, BK)."""
+    inside = (k < K)[:, None, :] & (b < rows)[None, :, None]
+    return tl.load(x + b[None, :, None] * K + k[:, None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _not_before(value):
+    """The same, from here on: else its way through shared memory, and so the wait for it, moves up to its load."""
+    PACK: tl.constexpr = 32 // value.dtype.primitive_bitwidth
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=PACK)
 
 
 @triton.jit(do_not_specialize=["N", "rows", "parts", "norm", "epilogue"])
-def wide_kernel(
-    x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue,
+def paired_kernel(
+    x, w, factor, out, moments, N, K, rows, parts, eps, norm, epilogue,
     M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """M rows and BN columns: out = epilogue(norm(x) w^T) for x (rows, K), K <= SPLIT BK; else as vector_kernel.
+    """M rows and BN columns of out = epilogue(norm(x) w^T) for x (rows, K), K <= SPLIT BK; else as vector_kernel.
 
-    Each of SPLIT warps has its own piece of K; products of float32 are three of tf32. moments: sums over x of a norm
-    are read, those over out after an addition are written, one part for BN columns.
+    There is a norm, and no addition: whatever x is, |norm(x)| <= sqrt(K) fits float16. w (2, N, K) and factor (N) are
+    pairs of float16 as `Weights.paired` makes them; x is made into such pairs here. Each of SPLIT warps has its own
+    piece of K, and every load is under way before any is used. moments: the sums over x, in parts.
     """
     b = tl.program_id(0) * M + tl.arange(0, M)
     tile = tl.program_id(1)
     n = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, SPLIT)[:, None] * BK + tl.arange(0, BK)[None, :]  # (SPLIT, BK)
-    ok = k < K
     if PDL:
         gdc_launch_dependents()
-    inside = ok[:, :, None] & (n < N)[None, None, :]
-    weight = tl.load(w + n[None, None, :] * K + k[:, :, None], mask=inside, other=0.0)  # while the last kernel ends
+    factors = tl.load(factor + n, mask=n < N, other=0.0)  # while the last kernel ends
+    w_high = _weights(w, n, k, N, K)
+    w_low = _weights(w + N * K, n, k, N, K)
     if PDL:
         gdc_wait()
-    mean, scale = _moments(moments, b, rows, parts, K, eps, norm, M, PARTS)
-    where = ok[:, None, :] & (b < rows)[None, :, None]
-    value = tl.load(x + b[None, :, None] * K + k[:, None, :], mask=where, other=0.0)
-    result = tl.sum(tl.dot(value, weight, input_precision="tf32x3"), 0)
-    _finish(result, mean, scale, shift, out, moments, b, tile, N, rows, parts, norm, epilogue, M, BN)
+    sums, squares = _moments(moments, b, rows, parts, norm, PARTS)
+    value = _values(x, b, k, rows, K)
+    w_high = _not_before(w_high)
+    w_low = _not_before(w_low)
+    mean, scale = _mean_and_scale(sums, squares, K, eps, norm)
+    value = (value - mean[None, :, None]) * scale[None, :, None]
+    value = tl.where((k < K)[:, None, :], value, 0.0)
+    high = value.to(tl.float16)
+    low = ((value - high.to(tl.float32)) * LOW).to(tl.float16)
+    acc = tl.dot(high, w_low, tl.dot(low, w_high)) * (1.0 / LOW)
+    result = tl.sum(tl.dot(high, w_high, acc), 0) * factors[None, :]
+    _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M, BN)
+
+
+@triton.jit
+def _rounded(value):
+    """To tf32, which lacks the last 13 bits of float32."""
+    return ((value.to(tl.int32, bitcast=True) + (1 << 12)) & -(1 << 13)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _three_products(value, weight):
+    """value (SPLIT, M, BK) times weight (SPLIT, BK, BN), both float32: the bits that tf32 has, and the rest."""
+    v_high, w_high = _rounded(value), _rounded(weight)
+    acc = tl.dot(value - v_high, w_high, input_precision="tf32")
+    acc = tl.dot(v_high, weight - w_high, acc, input_precision="tf32")
+    return tl.dot(v_high, w_high, acc, input_precision="tf32")
+
+
+@triton.jit(do_not_specialize=["N", "rows", "parts", "norm", "epilogue"])
+def lean_kernel(
+    x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue,
+    M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """As paired_kernel, without a norm and in float32: out = epilogue(x w^T) for K <= PIECES SPLIT BK, PIECES <= 4.
+
+    moments: the sums over out after an addition are written, one part for BN columns.
+    """
+    b = tl.program_id(0) * M + tl.arange(0, M)
+    tile = tl.program_id(1)
+    n = tile * BN + tl.arange(0, BN)
+    k = tl.arange(0, SPLIT)[:, None] * BK + tl.arange(0, BK)[None, :]  # (SPLIT, BK)
+    P: tl.constexpr = SPLIT * BK
+    if PDL:
+        gdc_launch_dependents()
+    w_0 = _weights(w, n, k, N, K)
+    if PIECES > 1:
+        w_1 = _weights(w, n, k + P, N, K)
+    if PIECES > 2:
+        w_2 = _weights(w, n, k + 2 * P, N, K)
+    if PIECES > 3:
+        w_3 = _weights(w, n, k + 3 * P, N, K)
+    if PDL:
+        gdc_wait()
+    residual = _residual(out, b, n, N, rows, epilogue)
+    x_0 = _values(x, b, k, rows, K)
+    if PIECES > 1:
+        x_1 = _values(x, b, k + P, rows, K)
+    if PIECES > 2:
+        x_2 = _values(x, b, k + 2 * P, rows, K)
+    if PIECES > 3:
+        x_3 = _values(x, b, k + 3 * P, rows, K)
+    acc = _three_products(x_0, w_0)
+    if PIECES > 1:
+        acc += _three_products(x_1, w_1)
+    if PIECES > 2:
+        acc += _three_products(x_2, w_2)
+    if PIECES > 3:
+        acc += _three_products(x_3, w_3)
+    result = tl.sum(acc, 0) + _not_before(residual)
+    _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M, BN)
 
 
 @triton.jit(do_not_specialize=["N", "rows", "parts", "norm", "epilogue"])
@@ -148,7 +255,10 @@ def deep_kernel(
     M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As wide_kernel, for any K: each of SPLIT warps takes every SPLIT-th piece of it."""
+    """As lean_kernel, for any K and after a norm too: each of SPLIT warps takes every SPLIT-th piece of K.
+
+    With a norm it is (w x - mean shift) scale, shift = w 1.
+    """
     b = tl.program_id(0) * M + tl.arange(0, M)
     tile = tl.program_id(1)
     n = tile * BN + tl.arange(0, BN)
@@ -156,14 +266,19 @@ def deep_kernel(
     x_at = x + b[None, :, None] * K + k[:, None, :]
     w_at = w + n[None, None, :] * K + k[:, :, None]
     _ready(PDL)
-    mean, scale = _moments(moments, b, rows, parts, K, eps, norm, M, PARTS)
+    sums, squares = _moments(moments, b, rows, parts, norm, PARTS)
+    mean, scale = _mean_and_scale(sums, squares, K, eps, norm)
     acc = tl.zeros([SPLIT, M, BN], tl.float32)
     for k0 in tl.range(0, K, SPLIT * BK, num_stages=STAGES):
         ok = k < K - k0
         value = tl.load(x_at + k0, mask=ok[:, None, :] & (b < rows)[None, :, None], other=0.0)
         weight = tl.load(w_at + k0, mask=ok[:, :, None] & (n < N)[None, None, :], other=0.0)
         acc = tl.dot(value, weight, acc, input_precision="tf32x3")
-    _finish(tl.sum(acc, 0), mean, scale, shift, out, moments, b, tile, N, rows, parts, norm, epilogue, M, BN)
+    result = tl.sum(acc, 0)
+    if norm == 1:
+        result -= mean[:, None] * tl.load(shift + n, mask=n < N, other=0.0)[None, :]
+    result = result * scale[:, None] + _residual(out, b, n, N, rows, epilogue)
+    _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M, BN)
 
 
 @triton.jit(do_not_specialize=["T", "H", "span"])

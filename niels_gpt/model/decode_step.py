@@ -23,6 +23,14 @@ COLUMNS = 16
 """Columns of the residual stream that one program adds to: so many make a part of the sums of a norm."""
 STORE, GELU, SWIGLU, ADD = range(4)
 """What becomes of a product."""
+WARPS = 8, 64
+"""Where K is divided into pieces: warps, and columns of each in a piece."""
+PIECES = 4
+"""So many pieces they can hold in registers at once."""
+LOW = 2048.0
+"""The second of a pair of float16 is multiplied by this, to have the range of the first; decode_kernels.LOW."""
+REGISTERS = 168
+"""Of a thread of paired_kernel: so few that three programs of four warps share a multiprocessor."""
 
 Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 """Kernel, grid, arguments, constants."""
@@ -41,7 +49,8 @@ def _shared_memory(device: torch.device) -> int:
 class Weights:
     """A model's weights as the kernels read them: what follows a norm holds its weight too, and up and gate take turns.
 
-    The rest is the model's own memory. Does not keep the model. `refresh` takes over weights that have changed since.
+    For more than one row that is kept as pairs of float16 too, whose products are faster. The rest is the model's own
+    memory. Does not keep the model. `refresh` takes over weights that have changed since.
     """
 
     def __init__(self, model: GPT) -> None:
@@ -55,6 +64,7 @@ class Weights:
         self._sources: list[tuple[list[torch.Tensor], torch.Tensor]] = []  # matrices, the norm before them
         self.normed: list[tuple[torch.Tensor, torch.Tensor]] = []  # their product, and the sums of its rows
         self.plain: list[tuple[torch.Tensor, torch.Tensor]] = []  # out and down of every layer
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # `normed` again, once `paired` was called
         for block in model.layers():
             mlp = block.mlp
             self._add([block.attn.qkv.weight], block.norm_attn.weight)
@@ -70,13 +80,43 @@ class Weights:
         N, K = len(matrices) * matrices[0].shape[0], matrices[0].shape[1]
         self.normed.append((norm.new_empty((N, K), requires_grad=False), norm.new_empty(N, requires_grad=False)))
 
-    @torch.no_grad()
+    def paired(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """`normed` as pairs of float16 (2, N, K), and a factor for each of their N rows; see `_pair`.
+
+        Made at the first call: a batch of one row has no need of them.
+        """
+        if not self.pairs:
+            for product, _ in self.normed:
+                both = product.new_empty((2, *product.shape), dtype=torch.float16)
+                self.pairs.append((both, product.new_empty(len(product))))
+                _pair(product, *self.pairs[-1])
+        return self.pairs
+
+    @torch.inference_mode()  # which may write to what was made in it, and to what was not
     def refresh(self) -> None:
         """Make anew what is derived from the weights."""
         for (matrices, norm), (product, sums) in zip(self._sources, self.normed, strict=True):
             for i, matrix in enumerate(matrices):
                 torch.mul(matrix, norm, out=product[i :: len(matrices)])
             torch.sum(product, dim=1, out=sums)
+        for (product, _), pair in zip(self.normed, self.pairs, strict=False):  # none before `paired`
+            _pair(product, *pair)
+
+
+@torch.inference_mode()
+def _pair(matrix: torch.Tensor, both: torch.Tensor, factor: torch.Tensor) -> None:
+    """Write a matrix (N, K) as factor[n] (both[0] + both[1] / LOW), with 22 bits of every number.
+
+    The factor of a row is the power of two that puts its largest number between 2^14 and 2^15: whatever is finite fits
+    float16, and what is much smaller keeps its bits. Of a row with an infinity or a NaN only NaN is left.
+    """
+    peak = torch.linalg.vector_norm(matrix, torch.inf, dim=1).clamp_(min=2.0**-100)
+    exponent = peak.view(torch.int32) & 0x7F800000
+    torch.mul(exponent.view(torch.float32), 2.0**-14, out=factor)
+    rest = matrix / factor[:, None]
+    both[0] = rest
+    rest -= both[0]
+    both[1] = rest.mul_(LOW)
 
 
 class SlotState:
@@ -191,12 +231,18 @@ class DecodeStep(Rows):
         part, edges = (torch.zeros((batch, H, splits, n), device=self.device) for n in (D, 2))
         arrived = torch.zeros(batch * H, device=self.device, dtype=torch.int32)
         self.launches = []
-        products = iter(w.normed)
+        # Warps, and columns of each: so many that one can hold what it multiplies of C columns in registers.
+        split = max(4, power(C) // 128)
+        self._warps = split, max(16, power(C) // split)
+        whole = 4 * split * COLUMNS * (2 * self._warps[1] + COLUMNS) <= self.shared
+        if not whole:
+            self._warps = WARPS
+        products = iter(w.paired() if whole and batch > 1 else w.normed)
         for kept, (out, down) in zip(s.cache, w.plain, strict=True):
             self._linear(self.h, *next(products), qkv, STORE, norm=True)
             args = (qkv, w.sin, w.cos, kept, part, edges, arrived, y, s.lengths, self.slots, T, H, span, D**-0.5)
-            constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "STAGES": 3, "ROPE": w.places is None,
-                         "num_warps": 8}  # fmt: skip
+            constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "ROPE": w.places is None}
+            constants |= {"STAGES": 3, "num_warps": 8} if batch == 1 else {"STAGES": 2, "num_warps": 4}
             self.launches.append((kernels.attend_kernel, (batch, H, -(-T // span)), args, constants | self.extra))
             self._linear(y, out, out, self.h, ADD)
             self._linear(self.h, *next(products), u, SWIGLU if config.mlp == "swiglu" else GELU, norm=True)
@@ -218,7 +264,7 @@ class DecodeStep(Rows):
         from niels_gpt.model import decode_kernels as kernels
 
         assert not (norm and epilogue == ADD)  # the sums that a norm reads are those that an addition writes
-        B, C, (N, K) = self.batch, self.weights.config.C, w.shape
+        B, C, (N, K) = self.batch, self.weights.config.C, w.shape[-2:]
         kind = self.weights.norm_kind if norm else 0
         args = (x, w, shift, out, self.moments, N, K, B, self.parts, self.weights.eps, kind, epilogue)
         if B == 1:
@@ -229,14 +275,20 @@ class DecodeStep(Rows):
             return
         # Nothing here may depend on the number of rows: kernels are compiled before it is known.
         M = BN = COLUMNS
-        split = max(4, power(C) // 128)  # so that a warp can hold its weights in registers
-        BK = max(16, power(C) // split)
-        wide = K <= C and 4 * split * (M * BK + BN * BK + M * BN) <= self.shared
-        constants = {"BK": BK, "SPLIT": split, "num_warps": split}
-        if not wide:
-            constants = {"BK": 64, "SPLIT": 8, "STAGES": 2, "num_warps": 8}
-        constants |= {"M": M, "BN": BN, "PARTS": power(self.parts)}
-        kernel = kernels.wide_kernel if wide else kernels.deep_kernel
+        split, BK = self._warps
+        if split * BK < K:
+            split, BK = WARPS
+        pieces = -(-K // (split * BK))
+        constants = {"M": M, "BN": BN, "BK": BK, "SPLIT": split, "num_warps": split}
+        if w.dtype == torch.float16:
+            kernel = kernels.paired_kernel
+            constants |= {"PARTS": power(self.parts), "maxnreg": REGISTERS}
+        elif not norm and pieces <= PIECES:
+            kernel = kernels.lean_kernel
+            constants |= {"PIECES": pieces}
+        else:
+            kernel = kernels.deep_kernel
+            constants |= {"PARTS": power(self.parts), "STAGES": 2}
         self.launches.append((kernel, (-(-B // M), -(-N // BN)), args, constants | self.extra))
 
     def load(self, slots: list[int]) -> None:

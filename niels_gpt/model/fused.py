@@ -66,7 +66,7 @@ def _linear_cross_entropy(
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
     dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
-    block = 1024 if V > 1024 else max(16, 1 << (-(-padded // 4) - 1).bit_length())
+    block = 2048 if V > 1024 else max(16, 1 << (-(-padded // 4) - 1).bit_length())
     for start in range(0, N, rows):
         part = h[start : start + rows]
         own, own8 = logits[: len(part)], logits8[: len(part)]

@@ -14,11 +14,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def _four(base, start, lanes, V, width, BLOCK: tl.constexpr):
-    """Four blocks of a row, one after the other in memory, in float32; -inf past V."""
+def _four(base, start, lanes, V, width, BLOCK: tl.constexpr, INSIDE: tl.constexpr):
+    """Four blocks of a row, one after the other in memory, in float32; -inf past V, which no INSIDE ones reach."""
     a, b, c, d = start + lanes, start + BLOCK + lanes, start + 2 * BLOCK + lanes, start + 3 * BLOCK + lanes
+    if INSIDE:
+        p, q, r, s = tl.load(base + a), tl.load(base + b), tl.load(base + c), tl.load(base + d)
+        return p.to(tl.float32), q.to(tl.float32), r.to(tl.float32), s.to(tl.float32)
     low = -float("inf")
     # Masked by the padded width: by V, which need not be even, loads would not be 16 bytes wide.
     p = tl.where(a < V, tl.load(base + a, mask=a < width, other=low).to(tl.float32), low)
@@ -29,11 +34,21 @@ def _four(base, start, lanes, V, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _store_gradient(base, base8, place, x, y, normal, counts, scale, width, EIGHT: tl.constexpr):
-    gradient = tl.where(counts, tl.exp(x - normal) - tl.where(place == y, 1.0, 0.0), 0.0)
-    tl.store(base + place, (gradient * scale).to(base.dtype.element_ty), mask=place < width)
+def _add_up(top, summed, p, q, r, s):
+    """One more of each in the sums of 2^(x log2(e) - top), lane by lane; top is the largest x log2(e)."""
+    higher = tl.maximum(top, tl.maximum(tl.maximum(p, q), tl.maximum(r, s)) * LOG2E)
+    new = tl.exp2(p * LOG2E - higher) + tl.exp2(q * LOG2E - higher)
+    new += tl.exp2(r * LOG2E - higher) + tl.exp2(s * LOG2E - higher)
+    return higher, summed * tl.exp2(top - higher) + new
+
+
+@triton.jit
+def _put_share(base, base8, place, x, normal, scale, scale8, width, EIGHT: tl.constexpr, INSIDE: tl.constexpr):
+    share = tl.exp2(x * LOG2E - normal)
+    inside = None if INSIDE else place < width
+    tl.store(base + place, (share * scale).to(base.dtype.element_ty), mask=inside)
     if EIGHT:
-        tl.store(base8 + place, (gradient * 32768.0).to(base8.dtype.element_ty), mask=place < width)
+        tl.store(base8 + place, (share * scale8).to(base8.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -46,8 +61,9 @@ def cross_entropy_kernel(
     ends at 57,344 and is exact to a quarter down to 2^-14.
 
     The row is read twice, the second time from a cache. Each lane keeps a maximum and a sum of its own, which meet only
-    at the end, so that no thread waits for another in between. `width` is V filled up to a multiple of 64; what
-    stands past V becomes 0.
+    at the end, so that no thread waits for another in between. Arithmetic is what it costs beside memory: what ends
+    before V is not masked, and the one that is subtracted at the target is subtracted there at last, not compared for
+    everywhere. `width` is V filled up to a multiple of 64; what stands past V becomes 0.
     """
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * width
@@ -58,23 +74,38 @@ def cross_entropy_kernel(
     lanes = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), -1e30, tl.float32)
     summed = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, 4 * BLOCK):
-        p, q, r, s = _four(base, start, lanes, V, width, BLOCK)
-        higher = tl.maximum(top, tl.maximum(tl.maximum(p, q), tl.maximum(r, s)))
-        new = tl.exp(p - higher) + tl.exp(q - higher) + tl.exp(r - higher) + tl.exp(s - higher)
-        summed = summed * tl.exp(top - higher) + new
-        top = higher
+    inside = V // (4 * BLOCK) * (4 * BLOCK)
+    for start in range(0, inside, 4 * BLOCK):
+        p, q, r, s = _four(base, start, lanes, V, width, BLOCK, True)
+        top, summed = _add_up(top, summed, p, q, r, s)
+    for start in range(inside, width, 4 * BLOCK):
+        p, q, r, s = _four(base, start, lanes, V, width, BLOCK, False)
+        top, summed = _add_up(top, summed, p, q, r, s)
     highest = tl.max(top, 0)
-    normal = highest + tl.log(tl.sum(summed * tl.exp(top - highest), 0))
-    chosen = tl.load(base + y).to(tl.float32)
-    tl.store(losses + row, tl.where(counts, normal - chosen, 0.0))
-    scale = 1.0 / tl.load(total).to(tl.float32)
-    for start in range(0, width, 4 * BLOCK):
-        p, q, r, s = _four(base, start, lanes, V, width, BLOCK)
-        _store_gradient(base, base8, start + lanes, p, y, normal, counts, scale, width, EIGHT)
-        _store_gradient(base, base8, start + BLOCK + lanes, q, y, normal, counts, scale, width, EIGHT)
-        _store_gradient(base, base8, start + 2 * BLOCK + lanes, r, y, normal, counts, scale, width, EIGHT)
-        _store_gradient(base, base8, start + 3 * BLOCK + lanes, s, y, normal, counts, scale, width, EIGHT)
+    normal = highest + tl.log2(tl.sum(summed * tl.exp2(top - highest), 0))
+    chosen = tl.load(base + y).to(tl.float32) * LOG2E - normal
+    tl.store(losses + row, tl.where(counts, -chosen / LOG2E, 0.0))
+    scale = tl.where(counts, 1.0 / tl.load(total).to(tl.float32), 0.0)
+    scale8 = tl.where(counts, 32768.0, 0.0)
+    for start in range(0, inside, 4 * BLOCK):
+        p, q, r, s = _four(base, start, lanes, V, width, BLOCK, True)
+        at = start + lanes
+        _put_share(base, base8, at, p, normal, scale, scale8, width, EIGHT, True)
+        _put_share(base, base8, at + BLOCK, q, normal, scale, scale8, width, EIGHT, True)
+        _put_share(base, base8, at + 2 * BLOCK, r, normal, scale, scale8, width, EIGHT, True)
+        _put_share(base, base8, at + 3 * BLOCK, s, normal, scale, scale8, width, EIGHT, True)
+    for start in range(inside, width, 4 * BLOCK):
+        p, q, r, s = _four(base, start, lanes, V, width, BLOCK, False)
+        at = start + lanes
+        _put_share(base, base8, at, p, normal, scale, scale8, width, EIGHT, False)
+        _put_share(base, base8, at + BLOCK, q, normal, scale, scale8, width, EIGHT, False)
+        _put_share(base, base8, at + 2 * BLOCK, r, normal, scale, scale8, width, EIGHT, False)
+        _put_share(base, base8, at + 3 * BLOCK, s, normal, scale, scale8, width, EIGHT, False)
+    tl.debug_barrier()  # after the share that another thread has put there
+    gradient = tl.exp2(chosen) - 1.0
+    tl.store(base + y, (gradient * scale).to(base.dtype.element_ty))
+    if EIGHT:
+        tl.store(base8 + y, (gradient * scale8).to(base8.dtype.element_ty))
 
 
 @triton.jit
@@ -202,7 +233,7 @@ def activation_kernel(
         if GATED:
             gate = tl.load(x + row * 2 * F + at, mask=inside, other=0.0).to(tl.float32)
             up = tl.load(x + row * 2 * F + F + at, mask=inside, other=0.0).to(tl.float32)
-            made = gate / (1.0 + tl.exp(-gate)) * up
+            made = gate * _inverse(1.0 + tl.exp2(-LOG2E * gate)) * up
         else:
             u = tl.load(x + row * F + at, mask=inside, other=0.0).to(tl.float32)
             below, _ = _normal_parts(u)
@@ -231,9 +262,10 @@ def activation_backward_kernel(
     if GATED:
         gate = tl.load(x + row * 2 * F + lanes, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x + row * 2 * F + F + lanes, mask=inside, other=0.0).to(tl.float32)
-        share = 1.0 / (1.0 + tl.exp(-gate))
-        first = g * up * share * (1.0 + gate * (1.0 - share))
-        second = g * gate * share
+        share = _inverse(1.0 + tl.exp2(-LOG2E * gate))
+        g *= share
+        first = g * up * (1.0 + gate * (1.0 - share))
+        second = g * gate
         tl.store(dx + row * 2 * F + lanes, first.to(kind), mask=inside)
         tl.store(dx + row * 2 * F + F + lanes, second.to(kind), mask=inside)
         if EIGHT:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.inference.sampling import Sampling, choose
+from niels_gpt.model.decode_step import LOW
 
 
 class Kernel:
@@ -28,14 +29,16 @@ class Kernel:
         ]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, num_warps: int = 4, launch_pdl: bool = False, **constants: Any) -> None:
+        def launch(
+            *args: Any, num_warps: int = 4, launch_pdl: bool = False, maxnreg: int | None = None, **constants: Any
+        ) -> None:
             self.function(*args, **constants)
 
         return launch
 
 
 def linear(x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue, **constants):
-    """Products: vector_kernel, wide_kernel and deep_kernel."""
+    """Products of float32: vector_kernel, lean_kernel and deep_kernel."""
     value = x.view(rows, K)
     if norm == 1:
         value = F.layer_norm(value, (K,), eps=eps)
@@ -52,6 +55,11 @@ def linear(x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue, **
     if epilogue == 3:
         moments.zero_()
         moments[:, 0, 0], moments[:, 0, 1] = out.sum(1), out.square().sum(1)
+
+
+def paired_kernel(x, w, factor, *others, **constants):
+    high, low = w.float()
+    linear(x, (high + low / LOW) * factor[:, None], factor, *others)
 
 
 def attend_kernel(
@@ -94,7 +102,8 @@ def choose_kernel(
 
 kernels = SimpleNamespace(
     vector_kernel=Kernel(linear),
-    wide_kernel=Kernel(linear),
+    paired_kernel=Kernel(paired_kernel),
+    lean_kernel=Kernel(linear),
     deep_kernel=Kernel(linear),
     attend_kernel=Kernel(attend_kernel),
     choose_kernel=Kernel(choose_kernel),

@@ -10,18 +10,19 @@ import torch
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model import decode_step
-from niels_gpt.model.decode_step import ADD, GELU, STORE, SWIGLU, DecodeStep, SlotState, Weights, power
+from niels_gpt.model.decode_step import ADD, GELU, LOW, STORE, SWIGLU, DecodeStep, SlotState, Weights, _pair, power
 from niels_gpt.model.kv_cache import KVCache
 from tests.model import decode_reference
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
+LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}}
 
 
 def build(kind: str, device: str, **changes: int) -> GPT:
     torch.manual_seed(0)
     sizes = {"V": 260, "T": 96, "C": 96, "L": 2, "H": 3, "d_ff": 200, "dropout": 0.0}
-    made = GPT(ModelConfig(**{**sizes, **KINDS[kind], **changes})).eval()
+    made = GPT(ModelConfig(**{**sizes, **(KINDS | LONG)[kind], **changes})).eval()
     with torch.no_grad():
         for p in made.parameters():
             p.mul_(6) if p.dim() > 1 else p.add_(0.3 * torch.randn_like(p))
@@ -65,7 +66,81 @@ def test_weights_that_follow_a_norm_hold_its_weight(kind):
         torch.testing.assert_close(weights.normed[3][0][0::2], block.mlp.up.weight * block.norm_mlp.weight)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+def test_pairs_of_halves_have_22_bits_of_any_row():
+    g = torch.Generator().manual_seed(0)
+    matrix = torch.randn((9, 70), generator=g) * 10.0 ** torch.tensor([-37, -30, -9, -4, 0, 4, 9, 30, 37])[:, None]
+    matrix *= torch.rand((9, 70), generator=g) ** 8  # also small ones beside large ones
+    matrix = torch.cat((matrix, torch.zeros(1, 70), torch.full((1, 70), torch.finfo().max)))
+    both, factor = torch.empty((2, 11, 70), dtype=torch.float16), torch.empty(11)
+    _pair(matrix, both, factor)
+    made = (both[0].double() + both[1].double() / LOW) * factor[:, None].double()
+    room = 2.0**-22 * matrix.double().abs() + 2.0**-49 * matrix.double().abs().amax(1, keepdim=True)
+    assert ((made - matrix).abs() <= room).all()
+    for bad in (torch.inf, torch.nan):
+        matrix[3, 5] = bad
+        _pair(matrix, both, factor)
+        again = (both[0].double() + both[1].double() / LOW) * factor[:, None].double()
+        assert again[3].isnan().any()
+        assert again[:3].equal(made[:3])
+        assert again[4:].equal(made[4:])
+
+
+@torch.inference_mode()
+def test_one_row_makes_no_pairs_and_more_share_theirs(device):
+    model = build("v1", device)
+    weights, state = Weights(model), SlotState(model, 4)
+    DecodeStep(weights, state, 1)
+    assert weights.pairs == []
+    step = DecodeStep(weights, state, 2)
+    pairs = list(weights.pairs)
+    assert len(pairs) == len(weights.normed)
+    assert step.launches[0][2][1] is pairs[0][0]
+    DecodeStep(weights, state, 4)
+    assert all(a is b for now, old in zip(weights.pairs, pairs, strict=True) for a, b in zip(now, old, strict=True))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_refresh_renews_pairs_where_they_are(device, inference):
+    model = build("v0", device)
+    weights = Weights(model)
+    with torch.inference_mode(inference):
+        DecodeStep(weights, SlotState(model, 2), 2)
+    held = [(both, factor, both.clone()) for both, factor in weights.pairs]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(torch.rand_like(p) * 1e6)  # beyond float16
+    weights.refresh()
+    for (both, factor, old), (now, _), (product, _) in zip(held, weights.pairs, weights.normed, strict=True):
+        assert now is both
+        assert not both.equal(old)
+        torch.testing.assert_close(
+            (both[0].float() + both[1].float() / LOW) * factor[:, None], product, rtol=1e-6, atol=0
+        )
+
+
+def test_which_kernel_a_product_has(device, monkeypatch):
+    def products(C, d_ff, shared):
+        monkeypatch.setattr(decode_step, "_shared_memory", lambda _: shared)
+        model = build("v0", device, V=20, L=1, T=8, C=C, d_ff=d_ff)
+        launches = DecodeStep(Weights(model), SlotState(model, 2), 2).launches
+        return [
+            (kernel.__name__.removesuffix("_kernel"), options["SPLIT"], options.get("PIECES"))
+            for kernel, _, _, options in launches
+            if "SPLIT" in options
+        ]
+
+    if device == "cpu":  # the stand-ins have one name
+        for name in ("lean", "deep"):
+            monkeypatch.setattr(getattr(decode_reference.kernels, f"{name}_kernel"), "__name__", f"{name}_kernel")
+    paired, deep, head = ("paired", 4, None), ("deep", 8, None), ("paired", 4, None)
+    assert products(192, 768, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 2), head]
+    assert products(192, 2048, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 4), head]
+    assert products(192, 2049, 166912) == [paired, ("lean", 4, 1), paired, deep, head]
+    assert products(768, 1024, 166912)[:4] == [("paired", 8, None), ("lean", 8, 1)] * 2
+    assert products(768, 1024, 101376) == [deep, ("lean", 8, 2), deep, ("lean", 8, 2), deep]  # no room for C columns
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *LONG])
 @pytest.mark.parametrize("batch", [1, 2, 5, 33])
 @torch.inference_mode()
 def test_logits_of_ragged_rows_are_the_models(device, kind, batch):
@@ -100,7 +175,14 @@ def _cuda_kernels():
     return decode_kernels
 
 
-def linear_case(kernel: str, rows: int, N: int, K: int, norm: int, epilogue: int):
+def halves(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `Weights.paired` has them."""
+    both, factor = w.new_empty((2, *w.shape), dtype=torch.float16), w.new_empty(len(w))
+    _pair(w, both, factor)
+    return both, factor
+
+
+def linear_case(rows: int, N: int, K: int, norm: int, epilogue: int):
     """The arguments of a product twice: for the kernel and for the reference."""
     torch.manual_seed(rows * N + K + norm)
     parts = -(-N // 16)
@@ -112,34 +194,97 @@ def linear_case(kernel: str, rows: int, N: int, K: int, norm: int, epilogue: int
     return [(x, w, w.sum(1), out.clone(), moments.clone(), N, K, rows, parts, 1e-5, norm, epilogue) for _ in range(2)]
 
 
+def multiply(kernel: str, args: tuple, **extra: bool) -> None:
+    """Launch a kernel for at most 128 columns of x."""
+    kernels = _cuda_kernels()
+    N, K, rows, parts = args[5:9]
+    grid = (-(-rows // 16), -(-N // 16))
+    options = {"M": 16, "BN": 16, "SPLIT": 4, "num_warps": 4, **extra}
+    if kernel == "vector":
+        kernels.vector_kernel[(-(-N // 4),)](*args, BN=4, BK=128, num_warps=4, **extra)
+    elif kernel == "paired":
+        pairs = args[0], *halves(args[1]), *args[3:]
+        kernels.paired_kernel[grid](*pairs, BK=32, PARTS=power(parts), maxnreg=168, **options)
+    elif kernel == "lean":
+        kernels.lean_kernel[grid](*args, BK=32, PIECES=1, **options)
+    elif kernel == "pieces":
+        options |= {"SPLIT": 2, "num_warps": 2}
+        kernels.lean_kernel[grid](*args, BK=16, PIECES=-(-K // 32), **options)
+    else:
+        kernels.deep_kernel[grid](*args, BK=16, STAGES=3, PARTS=power(parts), **options)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("epilogue", [STORE, GELU, SWIGLU, ADD])
 @pytest.mark.parametrize("norm", [0, 1, 2])
-@pytest.mark.parametrize(("kernel", "rows"), [("vector", 1), ("wide", 2), ("wide", 16), ("wide", 45), ("deep", 33)])
+@pytest.mark.parametrize(
+    ("kernel", "rows"),
+    [("vector", 1), ("deep", 33), ("pieces", 2), ("pieces", 33)]
+    + [(kernel, rows) for kernel in ("paired", "lean") for rows in (2, 16, 45)],
+)
 def test_products(kernel, rows, norm, epilogue, pdl):
     if pdl and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs sm_90")
     if norm and epilogue == ADD and kernel != "vector":
         pytest.skip("never launched: a program would read the sums that another writes")
-    for N, K in ((96, 96), (250, 72), (48, 128), (1100, 128)):
-        mine, reference = linear_case(kernel, rows, N, K, norm, epilogue)
+    if (norm > 0) != (kernel == "paired") and kernel not in ("vector", "deep"):
+        pytest.skip("one is for products after a norm, the others are not")
+    for N, K in ((96, 96), (250, 72), (48, 128), (1100, 128), (34, 30)):
+        mine, reference = linear_case(rows, N, K, norm, epilogue)
         extra = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
-        kernels = _cuda_kernels()
-        if kernel == "vector":
-            kernels.vector_kernel[(-(-N // 4),)](*mine, BN=4, BK=128, num_warps=4, **extra)
-        else:
-            options = {"M": 16, "BN": 16, "SPLIT": 4, "PARTS": power(mine[8]), "num_warps": 4, **extra}
-            grid = (-(-rows // 16), -(-N // 16))
-            if kernel == "wide":
-                kernels.wide_kernel[grid](*mine, BK=32, **options)
-            else:
-                kernels.deep_kernel[grid](*mine, BK=16, STAGES=3, **options)
+        multiply(kernel, mine, **extra)
         decode_reference.linear(*reference)
         torch.testing.assert_close(mine[3], reference[3], atol=2e-5, rtol=2e-5)
         if epilogue == ADD and kernel != "vector":
             torch.testing.assert_close(mine[4].sum(1), reference[4].sum(1), atol=1e-2, rtol=1e-4)
+
+
+def sizes(K: int, count: int) -> torch.Tensor:
+    """Numbers from 1e-4 to 1e4, count of them in each of K columns, in another order there."""
+    return torch.stack([10.0 ** (8 * torch.rand(count) - 4) for _ in range(K)], 1).to("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("kernel", "norm"), [("paired", 1), ("paired", 2), ("lean", 0), ("pieces", 0)])
+@pytest.mark.parametrize("K", [128, 100, 72])
+def test_products_of_numbers_of_any_size(kernel, norm, K):
+    """Every result within the rounding of a float32 sum of its own terms."""
+    rows, N = 19, 70
+    (x, w, shift, out, moments, *numbers), _ = linear_case(rows, N, K, norm, STORE)
+    x *= 10.0 ** torch.linspace(-6, 6, rows, device="cuda")[:, None]
+    x[4] *= sizes(K, 1)[0]
+    x[9, : K // 2] = 0
+    x[11, 3] = 1e6  # one that dwarfs the others
+    x[13] = 0
+    w *= 10.0 ** torch.linspace(-15, 15, N, device="cuda")[:, None]
+    w[20:40] *= sizes(K, 20)
+    moments[:, 0, 0], moments[:, 0, 1] = x.sum(1), x.square().sum(1)
+    multiply(kernel, (x, w, shift, out, moments, *numbers), PDL=False)
+    value, matrix = x.double(), w.double()
+    if norm == 1:
+        value = torch.nn.functional.layer_norm(value, (K,), eps=1e-5)
+    elif norm == 2:
+        value = torch.nn.functional.rms_norm(value, (K,), eps=1e-5)
+    assert ((out - value @ matrix.t()).abs() <= 3e-6 * (value.abs() @ matrix.abs().t()) + 1e-30).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kernel", ["paired", "deep"])
+@pytest.mark.parametrize("K", [128, 100])
+def test_a_row_whose_mean_dwarfs_its_deviation_stays_finite(kernel, K):
+    rows, N = 32, 40
+    (x, w, shift, out, moments, *numbers), _ = linear_case(rows, N, K, 1, STORE)
+    x *= 10.0 ** torch.linspace(-4, 5, rows, device="cuda")[:, None]
+    x += 1e6
+    x[7] = 1e6
+    moments[:, 0, 0], moments[:, 0, 1] = x.sum(1), x.square().sum(1)
+    multiply(kernel, (x, w, shift, out, moments, *numbers), PDL=False)
+    assert out.isfinite().all()
+    assert out.abs().max() <= 2 * K * w.abs().max()
 
 
 @pytest.mark.gpu

@@ -70,9 +70,10 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, co
     whole = whole_model(model)
     assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
     if precision == "fp32" or not compiled:
-        assert close(found, expected, 1e-5)
+        assert close(found, expected, 1e-5 if optimizer == "adamw" else 1e-4)
+        share = 1e-4 if optimizer == "adamw" else 1e-3  # Muon multiplies in bfloat16, whole matrices or stacks of them
         for name, weight in plain.state_dict().items():
-            assert (whole.state_dict()[name] - weight).norm() < 1e-4 * weight.norm(), name
+            assert (whole.state_dict()[name] - weight).norm() < share * weight.norm(), name
         return
     # FSDP2's hooks cut what is compiled into other pieces, so bfloat16 rounds elsewhere; where a gradient is near 0
     # AdamW makes whole steps of its sign. So: no farther from float32 than plain bfloat16 is.
