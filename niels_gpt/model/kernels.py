@@ -71,6 +71,7 @@ def cross_entropy_kernel(
     y = tl.load(targets + row)
     counts = y >= 0
     y = tl.where(counts, y, 0)
+    chosen = tl.load(base + y).to(tl.float32) * LOG2E  # before the sums, where threads meet: after them it may be gone
     lanes = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), -1e30, tl.float32)
     summed = tl.zeros((BLOCK,), tl.float32)
@@ -83,24 +84,20 @@ def cross_entropy_kernel(
         top, summed = _add_up(top, summed, p, q, r, s)
     highest = tl.max(top, 0)
     normal = highest + tl.log2(tl.sum(summed * tl.exp2(top - highest), 0))
-    chosen = tl.load(base + y).to(tl.float32) * LOG2E - normal
+    chosen -= normal
     tl.store(losses + row, tl.where(counts, -chosen / LOG2E, 0.0))
     scale = tl.where(counts, 1.0 / tl.load(total).to(tl.float32), 0.0)
     scale8 = tl.where(counts, 32768.0, 0.0)
     for start in range(0, inside, 4 * BLOCK):
-        p, q, r, s = _four(base, start, lanes, V, width, BLOCK, True)
-        at = start + lanes
-        _put_share(base, base8, at, p, normal, scale, scale8, width, EIGHT, True)
-        _put_share(base, base8, at + BLOCK, q, normal, scale, scale8, width, EIGHT, True)
-        _put_share(base, base8, at + 2 * BLOCK, r, normal, scale, scale8, width, EIGHT, True)
-        _put_share(base, base8, at + 3 * BLOCK, s, normal, scale, scale8, width, EIGHT, True)
+        four = _four(base, start, lanes, V, width, BLOCK, True)
+        for i in tl.static_range(4):
+            at = start + i * BLOCK + lanes
+            _put_share(base, base8, at, four[i], normal, scale, scale8, width, EIGHT, True)
     for start in range(inside, width, 4 * BLOCK):
-        p, q, r, s = _four(base, start, lanes, V, width, BLOCK, False)
-        at = start + lanes
-        _put_share(base, base8, at, p, normal, scale, scale8, width, EIGHT, False)
-        _put_share(base, base8, at + BLOCK, q, normal, scale, scale8, width, EIGHT, False)
-        _put_share(base, base8, at + 2 * BLOCK, r, normal, scale, scale8, width, EIGHT, False)
-        _put_share(base, base8, at + 3 * BLOCK, s, normal, scale, scale8, width, EIGHT, False)
+        four = _four(base, start, lanes, V, width, BLOCK, False)
+        for i in tl.static_range(4):
+            at = start + i * BLOCK + lanes
+            _put_share(base, base8, at, four[i], normal, scale, scale8, width, EIGHT, False)
     tl.debug_barrier()  # after the share that another thread has put there
     gradient = tl.exp2(chosen) - 1.0
     tl.store(base + y, (gradient * scale).to(base.dtype.element_ty))
