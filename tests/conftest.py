@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import tempfile
 
@@ -100,3 +101,13 @@ def random_states():
         return torch.get_rng_state().tolist(), random.getstate(), (name, keys.tolist(), *rest)
 
     return states
+
+
+@pytest.fixture
+def signals_not_ignored():
+    """As in a terminal, also where the tests were started by nohup or in the background."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
