@@ -17,7 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from niels_gpt.model.kernels import LOG2E, turned
+
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -63,15 +64,6 @@ def _put_numbers(base, row, BLOCK: tl.constexpr, x, N: tl.constexpr):
 
 
 @triton.jit
-def _turned(x, s, c, factor):
-    """Pairs of x (rows, D) turned by angles (rows, D / 2), times factor, in float32."""
-    a, b = tl.split(tl.reshape(x.to(tl.float32), (x.shape[0], x.shape[1] // 2, 2)))
-    a *= factor
-    b *= factor
-    return tl.reshape(tl.join(a * c - b * s, a * s + b * c), (x.shape[0], x.shape[1]))
-
-
-@triton.jit
 def forward_kernel(
     qkv, sin, cos, y, lse, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -86,8 +78,8 @@ def forward_kernel(
         k = _block(source + H * D, row, BLOCK, 3 * H * D, N, D)
         vs = vs + (_block(source + 2 * H * D, row, BLOCK, 3 * H * D, N, D),)
         s, c = _angles(sin, cos, row, BLOCK, N, D)
-        ks = ks + (_turned(k, s, c, 1.0).to(k.dtype),)
-        q = _turned(q, s, c, LOG2E * D**-0.5).to(q.dtype)
+        ks = ks + (turned(k.to(tl.float32), s, c).to(k.dtype),)
+        q = turned(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
         top = tl.full((BLOCK,), -float("inf"), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         made = tl.zeros((BLOCK, D), tl.float32)
@@ -134,10 +126,10 @@ def backward_kernel(
         q = _block(source, col, BLOCK, 3 * H * D, N, D, True)
         g = _block(dy + across, col, BLOCK, H * D, N, D, True)
         out = _block(y + across, col, BLOCK, H * D, N, D, True)
-        q = _turned(q, s, c, LOG2E * D**-0.5).to(q.dtype)
+        q = turned(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
         _put_numbers(deltas, col, BLOCK, tl.sum(g.to(tl.float32) * out.to(tl.float32), 1), N)
         qs, gs, dqs = qs + (q,), gs + (g,), dqs + (tl.zeros((BLOCK, D), tl.float32),)
-        k = _turned(k, s, c, 1.0).to(k.dtype)
+        k = turned(k.to(tl.float32), s, c).to(k.dtype)
         tl.debug_barrier()  # threads read deltas that others have written
         dk = tl.zeros((BLOCK, D), tl.float32)
         dv = tl.zeros((BLOCK, D), tl.float32)
@@ -156,7 +148,7 @@ def backward_kernel(
             dqs = dqs[:t] + (dq,) + dqs[t + 1 :]
             if done == LAST:
                 s, c = _angles(sin, cos, row, BLOCK, N, D, True)
-                _put(target, row, BLOCK, 3 * H * D, _turned(dq, -s, c, D**-0.5), N, D, True)
+                _put(target, row, BLOCK, 3 * H * D, turned(dq * D**-0.5, -s, c), N, D, True)
         s, c = _angles(sin, cos, col, BLOCK, N, D, True)
-        _put(target + H * D, col, BLOCK, 3 * H * D, _turned(dk, -s, c, LN2), N, D, True)
+        _put(target + H * D, col, BLOCK, 3 * H * D, turned(dk * LN2, -s, c), N, D, True)
         _put(target + 2 * H * D, col, BLOCK, 3 * H * D, dv, N, D, True)

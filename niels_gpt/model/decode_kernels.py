@@ -9,7 +9,8 @@ clock: the same tokens come again, bit for bit.
 """
 
 # mypy: ignore-errors
-# Triton's language is not Python's, and it is not installed where there is no CUDA.
+# ruff: noqa: RUF005
+# Triton's language is not Python's (it has no (*a, b)), and it is not installed where there is no CUDA.
 
 from __future__ import annotations
 
@@ -218,33 +219,19 @@ def lean_kernel(
     tile = tl.program_id(1)
     n = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, SPLIT)[:, None] * BK + tl.arange(0, BK)[None, :]  # (SPLIT, BK)
-    P: tl.constexpr = SPLIT * BK
     if PDL:
         gdc_launch_dependents()
-    w_0 = _weights(w, n, k, N, K)
-    if PIECES > 1:
-        w_1 = _weights(w, n, k + P, N, K)
-    if PIECES > 2:
-        w_2 = _weights(w, n, k + 2 * P, N, K)
-    if PIECES > 3:
-        w_3 = _weights(w, n, k + 3 * P, N, K)
+    weights, values = (), ()
+    for piece in tl.static_range(PIECES):
+        weights = weights + (_weights(w, n, k + piece * SPLIT * BK, N, K),)
     if PDL:
         gdc_wait()
     residual = _residual(out, b, n, N, rows, epilogue)
-    x_0 = _values(x, b, k, rows, K)
-    if PIECES > 1:
-        x_1 = _values(x, b, k + P, rows, K)
-    if PIECES > 2:
-        x_2 = _values(x, b, k + 2 * P, rows, K)
-    if PIECES > 3:
-        x_3 = _values(x, b, k + 3 * P, rows, K)
-    acc = _three_products(x_0, w_0)
-    if PIECES > 1:
-        acc += _three_products(x_1, w_1)
-    if PIECES > 2:
-        acc += _three_products(x_2, w_2)
-    if PIECES > 3:
-        acc += _three_products(x_3, w_3)
+    for piece in tl.static_range(PIECES):
+        values = values + (_values(x, b, k + piece * SPLIT * BK, rows, K),)
+    acc = _three_products(values[0], weights[0])
+    for piece in tl.static_range(1, PIECES):
+        acc += _three_products(values[piece], weights[piece])
     result = tl.sum(acc, 0) + _not_before(residual)
     _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M, BN)
 

@@ -106,10 +106,10 @@ def cross_entropy_kernel(
 
 
 @triton.jit
-def _turned(x, sin, cos, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Pairs of (HEADS, WIDTH) turned by angles (1, WIDTH / 2)."""
-    a, b = tl.split(tl.reshape(x, (HEADS, WIDTH // 2, 2)))
-    return tl.reshape(tl.join(a * cos - b * sin, a * sin + b * cos), (HEADS, WIDTH))
+def turned(x, sin, cos):
+    """Pairs of x (rows, D) turned by angles (rows or 1, D / 2)."""
+    a, b = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+    return tl.reshape(tl.join(a * cos - b * sin, a * sin + b * cos), (x.shape[0], x.shape[1]))
 
 
 @triton.jit
@@ -130,9 +130,9 @@ def rope_kernel(
     target = token * H * D + place
     kind = q.dtype.element_ty
     x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    tl.store(q + target, _turned(x, s, c, HEADS, WIDTH).to(kind), mask=inside)
+    tl.store(q + target, turned(x, s, c).to(kind), mask=inside)
     x = tl.load(source + H * D, mask=inside, other=0.0).to(tl.float32)
-    tl.store(k + target, _turned(x, s, c, HEADS, WIDTH).to(kind), mask=inside)
+    tl.store(k + target, turned(x, s, c).to(kind), mask=inside)
     if VALUES:
         tl.store(v + target, tl.load(source + 2 * H * D, mask=inside, other=0.0), mask=inside)
 
@@ -158,8 +158,8 @@ def rope_backward_kernel(
         angle = position * (D // 2) + half
         s = -tl.load(sin + angle, mask=half < D // 2, other=0.0)  # the other way round
         c = tl.load(cos + angle, mask=half < D // 2, other=0.0)
-        x = _turned(x, s, c, HEADS, WIDTH)
-        y = _turned(y, s, c, HEADS, WIDTH)
+        x = turned(x, s, c)
+        y = turned(y, s, c)
     tl.store(dqkv + place, x.to(kind), mask=inside)
     tl.store(dqkv + place + H * D, y.to(kind), mask=inside)
     z = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=inside, other=0.0).to(tl.float32)

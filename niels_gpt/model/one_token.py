@@ -15,6 +15,7 @@ from niels_gpt.model.gpt import GPT, SwiGLU
 from niels_gpt.model.kv_cache import KVCache
 
 ROOT = 0.5**0.5
+"""1 / sqrt(2)."""
 
 
 class OneToken:

@@ -15,15 +15,15 @@ from niels_gpt.model import fused
 LONGEST = 256
 """Tokens of a window whose keys and values one program can hold."""
 FEWEST = 256
-"""Heads of all rows, each a program, that keep a device busy; fewer are better divided by the libraries."""
+"""Heads of all rows, each a program: fewer would leave a part of a large device idle, and were not tried."""
 BLOCK = 64
 """Queries, and keys, of one product."""
 
 
 def usable(qkv: torch.Tensor, H: int) -> bool:
     """Whether `attend` computes on the heads of qkv (B, n, 3 H D)."""
-    (B, n, wide), D = qkv.shape, qkv.shape[2] // (3 * H)
-    return fused.usable(qkv) and n <= LONGEST and B * H >= FEWEST and D in (16, 32, 64) and wide == 3 * H * D
+    B, n, wide = qkv.shape
+    return fused.usable(qkv) and n <= LONGEST and B * H >= FEWEST and wide // (3 * H) in (16, 32, 64)
 
 
 @torch.library.custom_op("niels_gpt::short_attention", mutates_args=())
