@@ -69,17 +69,17 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, co
     expected, plain, _ = run(config, None)
     whole = whole_model(model)
     assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
-    if precision == "fp32" or not compiled:
-        assert close(found, expected, 1e-5 if optimizer == "adamw" else 1e-4)
-        share = 1e-4 if optimizer == "adamw" else 1e-3  # Muon multiplies in bfloat16, whole matrices or stacks of them
-        for name, weight in plain.state_dict().items():
-            assert (whole.state_dict()[name] - weight).norm() < share * weight.norm(), name
-        return
-    # FSDP2's hooks cut what is compiled into other pieces, so bfloat16 rounds elsewhere; where a gradient is near 0
-    # AdamW makes whole steps of its sign. So: no farther from float32 than plain bfloat16 is.
-    assert close(found, expected, 5e-3)
-    exact = run(replace(config, train=replace(config.train, precision="fp32")), None)[1]
-    assert gap(whole, exact) < 1.25 * gap(plain, exact)
+    exactly = precision == "fp32" or not compiled
+    # Muon multiplies in bfloat16, whole matrices or stacks of them. Compiled in bfloat16, hooks cut what is compiled
+    # into other pieces, it rounds elsewhere, and where a gradient is near 0 AdamW makes whole steps of its sign: so by
+    # the whole, not by elements.
+    share = 0.05 if not exactly else 1e-4 if optimizer == "adamw" else 1e-3
+    assert close(found, expected, share / 10)
+    for name, weight in plain.state_dict().items():
+        assert (whole.state_dict()[name] - weight).norm() < share * weight.norm(), name
+    if not exactly:
+        exact = run(replace(config, train=replace(config.train, precision="fp32")), None)[1]
+        assert gap(whole, exact) < 1.25 * gap(plain, exact)  # and no farther from float32 than plain bfloat16 is
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
