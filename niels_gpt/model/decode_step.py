@@ -19,7 +19,9 @@ RING = 64
 STOCK = 1024
 """Uniform numbers of a slot that lie on the device."""
 
-COLUMNS = 16
+TILE = 16
+"""Rows and columns of a product that are one program's."""
+COLUMNS = 8
 """Columns of the residual stream that one program adds to: so many make a part of the sums of a norm."""
 STORE, GELU, SWIGLU, ADD = range(4)
 """What becomes of a product."""
@@ -28,9 +30,15 @@ WARPS = 8, 64
 PIECES = 4
 """So many pieces they can hold in registers at once."""
 LOW = 2048.0
-"""The second of a pair of float16 is multiplied by this, to have the range of the first; decode_kernels.LOW."""
+"""The second of a pair of float16 is multiplied by this, to have the range of the first; decode_products.LOW."""
 REGISTERS = 168
 """Of a thread of paired_kernel: so few that three programs of four warps share a multiprocessor."""
+WIDE = 8192
+"""A head of so many columns has wide_kernel."""
+WIDE_TILE = {"M": 32, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
+"""Its constants."""
+WIDE_SHARED = 90112
+"""Bytes of shared memory that a program of it takes with these."""
 
 Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 """Kernel, grid, arguments, constants."""
@@ -234,7 +242,7 @@ class DecodeStep(Rows):
         # Warps, and columns of each: so many that one can hold what it multiplies of C columns in registers.
         split = max(4, power(C) // 128)
         self._warps = split, max(16, power(C) // split)
-        whole = 4 * split * COLUMNS * (2 * self._warps[1] + COLUMNS) <= self.shared
+        whole = 4 * split * TILE * (2 * self._warps[1] + TILE) <= self.shared
         if not whole:
             self._warps = WARPS
         products = iter(w.paired() if whole and batch > 1 else w.normed)
@@ -242,7 +250,11 @@ class DecodeStep(Rows):
             self._linear(self.h, *next(products), qkv, STORE, norm=True)
             args = (qkv, w.sin, w.cos, kept, part, edges, arrived, y, s.lengths, self.slots, T, H, span, D**-0.5)
             constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "ROPE": w.places is None}
-            constants |= {"STAGES": 3, "num_warps": 8} if batch == 1 else {"STAGES": 2, "num_warps": 4}
+            # What follows vector_kernel comes up before that has waited, so nothing may be read early.
+            constants |= {"EARLY": batch > 1}
+            block = 2 * 4 * constants["BS"] * power(D)  # bytes of keys and values; up to two are on their way
+            stages = 1 + min(2, (self.shared - 2048) // block)
+            constants |= {"STAGES": stages, "num_warps": 8} if batch == 1 else {"STAGES": 1, "num_warps": 4}
             self.launches.append((kernels.attend_kernel, (batch, H, -(-T // span)), args, constants | self.extra))
             self._linear(y, out, out, self.h, ADD)
             self._linear(self.h, *next(products), u, SWIGLU if config.mlp == "swiglu" else GELU, norm=True)
@@ -274,13 +286,17 @@ class DecodeStep(Rows):
             self.launches.append((kernels.vector_kernel, (-(-N // BN),), args, constants | self.extra))
             return
         # Nothing here may depend on the number of rows: kernels are compiled before it is known.
-        M = BN = COLUMNS
+        M, BN = TILE, COLUMNS if epilogue == ADD else TILE
         split, BK = self._warps
         if split * BK < K:
             split, BK = WARPS
         pieces = -(-K // (split * BK))
         constants = {"M": M, "BN": BN, "BK": BK, "SPLIT": split, "num_warps": split}
-        if w.dtype == torch.float16:
+        if w.dtype == torch.float16 and out is self.logits and N >= WIDE and self.shared >= WIDE_SHARED:
+            kernel = kernels.wide_kernel  # for the head alone: attend_kernel after it would come up too early
+            M, BN = WIDE_TILE["M"], WIDE_TILE["BN"]
+            constants = WIDE_TILE | {"PARTS": power(self.parts)}
+        elif w.dtype == torch.float16:
             kernel = kernels.paired_kernel
             constants |= {"PARTS": power(self.parts), "maxnreg": REGISTERS}
         elif not norm and pieces <= PIECES:
@@ -298,9 +314,10 @@ class DecodeStep(Rows):
         torch.index_select(self.weights.embedding, 0, self.state.tokens[at], out=self.h)
         if self.weights.places is not None:
             self.h += self.weights.places[self.state.lengths[at].long()]
+        exact = self.h.double()  # in float32 torch's order, and so the last bit, would depend on the number of rows
         self.moments.zero_()
-        self.moments[:, 0, 0] = self.h.sum(1)
-        self.moments[:, 0, 1] = self.h.square().sum(1)
+        self.moments[:, 0, 0] = exact.sum(1)
+        self.moments[:, 0, 1] = exact.square().sum(1)
 
 
 class WindowStep(Rows):

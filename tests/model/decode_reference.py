@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.inference.sampling import Sampling, choose
-from niels_gpt.model.decode_step import LOW
+from niels_gpt.model.decode_step import LOW, STORE
 
 
 class Kernel:
@@ -39,6 +39,8 @@ class Kernel:
 
 def linear(x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue, **constants):
     """Products of float32: vector_kernel, lean_kernel and deep_kernel."""
+    if epilogue == 3 and "M" in constants:
+        assert parts == -(-N // constants["BN"])  # a program writes one part of the sums
     value = x.view(rows, K)
     if norm == 1:
         value = F.layer_norm(value, (K,), eps=eps)
@@ -60,6 +62,11 @@ def linear(x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue, **
 def paired_kernel(x, w, factor, *others, **constants):
     high, low = w.float()
     linear(x, (high + low / LOW) * factor[:, None], factor, *others)
+
+
+def wide_kernel(*args, **constants):
+    assert args[-1] == STORE
+    paired_kernel(*args)
 
 
 def attend_kernel(
@@ -103,6 +110,7 @@ def choose_kernel(
 kernels = SimpleNamespace(
     vector_kernel=Kernel(linear),
     paired_kernel=Kernel(paired_kernel),
+    wide_kernel=Kernel(wide_kernel),
     lean_kernel=Kernel(linear),
     deep_kernel=Kernel(linear),
     attend_kernel=Kernel(attend_kernel),

@@ -10,13 +10,29 @@ import torch
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model import decode_step
-from niels_gpt.model.decode_step import ADD, GELU, LOW, STORE, SWIGLU, DecodeStep, SlotState, Weights, _pair, power
+from niels_gpt.model.decode_step import (
+    ADD,
+    COLUMNS,
+    GELU,
+    LOW,
+    STORE,
+    SWIGLU,
+    TILE,
+    WIDE,
+    WIDE_SHARED,
+    WIDE_TILE,
+    DecodeStep,
+    SlotState,
+    Weights,
+    _pair,
+    power,
+)
 from niels_gpt.model.kv_cache import KVCache
 from tests.model import decode_reference
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
-LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}}
+LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}, "wide": {"V": 8200, "norm": "rmsnorm"}}
 
 
 def build(kind: str, device: str, **changes: int) -> GPT:
@@ -119,14 +135,14 @@ def test_refresh_renews_pairs_where_they_are(device, inference):
 
 
 def test_which_kernel_a_product_has(device, monkeypatch):
-    def products(C, d_ff, shared):
+    def products(C, d_ff, shared, V=20):
         monkeypatch.setattr(decode_step, "_shared_memory", lambda _: shared)
-        model = build("v0", device, V=20, L=1, T=8, C=C, d_ff=d_ff)
+        model = build("v0", device, V=V, L=1, T=8, C=C, d_ff=d_ff)
         launches = DecodeStep(Weights(model), SlotState(model, 2), 2).launches
         return [
-            (kernel.__name__.removesuffix("_kernel"), options["SPLIT"], options.get("PIECES"))
+            (kernel.__name__.removesuffix("_kernel"), options.get("SPLIT"), options.get("PIECES"))
             for kernel, _, _, options in launches
-            if "SPLIT" in options
+            if "BK" in options
         ]
 
     if device == "cpu":  # the stand-ins have one name
@@ -138,6 +154,59 @@ def test_which_kernel_a_product_has(device, monkeypatch):
     assert products(192, 2049, 166912) == [paired, ("lean", 4, 1), paired, deep, head]
     assert products(768, 1024, 166912)[:4] == [("paired", 8, None), ("lean", 8, 1)] * 2
     assert products(768, 1024, 101376) == [deep, ("lean", 8, 2), deep, ("lean", 8, 2), deep]  # no room for C columns
+    lean, wide = ("lean", 4, 1), ("wide", None, None)
+    assert products(96, 96, WIDE_SHARED, V=WIDE) == [paired, lean, paired, lean, wide]
+    assert products(96, 96, WIDE_SHARED, V=WIDE - 1) == [paired, lean, paired, lean, head]
+    assert products(96, 96, WIDE_SHARED - 1, V=WIDE) == [paired, lean, paired, lean, head]
+    assert products(96, 4096, WIDE_SHARED)[2] == paired  # only the head
+    assert products(768, 1024, 101376, V=WIDE)[-1] == deep  # no pairs
+
+
+@pytest.mark.parametrize("kind", ["v1", *LONG])
+@pytest.mark.parametrize("batch", [1, 2, 32])
+@torch.inference_mode()
+def test_how_the_work_is_divided(device, kind, batch):
+    model = build(kind, device, L=1, T=8)
+    step = DecodeStep(Weights(model), SlotState(model, batch), batch)
+    attend = step.launches[1][3]
+    assert attend["EARLY"] == (batch > 1)  # one row's qkv may come up beside the choice before it
+    for kernel, grid, args, options in step.launches:
+        if "M" not in options:
+            continue
+        N, rows, parts, epilogue = args[5], args[7], args[8], args[11]
+        assert grid == (-(-rows // options["M"]), -(-N // options["BN"]))
+        if epilogue == ADD:
+            assert grid[1] == parts  # of the sums over a row: one each
+        elif kernel.__name__ != "wide_kernel":
+            assert options["M"] == options["BN"] == TILE
+
+
+@pytest.mark.parametrize("kind", ["v0", "v1", *LONG])
+@torch.inference_mode()
+def test_logits_of_a_row_do_not_depend_on_the_others(device, kind):
+    model = build(kind, device)
+    weights, C = Weights(model), model.config
+    g = torch.Generator().manual_seed(1)
+    lengths = torch.randint(C.T - 8, (41,), generator=g, dtype=torch.int32)
+    tokens = torch.randint(C.V, (41,), generator=g)
+    seen = []
+    for batch, row in ((2, 0), (2, 1), (8, 5), (64, 40)):
+        state = SlotState(model, 41)
+        cache = torch.randn(state.cache[:, 0].shape, generator=torch.Generator().manual_seed(2))
+        state.cache.copy_(cache[:, None] * torch.linspace(1, 2, 42)[None, :, None, None, None, None])
+        state.lengths[:41], state.tokens[:41] = lengths.to(device), tokens.to(device)
+        step = DecodeStep(weights, state, batch)
+        slots = [slot for slot in range(41) if slot != 7][: min(batch, 41) - 1]
+        step.load([*slots[:row], 7, *slots[row:]])
+        logits = []
+        for _ in range(3):
+            step()
+            logits.append(step.logits[row].clone())
+        seen.append(torch.stack(logits))
+    for other in seen[1:]:
+        if device == "cuda":  # every bit
+            assert other.equal(seen[0])
+        torch.testing.assert_close(other, seen[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *LONG])
@@ -185,7 +254,7 @@ def halves(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def linear_case(rows: int, N: int, K: int, norm: int, epilogue: int):
     """The arguments of a product twice: for the kernel and for the reference."""
     torch.manual_seed(rows * N + K + norm)
-    parts = -(-N // 16)
+    parts = -(-N // COLUMNS)
     x = torch.randn(rows, K, device="cuda") * 2 + 0.5
     w = torch.randn(N, K, device="cuda") / K**0.5
     out = torch.randn(rows, N // 2 if epilogue == SWIGLU else N, device="cuda")
@@ -198,13 +267,18 @@ def multiply(kernel: str, args: tuple, **extra: bool) -> None:
     """Launch a kernel for at most 128 columns of x."""
     kernels = _cuda_kernels()
     N, K, rows, parts = args[5:9]
-    grid = (-(-rows // 16), -(-N // 16))
-    options = {"M": 16, "BN": 16, "SPLIT": 4, "num_warps": 4, **extra}
+    BN = COLUMNS if args[11] == ADD else TILE
+    grid = (-(-rows // TILE), -(-N // BN))
+    options = {"M": TILE, "BN": BN, "SPLIT": 4, "num_warps": 4, **extra}
     if kernel == "vector":
         kernels.vector_kernel[(-(-N // 4),)](*args, BN=4, BK=128, num_warps=4, **extra)
     elif kernel == "paired":
         pairs = args[0], *halves(args[1]), *args[3:]
         kernels.paired_kernel[grid](*pairs, BK=32, PARTS=power(parts), maxnreg=168, **options)
+    elif kernel == "wide":
+        pairs = args[0], *halves(args[1]), *args[3:]
+        grid = (-(-rows // WIDE_TILE["M"]), -(-N // WIDE_TILE["BN"]))
+        kernels.wide_kernel[grid](*pairs, PARTS=power(parts), **WIDE_TILE, **extra)
     elif kernel == "lean":
         kernels.lean_kernel[grid](*args, BK=32, PIECES=1, **options)
     elif kernel == "pieces":
@@ -222,15 +296,17 @@ def multiply(kernel: str, args: tuple, **extra: bool) -> None:
 @pytest.mark.parametrize(
     ("kernel", "rows"),
     [("vector", 1), ("deep", 33), ("pieces", 2), ("pieces", 33)]
-    + [(kernel, rows) for kernel in ("paired", "lean") for rows in (2, 16, 45)],
+    + [(kernel, rows) for kernel in ("paired", "wide", "lean") for rows in (2, 16, 45)],
 )
 def test_products(kernel, rows, norm, epilogue, pdl):
     if pdl and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs sm_90")
     if norm and epilogue == ADD and kernel != "vector":
         pytest.skip("never launched: a program would read the sums that another writes")
-    if (norm > 0) != (kernel == "paired") and kernel not in ("vector", "deep"):
-        pytest.skip("one is for products after a norm, the others are not")
+    if (norm > 0) != (kernel in ("paired", "wide")) and kernel not in ("vector", "deep"):
+        pytest.skip("two are for products after a norm, the others are not")
+    if kernel == "wide" and epilogue != STORE:
+        pytest.skip("a head stores")
     for N, K in ((96, 96), (250, 72), (48, 128), (1100, 128), (34, 30)):
         mine, reference = linear_case(rows, N, K, norm, epilogue)
         extra = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
@@ -248,7 +324,9 @@ def sizes(K: int, count: int) -> torch.Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(("kernel", "norm"), [("paired", 1), ("paired", 2), ("lean", 0), ("pieces", 0)])
+@pytest.mark.parametrize(
+    ("kernel", "norm"), [("paired", 1), ("paired", 2), ("wide", 1), ("wide", 2), ("lean", 0), ("pieces", 0)]
+)
 @pytest.mark.parametrize("K", [128, 100, 72])
 def test_products_of_numbers_of_any_size(kernel, norm, K):
     """Every result within the rounding of a float32 sum of its own terms."""
@@ -273,7 +351,7 @@ def test_products_of_numbers_of_any_size(kernel, norm, K):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("kernel", ["paired", "deep"])
+@pytest.mark.parametrize("kernel", ["paired", "wide", "deep"])
 @pytest.mark.parametrize("K", [128, 100])
 def test_a_row_whose_mean_dwarfs_its_deviation_stays_finite(kernel, K):
     rows, N = 32, 40
@@ -289,9 +367,10 @@ def test_a_row_whose_mean_dwarfs_its_deviation_stays_finite(kernel, K):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("early", "stages"), [(False, 3), (True, 1)])
 @pytest.mark.parametrize("span", [64, 128, 512])
 @pytest.mark.parametrize(("D", "rope"), [(64, True), (24, True), (32, False)])
-def test_attention(D, rope, span):
+def test_attention(D, rope, span, early, stages):
     torch.manual_seed(D + span)
     B, H, T, slots = 9, 3, 512, 12
     cache = torch.randn(slots + 1, 2, H, T, D, device="cuda")
@@ -307,9 +386,8 @@ def test_attention(D, rope, span):
         arrived = torch.zeros(B * H, device="cuda", dtype=torch.int32)
         for _ in range(2):  # the counters of the programs are as before at the end
             args = (qkv, angles.sin(), angles.cos(), mine, part, edges, arrived, y, lengths, rows, T, H, span, D**-0.5)
-            run[(B, H, -(-T // span))](
-                *args, D=D, DP=power(D), BS=64, SPLITS=splits, STAGES=3, ROPE=rope, PDL=False, num_warps=4
-            )
+            options = {"STAGES": stages, "ROPE": rope, "EARLY": early, "PDL": False, "num_warps": 4}
+            run[(B, H, -(-T // span))](*args, D=D, DP=power(D), BS=64, SPLITS=splits, **options)
         results.append((y, mine))
     torch.testing.assert_close(results[0][0], results[1][0], atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(results[0][1], results[1][1], atol=1e-5, rtol=1e-5)
