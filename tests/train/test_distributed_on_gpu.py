@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch._inductor.config
 
 from niels_gpt.config_file import to_dict
 from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.model.gpt import GPT
+from niels_gpt.train import muon
 from niels_gpt.train.distributed import ALONE
 from niels_gpt.train.engine import Engine
 from niels_gpt.train.optimizer import make_optimizer
@@ -62,7 +64,12 @@ def gap(model, reference):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("spread", [as_copies, in_parts])
-def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, compiled):
+def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, compiled, monkeypatch):
+    # FSDP2's hooks cut what is compiled into other pieces; so must every operation round as plain code does, and not
+    # only where a piece ends.
+    monkeypatch.setattr(torch._inductor.config, "emulate_precision_casts", True)
+    if precision == "fp32":  # Muon too: in bfloat16 the last bit of a gradient can become a 256th of an update
+        monkeypatch.setattr(muon, "_dtype", lambda device: torch.float32)
     engine = {"graphs": False, "compile": compiled}
     config = config_of(engine=engine, optimizer=optimizer, accumulate=2, precision=precision)
     found, model, _ = run(config, spread)
@@ -70,9 +77,8 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, co
     whole = whole_model(model)
     assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
     exactly = precision == "fp32" or not compiled
-    # Muon multiplies in bfloat16, whole matrices or stacks of them. Compiled in bfloat16, hooks cut what is compiled
-    # into other pieces, it rounds elsewhere, and where a gradient is near 0 AdamW makes whole steps of its sign: so by
-    # the whole, not by elements.
+    # Compiled in bfloat16 it may still round elsewhere, and where a gradient is near 0 AdamW makes whole steps of its
+    # sign: so by the whole, not by elements.
     share = 0.05 if not exactly else 1e-4 if optimizer == "adamw" else 1e-3
     assert close(found, expected, share / 10)
     for name, weight in plain.state_dict().items():
