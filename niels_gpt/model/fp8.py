@@ -1,12 +1,14 @@
 """Products in FP8, for training on CUDA where the hardware has them (Hopper, Ada and later): train.precision=fp8.
 
 A product forward, and the one for the gradient of what went in, take both matrices as float8_e4m3fn (three bits of
-mantissa, up to 448) with a float32 scale for each row of either, chosen anew every time from its largest element: no
-history, so a resumed run computes the same. Where the range is known before (of what a norm made, and of the head's
-way back, in `fused.py`), one scale does for all rows, and the product is a fifth faster. The gradient of a weight,
-summed over all tokens, stays a product of bfloat16. What an operator of ours makes just before (an activation, RoPE's
-way back), it writes in FP8 right away; what torch makes is rounded in the kernel that the compiler makes of it, so
-this pays only in compiled runs.
+mantissa, up to 448) with a float32 scale for each row of activations and one for a matrix of weights, chosen anew every
+time from its largest element: no history, so a resumed run computes the same. Where the range is known before (of what
+a norm made, and of the head's way back, in `fused.py`), or who reads a product multiplies by the scales (the
+activation's way back), one scale does for all rows, and the product is up to a fifth faster. The gradient of a weight,
+summed over all tokens, stays a product of bfloat16. All matrices of a block are rounded together, as they are and
+turned (`matrices`): one by one they would take 18 small kernels. What an operator of ours makes just before (an
+activation, RoPE's way back), it writes in FP8 right away; what torch makes is rounded in the kernel that the compiler
+makes of it, so this pays only in compiled runs.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 Rows = tuple[torch.Tensor, torch.Tensor]
+Matrix = fused.Matrix
 
 
 def after_norm(x: torch.Tensor) -> Rows:
@@ -62,36 +65,83 @@ def at_once(x: torch.Tensor) -> Rows:
     return (x / scale).to(torch.float8_e4m3fn), scale
 
 
+@torch.library.custom_op("niels_gpt::matrices_fp8", mutates_args=())
+def _matrices(
+    weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
+) -> list[torch.Tensor]:
+    given = _given(weights, norms, numbers, normed)
+    if fused.HAS_TRITON and weights[0].is_cuda:
+        return [part for matrix in fused.matrices_in_fp8(given) for part in matrix]
+    made = []
+    for members, norm in given:
+        whole = torch.cat(members) if norm is None else torch.cat(members) * norm
+        eighth, scale = at_once(whole)
+        turned = eighth.view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
+        made += [eighth, turned, scale, *(scale.repeat(size, 1) for size in whole.shape)]
+    return made
+
+
+@_matrices.register_fake
+def _(
+    weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
+) -> list[torch.Tensor]:
+    made = []
+    for members, _ in _given(weights, norms, numbers, normed):
+        N, K = sum(map(len, members)), members[0].shape[1]
+        made += [weights[0].new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((N, K), (K, N))]
+        made += [weights[0].new_empty(size, dtype=torch.float32) for size in ((), (N, 1), (K, 1))]
+    return made
+
+
+def _given(
+    weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
+) -> list[tuple[list[torch.Tensor], torch.Tensor | None]]:
+    """What `matrices` was given, of what an operator can be given."""
+    left, scales = iter(weights), iter(norms)
+    return [
+        ([next(left) for _ in range(number)], next(scales) if with_norm else None)
+        for number, with_norm in zip(numbers, normed, strict=True)
+    ]
+
+
+def matrices(given: list[tuple[list[torch.Tensor], torch.Tensor | None]]) -> list[Matrix]:
+    """For each (matrices, norm): these matrices, one or two below each other, times the weight of a norm, in FP8."""
+    weights = [weight.detach() for members, _ in given for weight in members]
+    norms = [norm.detach() for _, norm in given if norm is not None]
+    made = _matrices(weights, norms, [len(members) for members, _ in given], [norm is not None for _, norm in given])
+    return [(made[i], made[i + 1], made[i + 2], made[i + 3], made[i + 4]) for i in range(0, len(made), 5)]
+
+
 def _times(a: Rows, b: Rows) -> torch.Tensor:
     """a b^T in bfloat16, for a (M, K) and b (N, K), both with a scale per row or both with one."""
     scales = a[1], b[1] if b[1].dim() == 0 else b[1].t()
     return torch._scaled_mm(a[0], b[0].t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def _turned(weight: torch.Tensor) -> Rows:
-    return rows(weight.t().contiguous())
+def _gradient_of_weight(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (g.t() @ x).to(torch.float32)
 
 
-def _gradient_of_weight(g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return (g.t() @ x).to(weight.dtype)
+# The functions below take a weight for its gradient alone: what they compute with is its Matrix.
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return _times(rows(x), rows(weight))
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
+        eighth, turned, _, by_row, by_column = matrix
+        ctx.save_for_backward(x, turned, by_column)
+        return _times(rows(x), (eighth, by_row))
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = ctx.saved_tensors
-        return _times(rows(g), _turned(weight)), _gradient_of_weight(g, x, weight)
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, turned, by_column = ctx.saved_tensors
+        return _times(rows(g), (turned, by_column)), _gradient_of_weight(g, x), *[None] * 5
 
 
-def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def product(x: torch.Tensor, weight: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """x weight^T in bfloat16, for x (..., K) of any type and weight (N, K), K and N multiples of 16."""
     flat = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
-    return _Product.apply(flat, weight).view(*x.shape[:-1], -1)
+    return _Product.apply(flat, weight, *matrix).view(*x.shape[:-1], -1)
 
 
 # --- heads -----------------------------------------------------------------------------------------
@@ -129,28 +179,35 @@ class _Heads(torch.autograd.Function):
         cos: torch.Tensor | None,
         n: int,
         H: int,
+        *matrix: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.save_for_backward(x, weight, sin, cos)
-        qkv = _times(after_norm(x), at_once(weight)).view(len(x) // n, n, 3, H, -1)
+        eighth, turned, one, _, by_column = matrix
+        ctx.save_for_backward(x, turned, by_column, sin, cos)
+        qkv = _times(after_norm(x), (eighth, one)).view(len(x) // n, n, 3, H, -1)
         if sin is None or cos is None:
             return qkv.unbind(2)
         return *fused.turned_pair(qkv, sin, cos), qkv[:, :, 2]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, sin, cos = ctx.saved_tensors
+        x, turned, by_column, sin, cos = ctx.saved_tensors
         g, *eighth = _turn_back(*gradients, sin, cos)
-        dx = _times((eighth[0], eighth[1]), _turned(weight))
-        return dx, _gradient_of_weight(g, x, weight), None, None, None, None
+        dx = _times((eighth[0], eighth[1]), (turned, by_column))
+        return dx, _gradient_of_weight(g, x), *[None] * 9
 
 
 def heads(
-    x: torch.Tensor, weight: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None, H: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    matrix: Matrix,
+    sin: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    H: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v (B, n, H, D) of the product of x (B, n, C), which a norm made (`after_norm`), and weight (3 C, C); with
     sin and cos, turned by RoPE (`fused.turned_heads`)."""
     n, C = x.shape[1:]
-    return _Heads.apply(x.to(torch.bfloat16).reshape(-1, C), weight, sin, cos, n, H)
+    return _Heads.apply(x.to(torch.bfloat16).reshape(-1, C), weight, sin, cos, n, H, *matrix)
 
 
 # --- MLP -------------------------------------------------------------------------------------------
@@ -169,35 +226,44 @@ def _(u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
 
 
 @torch.library.custom_op("niels_gpt::activation_backward_fp8", mutates_args=())
-def _activate_back(dy: torch.Tensor, u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _activate_back(
+    dy: torch.Tensor, factors: torch.Tensor, u: torch.Tensor, gated: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     eighth, scales = _empty(u, *u.shape)
-    return fused.activate_back(dy, u, gated, eighth, scales), eighth, scales
+    return fused.activate_back(dy, u, gated, factors, eighth, scales), eighth, scales
 
 
 @_activate_back.register_fake
-def _(dy: torch.Tensor, u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
+def _(dy: torch.Tensor, factors: torch.Tensor, u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(u), *_empty(u, *u.shape)
 
 
 class _MLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, gated: bool) -> torch.Tensor:
-        u = _times(after_norm(x), at_once(into))
-        y, *eighth = _activate(u, gated)
-        ctx.save_for_backward(x, u, y, into, out)
+    def forward(
+        ctx: Any, x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, gated: bool, *both: torch.Tensor
+    ) -> torch.Tensor:
+        eighth, turned, one, _, by_column, eighth_out, turned_out, one_out, by_row_out, _ = both
+        u = _times(after_norm(x), (eighth, one))
+        y, *made = _activate(u, gated)
+        ctx.save_for_backward(x, u, y, turned, by_column, turned_out, one_out)
         ctx.gated = gated
-        return _times((eighth[0], eighth[1]), rows(out))
+        return _times((made[0], made[1]), (eighth_out, by_row_out))
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, u, y, into, out = ctx.saved_tensors
-        dy = _times(rows(g), _turned(out))
-        du, *eighth = _activate_back(dy, u, ctx.gated)
-        dx = _times((eighth[0], eighth[1]), _turned(into))
-        return dx, _gradient_of_weight(du, x, into), _gradient_of_weight(g, y, out), None
+        x, u, y, turned, by_column, turned_out, one_out = ctx.saved_tensors
+        eighth, scales = rows(g)
+        # the scales of the rows are left to who reads it
+        dy = _times((eighth, torch.ones((), device=g.device)), (turned_out, one_out))
+        du, *made = _activate_back(dy, scales, u, ctx.gated)
+        dx = _times((made[0], made[1]), (turned, by_column))
+        return dx, _gradient_of_weight(du, x), _gradient_of_weight(g, y), *[None] * 11
 
 
-def mlp(x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, *, gated: bool) -> torch.Tensor:
+def mlp(
+    x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, matrices: tuple[Matrix, Matrix], *, gated: bool
+) -> torch.Tensor:
     """activation(x into^T) out^T (`fused.activation`) in bfloat16, for x (..., C), which a norm made (`after_norm`)."""
     flat = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
-    return _MLP.apply(flat, into, out, gated).view(*x.shape[:-1], -1)
+    return _MLP.apply(flat, into, out, gated, *matrices[0], *matrices[1]).view(*x.shape[:-1], -1)

@@ -58,11 +58,8 @@ def _linear_cross_entropy(
     logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
     logits8 = logits.new_empty((rows, padded) if eight else (0, 0), dtype=torch.float8_e5m2)
     if eight:
-        table8, scales = rows_in_fp8(table)
-        top = torch.linalg.vector_norm(table, torch.inf, dtype=torch.float32).clamp(min=1e-30)
-        factor = (FP8_LARGEST / top).to(table.dtype)  # one for all: here rows are what is summed over
-        across8 = (table * factor).to(torch.float8_e4m3fn).view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
-        unit, back = 2.0**-15 / total.to(torch.float32).reshape(()), 1 / factor.float()
+        table8, across8, one, scales, _ = matrices_in_fp8([([table], None)])[0]
+        unit = 2.0**-15 / total.to(torch.float32).reshape(())
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
     dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
@@ -82,7 +79,7 @@ def _linear_cross_entropy(
             BLOCK=block, EIGHT=eight, num_warps=8 if V > 1024 else 1,
         )  # fmt: skip
         if eight:
-            torch._scaled_mm(own8, across8.t(), unit, back, out_dtype=h.dtype, out=dh[start : start + rows])
+            torch._scaled_mm(own8, across8.t(), unit, one, out_dtype=h.dtype, out=dh[start : start + rows])
         else:
             torch.mm(own, table, out=dh[start : start + rows])
         if start == 0:
@@ -250,20 +247,22 @@ def activate_back(
     dy: torch.Tensor,
     x: torch.Tensor,
     gated: bool,
+    factors: torch.Tensor | None = None,
     eighth: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of what `activate` was given; into `eighth` and `scales` also in FP8."""
+    """The gradient of what `activate` was given; into `eighth` and `scales` also in FP8, of dy times its factors."""
     from niels_gpt.model import kernels
 
     dy, x = dy.contiguous(), x.contiguous()
     F = dy.shape[-1]
     dx = torch.empty_like(x)
-    places = (dx, dx if eighth is None else eighth, dx if scales is None else scales)
+    factors, *places = (dx if place is None else place for place in (factors, dx, eighth, scales))
     block = 1 << (F - 1).bit_length()
     kernels.activation_backward_kernel[(dy.numel() // F,)](
-        dy, x, *places, F, BLOCK=block, GATED=gated, EIGHT=eighth is not None, num_warps=4 if block <= 4096 else 16
-    )
+        dy, factors, x, *places, F,
+        BLOCK=block, GATED=gated, EIGHT=eighth is not None, num_warps=4 if block <= 4096 else 16,
+    )  # fmt: skip
     return dx
 
 
@@ -304,3 +303,40 @@ def rows_in_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     eighth, scales = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty((M, 1), dtype=torch.float32)
     kernels.rows_kernel[(M,)](x, eighth, scales, K, BLOCK=block, num_warps=min(max(block // 512, 1), 16))
     return eighth, scales
+
+
+Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""A matrix (N, K) in FP8, the same turned (K, N), and the one scale of both: (), (N, 1) and (K, 1)."""
+
+
+def matrices_in_fp8(given: list[tuple[list[torch.Tensor], torch.Tensor | None]]) -> list[Matrix]:
+    """For each of a few (matrices, norm): these matrices, one below the other, their rows times norm. In two passes.
+
+    Two at most may be one below the other.
+    """
+    from niels_gpt.model import kernels
+
+    PARTS, B = 256, 64
+    made: list[Matrix] = []
+    sources: list[tuple[Any, ...]] = []  # the arguments of matrices_kernel, for each matrix that is given
+    starts = [0]
+    for members, norm in given:
+        N, K = sum(map(len, members)), members[0].shape[1]
+        eighth, turned = (members[0].new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((N, K), (K, N)))
+        one, by_row, by_column = (members[0].new_empty(size, dtype=torch.float32) for size in ((), (N, 1), (K, 1)))
+        made.append((eighth, turned, one, by_row, by_column))
+        row, group = 0, len(sources)
+        for member in members:
+            rows = len(member)
+            places = eighth[row:], turned[:, row:], one, by_row[row:], by_column
+            sources.append((member.contiguous(), norm, *places, rows, K, N, group, len(members)))
+            starts.append(starts[-1] + -(-rows // B) * -(-K // B))
+            row += rows
+    weights, norms, *targets, heights, widths, strides, groups, numbers = zip(*sources, strict=True)
+    tops = weights[0].new_empty((len(weights) + 1, PARTS), dtype=torch.float32)  # one more, to be read and masked
+    sizes = tuple(weight.numel() for weight in weights)
+    kernels.tops_kernel[(PARTS, len(weights))](weights, norms, sizes, widths, tops, PARTS=PARTS, BLOCK=1024)
+    kernels.matrices_kernel[(starts[-1],)](
+        weights, norms, *targets, heights, widths, strides, groups, numbers, tuple(starts), tops, PARTS=PARTS, B=B
+    )
+    return made

@@ -31,6 +31,9 @@ from niels_gpt.model.segments import Segments
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 """sin and cos for RoPE; None where positions are learned and nothing is rotated."""
 
+Eight = tuple[fp8.Matrix, fp8.Matrix] | None
+"""The two matrices of a branch in FP8, where that is wanted."""
+
 
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension.
@@ -115,20 +118,21 @@ class Attention(nn.Module):
         layer: int,
         cache: KVCache | None,
         segments: Segments | None,
+        eight: Eight = None,
     ) -> torch.Tensor:
         """Of norm(x)."""
         x, weight = normed(x, norm, self.qkv.weight)
-        if fp8.on(x) and cache is None and segments is None and (turn is None or turn[0].dim() == 4):
+        if eight is not None and cache is None and segments is None and (turn is None or turn[0].dim() == 4):
             sin, cos = (None, None) if turn is None else (table.view(x.shape[1], self.D // 2) for table in turn)
-            return fp8.product(_causal(*fp8.heads(x, weight, sin, cos, self.H)), self.out.weight)
-        qkv = fp8.product(x, weight) if fp8.on(x) else F.linear(x, weight)
+            return fp8.product(_causal(*fp8.heads(x, weight, eight[0], sin, cos, self.H)), self.out.weight, eight[1])
+        qkv = F.linear(x, weight) if eight is None else fp8.product(x, weight, eight[0])
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
             with torch.autocast("cpu", enabled=False):
                 y = self._attend(qkv.float(), turn, layer, cache, segments)
         else:
             y = self._attend(qkv, turn, layer, cache, segments)
-        return fp8.product(y, self.out.weight) if fp8.on(y) else self.out(y)
+        return self.out(y) if eight is None else fp8.product(y, self.out.weight, eight[1])
 
     def _attend(
         self, qkv: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
@@ -171,11 +175,11 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.C, config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.C, bias=False)
 
-    def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, norm: Norm | None = None, eight: Eight = None) -> torch.Tensor:
         """Of norm(x), or of x."""
         x, weight = normed(x, norm, self.up.weight)
-        if fp8.on(x) and norm is not None:
-            return fp8.mlp(x, weight, self.down.weight, gated=False)
+        if eight is not None:
+            return fp8.mlp(x, weight, self.down.weight, eight, gated=False)
         u = F.linear(x, weight)
         return self.down(fused.activation(u, gated=False) if fused.usable(u) else F.gelu(u))
 
@@ -193,12 +197,12 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(config.C, config.d_ff, bias=False)
         self.down = nn.Linear(config.d_ff, config.C, bias=False)
 
-    def forward(self, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, norm: Norm | None = None, eight: Eight = None) -> torch.Tensor:
         """Of norm(x), or of x."""
         if fused.in_bf16(x):
             x, weight = normed(x, norm, torch.cat((self.gate.weight, self.up.weight)))
-            if fp8.on(x) and norm is not None:
-                return fp8.mlp(x, weight, self.down.weight, gated=True)
+            if eight is not None:
+                return fp8.mlp(x, weight, self.down.weight, eight, gated=True)
             return self.down(fused.activation(F.linear(x, weight), gated=True))
         x = x if norm is None else norm(x)
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -218,8 +222,23 @@ class Block(nn.Module):
     def forward(
         self, x: torch.Tensor, turn: Turn, layer: int, cache: KVCache | None, segments: Segments | None
     ) -> torch.Tensor:
-        x = x + self.drop(self.attn(x, self.norm_attn, turn, layer, cache, segments))
-        return x + self.drop(self.mlp(x, self.norm_mlp))
+        attn, mlp = self._in_fp8() if fp8.on(x) else (None, None)
+        x = x + self.drop(self.attn(x, self.norm_attn, turn, layer, cache, segments, attn))
+        return x + self.drop(self.mlp(x, self.norm_mlp, mlp))
+
+    def _in_fp8(self) -> tuple[Eight, Eight]:
+        """The matrices of attention and MLP."""
+        attn, mlp = self.attn, self.mlp
+        into = [mlp.gate.weight, mlp.up.weight] if isinstance(mlp, SwiGLU) else [mlp.up.weight]
+        qkv, out, up, down = fp8.matrices(
+            [
+                ([attn.qkv.weight], self.norm_attn.weight),
+                ([attn.out.weight], None),
+                (into, self.norm_mlp.weight),
+                ([mlp.down.weight], None),
+            ]
+        )
+        return (qkv, out), (up, down)
 
 
 class GPT(nn.Module):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.config import ModelConfig
+from niels_gpt.device import bf16
 from niels_gpt.model import fp8, fused
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
@@ -43,12 +44,13 @@ def test_a_product_and_its_gradients():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 32).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(48, 32).requires_grad_()
-    y = fp8.product(x, weight)
+    y = fp8.product(x, weight, *fp8.matrices([([weight], None)]))
     g = torch.randn(2, 20, 48).to(torch.bfloat16)
     y.backward(g)
     rows = [t.detach().float().flatten(0, -2) for t in (x, g)]
-    assert near(y.flatten(0, 1), exact(rows[0]) @ exact(weight.detach()).t(), 0.01)
-    assert near(x.grad.flatten(0, 1), exact(rows[1]) @ exact(weight.detach().t().contiguous()).t(), 0.01)
+    rounded = exact(weight.detach().view(1, -1)).view(48, 32)
+    assert near(y.flatten(0, 1), exact(rows[0]) @ rounded.t(), 0.01)
+    assert near(x.grad.flatten(0, 1), exact(rows[1]) @ rounded, 0.01)
     assert near(weight.grad, rows[1].t() @ rows[0], 0.01)
     assert weight.grad.dtype == torch.float32
 
@@ -75,8 +77,34 @@ def test_a_matrix_with_one_scale(seed):
     assert (fp8.at_once(0 * x)[0].float() == 0).all()
 
 
+def check_matrices(device):
+    torch.manual_seed(0)
+    shapes = [[(144, 48)], [(48, 80)], [(70, 48), (70, 48)], [(16, 16)], [(16004, 64)]]
+    given = [([(5.0**i * torch.randn(shape)).to(device) for i, shape in enumerate(shape)], None) for shape in shapes]
+    given[0] = given[0][0], torch.rand(48).add(0.5).to(device)
+    given[2] = given[2][0], -torch.rand(48).add(0.5).to(device)
+    given[3][0][0].zero_()
+    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, fp8.matrices(given), strict=True):
+        whole = torch.cat(members) * (1 if norm is None else norm)
+        scale = whole.abs().max() / 448
+        assert torch.equal(turned.float(), eighth.float().t())
+        assert turned.is_contiguous()
+        assert (one.shape, by_row.shape, by_column.shape) == ((), (len(whole), 1), (whole.shape[1], 1))
+        assert torch.allclose(
+            torch.cat((one.view(1, 1), by_row, by_column)), scale.clamp(min=1e-30 / 448), rtol=1e-6, atol=0
+        )
+        off = (eighth.float() * scale - whole).abs()
+        # half a step of three bits; below 2^-6, of 2^-9
+        assert (off <= whole.abs() / 15.9 + 2**-10 * scale * 1.01).all()
+        assert (eighth.float().abs().max() == 448) | (scale == 0)
+
+
+def test_the_matrices_of_a_block():
+    check_matrices("cpu")
+
+
 def test_never_on_a_cpu_and_never_without_gradients():
-    with fp8.products(True), torch.autocast("cpu", torch.bfloat16):
+    with fp8.products(True), bf16("cpu"):
         assert not fp8.on(torch.zeros(1))
 
 
@@ -122,9 +150,15 @@ def test_what_kernels_write_in_fp8(width, cuda):
         assert torch.equal(y, fused.activation(u, gated))
         assert near(whole(*eighth), y, 0.07)
         dy = torch.randn_like(y)
-        du, *eighth = fp8._activate_back(dy, u, gated)
-        assert torch.equal(du, fused.activate_back(dy, u, gated))
+        factors = 2.0 ** torch.arange(-4, 5, device=cuda)[:, None]
+        du, *eighth = fp8._activate_back(dy, factors, u, gated)
+        assert torch.equal(du, fused.activate_back(dy * factors.to(dy.dtype), u, gated))
         assert near(whole(*eighth), du, 0.07)
+
+
+@pytest.mark.gpu
+def test_the_matrices_of_a_block_on_a_gpu(cuda):
+    check_matrices(cuda)
 
 
 @pytest.mark.gpu
@@ -147,7 +181,8 @@ def test_heads(turned, cuda):
         return fused.turned_heads(qkv, sin, cos) if turned else qkv.unbind(2)
 
     turn = (sin, cos) if turned else (None, None)
-    for make in (lambda: fp8.heads(x, weight, *turn, H), plain):
+    (matrix,) = fp8.matrices([([weight], None)])
+    for make in (lambda: fp8.heads(x, weight, matrix, *turn, H), plain):
         x.grad = weight.grad = None
         made = make()
         torch.autograd.backward(made, given)
