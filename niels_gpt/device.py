@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 
 import torch
 
@@ -39,6 +41,31 @@ def multiplies_bf16(device: str) -> bool:
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device == "cpu" and torch.cpu._is_amx_tile_supported()
+
+
+def _onednn_has_bf16() -> bool:
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@contextlib.contextmanager
+def bf16(kind: str, wanted: bool = True, *, keep_casts: bool = True) -> Iterator[None]:
+    """Products in bfloat16 on a kind of device, if wanted, for the block: autocast.
+
+    On a CPU where oneDNN has no bfloat16, torch tries it once, warns with a page of addresses, and does without oneDNN
+    for the rest of the process: then float32 is rounded otherwise too, and a resumed run differs in its last bits. So
+    there oneDNN is put aside, for the block alone.
+    """
+    aside = wanted and kind == "cpu" and not _onednn_has_bf16()
+    onednn = torch.backends.mkldnn
+    before = onednn.enabled
+    if aside:
+        onednn.enabled = False  # type: ignore[assignment]
+    try:
+        with torch.autocast(kind, torch.bfloat16, enabled=wanted, cache_enabled=keep_casts):
+            yield
+    finally:
+        if aside:
+            onednn.enabled = before
 
 
 PEAK_FLOPS = {

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 
 # One thread: the models here are tiny, and two OpenMP threads on a busy machine wait for each other.
@@ -103,7 +104,16 @@ def random_states():
     return states
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def onednn_stays_on():
+    """After a product of bfloat16 that it does not know torch does without it, and float32 rounds otherwise."""
+    before = "torch" in sys.modules and sys.modules["torch"].backends.mkldnn.enabled
+    yield
+    if before:
+        assert sys.modules["torch"].backends.mkldnn.enabled, "use device.bf16, which puts oneDNN aside"
+
+
+@pytest.fixture(autouse=True)
 def signals_not_ignored():
     """As in a terminal, also where the tests were started by nohup or in the background."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}

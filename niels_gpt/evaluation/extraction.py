@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from niels_gpt.device import bf16
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
@@ -197,7 +198,7 @@ def token_scores(
     """
     asked = targets.flatten() != -100
     places, wanted = asked.nonzero().squeeze(1).to(x.device), targets.flatten()[asked].to(x.device)
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
+    with bf16(x.device.type, precision == "bf16"):
         h = model.hidden(x, positions=positions)
     h = h.flatten(0, 1)[places]
     h = h.float() if precision == "bf16" else h

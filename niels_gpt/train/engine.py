@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
-from niels_gpt.device import check_precision
+from niels_gpt.device import bf16, check_precision
 from niels_gpt.model import fp8
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, set_seed
@@ -86,9 +86,7 @@ class Engine:
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         # The rounded weights that autocast keeps for the next pass are none of the gathered ones of a sharded model:
         # their gradients would be lost.
-        half = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=precision in ("bf16", "fp8"), cache_enabled=not self._sharded
-        )
+        half = bf16(self.device.type, precision in ("bf16", "fp8"), keep_casts=not self._sharded)
         try:
             with (
                 half,

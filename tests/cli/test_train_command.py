@@ -99,7 +99,6 @@ def test_a_second_process_at_the_same_time(texts, tmp_path, capsys):
     assert not (tmp_path / "out/metrics.jsonl").exists()
 
 
-@pytest.mark.usefixtures("signals_not_ignored")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("folder", ["out", "a run", "a [draft] run", "it's", "[bold]"])
 def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(texts, capsys, monkeypatch, number, code, folder):
@@ -116,7 +115,6 @@ def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(texts, capsys, mo
     assert [line["step"] for line in metric_lines(texts.parent / folder)] == list(range(9))
 
 
-@pytest.mark.usefixtures("signals_not_ignored")
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_while_the_picture_is_drawn_does_not_cut_the_message(texts, capsys, monkeypatch, second):
     monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.config import ModelConfig
+from niels_gpt.device import bf16
 from niels_gpt.model import fused
 from niels_gpt.model.gpt import GPT, normed
 from niels_gpt.model.loss import loss_fn
@@ -97,7 +98,7 @@ def test_checkpointed_blocks_draw_the_same_dropout_twice():
 
 
 def test_nothing_is_fused_on_a_cpu():
-    with torch.autocast("cpu", torch.bfloat16):
+    with bf16("cpu"):
         assert not fused.in_bf16(torch.zeros(1))
     assert not fused.usable(torch.zeros(1, dtype=torch.bfloat16))
 

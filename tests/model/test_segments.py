@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
+from niels_gpt.device import bf16
 from niels_gpt.model import segments as segments_module
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.rope import rotate
@@ -372,7 +373,7 @@ def test_attention_stays_float32_under_autocast(way: Callable[[pytest.MonkeyPatc
     model, x, segments = make(), some_ids(2, 20), torch.tensor([ids_of(8, 12), ids_of(3, 17)])
     exact = model(x, segments=segments)
     dtypes.clear()
-    with torch.autocast("cpu", torch.bfloat16):
+    with bf16("cpu"):
         rounded = model(x, segments=segments)
     assert dtypes == {torch.float32}
     assert (rounded.float() - exact).abs().max() < 0.05 * exact.abs().max()

@@ -452,7 +452,6 @@ def test_that_holds_for_other_settings(texts, tmp_path, option):
     check_same(run, whole)
 
 
-@pytest.mark.usefixtures("signals_not_ignored")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("step", [1, 4, 6])
 def test_a_signal_saves_at_once(texts, whole, run, number, step):
