@@ -9,6 +9,7 @@ Shapes: B rows, n <= T positions, C width, H heads of D = C / H, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -79,6 +80,38 @@ class _RMSNormOnCPU(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):  # else the product would be rounded to bfloat16
             through_mean = (gradient @ weight)[..., None]  # (B, n, 1)
         return dx.add_(through_mean.mul_(scale).div_(x.shape[-1])), dweight, None
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x Phi(x)."""
+    if x.requires_grad and x.device.type == "cpu" and x.dtype == torch.float32 and _slow_gelu():
+        result: torch.Tensor = _GELUOnPlainCPU.apply(x)
+        return result
+    return F.gelu(x)
+
+
+@functools.cache
+def _slow_gelu() -> bool:
+    """Whether torch computes GELU's way back number by number: where it has no AVX (ARM)."""
+    return torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+
+
+class _GELUOnPlainCPU(torch.autograd.Function):
+    """GELU whose way back is made of operations that torch has in vectors: 39 ms for 8192 x 1024, not 136."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        root = x * 0.5**0.5
+        density = root.square().neg_().exp_().mul_(x)  # times x, and without its 1 / sqrt(2 pi)
+        slope = root.erf_().add_(density, alpha=(2 / math.pi) ** 0.5)  # twice Phi(x) + x phi(x), without the 1 of erf
+        return torch.addcmul(gradient, gradient, slope, out=density).mul_(0.5)
 
 
 Norm = nn.LayerNorm | RMSNorm
@@ -181,7 +214,7 @@ class MLP(nn.Module):
         if eight is not None:
             return fp8.mlp(x, weight, self.down.weight, eight, gated=False)
         u = F.linear(x, weight)
-        return self.down(fused.activation(u, gated=False) if fused.usable(u) else F.gelu(u))
+        return self.down(fused.activation(u, gated=False) if fused.usable(u) else gelu(u))
 
 
 class SwiGLU(nn.Module):

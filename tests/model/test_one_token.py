@@ -45,6 +45,23 @@ def test_token_by_token_equals_the_whole_window(batch: int, options: dict[str, s
 
 
 @every_option
+@pytest.mark.parametrize("mkl", [True, False])
+def test_with_matrices_as_they_lie_and_turned(mkl: bool, options: dict[str, str], monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    model = make_model(options)
+    x = torch.randint(0, CONFIG.V, (3, CONFIG.T))
+    cache, one = cache_for(model, 3), OneToken(model)
+    with torch.no_grad():
+        whole = model(x)
+        for t in range(CONFIG.T):
+            torch.testing.assert_close(one(x[:, t], cache), whole[:, t], rtol=1e-9, atol=1e-9)
+        assert (one._turned is None) == mkl
+        single = OneToken(model)
+        single(x[:1, 0], cache_for(model, 1))
+        assert single._turned is None
+
+
+@every_option
 def test_rows_of_different_lengths_do_not_see_each_other(options: dict[str, str]) -> None:
     model = make_model(options)
     x = torch.randint(0, CONFIG.V, (3, CONFIG.T))
