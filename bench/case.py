@@ -46,6 +46,10 @@ HIGHER = ("tokens/s", "% MFU", "x alone")
 """The units of which more is better."""
 
 
+class NotHere(Exception):
+    """This machine lacks what a contender needs, and it says what."""
+
+
 @dataclass(frozen=True)
 class Work:
     """One round of a contender, ready to run."""

@@ -108,7 +108,9 @@ def _litgpt(model: Any, talk: Talk, most: int) -> Speaker:
     from litgpt.generate.base import generate
 
     ids = _ids(talk)[0]
-    model.max_seq_length = len(talk.prompt) + most
+    whole = len(talk.prompt) + most
+    model.config.block_size = max(model.config.block_size, whole)  # its angles go as far as they are asked to
+    model.max_seq_length = whole
     model.set_kv_cache(batch_size=1, device=ids.device)
 
     def speak(n: int) -> object:

@@ -82,12 +82,17 @@ def _cells(result: dict[str, Any], row: dict[str, Any]) -> Sequence[str]:
         and (other["error"] or other["unit"] == row["unit"])
     ]
     peers = "; ".join(
-        f"{other['contender'].partition(',')[0]} {other['error'] or number(other['median'])}" for other in alike
+        f"{other['contender'].partition(',')[0]} {_error(other) or number(other['median'])}" for other in alike
     )
-    median = row["error"] if row["median"] is None else f"{number(row['median'])} {row['unit']}"
+    median = _error(row) if row["median"] is None else f"{number(row['median'])} {row['unit']}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
     verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
     return result["date"][:10], row["case"], row["contender"], median, peers, ratio, row["target"], verdict
+
+
+def _error(row: dict[str, Any]) -> str:
+    """What went wrong, without the particulars: "failed: ValueError"; else nothing."""
+    return ":".join((row["error"] or "").split(":")[:2])
 
 
 def _measured(result: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bench import models
-from bench.case import Work
+from bench.case import NotHere, Work
 from bench.models import Size
 
 OURS = "niels-gpt"
@@ -57,6 +57,8 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
     import torch
 
     size, device = setting.size.scaled(quick), setting.device
+    if device == "cpu" and setting.bf16 and not quick and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise NotHere("the processor has no bfloat16")
     rows = 2 if quick else LOADS[device, size.name][0]
     torch.manual_seed(0)
     options = {"dropout": setting.dropout} if setting.dropout else {}

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import IO, Any
 
-from bench.case import Contender, load_case
+from bench.case import Contender, NotHere, load_case
 
 PEERS = ("transformers", "litgpt")
 
@@ -35,6 +35,8 @@ def serve(contender: Contender, quick: bool, requests: IO[str], replies: IO[str]
             found = work.run()
             seconds = time.perf_counter() - began
             reply(**{"seconds": seconds, **(found if work.measures and isinstance(found, dict) else {})})
+    except NotHere as err:
+        reply(error=f"not here: {err}")
     except Exception as err:  # for the table: one broken contender must not cost the others
         missing = isinstance(err, ModuleNotFoundError) and err.name in PEERS
         first = next(iter(str(err).splitlines()), "")[:300]

@@ -2,7 +2,7 @@
 
 import os
 
-from bench.case import Case, Contender, Work
+from bench.case import Case, Contender, NotHere, Work
 
 
 def broken(quick):
@@ -11,6 +11,10 @@ def broken(quick):
 
 def absent(quick):
     raise ModuleNotFoundError("No module named 'litgpt'", name="litgpt")
+
+
+def elsewhere(quick):
+    raise NotHere("no such processor")
 
 
 def noisy(quick):
@@ -25,6 +29,7 @@ CASE = Case(
         Contender("peer", lambda quick: Work(lambda: None)),
         Contender("broken", broken),
         Contender("absent", absent),
+        Contender("elsewhere", elsewhere),
         Contender("dying", lambda quick: os._exit(3)),
     ),
 )

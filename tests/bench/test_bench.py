@@ -138,6 +138,7 @@ def test_contenders_run_in_processes_of_their_own(tmp_path, capsys):
     assert rows["ours"]["facts"] == {"quick": True}
     assert rows["broken"]["error"] == "failed: RuntimeError: no such luck"
     assert rows["absent"]["error"] == "not installed"
+    assert rows["elsewhere"]["error"] == "not here: no such processor"
     assert rows["dying"]["error"] == "failed: exit code 3"
     assert "not installed" in capsys.readouterr().out
 

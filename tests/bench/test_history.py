@@ -28,13 +28,14 @@ def test_ours_stands_beside_its_peers_with_the_verdict():
                 row("step", "Llama", 900.0, group="b"),
                 row("step", "nano, a", 5.0, unit="GiB", group="a"),
                 row("step", "litgpt, a", None, error="not installed", group="a"),
+                row("step", "GPT-2, a", None, error="failed: OutOfMemoryError: 5 GiB: and a page more", group="a"),
                 note="a quiet machine",
             )
         ]
     )
     assert "## Abacus, 2 cores" in made
-    cells = "| 2030-01-02 | step | ours | 1,300 tokens/s | nano 1,000; litgpt not installed | 1.30 | ≥ 1.2x | met |"
-    assert cells in made
+    peers = "nano 1,000; litgpt not installed; GPT-2 failed: OutOfMemoryError"
+    assert f"| 2030-01-02 | step | ours | 1,300 tokens/s | {peers} | 1.30 | ≥ 1.2x | met |" in made
     assert "Llama" not in made.split("## Abacus")[1].split("###")[0]
     assert "- 2030-01-02 10:20: python 3.12.1, torch 2.11, transformers 5.0, load before 0.5 (step). a quiet" in made
 
