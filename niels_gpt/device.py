@@ -47,6 +47,11 @@ def _onednn_has_bf16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def imitates_bf16(device: str) -> bool:
+    """Whether torch does bfloat16 there number by number: right, but 270 times slower than float32 (Neoverse-N1)."""
+    return torch.device(device).type == "cpu" and not _onednn_has_bf16()
+
+
 @contextlib.contextmanager
 def bf16(kind: str, wanted: bool = True, *, keep_casts: bool = True) -> Iterator[None]:
     """Products in bfloat16 on a kind of device, if wanted, for the block: autocast.
@@ -55,7 +60,7 @@ def bf16(kind: str, wanted: bool = True, *, keep_casts: bool = True) -> Iterator
     for the rest of the process: then float32 is rounded otherwise too, and a resumed run differs in its last bits. So
     there oneDNN is put aside, for the block alone.
     """
-    aside = wanted and kind == "cpu" and not _onednn_has_bf16()
+    aside = wanted and imitates_bf16(kind)
     onednn = torch.backends.mkldnn
     before = onednn.enabled
     if aside:

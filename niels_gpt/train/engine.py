@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
-from niels_gpt.device import bf16, check_precision
+from niels_gpt.device import bf16, check_precision, imitates_bf16
 from niels_gpt.model import fp8
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, set_seed
@@ -60,6 +60,9 @@ class Engine:
         Raises ValueError for an arithmetic that the device does not have.
         """
         check_precision(config.train.precision, device)
+        if config.train.precision == "bf16" and imitates_bf16(device):
+            slow = "torch imitates it, in products hundreds of times slower than float32: use fp32"
+            note(f"train.precision=bf16: this processor has no bfloat16; {slow}")
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, torch.device(device)
         self.parts = config.train.accumulate or 1
         """Forward passes per update."""

@@ -247,6 +247,15 @@ def test_bf16_where_the_gpu_has_none(monkeypatch):
     check_precision("fp32", "cuda")
 
 
+@pytest.mark.parametrize(("precision", "has", "said"), [("bf16", False, 1), ("bf16", True, 0), ("fp32", False, 0)])
+def test_bf16_where_the_processor_has_none(precision, has, said, monkeypatch):
+    monkeypatch.setattr(device_module, "_onednn_has_bf16", lambda: has)
+    notes = []
+    run(config_of(precision=precision), steps=0, notes=notes)
+    assert len(notes) == said
+    assert all("no bfloat16" in note and "use fp32" in note and "\n" not in note for note in notes)
+
+
 def test_fp8_where_there_is_none(monkeypatch):
     with pytest.raises(ValueError, match=r"fp8: cpu has no FP8 products.*bf16"):
         run(config_of(precision="fp8"))
