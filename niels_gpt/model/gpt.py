@@ -97,21 +97,24 @@ def _slow_gelu() -> bool:
 
 
 class _GELUOnPlainCPU(torch.autograd.Function):
-    """GELU whose way back is made of operations that torch has in vectors: 39 ms for 8192 x 1024, not 136."""
+    """GELU of operations that torch has in vectors. For 8192 x 1024 its way back takes 23 ms, not 136.
+
+    erf(x / sqrt(2)) is kept for it, a second tensor of the size of x.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return F.gelu(x)
+        erf = (x * 0.5**0.5).erf_()
+        ctx.save_for_backward(x, erf)
+        return torch.addcmul(x, x, erf).mul_(0.5)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        root = x * 0.5**0.5
-        density = root.square().neg_().exp_().mul_(x)  # times x, and without its 1 / sqrt(2 pi)
-        slope = root.erf_().add_(density, alpha=(2 / math.pi) ** 0.5)  # twice Phi(x) + x phi(x), without the 1 of erf
-        return torch.addcmul(gradient, gradient, slope, out=density).mul_(0.5)
+        x, erf = ctx.saved_tensors
+        made = (x * x).mul_(-0.5).exp_().mul_(x)  # x phi(x), without its 1 / sqrt(2 pi)
+        torch.add(erf, made, alpha=(2 / math.pi) ** 0.5, out=made)  # twice Phi(x) + x phi(x), less 1
+        return torch.addcmul(gradient, gradient, made, out=made).mul_(0.5)
 
 
 Norm = nn.LayerNorm | RMSNorm
