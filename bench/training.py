@@ -56,8 +56,10 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
     """Ours or a peer, by its name; nothing is run yet."""
     import torch
 
+    from niels_gpt.device import imitates_bf16
+
     size, device = setting.size.scaled(quick), setting.device
-    if device == "cpu" and setting.bf16 and not quick and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if setting.bf16 and not quick and imitates_bf16(device):
         raise NotHere("the processor has no bfloat16")
     rows = 2 if quick else LOADS[device, size.name][0]
     torch.manual_seed(0)

@@ -44,7 +44,7 @@ def multiplies_bf16(device: str) -> bool:
 
 
 def _onednn_has_bf16() -> bool:
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def imitates_bf16(device: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from niels_gpt.device import imitates_bf16
 from niels_gpt.train.parallel import cut, gathered, local
 
 ROUNDS = 5
@@ -70,5 +71,5 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _dtype(device: str) -> torch.dtype:
     """bfloat16 is enough here, and twice as fast where the processor multiplies it; elsewhere it is slow."""
-    fast = device == "cuda" or (device == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    fast = device == "cuda" or (device == "cpu" and not imitates_bf16(device))
     return torch.bfloat16 if fast else torch.float32
