@@ -54,14 +54,18 @@ class OneToken:
             for block in model.layers()
         ]
         self._turned: tuple[list[Layer], torch.Tensor] | None = None
+        self._version = -1  # of what the copies were made of
+        matrices = [self._head, *(w for layer in self._layers for w in layer if w is not None)]
+        self._counted = [w for w in matrices if not w.is_inference()]  # those made in inference mode count nothing
 
     def _weights(self, rows: int) -> tuple[list[Layer], torch.Tensor]:
         """The blocks' and the head's, as they are multiplied fastest with so many rows."""
         if rows == 1 or self._embedding.device.type != "cpu" or torch.backends.mkl.is_available():
             return self._layers, self._head
-        if self._turned is None:
+        version = sum(w._version for w in self._counted)  # it grows with every change in place
+        if self._turned is None or version != self._version:
             layers: list[Any] = [tuple(w if w is None else w.contiguous() for w in layer) for layer in self._layers]
-            self._turned = layers, self._head.contiguous()
+            self._turned, self._version = (layers, self._head.contiguous()), version
         return self._turned
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:

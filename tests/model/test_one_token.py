@@ -61,6 +61,21 @@ def test_with_matrices_as_they_lie_and_turned(mkl: bool, options: dict[str, str]
         assert single._turned is None
 
 
+@pytest.mark.parametrize("mkl", [True, False])
+@pytest.mark.parametrize("name", ["tok_emb.weight", "blocks.1.attn.qkv.weight", "blocks.2.mlp.gate.weight"])
+def test_weights_that_change_in_place_are_seen(mkl: bool, name: str, monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    model = make_model(OPTIONS[1])
+    x = torch.randint(0, CONFIG.V, (3, 1))
+    one = OneToken(model)
+    with torch.no_grad():
+        before = one(x[:, 0], cache_for(model, 3))
+        model.get_parameter(name).mul_(1.5)
+        after = one(x[:, 0], cache_for(model, 3))
+        assert not torch.allclose(before, after)
+        torch.testing.assert_close(after, model(x)[:, 0], rtol=1e-9, atol=1e-9)
+
+
 @every_option
 def test_rows_of_different_lengths_do_not_see_each_other(options: dict[str, str]) -> None:
     model = make_model(options)
