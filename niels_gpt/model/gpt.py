@@ -9,7 +9,6 @@ Shapes: B rows, n <= T positions, C width, H heads of D = C / H, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
@@ -26,6 +24,7 @@ from niels_gpt.model import fp8, fused, short_attention
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.loss import loss_fn, summed_loss
+from niels_gpt.model.on_cpu import RMSNormOnCPU, gelu
 from niels_gpt.model.rope import rope_cache, rotate
 from niels_gpt.model.segments import Segments
 
@@ -49,72 +48,9 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.requires_grad and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-            result: torch.Tensor = _RMSNormOnCPU.apply(x, self.weight, self.eps)
+            result: torch.Tensor = RMSNormOnCPU.apply(x, self.weight, self.eps)
             return result
         return super().forward(x.float() if x.dtype == torch.bfloat16 != self.weight.dtype else x)
-
-
-class _RMSNormOnCPU(torch.autograd.Function):
-    """RMSNorm for training on a CPU, where torch has no kernel of its own but strings seven operations together.
-
-    For 8192 x 512 floats there and back takes 10 ms here, 56 with F.rms_norm, 5 for LayerNorm (one thread). Forward
-    and backward at v0's size (with RMSNorm, SwiGLU and bf16) take 0.78 s, not 0.91; those of v1 are 4% faster.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (B, n, 1)
-        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        # LayerNorm's backward, told that the mean is 0, subtracts scale * mean(gradient * weight) as the part of the
-        # mean. RMSNorm has no such part: it is added again.
-        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, [True, True, False]
-        )
-        with torch.autocast("cpu", enabled=False):  # else the product would be rounded to bfloat16
-            through_mean = (gradient @ weight)[..., None]  # (B, n, 1)
-        return dx.add_(through_mean.mul_(scale).div_(x.shape[-1])), dweight, None
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x Phi(x)."""
-    if x.requires_grad and x.device.type == "cpu" and x.dtype == torch.float32 and _slow_gelu():
-        result: torch.Tensor = _GELUOnPlainCPU.apply(x)
-        return result
-    return F.gelu(x)
-
-
-@functools.cache
-def _slow_gelu() -> bool:
-    """Whether torch computes GELU's way back number by number: where it has no AVX (ARM)."""
-    return torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-
-
-class _GELUOnPlainCPU(torch.autograd.Function):
-    """GELU of operations that torch has in vectors. For 8192 x 1024 its way back takes 23 ms, not 136.
-
-    erf(x / sqrt(2)) is kept for it, a second tensor of the size of x.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        erf = (x * 0.5**0.5).erf_()
-        ctx.save_for_backward(x, erf)
-        return torch.addcmul(x, x, erf).mul_(0.5)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        x, erf = ctx.saved_tensors
-        made = (x * x).mul_(-0.5).exp_().mul_(x)  # x phi(x), without its 1 / sqrt(2 pi)
-        torch.add(erf, made, alpha=(2 / math.pi) ** 0.5, out=made)  # twice Phi(x) + x phi(x), less 1
-        return torch.addcmul(gradient, gradient, made, out=made).mul_(0.5)
 
 
 Norm = nn.LayerNorm | RMSNorm

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
 from niels_gpt.device import bf16
-from niels_gpt.model import gpt
 from niels_gpt.model.gpt import RMSNorm, SwiGLU, number_of_weights, weight_shapes
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
@@ -143,23 +142,6 @@ def test_rms_norm_is_the_formula(size: float, gradients: bool, dtype: torch.dtyp
         [rms_norm(v, norm.weight.detach().double().numpy()) for v in row] for row in x.detach().double().numpy()
     ]
     np.testing.assert_allclose(result.detach().numpy(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-13)
-
-
-@pytest.mark.parametrize("slow", [False, True])
-def test_gelu_and_its_gradient(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt, "_slow_gelu", lambda: slow)
-    x = torch.cat((torch.linspace(-9, 9, 2001), torch.tensor([0.0, -0.0, 30.0, -30.0, 1e20, -1e20])))
-    upstream = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
-    leaf, kept = x.clone().requires_grad_(), x.clone()
-    y = gpt.gelu(leaf)
-    assert ("GELUOnPlainCPU" in type(y.grad_fn).__name__) == slow
-    (found,) = torch.autograd.grad(y, leaf, upstream)
-    for value, made, dy, dz in zip(kept.tolist(), y.tolist(), found.tolist(), upstream.tolist(), strict=True):
-        below = 0.5 * math.erfc(-value / math.sqrt(2))
-        density = math.exp(-0.5 * value * value) / math.sqrt(2 * math.pi)
-        assert made == pytest.approx(value * below, rel=1e-5, abs=1e-6)
-        assert dy == pytest.approx(dz * (below + value * density), rel=1e-5, abs=2e-6)
-    assert torch.equal(leaf.detach(), kept)
 
 
 def test_rms_norm_has_the_right_gradient() -> None:
