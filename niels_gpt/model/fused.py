@@ -333,7 +333,7 @@ def matrices_in_fp8(given: list[tuple[list[torch.Tensor], torch.Tensor | None]])
             starts.append(starts[-1] + -(-rows // B) * -(-K // B))
             row += rows
     weights, norms, *targets, heights, widths, strides, groups, numbers = zip(*sources, strict=True)
-    tops = weights[0].new_empty((len(weights) + 1, PARTS), dtype=torch.float32)  # one more, to be read and masked
+    tops = weights[0].new_empty((len(weights), PARTS), dtype=torch.float32)
     sizes = tuple(weight.numel() for weight in weights)
     kernels.tops_kernel[(PARTS, len(weights))](weights, norms, sizes, widths, tops, PARTS=PARTS, BLOCK=1024)
     kernels.matrices_kernel[(starts[-1],)](
