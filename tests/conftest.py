@@ -21,6 +21,7 @@ def pytest_configure(config):
     # Before anything imports `datasets`: its caches go to a temporary folder, and it never asks the Hub.
     config.hf_home = tempfile.mkdtemp(prefix="niels-gpt-tests-")
     os.environ.update(HF_HOME=config.hf_home, HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+    os.environ["NIELS_GPT_NATIVE"] = f"{config.hf_home}/native"
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "NIELS_GPT_DATA"):
         os.environ.pop(name, None)
 

@@ -20,11 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.memory import keep_freed_memory
-from niels_gpt.model import fp8, fused, short_attention
+from niels_gpt.model import fp8, fused, on_cpu, short_attention
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.loss import loss_fn, summed_loss
-from niels_gpt.model.on_cpu import RMSNormOnCPU, gelu
 from niels_gpt.model.rope import rope_cache, rotate
 from niels_gpt.model.segments import Segments
 
@@ -48,7 +47,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.requires_grad and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-            result: torch.Tensor = RMSNormOnCPU.apply(x, self.weight, self.eps)
+            result: torch.Tensor = on_cpu.RMSNormOnCPU.apply(x, self.weight, self.eps)
             return result
         return super().forward(x.float() if x.dtype == torch.bfloat16 != self.weight.dtype else x)
 
@@ -79,8 +78,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.H, self.D = config.H, config.D
-        self.qkv = nn.Linear(config.C, 3 * config.C, bias=False)
-        self.out = nn.Linear(config.C, config.C, bias=False)
+        self.qkv = on_cpu.Linear(config.C, 3 * config.C)
+        self.out = on_cpu.Linear(config.C, config.C)
 
     def forward(
         self,
@@ -97,7 +96,7 @@ class Attention(nn.Module):
         if eight is not None and cache is None and segments is None and (turn is None or turn[0].dim() == 4):
             sin, cos = (None, None) if turn is None else (table.view(x.shape[1], self.D // 2) for table in turn)
             return fp8.product(_causal(*fp8.heads(x, weight, eight[0], sin, cos, self.H)), self.out.weight, eight[1])
-        qkv = F.linear(x, weight) if eight is None else fp8.product(x, weight, eight[0])
+        qkv = on_cpu.linear(x, weight) if eight is None else fp8.product(x, weight, eight[0])
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
             with torch.autocast("cpu", enabled=False):
@@ -117,6 +116,9 @@ class Attention(nn.Module):
             if short_attention.usable(qkv, self.H):
                 return short_attention.attend(heads, sin, cos).flatten(2)
             return _causal(*fused.turned_heads(heads, sin, cos))
+        if cache is None and segments is None and on_cpu.attends(qkv, self.D) and (turn is None or turn[0].dim() == 4):
+            tables = (None, None) if turn is None else (table.view(n, self.D // 2) for table in turn)
+            return on_cpu.attend(qkv.view(B, n, 3, self.H, self.D), *tables)
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
         if turn is not None:
@@ -144,16 +146,16 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.C, config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.C, bias=False)
+        self.up = on_cpu.Linear(config.C, config.d_ff)
+        self.down = on_cpu.Linear(config.d_ff, config.C)
 
     def forward(self, x: torch.Tensor, norm: Norm | None = None, eight: Eight = None) -> torch.Tensor:
         """Of norm(x), or of x."""
         x, weight = normed(x, norm, self.up.weight)
         if eight is not None:
             return fp8.mlp(x, weight, self.down.weight, eight, gated=False)
-        u = F.linear(x, weight)
-        return self.down(fused.activation(u, gated=False) if fused.usable(u) else gelu(u))
+        u = on_cpu.linear(x, weight)
+        return self.down(fused.activation(u, gated=False) if fused.usable(u) else on_cpu.gelu(u))
 
 
 class SwiGLU(nn.Module):
@@ -165,9 +167,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.C, config.d_ff, bias=False)
-        self.up = nn.Linear(config.C, config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.C, bias=False)
+        self.gate = on_cpu.Linear(config.C, config.d_ff)
+        self.up = on_cpu.Linear(config.C, config.d_ff)
+        self.down = on_cpu.Linear(config.d_ff, config.C)
 
     def forward(self, x: torch.Tensor, norm: Norm | None = None, eight: Eight = None) -> torch.Tensor:
         """Of norm(x), or of x."""
@@ -234,7 +236,7 @@ class GPT(nn.Module):
         self.drop = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.L))
         self.norm = make_norm(config)
-        self.lm_head = nn.Linear(config.C, config.V, bias=False)
+        self.lm_head = on_cpu.Linear(config.C, config.V)
         self.lm_head.weight = self.tok_emb.weight
         if config.positions == "rope":
             sin, cos = rope_cache(config.T, config.D)

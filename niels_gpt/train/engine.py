@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.device import bf16, check_precision, imitates_bf16
-from niels_gpt.model import fp8
+from niels_gpt.model import fp8, native
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, set_seed
 from niels_gpt.train.batch import Batch
@@ -130,6 +130,8 @@ class Engine:
             self._find_room(batch)
             return self.update(batch, step=step, lr=lr)
         self._done += 1
+        if self._done == 1 and (why := native.problem()):
+            self._note(f"attention and GELU are torch's own, and updates up to a fifth slower: {why}")
         if self._graphs and self._done == WARM_UP and not batch.structure():
             self._capture(batch)
         return made

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from niels_gpt import device as device_module
 from niels_gpt.config import EngineConfig, ModelConfig, RunConfig, TrainConfig
 from niels_gpt.device import check_precision, peak_flops
+from niels_gpt.model import native
 from niels_gpt.model.gpt import GPT
 from niels_gpt.train.batch import Batch
 from niels_gpt.train.engine import Engine, deterministic
@@ -254,6 +255,16 @@ def test_bf16_where_the_processor_has_none(precision, has, said, monkeypatch):
     run(config_of(precision=precision), steps=0, notes=notes)
     assert len(notes) == said
     assert all("no bfloat16" in note and "use fp32" in note and "\n" not in note for note in notes)
+
+
+def test_kernels_that_could_not_be_compiled_are_mentioned_once(monkeypatch):
+    notes = []
+    run(config_of(), steps=2, notes=notes)
+    assert notes == []
+    monkeypatch.setattr(native, "_problems", {"attention": "attention.c: there is no C compiler here (gcc)"})
+    run(config_of(), steps=2, notes=notes)
+    (note,) = notes
+    assert "slower" in note and "no C compiler" in note and "\n" not in note
 
 
 def test_fp8_where_there_is_none(monkeypatch):

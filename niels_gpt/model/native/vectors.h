@@ -1,0 +1,50 @@
+/* Vectors of floats as wide as the processor has them, in the extensions that gcc and clang share. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define W 16 /* floats in a vector */
+#elif defined(__AVX2__)
+#define W 8
+#else
+#define W 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+/* Long chains of operations are done for several vectors at once, line by line: one alone would wait for itself. */
+#define TOGETHER 4
+#define EACH for (int u = 0; u < TOGETHER; u++)
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec x) { *(vec *)to = x; }
+INLINE vec pick(ints where, vec yes, vec no) { return (vec)((where & (ints)yes) | (~where & (ints)no)); }
+INLINE vec every(float x) { return (vec){0} + x; }
+INLINE long least(long a, long b) { return a < b ? a : b; }
+INLINE long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
+INLINE float sum(vec x) {
+    float total = 0;
+    for (int i = 0; i < W; i++) total += x[i];
+    return total;
+}
+
+/* x = e^x for x <= 0, within two units in the last place; what is below -87 counts as -87 (1.6e-38). NaN stays. */
+INLINE void exponentials(vec x[TOGETHER]) {
+    static const float c[] = {1.9875692e-4f, 1.3981999e-3f, 8.3334519e-3f, 4.1665796e-2f, 1.6666665e-1f, 0.5f, 1, 1};
+    ints whole[TOGETHER]; /* of x / ln 2, rounded: towards zero after the half is taken off, since x <= 0 */
+    vec n[TOGETHER], r[TOGETHER];
+    EACH x[u] = pick(x[u] < -87.0f, every(-87), x[u]);
+    EACH whole[u] = __builtin_convertvector(x[u] * 1.44269504f - 0.5f, ints);
+    EACH n[u] = __builtin_convertvector(whole[u], vec);
+    EACH x[u] = x[u] - n[u] * 0.693359375f; /* ln 2 in two parts */
+    EACH x[u] = x[u] + n[u] * 2.12194440e-4f;
+    EACH r[u] = x[u] * c[0] + c[1];
+    for (int i = 2; i < 8; i++) EACH r[u] = r[u] * x[u] + c[i];
+    EACH x[u] = (vec)((ints)r[u] + (whole[u] << 23));
+}
