@@ -60,7 +60,7 @@ def machine(device: str = "cpu") -> dict[str, object]:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": models[0] if models else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         **({} if device == "cpu" else _gpu(device)),
         "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",

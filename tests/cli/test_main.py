@@ -81,6 +81,16 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"niels-gpt {niels_gpt.__version__}\n"
 
 
+@pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "1000"), ("MIMALLOC_PURGE_DELAY", "-1")])
+def test_what_torch_reads_when_it_loads_is_set_unless_the_user_did(capsys, monkeypatch, name, value):
+    monkeypatch.setenv(name, "7")
+    call("--version")
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    call("--version")
+    assert os.environ[name] == value
+
+
 def test_as_a_module_and_without_torch():
     """`python -m niels_gpt` is the command; help needs none of the heavy imports."""
     code = (
