@@ -94,7 +94,7 @@ def test_without_a_compiler_there_is_no_kernel_but_a_reason(monkeypatch: pytest.
     monkeypatch.setattr(native, "allowed", lambda: True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert native.library("gelu") is None
-    assert native.problem() == "gelu.c: there is no C compiler here (gcc)"
+    assert native.problem() == "gelu.c: there is no C compiler here: install gcc"
 
 
 @pytest.mark.parametrize(

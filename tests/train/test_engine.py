@@ -261,7 +261,7 @@ def test_kernels_that_could_not_be_compiled_are_mentioned_once(monkeypatch):
     notes = []
     run(config_of(), steps=2, notes=notes)
     assert notes == []
-    monkeypatch.setattr(native, "_problems", {"attention": "attention.c: there is no C compiler here (gcc)"})
+    monkeypatch.setattr(native, "_problems", {"attention": "attention.c: there is no C compiler here: install gcc"})
     run(config_of(), steps=2, notes=notes)
     (note,) = notes
     assert "slower" in note and "no C compiler" in note and "\n" not in note

@@ -99,7 +99,7 @@ def _compiler() -> list[str]:
     for command in (chosen, ["gcc"], ["cc"]):
         if command and shutil.which(command[0]):
             return command
-    raise ValueError("there is no C compiler here (gcc)")
+    raise ValueError("there is no C compiler here: install gcc")
 
 
 @functools.cache
