@@ -23,13 +23,13 @@ from niels_gpt.rng import generator
 from niels_gpt.terminal import count, duration
 from niels_gpt.train.run_folder import RunFolder
 
-STEPS = 1500
+STEPS = 1600
 QUESTION = "what is niels?"
 
 
 def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
     """A quarter of v0's weights, Muon, and many rows from the dialogues: it answers after two minutes."""
-    shares = {"wiki": 0.24, "roam": 0.16, "primer": 0.6}
+    shares = {"wiki": 0.27, "roam": 0.18, "primer": 0.55}
     return config_from_dict(
         {
             "model": {"C": 128, "L": 4, "H": 2, "T": 256, "dropout": 0.05},
