@@ -79,7 +79,7 @@ class Linear(torch.nn.Linear):
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x weight^T."""
     tokens = x.numel() // x.shape[-1]
-    if WITHOUT_MKL and x.requires_grad and _native(x, tokens) and not torch.is_autocast_enabled("cpu"):
+    if WITHOUT_MKL and _native(x, tokens) and not torch.is_autocast_enabled("cpu"):
         result: torch.Tensor = _LinearWithoutMKL.apply(x, weight)
         return result
     return F.linear(x, weight)
