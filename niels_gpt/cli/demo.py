@@ -28,7 +28,7 @@ QUESTION = "what is niels?"
 
 
 def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
-    """A quarter of v0's weights, Muon, and many rows from the dialogues: it answers after two minutes."""
+    """A quarter of v0's weights, Muon, and many rows from the dialogues: it answers after two or three minutes."""
     shares = {"wiki": 0.27, "roam": 0.18, "primer": 0.55}
     return config_from_dict(
         {

@@ -81,7 +81,7 @@ def demo(
     primer: PrimerOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train, measure and talk to a small model, offline, in about two minutes on two CPU cores."""
+    """Train, measure and talk to a small model, offline, in two to three minutes on two fast cores."""
     from niels_gpt.cli.demo import run_demo
 
     run_demo(steps=steps, run_dir=run_dir, wiki=wiki, roam=roam, primer=primer, device=device)

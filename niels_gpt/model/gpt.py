@@ -110,17 +110,17 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """What the heads bring back, side by side (B, n, C)."""
         B, n, _ = qkv.shape
-        if fused.usable(qkv) and cache is None and segments is None and turn is not None and turn[0].dim() == 4:
-            sin, cos = (table.view(n, self.D // 2) for table in turn)
-            heads = qkv.view(B, n, 3, self.H, self.D)
-            if short_attention.usable(qkv, self.H):
-                return short_attention.attend(heads, sin, cos).flatten(2)
-            return _causal(*fused.turned_heads(heads, sin, cos))
-        if cache is None and segments is None and on_cpu.attends(qkv, self.D) and (turn is None or turn[0].dim() == 4):
-            tables = (None, None) if turn is None else (table.view(n, self.D // 2) for table in turn)
-            return on_cpu.attend(qkv.view(B, n, 3, self.H, self.D), *tables)
+        heads = qkv.view(B, n, 3, self.H, self.D)
+        if cache is None and segments is None and (turn is None or turn[0].dim() == 4):
+            sin, cos = (None, None) if turn is None else (table.view(n, self.D // 2) for table in turn)
+            if sin is not None and cos is not None and fused.usable(qkv):
+                if short_attention.usable(qkv, self.H):
+                    return short_attention.attend(heads, sin, cos).flatten(2)
+                return _causal(*fused.turned_heads(heads, sin, cos))
+            if on_cpu.attends(qkv, self.D):
+                return on_cpu.attend(heads, sin, cos)
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
-        qk, v = qkv.view(B, n, 3, self.H, self.D).split((2, 1), dim=2)
+        qk, v = heads.split((2, 1), dim=2)
         if turn is not None:
             qk = rotate(qk, *turn)
         if segments is not None:

@@ -7,7 +7,7 @@ static const float TAIL[] = {2.962037393e-08f,  -9.279758276e-07f, 1.310656958e-
                              -2.747220198e-03f, 9.201538350e-03f,  -2.563024933e-02f, 6.200168798e-02f,  -1.328274965e-01f,
                              2.499755860e-01f,  -3.989407595e-01f, 4.999999843e-01f};
 
-/* y = x Phi(x) of TOGETHER vectors, and slope = Phi(x) + x phi(x). x and slope may be the same memory. */
+/* y = x Phi(x) of TOGETHER vectors, and slope = Phi(x) + x phi(x). */
 INLINE void some(const float *from, float *y, float *slope) {
     vec x[TOGETHER], far[TOGETHER], e[TOGETHER], r[TOGETHER];
     EACH x[u] = load(from + u * W);
