@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""torch for CUDA on Linux comes with it."""
+
 
 def get_device() -> str:
     """ "mps" on Apple Silicon, else "cpu"."""
@@ -112,5 +115,5 @@ def check_precision(precision: str, device: str) -> None:
     if precision == "fp8" and (kind != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         name = torch.cuda.get_device_name(device) if kind == "cuda" else device
         raise ValueError(f"train.precision=fp8: {name} has no FP8 products (they came with Ada and Hopper): use bf16")
-    if precision == "fp8" and importlib.util.find_spec("triton") is None:
+    if precision == "fp8" and not HAS_TRITON:
         raise ValueError("train.precision=fp8 needs Triton, which torch for CUDA comes with on Linux: use bf16")

@@ -14,13 +14,13 @@ makes of it, so this pays only in compiled runs.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from niels_gpt.model import fused
+from niels_gpt.model.in_fp8 import Matrix, Rows, after_norm, rows
 
 _wanted = False
 
@@ -39,77 +39,6 @@ def products(wanted: bool) -> Iterator[None]:
 def on(x: torch.Tensor) -> bool:
     """Whether products with x are to be FP8."""
     return _wanted and torch.is_grad_enabled() and fused.in_bf16(x)
-
-
-def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, K) in FP8, and the scales (M, 1) that its rows must be multiplied by again."""
-    if fused.HAS_TRITON and x.is_cuda and not torch.compiler.is_compiling():
-        return fused.rows_in_fp8(x)
-    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-30) / fused.FP8_LARGEST
-    return (x / scale).to(torch.float8_e4m3fn), scale
-
-
-Rows = tuple[torch.Tensor, torch.Tensor]
-Matrix = fused.Matrix
-
-
-def after_norm(x: torch.Tensor) -> Rows:
-    """x (M, K), which a norm made and nothing was multiplied to, in FP8, and one scale: |x| <= sqrt(K)."""
-    scale = math.sqrt(x.shape[1]) / fused.FP8_LARGEST
-    return (x.float() * (1 / scale)).to(torch.float8_e4m3fn), torch.full((), scale, device=x.device)
-
-
-def at_once(x: torch.Tensor) -> Rows:
-    """x in FP8, and one scale for all of it."""
-    scale = x.abs().amax().float().clamp(min=1e-30) / fused.FP8_LARGEST
-    return (x / scale).to(torch.float8_e4m3fn), scale
-
-
-@torch.library.custom_op("niels_gpt::matrices_fp8", mutates_args=())
-def _matrices(
-    weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
-) -> list[torch.Tensor]:
-    given = _given(weights, norms, numbers, normed)
-    if fused.HAS_TRITON and weights[0].is_cuda:
-        return [part for matrix in fused.matrices_in_fp8(given) for part in matrix]
-    made = []
-    for members, norm in given:
-        whole = torch.cat(members) if norm is None else torch.cat(members) * norm
-        eighth, scale = at_once(whole)
-        turned = eighth.view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
-        made += [eighth, turned, scale, *(scale.repeat(size, 1) for size in whole.shape)]
-    return made
-
-
-@_matrices.register_fake
-def _(
-    weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
-) -> list[torch.Tensor]:
-    made = []
-    for members, _ in _given(weights, norms, numbers, normed):
-        N, K = sum(map(len, members)), members[0].shape[1]
-        made += [weights[0].new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((N, K), (K, N))]
-        made += [weights[0].new_empty(size, dtype=torch.float32) for size in ((), (N, 1), (K, 1))]
-    return made
-
-
-def _given(
-    weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
-) -> list[tuple[list[torch.Tensor], torch.Tensor | None]]:
-    """What `matrices` was given, of what an operator can be given."""
-    left, scales = iter(weights), iter(norms)
-    return [
-        ([next(left) for _ in range(number)], next(scales) if with_norm else None)
-        for number, with_norm in zip(numbers, normed, strict=True)
-    ]
-
-
-def matrices(given: list[tuple[list[torch.Tensor], torch.Tensor | None]]) -> list[Matrix]:
-    """For each (matrices, norm): these matrices, one or two below each other, times the weight of a norm, in FP8."""
-    weights = [weight.detach() for members, _ in given for weight in members]
-    norms = [norm.detach() for _, norm in given if norm is not None]
-    made = _matrices(weights, norms, [len(members) for members, _ in given], [norm is not None for _, norm in given])
-    return [(made[i], made[i + 1], made[i + 2], made[i + 3], made[i + 4]) for i in range(0, len(made), 5)]
 
 
 def _times(a: Rows, b: Rows) -> torch.Tensor:

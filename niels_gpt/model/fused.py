@@ -6,21 +6,17 @@ the model uses plain torch, which the tests hold these to. Products are torch's;
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
+
+from niels_gpt.device import HAS_TRITON
+from niels_gpt.model import in_fp8
 
 LOGITS_BYTES = 1 << 29
 """Room for the logits that exist at one time; more only where they would be less than LOGITS_SHARE gradients."""
 LOGITS_SHARE = 6
 """With every part of the logits the whole gradient of the head is read and written again."""
-
-
-FP8_LARGEST = 448.0
-"""Where float8_e4m3fn ends."""
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""torch for CUDA on Linux comes with it."""
 
 
 def usable(x: torch.Tensor) -> bool:
@@ -58,7 +54,7 @@ def _linear_cross_entropy(
     logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
     logits8 = logits.new_empty((rows, padded) if eight else (0, 0), dtype=torch.float8_e5m2)
     if eight:
-        table8, across8, one, scales, _ = matrices_in_fp8([([table], None)])[0]
+        table8, across8, one, scales, _ = in_fp8.matrices([([table], None)])[0]
         unit = 2.0**-15 / total.to(torch.float32).reshape(())
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
@@ -68,7 +64,7 @@ def _linear_cross_entropy(
         part = h[start : start + rows]
         own, own8 = logits[: len(part)], logits8[: len(part)]
         if eight:
-            part8, scale = rows_in_fp8(part)
+            part8, scale = in_fp8.rows(part)
             own = torch._scaled_mm(
                 part8, table8.t(), scale, scales.t(), out_dtype=h.dtype, use_fast_accum=True, out=own
             )
@@ -289,54 +285,3 @@ def _back(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
 activation.register_fake(lambda x, gated: x.new_empty((*x.shape[:-1], x.shape[-1] // (2 if gated else 1))))
 _activation_backward.register_fake(lambda dy, x, gated: torch.empty_like(x, memory_format=torch.contiguous_format))
 activation.register_autograd(_back, setup_context=_keep_input)
-
-
-# --- FP8 -------------------------------------------------------------------------------------------
-
-
-def rows_in_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (M, K) in FP8 and the scales (M, 1) of its rows: what `fp8.rows` says, in one pass."""
-    from niels_gpt.model import kernels
-
-    x = x.contiguous()
-    (M, K), block = x.shape, 1 << (x.shape[1] - 1).bit_length()
-    eighth, scales = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty((M, 1), dtype=torch.float32)
-    kernels.rows_kernel[(M,)](x, eighth, scales, K, BLOCK=block, num_warps=min(max(block // 512, 1), 16))
-    return eighth, scales
-
-
-Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""A matrix (N, K) in FP8, the same turned (K, N), and the one scale of both: (), (N, 1) and (K, 1)."""
-
-
-def matrices_in_fp8(given: list[tuple[list[torch.Tensor], torch.Tensor | None]]) -> list[Matrix]:
-    """For each of a few (matrices, norm): these matrices, one below the other, their rows times norm. In two passes.
-
-    Two at most may be one below the other.
-    """
-    from niels_gpt.model import kernels
-
-    PARTS, B = 256, 64
-    made: list[Matrix] = []
-    sources: list[tuple[Any, ...]] = []  # the arguments of matrices_kernel, for each matrix that is given
-    starts = [0]
-    for members, norm in given:
-        N, K = sum(map(len, members)), members[0].shape[1]
-        eighth, turned = (members[0].new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((N, K), (K, N)))
-        one, by_row, by_column = (members[0].new_empty(size, dtype=torch.float32) for size in ((), (N, 1), (K, 1)))
-        made.append((eighth, turned, one, by_row, by_column))
-        row, group = 0, len(sources)
-        for member in members:
-            rows = len(member)
-            places = eighth[row:], turned[:, row:], one, by_row[row:], by_column
-            sources.append((member.contiguous(), norm, *places, rows, K, N, group, len(members)))
-            starts.append(starts[-1] + -(-rows // B) * -(-K // B))
-            row += rows
-    weights, norms, *targets, heights, widths, strides, groups, numbers = zip(*sources, strict=True)
-    tops = weights[0].new_empty((len(weights), PARTS), dtype=torch.float32)
-    sizes = tuple(weight.numel() for weight in weights)
-    kernels.tops_kernel[(PARTS, len(weights))](weights, norms, sizes, widths, tops, PARTS=PARTS, BLOCK=1024)
-    kernels.matrices_kernel[(starts[-1],)](
-        weights, norms, *targets, heights, widths, strides, groups, numbers, tuple(starts), tops, PARTS=PARTS, B=B
-    )
-    return made

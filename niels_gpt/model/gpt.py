@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.memory import keep_freed_memory
-from niels_gpt.model import fp8, fused, on_cpu, short_attention
+from niels_gpt.model import fp8, fused, in_fp8, on_cpu, short_attention
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.loss import loss_fn, summed_loss
@@ -30,7 +30,7 @@ from niels_gpt.model.segments import Segments
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 """sin and cos for RoPE; None where positions are learned and nothing is rotated."""
 
-Eight = tuple[fp8.Matrix, fp8.Matrix] | None
+Eight = tuple[in_fp8.Matrix, in_fp8.Matrix] | None
 """The two matrices of a branch in FP8, where that is wanted."""
 
 
@@ -204,7 +204,7 @@ class Block(nn.Module):
         """The matrices of attention and MLP."""
         attn, mlp = self.attn, self.mlp
         into = [mlp.gate.weight, mlp.up.weight] if isinstance(mlp, SwiGLU) else [mlp.up.weight]
-        qkv, out, up, down = fp8.matrices(
+        qkv, out, up, down = in_fp8.matrices(
             [
                 ([attn.qkv.weight], self.norm_attn.weight),
                 ([attn.out.weight], None),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.device import bf16
-from niels_gpt.model import fp8, fused
+from niels_gpt.model import fp8, fused, in_fp8
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
 from tests.model.test_fused import KINDS, gradients, head_of, near
@@ -19,7 +19,7 @@ def whole(eighth, scales):
 
 
 def exact(x):
-    """What `fp8.rows` stands for, in plain words: to a step of an eighth of the power of two below, of 448ths."""
+    """What `in_fp8.rows` stands for, in plain words: to a step of an eighth of the power of two below, of 448ths."""
     found = torch.zeros_like(x)
     for m, row in enumerate(x.tolist()):
         scale = max(map(abs, row)) / 448
@@ -34,7 +34,7 @@ def exact(x):
 def test_rows_are_rounded_to_three_bits_of_their_largest(seed, size):
     x = size * torch.randn(3, 17, generator=torch.Generator().manual_seed(seed))
     x[1] = 0
-    found = whole(*fp8.rows(x))
+    found = whole(*in_fp8.rows(x))
     expected = exact(x)
     assert (found - expected).abs().max() <= 1e-5 * size + 2**-4 * size * 1e-3
     assert ((found - x).abs() <= x.abs() / 16 + x.abs().amax(1, keepdim=True) / 448 / 1024 * 1.01).all()
@@ -44,7 +44,7 @@ def test_a_product_and_its_gradients():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 32).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(48, 32).requires_grad_()
-    y = fp8.product(x, weight, *fp8.matrices([([weight], None)]))
+    y = fp8.product(x, weight, *in_fp8.matrices([([weight], None)]))
     g = torch.randn(2, 20, 48).to(torch.bfloat16)
     y.backward(g)
     rows = [t.detach().float().flatten(0, -2) for t in (x, g)]
@@ -63,7 +63,7 @@ def test_what_a_norm_made_needs_one_scale(seed, K, norm):
     x[2] = 0
     x[2, seed % K] = 1e6  # as far as a norm goes: sqrt(K)
     x = getattr(F, norm)(x, (K,)).to(torch.bfloat16)
-    found, step = whole(*fp8.after_norm(x)), K**0.5 / 448
+    found, step = whole(*in_fp8.after_norm(x)), K**0.5 / 448
     assert (found - x.float()).abs().max() <= 16.5 * step  # half a step next to 448; NaN is not
     assert ((found - x.float()).abs() <= x.float().abs() / 15.5 + 2**-10 * step).all()
 
@@ -71,10 +71,10 @@ def test_what_a_norm_made_needs_one_scale(seed, K, norm):
 @given(st.integers(0, 10_000))
 def test_a_matrix_with_one_scale(seed):
     x = 0.02 * torch.randn(12, 16, generator=torch.Generator().manual_seed(seed))
-    found, scale = fp8.at_once(x)
+    found, scale = in_fp8.at_once(x)
     assert scale == x.abs().max() / 448
-    assert torch.equal(whole(found, scale), whole(*fp8.rows(x.view(1, -1))).view(12, 16))
-    assert (fp8.at_once(0 * x)[0].float() == 0).all()
+    assert torch.equal(whole(found, scale), whole(*in_fp8.rows(x.view(1, -1))).view(12, 16))
+    assert (in_fp8.at_once(0 * x)[0].float() == 0).all()
 
 
 def check_matrices(device):
@@ -84,7 +84,7 @@ def check_matrices(device):
     given[0] = given[0][0], torch.rand(48).add(0.5).to(device)
     given[2] = given[2][0], -torch.rand(48).add(0.5).to(device)
     given[3][0][0].zero_()
-    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, fp8.matrices(given), strict=True):
+    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, in_fp8.matrices(given), strict=True):
         whole = torch.cat(members) * (1 if norm is None else norm)
         scale = whole.abs().max() / 448
         assert torch.equal(turned.float(), eighth.float().t())
@@ -143,7 +143,7 @@ def test_on_where_it_is_wanted(cuda):
 def test_what_kernels_write_in_fp8(width, cuda):
     torch.manual_seed(0)
     x = torch.randn(9, width, device=cuda, dtype=torch.bfloat16)
-    assert same_rounding(*fp8.rows(x), x)
+    assert same_rounding(*in_fp8.rows(x), x)
     for gated in (False, True):
         u = torch.randn(9, width * (1 + gated), device=cuda, dtype=torch.bfloat16)
         y, *eighth = fp8._activate(u, gated)
@@ -181,7 +181,7 @@ def test_heads(turned, cuda):
         return fused.turned_heads(qkv, sin, cos) if turned else qkv.unbind(2)
 
     turn = (sin, cos) if turned else (None, None)
-    (matrix,) = fp8.matrices([([weight], None)])
+    (matrix,) = in_fp8.matrices([([weight], None)])
     for make in (lambda: fp8.heads(x, weight, matrix, *turn, H), plain):
         x.grad = weight.grad = None
         made = make()
