@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from niels_gpt.model import fused
-from niels_gpt.model.in_fp8 import Matrix, Rows, after_norm, rows
+from niels_gpt.model.in_fp8 import Matrix, Rows, after_norm, empty_turned, power, rows, turned
 
 _wanted = False
 
@@ -47,8 +47,18 @@ def _times(a: Rows, b: Rows) -> torch.Tensor:
     return torch._scaled_mm(a[0], b[0].t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def _gradient_of_weight(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return (g.t() @ x).to(torch.float32)
+def _summed(a: Rows, b: Rows) -> torch.Tensor:
+    """a b^T in float32, for a (N, M) and b (K, M), each with one scale, summed over all M tokens in float32.
+
+    Fast sums, which Hopper's own are, would be wrong by 0.7 % after 65,536 tokens.
+    """
+    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.float32)
+
+
+def _gradient_of_weight(g: Rows, x: Rows, g_turned: torch.Tensor | None = None) -> torch.Tensor:
+    """g^T x, for g with a scale per row and x with one for all of it: the scales of g go over to x."""
+    top = g[1].amax()
+    return _summed((turned(g[0]) if g_turned is None else g_turned, top), (turned(x[0], g[1] / top), x[1]))
 
 
 # The functions below take a weight for its gradient alone: what they compute with is its Matrix.
@@ -57,14 +67,14 @@ def _gradient_of_weight(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
-        eighth, turned, _, by_row, by_column = matrix
-        ctx.save_for_backward(x, turned, by_column)
+        eighth, across, _, by_row, by_column = matrix
+        ctx.save_for_backward(x, across, by_column)
         return _times(rows(x), (eighth, by_row))
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, turned, by_column = ctx.saved_tensors
-        return _times(rows(g), (turned, by_column)), _gradient_of_weight(g, x), *[None] * 5
+        x, across, by_column = ctx.saved_tensors
+        return _times(rows(g), (across, by_column)), (g.t() @ x).to(torch.float32), *[None] * 5
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, matrix: Matrix) -> torch.Tensor:
@@ -79,19 +89,17 @@ def product(x: torch.Tensor, weight: torch.Tensor, matrix: Matrix) -> torch.Tens
 @torch.library.custom_op("niels_gpt::turned_heads_backward_fp8", mutates_args=())
 def _turn_back(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    B, n, H, D = dq.shape
-    eighth, scales = _empty(dq, B * n, 3 * H * D)
-    dqkv = fused.turn_back(dq, dk, dv, sin, cos, eighth, scales)
-    return dqkv.view(B * n, 3 * H * D), eighth, scales
+) -> tuple[torch.Tensor, torch.Tensor]:
+    eighth, scales = _empty(dq, dq.shape[0] * dq.shape[1], 3 * dq.shape[2] * dq.shape[3])
+    fused.turn_back(dq, dk, dv, sin, cos, eighth, scales)
+    return eighth, scales
 
 
 @_turn_back.register_fake
 def _(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    B, n, H, D = dq.shape
-    return dq.new_empty((B * n, 3 * H * D)), *_empty(dq, B * n, 3 * H * D)
+    return _empty(dq, dq.shape[0] * dq.shape[1], 3 * dq.shape[2] * dq.shape[3])
 
 
 def _empty(like: torch.Tensor, M: int, K: int) -> Rows:
@@ -110,19 +118,19 @@ class _Heads(torch.autograd.Function):
         H: int,
         *matrix: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        eighth, turned, one, _, by_column = matrix
-        ctx.save_for_backward(x, turned, by_column, sin, cos)
-        qkv = _times(after_norm(x), (eighth, one)).view(len(x) // n, n, 3, H, -1)
+        eighth, across, one, _, by_column = matrix
+        given = after_norm(x)
+        ctx.save_for_backward(*given, across, by_column, sin, cos)
+        qkv = _times(given, (eighth, one)).view(len(x) // n, n, 3, H, -1)
         if sin is None or cos is None:
             return qkv.unbind(2)
         return *fused.turned_pair(qkv, sin, cos), qkv[:, :, 2]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, turned, by_column, sin, cos = ctx.saved_tensors
-        g, *eighth = _turn_back(*gradients, sin, cos)
-        dx = _times((eighth[0], eighth[1]), (turned, by_column))
-        return dx, _gradient_of_weight(g, x), *[None] * 9
+        *x, across, by_column, sin, cos = ctx.saved_tensors
+        g = _turn_back(*gradients, sin, cos)
+        return _times(g, (across, by_column)), _gradient_of_weight(g, (x[0], x[1])), *[None] * 9
 
 
 def heads(
@@ -144,27 +152,51 @@ def heads(
 
 @torch.library.custom_op("niels_gpt::activation_fp8", mutates_args=())
 def _activate(u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    eighth, scales = _empty(u, len(u), u.shape[1] // (2 if gated else 1))
-    return fused.activate(u, gated, eighth, scales), eighth, scales
+    """Activations of u with scales, and how much larger the gradient of u can be than theirs: (M, 1)."""
+    from niels_gpt.model import fp8_kernels
+
+    u = u.contiguous()
+    M, F = len(u), u.shape[1] // (2 if gated else 1)
+    eighth, scales = _empty(u, M, F)
+    reaches = torch.empty_like(scales)
+    piece = min(1 << (F - 1).bit_length(), 2048 if gated else 512)
+    fp8_kernels.activate_kernel[(M,)](
+        u, eighth, scales, reaches, F, PIECE=piece, PIECES=-(-F // piece), GATED=gated, num_warps=4 if gated else 2
+    )
+    return eighth, scales, reaches
 
 
 @_activate.register_fake
 def _(u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
-    shape = len(u), u.shape[1] // (2 if gated else 1)
-    return u.new_empty(shape), *_empty(u, *shape)
+    eighth, scales = _empty(u, len(u), u.shape[1] // (2 if gated else 1))
+    return eighth, scales, torch.empty_like(scales)
 
 
 @torch.library.custom_op("niels_gpt::activation_backward_fp8", mutates_args=())
 def _activate_back(
-    dy: torch.Tensor, factors: torch.Tensor, u: torch.Tensor, gated: bool
+    dy: torch.Tensor, u: torch.Tensor, factors: torch.Tensor, shares: torch.Tensor, gated: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    eighth, scales = _empty(u, *u.shape)
-    return fused.activate_back(dy, u, gated, factors, eighth, scales), eighth, scales
+    """The gradient of u, rows times factors, as it is and turned; and the activations, rows times shares, turned."""
+    from niels_gpt.model import fp8_kernels
+
+    M, F = dy.shape
+    eighth, across, again = made = _empty_back(dy, u)
+    fp8_kernels.activate_back_kernel[(-(-F // 64), -(-again.shape[1] // 32))](
+        dy, u, *made, factors, shares, M, again.shape[1], F, TOKENS=32, LANES=64, GATED=gated, num_warps=4
+    )
+    return eighth, across, again
 
 
 @_activate_back.register_fake
-def _(dy: torch.Tensor, factors: torch.Tensor, u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, ...]:
-    return torch.empty_like(u), *_empty(u, *u.shape)
+def _(
+    dy: torch.Tensor, u: torch.Tensor, factors: torch.Tensor, shares: torch.Tensor, gated: bool
+) -> tuple[torch.Tensor, ...]:
+    return _empty_back(dy, u)
+
+
+def _empty_back(dy: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    eighth = torch.empty_like(u, dtype=torch.float8_e4m3fn)
+    return eighth, empty_turned(eighth), empty_turned(eighth, dy.shape[1])
 
 
 class _MLP(torch.autograd.Function):
@@ -172,22 +204,30 @@ class _MLP(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, into: torch.Tensor, out: torch.Tensor, gated: bool, *both: torch.Tensor
     ) -> torch.Tensor:
-        eighth, turned, one, _, by_column, eighth_out, turned_out, one_out, by_row_out, _ = both
-        u = _times(after_norm(x), (eighth, one))
-        y, *made = _activate(u, gated)
-        ctx.save_for_backward(x, u, y, turned, by_column, turned_out, one_out)
+        eighth, across, one, _, by_column, eighth_out, across_out, one_out, by_row_out, _ = both
+        given = after_norm(x)
+        u = _times(given, (eighth, one))
+        y, scales, reaches = _activate(u, gated)
+        ctx.save_for_backward(*given, u, scales, reaches, across, by_column, across_out, one_out)
         ctx.gated = gated
-        return _times((made[0], made[1]), (eighth_out, by_row_out))
+        return _times((y, scales), (eighth_out, by_row_out))
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, u, y, turned, by_column, turned_out, one_out = ctx.saved_tensors
+        *x, u, y_scales, reaches, across, by_column, across_out, one_out = ctx.saved_tensors
         eighth, scales = rows(g)
-        # the scales of the rows are left to who reads it
-        dy = _times((eighth, torch.ones((), device=g.device)), (turned_out, one_out))
-        du, *made = _activate_back(dy, scales, u, ctx.gated)
-        dx = _times((made[0], made[1]), (turned, by_column))
-        return dx, _gradient_of_weight(du, x), _gradient_of_weight(g, y), *[None] * 11
+        # No product of rows of lengths a and b is larger than a b: so the range of du is known before it is made.
+        longest = across_out.float().square().sum(1).amax().sqrt() * one_out
+        du_scales = power(g.float().square().sum(1, keepdim=True).sqrt() * longest * reaches)
+        unit = (scales * y_scales).amax()
+        dy = _times((eighth, torch.ones((), device=g.device)), (across_out, one_out))  # still to be times `scales`
+        du, du_turned, y_turned = _activate_back(dy, u, scales / du_scales, scales / unit, ctx.gated)
+        return (
+            _times((du, du_scales), (across, by_column)),
+            _gradient_of_weight((du, du_scales), (x[0], x[1]), du_turned),
+            _summed((turned(eighth), torch.ones((), device=g.device)), (y_turned, unit)),
+            *[None] * 11,
+        )
 
 
 def mlp(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.model.kernels import _scale_of
+from niels_gpt.model.kernels import activated, activation_gradients, power_of
 
 
 @triton.jit
@@ -18,9 +18,105 @@ def rows_kernel(x, eighth, scales, C, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     inside = lanes < C
     u = tl.load(x + row * C + lanes, mask=inside, other=0.0).to(tl.float32)
-    scale, inverse = _scale_of(tl.max(tl.abs(u), 0))
+    scale, inverse = power_of(tl.max(tl.abs(u), 0))
     tl.store(scales + row, scale)
     tl.store(eighth + row * C + lanes, (u * inverse).to(eighth.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turn_kernel(
+    x, factors, turned, M, padded, K, TOKENS: tl.constexpr, LANES: tl.constexpr, SCALED: tl.constexpr
+):  # fmt: skip
+    """A tile of x (M, K), SCALED its rows times factors, as (K, padded), where what stands past M is 0."""
+    lanes = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)[None, :]
+    token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    tokens = token[:, None]
+    inside = (tokens < M) & (lanes < K)
+    if SCALED:
+        value = tl.load(x + tokens * K + lanes, mask=inside, other=0.0).to(tl.float32)
+        value = (value * tl.load(factors + token, mask=token < M, other=0.0)[:, None]).to(turned.dtype.element_ty)
+    else:
+        value = tl.load(x + tokens * K + lanes, mask=inside, other=0)
+    tl.store(turned + lanes * padded + tokens, value, mask=(tokens < padded) & (lanes < K))
+
+
+@triton.jit
+def activate_kernel(x, eighth, scales, reaches, F, PIECE: tl.constexpr, PIECES: tl.constexpr, GATED: tl.constexpr):
+    """One row of activations in FP8, with its scale, and how much larger than the gradient of an activation that of
+    what went into it can be.
+
+    Both come from the largest that went in: |gelu(x)| <= |x|, and |silu(gate) up| <= |gate| |up|.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    width = 2 * F if GATED else F
+    at = x + row * width
+    lanes = tl.arange(0, PIECE)
+    top = tl.zeros((PIECE,), tl.float32)
+    top_up = tl.zeros((PIECE,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        own = piece * PIECE + lanes
+        top = tl.maximum(top, tl.abs(tl.load(at + own, mask=own < F, other=0.0).to(tl.float32)))
+        if GATED:
+            top_up = tl.maximum(top_up, tl.abs(tl.load(at + F + own, mask=own < F, other=0.0).to(tl.float32)))
+    largest = tl.max(top, 0)
+    reach = 1.13  # GELU' ends there, and silu' at 1.1
+    if GATED:
+        largest_up = tl.max(top_up, 0)
+        reach = tl.maximum(1.1 * largest_up, largest)
+        largest *= largest_up
+    scale, inverse = power_of(largest)
+    tl.store(scales + row, scale)
+    tl.store(reaches + row, reach)
+    for piece in tl.static_range(PIECES):
+        own = piece * PIECE + lanes
+        u = tl.load(at + own, mask=own < F, other=0.0).to(tl.float32)
+        up = tl.load(at + F + own, mask=own < F, other=0.0).to(tl.float32) if GATED else u
+        made = activated(u, GATED, up) * inverse
+        tl.store(eighth + row * F + own, made.to(eighth.dtype.element_ty), mask=own < F)
+
+
+@triton.jit
+def _put_both(value, eighth, turned, tokens, lanes, padded, width, inside, inside_turned):
+    """Converted twice, the second time from what the compiler cannot know to be the same.
+
+    ptxas 12.8 packs what is stored four at a time into one register, and takes the second of the four for other uses
+    from a register that it has not written yet.
+    """
+    kind = eighth.dtype.element_ty
+    tl.store(eighth + tokens * width + lanes, value.to(kind), mask=inside)
+    tl.store(turned + lanes * padded + tokens, (value + 0.0).to(kind), mask=inside_turned)
+
+
+@triton.jit
+def activate_back_kernel(
+    dy, x, eighth, turned, again, factors, shares, M, padded, F,
+    TOKENS: tl.constexpr, LANES: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """A tile of the gradients of what `activate_kernel` was given, rows times factors, in FP8, as they are and turned;
+    and of what it made, rows times shares, only turned. What stands past M in the turned ones is 0."""
+    lanes = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)[None, :]
+    token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    tokens = token[:, None]
+    inside = (tokens < M) & (lanes < F)
+    inside_turned = (tokens < padded) & (lanes < F)
+    width = 2 * F if GATED else F
+    g = tl.load(dy + tokens * F + lanes, mask=inside, other=0.0).to(tl.float32)
+    g *= tl.load(factors + token, mask=token < M, other=0.0)[:, None]
+    u = tl.load(x + tokens * width + lanes, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + tokens * width + F + lanes, mask=inside, other=0.0).to(tl.float32) if GATED else u
+    first, second = activation_gradients(g, u, GATED, up)
+    _put_both(first, eighth, turned, tokens, lanes, padded, width, inside, inside_turned)
+    if GATED:
+        _put_both(second, eighth, turned, tokens, F + lanes, padded, width, inside, inside_turned)
+    made = activated(u, GATED, up) * tl.load(shares + token, mask=token < M, other=0.0)[:, None]
+    tl.store(again + lanes * padded + tokens, made.to(again.dtype.element_ty), mask=inside_turned)
+
+
+@triton.jit
+def _scale_of(top):
+    """(scale, 1 / scale) of a matrix whose largest element is `top`: it becomes 448, where float8_e4m3fn ends."""
+    top = tl.maximum(top, 1e-30)
+    return top / 448.0, 448.0 / top
 
 
 @triton.jit
@@ -64,7 +160,7 @@ def _tile_in_fp8(
     value *= inverse
     kind = eighth.dtype.element_ty
     tl.store(eighth + n[:, None] * K + k[None, :], value.to(kind), mask=inside)
-    # Read again, the other way round: a tile that is turned with tl.trans comes out wrong (Triton 3.6, every 4th row).
+    # Read again, the other way round: as in `_put_both` ptxas would make one value of four a wrong one.
     inside = (k < K)[:, None] & (n < N)[None, :]
     value = tl.load(w + n[None, :] * K + k[:, None], mask=inside, other=0.0).to(tl.float32)
     if norm is not None:

@@ -52,36 +52,40 @@ def _linear_cross_entropy(
     room = max(LOGITS_BYTES, LOGITS_SHARE * padded * C * 4)
     rows = min(N, 1 << max(10, (room // (padded * h.element_size())).bit_length() - 1))
     logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
-    logits8 = logits.new_empty((rows, padded) if eight else (0, 0), dtype=torch.float8_e5m2)
     if eight:
         table8, across8, one, scales, _ = in_fp8.matrices([([table], None)])[0]
         unit = 2.0**-15 / total.to(torch.float32).reshape(())
+    gradients = logits.new_empty((rows, padded), dtype=torch.float8_e5m2) if eight else logits
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
     dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
     block = 2048 if V > 1024 else max(16, 1 << (-(-padded // 4) - 1).bit_length())
     for start in range(0, N, rows):
         part = h[start : start + rows]
-        own, own8 = logits[: len(part)], logits8[: len(part)]
+        own, back = logits[: len(part)], gradients[: len(part)]
         if eight:
             part8, scale = in_fp8.rows(part)
-            own = torch._scaled_mm(
-                part8, table8.t(), scale, scales.t(), out_dtype=h.dtype, use_fast_accum=True, out=own
-            )
+            torch._scaled_mm(part8, table8.t(), scale, scales.t(), out_dtype=h.dtype, use_fast_accum=True, out=own)
         else:
             torch.mm(part, table.t(), out=own)
         kernels.cross_entropy_kernel[(len(part),)](
-            own, own8 if eight else own, targets[start:], losses[start:], total, V, padded,
+            own, back, targets[start:], losses[start:], total, V, padded,
             BLOCK=block, EIGHT=eight, num_warps=8 if V > 1024 else 1,
         )  # fmt: skip
         if eight:
-            torch._scaled_mm(own8, across8.t(), unit, one, out_dtype=h.dtype, out=dh[start : start + rows])
+            torch._scaled_mm(back, across8.t(), unit, one, out_dtype=h.dtype, out=dh[start : start + rows])
+            top = scale.amax()
+            turned = in_fp8.turned(back), in_fp8.turned(part8, scale / top).t()
+            if start == 0:
+                torch._scaled_mm(*turned, unit, top, out_dtype=torch.float32, out=dweight)
+            else:
+                dweight += torch._scaled_mm(*turned, unit, top, out_dtype=torch.float32)
         else:
-            torch.mm(own, table, out=dh[start : start + rows])
-        if start == 0:
-            torch.mm(own.t(), part, out_dtype=torch.float32, out=dweight)
-        else:
-            torch.addmm(dweight, own.t(), part, out_dtype=torch.float32, out=dweight)
+            torch.mm(back, table, out=dh[start : start + rows])
+            if start == 0:
+                torch.mm(back.t(), part, out_dtype=torch.float32, out=dweight)
+            else:
+                torch.addmm(dweight, back.t(), part, out_dtype=torch.float32, out=dweight)
     return losses.sum() / total, dh, dweight[:V]
 
 
@@ -110,8 +114,8 @@ def linear_cross_entropy(
     """The summed cross-entropy of softmax(h weight^T) at the targets, divided by `total`: a float32 number.
 
     h (N, C) bfloat16; weight (V, C) float32; targets (N,) int64, those of -100 do not count; total, of one element,
-    may live on the device. Logits are bfloat16, as under autocast, and their softmax is float32. `eight`: logits and
-    the gradient of h come from FP8 products.
+    may live on the device. Logits are bfloat16, as under autocast, and their softmax is float32. `eight`: all products
+    are FP8.
     """
     return _linear_cross_entropy(h, weight, targets, total, eight)[0]
 
@@ -162,7 +166,7 @@ def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Te
 def _turned_heads_backward(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
 ) -> torch.Tensor:
-    return turn_back(dq, dk, dv, sin, cos)
+    return turn_back(dq, dk, dv, sin, cos, dq.new_empty((*dq.shape[:2], 3, *dq.shape[2:])))
 
 
 def turn_back(
@@ -171,10 +175,10 @@ def turn_back(
     dv: torch.Tensor,
     sin: torch.Tensor | None,
     cos: torch.Tensor | None,
-    eighth: torch.Tensor | None = None,
+    dqkv: torch.Tensor,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of what `turned_heads` was given; into `eighth` and `scales` also in FP8.
+    """Into dqkv, the gradient of what `turned_heads` was given; with scales in FP8, with a scale for each token.
 
     Without sin and cos: of what was not turned, only split.
     """
@@ -183,11 +187,9 @@ def turn_back(
     B, n, H, D = dq.shape
     given = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
     strides = [stride for g in given for stride in g.stride()[:3]]
-    dqkv = dq.new_empty((B, n, 3, H, D))
-    places = [dqkv if place is None else place for place in (dqkv, eighth, scales, sin, cos)]
     kernels.rope_backward_kernel[(B * n,)](
-        *given, *places, n, H, D, *strides,
-        **_sizes(H, D), TURN=sin is not None, EIGHT=eighth is not None, num_warps=2,
+        *given, dqkv, scales, sin, cos, n, H, D, *strides,
+        **_sizes(H, D), TURN=sin is not None, EIGHT=scales is not None, num_warps=2,
     )  # fmt: skip
     return dqkv
 
@@ -222,55 +224,30 @@ def turned_heads(
 # --- activations -----------------------------------------------------------------------------------
 
 
-def activate(
-    x: torch.Tensor, gated: bool, eighth: torch.Tensor | None = None, scales: torch.Tensor | None = None
-) -> torch.Tensor:
-    """`activation`, without autograd; into `eighth` and `scales` also in FP8."""
+@torch.library.custom_op("niels_gpt::activation", mutates_args=())
+def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
+    """x Phi(x), the exact GELU; gated: silu(gate) up, for x (..., 2 F) = gate, up side by side."""
     from niels_gpt.model import kernels
 
     x = x.contiguous()
     F = x.shape[-1] // (2 if gated else 1)
     y = x.new_empty((*x.shape[:-1], F))
-    places = (y, y if eighth is None else eighth, y if scales is None else scales)
-    piece = min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
-    kernels.activation_kernel[(y.numel() // F,)](
-        x, *places, F, PIECE=piece, PIECES=-(-F // piece), GATED=gated, EIGHT=eighth is not None, num_warps=4
-    )
+    block = min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
+    kernels.activation_kernel[(y.numel() // F, -(-F // block))](x, y, F, BLOCK=block, GATED=gated, num_warps=4)
     return y
-
-
-def activate_back(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    gated: bool,
-    factors: torch.Tensor | None = None,
-    eighth: torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The gradient of what `activate` was given; into `eighth` and `scales` also in FP8, of dy times its factors."""
-    from niels_gpt.model import kernels
-
-    dy, x = dy.contiguous(), x.contiguous()
-    F = dy.shape[-1]
-    dx = torch.empty_like(x)
-    factors, *places = (dx if place is None else place for place in (factors, dx, eighth, scales))
-    block = 1 << (F - 1).bit_length()
-    kernels.activation_backward_kernel[(dy.numel() // F,)](
-        dy, factors, x, *places, F,
-        BLOCK=block, GATED=gated, EIGHT=eighth is not None, num_warps=4 if block <= 4096 else 16,
-    )  # fmt: skip
-    return dx
-
-
-@torch.library.custom_op("niels_gpt::activation", mutates_args=())
-def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
-    """x Phi(x), the exact GELU; gated: silu(gate) up, for x (..., 2 F) = gate, up side by side."""
-    return activate(x, gated)
 
 
 @torch.library.custom_op("niels_gpt::activation_backward", mutates_args=())
 def _activation_backward(dy: torch.Tensor, x: torch.Tensor, gated: bool) -> torch.Tensor:
-    return activate_back(dy, x, gated)
+    from niels_gpt.model import kernels
+
+    dy, x = dy.contiguous(), x.contiguous()
+    F, dx = dy.shape[-1], torch.empty_like(x)
+    block = min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
+    kernels.activation_backward_kernel[(dy.numel() // F, -(-F // block))](
+        dy, x, dx, F, BLOCK=block, GATED=gated, num_warps=4
+    )
+    return dx
 
 
 def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

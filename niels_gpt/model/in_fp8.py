@@ -1,6 +1,8 @@
 """Numbers in FP8: rows of activations, matrices of weights, each with the scale that it must be multiplied by again.
 
-float8_e4m3fn has three bits of mantissa and ends at 448. Scales come from the largest element, chosen anew every time.
+float8_e4m3fn has three bits of mantissa and ends at 448. Scales come from the largest element, or from what it can be
+at most, and are chosen anew every time. Those of rows are powers of two: a row can then be given another scale
+(`turned`) without being rounded once more.
 """
 
 from __future__ import annotations
@@ -22,12 +24,18 @@ Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 """A matrix (N, K) in FP8, the same turned (K, N), and the one scale of both: (), (N, 1) and (K, 1)."""
 
 
+def power(top: torch.Tensor) -> torch.Tensor:
+    """The scale, a power of two, with which what is `top` at most ends at 448 at most."""
+    bits = (top.float().clamp(min=1e-30) / LARGEST).view(torch.int32)
+    return ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)  # up to the next exponent
+
+
 def rows(x: torch.Tensor) -> Rows:
     """x (M, K) in FP8, with a scale for each row."""
     if HAS_TRITON and x.is_cuda and not torch.compiler.is_compiling():
         return _rows_at_once(x)
-    scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-30) / LARGEST
-    return (x / scale).to(torch.float8_e4m3fn), scale
+    scale = power(x.abs().amax(-1, keepdim=True))
+    return (x * (1 / scale)).to(torch.float8_e4m3fn), scale
 
 
 def _rows_at_once(x: torch.Tensor) -> Rows:
@@ -50,6 +58,34 @@ def at_once(x: torch.Tensor) -> Rows:
     """x with one scale for all of it."""
     scale = x.abs().amax().float().clamp(min=1e-30) / LARGEST
     return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+@torch.library.custom_op("niels_gpt::turned_fp8", mutates_args=())
+def turned(x: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+    """x (M, K) in FP8, its rows times factors (M, 1), as (K, M), M filled up with zeros to a multiple of 16."""
+    if not (HAS_TRITON and x.is_cuda):
+        scaled = x if factors is None else (x.float() * factors).to(x.dtype)
+        filled = torch.nn.functional.pad(scaled.view(torch.uint8), (0, 0, 0, -len(x) % 16))
+        return filled.t().contiguous().view(x.dtype)
+    from niels_gpt.model import fp8_kernels
+
+    (M, K), made = x.shape, empty_turned(x)
+    given = (x, made) if factors is not None else (x.view(torch.uint8), made.view(torch.uint8))
+    fp8_kernels.turn_kernel[(-(-K // 128), -(-made.shape[1] // 128))](
+        given[0], factors, given[1], M, made.shape[1], K,
+        TOKENS=128, LANES=128, SCALED=factors is not None, num_warps=8 if factors is None else 4,
+    )  # fmt: skip
+    return made
+
+
+@turned.register_fake
+def _(x: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+    return empty_turned(x)
+
+
+def empty_turned(x: torch.Tensor, columns: int | None = None) -> torch.Tensor:
+    M, K = x.shape
+    return x.new_empty((columns or K, -(-M // 16) * 16), dtype=x.dtype)
 
 
 # --- matrices --------------------------------------------------------------------------------------

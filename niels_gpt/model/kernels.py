@@ -2,8 +2,8 @@
 
 Each does in one pass over memory what a compiler's own kernels do in two or three, or with slower arithmetic:
 the cross-entropy with its gradient in place, RoPE on interleaved pairs, and the activations with an erf that costs
-one exponential. All work by rows without atomics, so that the same input gives the same bits. With EIGHT they also
-write what they made in FP8, for the product that comes next (`fp8.py`).
+one exponential. All work by rows without atomics, so that the same input gives the same bits. With EIGHT they write
+what they made in FP8, for the products that come next (`fp8.py`).
 """
 
 # mypy: ignore-errors
@@ -43,22 +43,19 @@ def _add_up(top, summed, p, q, r, s):
 
 
 @triton.jit
-def _put_share(base, base8, place, x, normal, scale, scale8, width, EIGHT: tl.constexpr, INSIDE: tl.constexpr):
+def _put_share(base, place, x, normal, scale, width, INSIDE: tl.constexpr):
     share = tl.exp2(x * LOG2E - normal)
-    inside = None if INSIDE else place < width
-    tl.store(base + place, (share * scale).to(base.dtype.element_ty), mask=inside)
-    if EIGHT:
-        tl.store(base8 + place, (share * scale8).to(base8.dtype.element_ty), mask=inside)
+    tl.store(base + place, (share * scale).to(base.dtype.element_ty), mask=None if INSIDE else place < width)
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits, eighth, targets, losses, total, V, width, BLOCK: tl.constexpr, EIGHT: tl.constexpr
+    logits, gradients, targets, losses, total, V, width, BLOCK: tl.constexpr, EIGHT: tl.constexpr
 ):  # fmt: skip
-    """One row: its loss, and in place of the logits their gradient divided by `total`; both 0 for a target < 0.
+    """One row: its loss, and the gradient of its logits divided by `total`; both 0 for a target < 0.
 
-    With EIGHT the gradient, not divided but times 2^15, goes to `eighth` too: between -2^15 and 2^15, in a type that
-    ends at 57,344 and is exact to a quarter down to 2^-14.
+    Gradients may go where the logits were. With EIGHT they are not divided but times 2^15: between -2^15 and 2^15, in a
+    type that ends at 57,344 and is exact to a quarter down to 2^-14.
 
     The row is read twice, the second time from a cache. Each lane keeps a maximum and a sum of its own, which meet only
     at the end, so that no thread waits for another in between. Arithmetic is what it costs beside memory: what ends
@@ -67,7 +64,7 @@ def cross_entropy_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * width
-    base8 = eighth + row * width
+    out = gradients + row * width
     y = tl.load(targets + row)
     counts = y >= 0
     y = tl.where(counts, y, 0)
@@ -86,23 +83,17 @@ def cross_entropy_kernel(
     normal = highest + tl.log2(tl.sum(summed * tl.exp2(top - highest), 0))
     chosen -= normal
     tl.store(losses + row, tl.where(counts, -chosen / LOG2E, 0.0))
-    scale = tl.where(counts, 1.0 / tl.load(total).to(tl.float32), 0.0)
-    scale8 = tl.where(counts, 32768.0, 0.0)
+    scale = tl.where(counts, 32768.0 if EIGHT else 1.0 / tl.load(total).to(tl.float32), 0.0)
     for start in range(0, inside, 4 * BLOCK):
         four = _four(base, start, lanes, V, width, BLOCK, True)
         for i in tl.static_range(4):
-            at = start + i * BLOCK + lanes
-            _put_share(base, base8, at, four[i], normal, scale, scale8, width, EIGHT, True)
+            _put_share(out, start + i * BLOCK + lanes, four[i], normal, scale, width, True)
     for start in range(inside, width, 4 * BLOCK):
         four = _four(base, start, lanes, V, width, BLOCK, False)
         for i in tl.static_range(4):
-            at = start + i * BLOCK + lanes
-            _put_share(base, base8, at, four[i], normal, scale, scale8, width, EIGHT, False)
+            _put_share(out, start + i * BLOCK + lanes, four[i], normal, scale, width, False)
     tl.debug_barrier()  # after the share that another thread has put there
-    gradient = tl.exp2(chosen) - 1.0
-    tl.store(base + y, (gradient * scale).to(base.dtype.element_ty))
-    if EIGHT:
-        tl.store(base8 + y, (gradient * scale8).to(base8.dtype.element_ty))
+    tl.store(out + y, ((tl.exp2(chosen) - 1.0) * scale).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -139,7 +130,7 @@ def rope_kernel(
 
 @triton.jit
 def rope_backward_kernel(
-    dq, dk, dv, dqkv, eighth, scales, sin, cos, n, H, D,
+    dq, dk, dv, dqkv, scales, sin, cos, n, H, D,
     qb, qn, qh, kb, kn, kh, vb, vn, vh,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
@@ -150,9 +141,9 @@ def rope_backward_kernel(
     lanes = tl.arange(0, WIDTH)[None, :]
     inside = (heads < H) & (lanes < D)
     place = token * 3 * H * D + heads * D + lanes
-    kind = dqkv.dtype.element_ty
     x = tl.load(dq + row * qb + position * qn + heads * qh + lanes, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(dk + row * kb + position * kn + heads * kh + lanes, mask=inside, other=0.0).to(tl.float32)
+    z = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=inside, other=0.0).to(tl.float32)
     if TURN:
         half = tl.arange(0, WIDTH // 2)[None, :]
         angle = position * (D // 2) + half
@@ -160,25 +151,25 @@ def rope_backward_kernel(
         c = tl.load(cos + angle, mask=half < D // 2, other=0.0)
         x = turned(x, s, c)
         y = turned(y, s, c)
-    tl.store(dqkv + place, x.to(kind), mask=inside)
-    tl.store(dqkv + place + H * D, y.to(kind), mask=inside)
-    z = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dqkv + place + 2 * H * D, z.to(kind), mask=inside)
     if EIGHT:
         top = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
-        scale, inverse = _scale_of(tl.max(tl.max(top, 1), 0))
+        scale, inverse = power_of(tl.max(tl.max(top, 1), 0))
         tl.store(scales + token, scale)
-        kind = eighth.dtype.element_ty
-        tl.store(eighth + place, (x * inverse).to(kind), mask=inside)
-        tl.store(eighth + place + H * D, (y * inverse).to(kind), mask=inside)
-        tl.store(eighth + place + 2 * H * D, (z * inverse).to(kind), mask=inside)
+        x *= inverse
+        y *= inverse
+        z *= inverse
+    kind = dqkv.dtype.element_ty
+    tl.store(dqkv + place, x.to(kind), mask=inside)
+    tl.store(dqkv + place + H * D, y.to(kind), mask=inside)
+    tl.store(dqkv + place + 2 * H * D, z.to(kind), mask=inside)
 
 
 @triton.jit
-def _scale_of(top):
-    """(scale, 1 / scale) of a row whose largest element is `top`: it becomes 448, where float8_e4m3fn ends."""
-    top = tl.maximum(top, 1e-30)
-    return top / 448.0, 448.0 / top
+def power_of(top):
+    """(scale, 1 / scale) of a row whose largest element is `top`: a power of two with which it is at most 448."""
+    bits = (tl.maximum(top, 1e-30) / 448.0).to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFFF) & 0x7F800000  # up to the next exponent
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -201,74 +192,49 @@ def _normal_parts(x):
 
 
 @triton.jit
-def activation_kernel(
-    x, y, eighth, scales, F, PIECE: tl.constexpr, PIECES: tl.constexpr, GATED: tl.constexpr, EIGHT: tl.constexpr
-):  # fmt: skip
-    """One row: y = x Phi(x); GATED: y = silu(gate) up, for x = gate, up side by side.
-
-    In pieces: with EIGHT, a row of GELUs that is kept until its largest is known takes twice the time of one that is
-    read again.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, PIECE)
-    top = tl.zeros((PIECE,), tl.float32)
-    for piece in tl.static_range(PIECES):
-        at = piece * PIECE + lanes
-        inside = at < F
-        if GATED:
-            gate = tl.load(x + row * 2 * F + at, mask=inside, other=0.0).to(tl.float32)
-            up = tl.load(x + row * 2 * F + F + at, mask=inside, other=0.0).to(tl.float32)
-            made = gate * _inverse(1.0 + tl.exp2(-LOG2E * gate)) * up
-        else:
-            u = tl.load(x + row * F + at, mask=inside, other=0.0).to(tl.float32)
-            below, _ = _normal_parts(u)
-            made = u * below
-        tl.store(y + row * F + at, made.to(y.dtype.element_ty), mask=inside)
-        top = tl.maximum(top, tl.abs(made))
-    if EIGHT:
-        scale, inverse = _scale_of(tl.max(top, 0))
-        tl.store(scales + row, scale)
-        for piece in tl.static_range(PIECES):
-            at = piece * PIECE + lanes
-            made = tl.load(y + row * F + at, mask=at < F, other=0.0).to(tl.float32)
-            tl.store(eighth + row * F + at, (made * inverse).to(eighth.dtype.element_ty), mask=at < F)
+def activated(x, GATED: tl.constexpr, up):
+    """x Phi(x); GATED: silu(x) up."""
+    if GATED:
+        return x * _inverse(1.0 + tl.exp2(-LOG2E * x)) * up
+    else:
+        return x * _normal_parts(x)[0]
 
 
 @triton.jit
-def activation_backward_kernel(
-    dy, factors, x, dx, eighth, scales, F, BLOCK: tl.constexpr, GATED: tl.constexpr, EIGHT: tl.constexpr
-):  # fmt: skip
-    """One row: dx = dy (Phi(x) + x phi(x)); GATED: the gradients of gate and up, side by side.
-
-    With EIGHT a row of dy is still to be multiplied by its factor.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    inside = lanes < F
-    g = tl.load(dy + row * F + lanes, mask=inside, other=0.0).to(tl.float32)
-    if EIGHT:
-        g *= tl.load(factors + row)
-    kind = dx.dtype.element_ty
+def activation_gradients(g, x, GATED: tl.constexpr, up):
+    """The gradients of x and, GATED, of up, where that of `activated` is g."""
     if GATED:
-        gate = tl.load(x + row * 2 * F + lanes, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(x + row * 2 * F + F + lanes, mask=inside, other=0.0).to(tl.float32)
-        share = _inverse(1.0 + tl.exp2(-LOG2E * gate))
+        share = _inverse(1.0 + tl.exp2(-LOG2E * x))
         g *= share
-        first = g * up * (1.0 + gate * (1.0 - share))
-        second = g * gate
-        tl.store(dx + row * 2 * F + lanes, first.to(kind), mask=inside)
-        tl.store(dx + row * 2 * F + F + lanes, second.to(kind), mask=inside)
-        if EIGHT:
-            scale, inverse = _scale_of(tl.max(tl.maximum(tl.abs(first), tl.abs(second)), 0))
-            tl.store(scales + row, scale)
-            tl.store(eighth + row * 2 * F + lanes, (first * inverse).to(eighth.dtype.element_ty), mask=inside)
-            tl.store(eighth + row * 2 * F + F + lanes, (second * inverse).to(eighth.dtype.element_ty), mask=inside)
+        return g * up * (1.0 + x * (1.0 - share)), g * x
     else:
-        u = tl.load(x + row * F + lanes, mask=inside, other=0.0).to(tl.float32)
-        below, density = _normal_parts(u)
-        made = g * (below + u * density)
-        tl.store(dx + row * F + lanes, made.to(kind), mask=inside)
-        if EIGHT:
-            scale, inverse = _scale_of(tl.max(tl.abs(made), 0))
-            tl.store(scales + row, scale)
-            tl.store(eighth + row * F + lanes, (made * inverse).to(eighth.dtype.element_ty), mask=inside)
+        below, density = _normal_parts(x)
+        return g * (below + x * density), g
+
+
+@triton.jit
+def activation_kernel(x, y, F, BLOCK: tl.constexpr, GATED: tl.constexpr):
+    """One row: y = x Phi(x); GATED: y = silu(gate) up, for x = gate, up side by side."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < F
+    width = 2 * F if GATED else F
+    u = tl.load(x + row * width + lanes, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * width + F + lanes, mask=inside, other=0.0).to(tl.float32) if GATED else u
+    tl.store(y + row * F + lanes, activated(u, GATED, up).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activation_backward_kernel(dy, x, dx, F, BLOCK: tl.constexpr, GATED: tl.constexpr):
+    """One row: dx = dy (Phi(x) + x phi(x)); GATED: the gradients of gate and up, side by side."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < F
+    width = 2 * F if GATED else F
+    g = tl.load(dy + row * F + lanes, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(x + row * width + lanes, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * width + F + lanes, mask=inside, other=0.0).to(tl.float32) if GATED else u
+    first, second = activation_gradients(g, u, GATED, up)
+    tl.store(dx + row * width + lanes, first.to(dx.dtype.element_ty), mask=inside)
+    if GATED:
+        tl.store(dx + row * width + F + lanes, second.to(dx.dtype.element_ty), mask=inside)

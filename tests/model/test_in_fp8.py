@@ -1,0 +1,145 @@
+"""Numbers in FP8: what rounding does, to rows and to matrices, and what is turned."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from niels_gpt.model import in_fp8
+from tests.model.test_fused import near
+
+
+def whole(eighth, scales):
+    return eighth.float() * scales
+
+
+def scale_of(row):
+    """Of a row: the smallest power of two with which it ends at 448 at most."""
+    top = max(map(abs, row)) / 448
+    return 2.0 ** math.ceil(math.log2(top)) if top else 0.0
+
+
+def exact(x, scale_of=scale_of):
+    """What `in_fp8.rows` stands for, in plain words: to a step of an eighth of the power of two below, of the scale."""
+    found = torch.zeros_like(x)
+    for m, row in enumerate(x.tolist()):
+        scale = scale_of(row)
+        for k, value in enumerate(row):
+            size = abs(value) / scale if scale else 0.0
+            step = 2.0 ** max(math.floor(math.log2(size)) if size else -6, -6) / 8
+            found[m, k] = (1 if value >= 0 else -1) * round(size / step) * step * scale  # round: ties to even
+    return found
+
+
+def exact_matrix(x):
+    """A matrix has one scale, with which it ends at 448."""
+    return exact(x.reshape(1, -1), lambda row: max(map(abs, row)) / 448).view_as(x)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1e-9, 1.0, 3e4]))
+def test_rows_are_rounded_to_three_bits_of_their_largest(seed, size):
+    x = size * torch.randn(3, 17, generator=torch.Generator().manual_seed(seed))
+    x[1] = 0
+    found = whole(*in_fp8.rows(x))
+    expected = exact(x)
+    assert torch.equal(found, expected)  # powers of two: not a bit is left to chance
+    assert ((found - x).abs() <= x.abs() / 16 + x.abs().amax(1, keepdim=True) / 448 / 512).all()
+
+
+@given(st.integers(0, 10_000), st.sampled_from([16, 112, 512]), st.sampled_from(["layer_norm", "rms_norm"]))
+def test_what_a_norm_made_needs_one_scale(seed, K, norm):
+    x = torch.randn(6, K, generator=torch.Generator().manual_seed(seed))
+    x[0] *= 1e4
+    x[1] = 0
+    x[2] = 0
+    x[2, seed % K] = 1e6  # as far as a norm goes: sqrt(K)
+    x = getattr(F, norm)(x, (K,)).to(torch.bfloat16)
+    found, step = whole(*in_fp8.after_norm(x)), K**0.5 / 448
+    assert (found - x.float()).abs().max() <= 16.5 * step  # half a step next to 448; NaN is not
+    assert ((found - x.float()).abs() <= x.float().abs() / 15.5 + 2**-10 * step).all()
+
+
+@given(st.integers(0, 10_000))
+def test_a_matrix_with_one_scale(seed):
+    x = 0.02 * torch.randn(12, 16, generator=torch.Generator().manual_seed(seed))
+    found, scale = in_fp8.at_once(x)
+    assert scale == x.abs().max() / 448
+    assert near(whole(found, scale), exact_matrix(x), 1e-3)
+    assert (in_fp8.at_once(0 * x)[0].float() == 0).all()
+
+
+def check_matrices(device):
+    torch.manual_seed(0)
+    shapes = [[(144, 48)], [(48, 80)], [(70, 48), (70, 48)], [(16, 16)], [(16004, 64)]]
+    given = [([(5.0**i * torch.randn(shape)).to(device) for i, shape in enumerate(shape)], None) for shape in shapes]
+    given[0] = given[0][0], torch.rand(48).add(0.5).to(device)
+    given[2] = given[2][0], -torch.rand(48).add(0.5).to(device)
+    given[3][0][0].zero_()
+    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, in_fp8.matrices(given), strict=True):
+        whole = torch.cat(members) * (1 if norm is None else norm)
+        scale = whole.abs().max() / 448
+        assert torch.equal(turned.float(), eighth.float().t())
+        assert turned.is_contiguous()
+        assert (one.shape, by_row.shape, by_column.shape) == ((), (len(whole), 1), (whole.shape[1], 1))
+        assert torch.allclose(
+            torch.cat((one.view(1, 1), by_row, by_column)), scale.clamp(min=1e-30 / 448), rtol=1e-6, atol=0
+        )
+        off = (eighth.float() * scale - whole).abs()
+        # half a step of three bits; below 2^-6, of 2^-9
+        assert (off <= whole.abs() / 15.9 + 2**-10 * scale * 1.01).all()
+        assert (eighth.float().abs().max() == 448) | (scale == 0)
+
+
+def test_the_matrices_of_a_block():
+    check_matrices("cpu")
+
+
+def check_turned(device):
+    torch.manual_seed(0)
+    for M, K in [(1, 16), (40, 16), (300, 208), (64, 64)]:
+        x = (100 * torch.randn(M, K)).to(torch.float8_e4m3fn)
+        powers = 2.0 ** -torch.randint(0, 12, (M, 1))
+        found = [in_fp8.turned(x.to(device)), in_fp8.turned(x.to(device), powers.to(device))]
+        bytes5 = torch.randint(0, 120, (M, K), dtype=torch.uint8).view(torch.float8_e5m2)
+        found.append(in_fp8.turned(bytes5.to(device)))
+        expected = [x.float(), (x.float() * powers).to(torch.float8_e4m3fn).float(), bytes5.float()]
+        for a, b in zip(found, expected, strict=True):
+            assert a.shape == (K, -(-M // 16) * 16)
+            assert a.is_contiguous()
+            assert torch.equal(a[:, :M].float().cpu(), b.t())
+            assert (a[:, M:].float() == 0).all()
+
+
+def test_turned():
+    check_turned("cpu")
+
+
+# --- on a GPU --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs CUDA with FP8")
+    return torch.device("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [16, 112, 1536])
+def test_rows_on_a_gpu(width, cuda):
+    x = torch.randn(9, width, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    x[3] = 0
+    assert torch.equal(whole(*in_fp8.rows(x.to(cuda))).cpu(), exact(x.float()))
+
+
+@pytest.mark.gpu
+def test_the_matrices_of_a_block_on_a_gpu(cuda):
+    check_matrices(cuda)
+
+
+@pytest.mark.gpu
+def test_turned_on_a_gpu(cuda):
+    check_turned(cuda)
