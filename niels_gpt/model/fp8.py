@@ -180,10 +180,12 @@ def _activate_back(
     from niels_gpt.model import fp8_kernels
 
     M, F = dy.shape
-    eighth, across, again = made = _empty_back(dy, u)
-    fp8_kernels.activate_back_kernel[(-(-F // 64), -(-again.shape[1] // 32))](
-        dy, u, *made, factors, shares, M, again.shape[1], F, TOKENS=32, LANES=64, GATED=gated, num_warps=4
-    )
+    eighth, across, again = _empty_back(dy, u)
+    words = again.shape[1] // 4
+    fp8_kernels.activate_back_kernel[(-(-F // 64), -(-words // 16))](
+        dy, u, eighth, across.view(torch.int32), again.view(torch.int32), factors, shares, M, words, F,
+        WORDS=16, LANES=64, GATED=gated, num_warps=4,
+    )  # fmt: skip
     return eighth, across, again
 
 

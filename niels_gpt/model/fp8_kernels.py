@@ -24,20 +24,36 @@ def rows_kernel(x, eighth, scales, C, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _byte(value, i: tl.constexpr, KIND: tl.constexpr):
+    """Of value in FP8, as byte i of a word.
+
+    Not of what is converted for a store: ptxas 12.8 packs that into one register, and then takes the second of four for
+    other uses from a register that it has not written yet. Of x + 0 the compiler cannot know that it is x.
+    """
+    return (value + 0.0).to(KIND).to(tl.uint8, bitcast=True).to(tl.uint32) << (8 * i)
+
+
+@triton.jit
 def turn_kernel(
-    x, factors, turned, M, padded, K, TOKENS: tl.constexpr, LANES: tl.constexpr, SCALED: tl.constexpr
+    x, factors, turned, M, words, K, WORDS: tl.constexpr, LANES: tl.constexpr, SCALED: tl.constexpr
 ):  # fmt: skip
-    """A tile of x (M, K), SCALED its rows times factors, as (K, padded), where what stands past M is 0."""
+    """A tile of x (M, K), SCALED its rows times factors, as (K, 4 words), where what stands past M is 0.
+
+    The turned one is written in words of four tokens: so threads exchange a quarter of what they would in bytes.
+    """
     lanes = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)[None, :]
-    token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    tokens = token[:, None]
-    inside = (tokens < M) & (lanes < K)
-    if SCALED:
-        value = tl.load(x + tokens * K + lanes, mask=inside, other=0.0).to(tl.float32)
-        value = (value * tl.load(factors + token, mask=token < M, other=0.0)[:, None]).to(turned.dtype.element_ty)
-    else:
-        value = tl.load(x + tokens * K + lanes, mask=inside, other=0)
-    tl.store(turned + lanes * padded + tokens, value, mask=(tokens < padded) & (lanes < K))
+    word = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    made = tl.zeros((WORDS, LANES), tl.uint32)
+    for i in tl.static_range(4):
+        token = 4 * word + i
+        inside = (token < M)[:, None] & (lanes < K)
+        if SCALED:
+            value = tl.load(x + token[:, None] * K + lanes, mask=inside, other=0.0).to(tl.float32)
+            factor = tl.load(factors + token, mask=token < M, other=0.0)[:, None]
+            made |= _byte(value * factor, i, x.dtype.element_ty)
+        else:
+            made |= tl.load(x + token[:, None] * K + lanes, mask=inside, other=0).to(tl.uint32) << (8 * i)
+    tl.store(turned + lanes * words + word[:, None], made, mask=(word < words)[:, None] & (lanes < K))
 
 
 @triton.jit
@@ -76,40 +92,54 @@ def activate_kernel(x, eighth, scales, reaches, F, PIECE: tl.constexpr, PIECES: 
 
 
 @triton.jit
-def _put_both(value, eighth, turned, tokens, lanes, padded, width, inside, inside_turned):
-    """Converted twice, the second time from what the compiler cannot know to be the same.
-
-    ptxas 12.8 packs what is stored four at a time into one register, and takes the second of the four for other uses
-    from a register that it has not written yet.
-    """
-    kind = eighth.dtype.element_ty
-    tl.store(eighth + tokens * width + lanes, value.to(kind), mask=inside)
-    tl.store(turned + lanes * padded + tokens, (value + 0.0).to(kind), mask=inside_turned)
+def _four(base, token, lanes, width, M, limit):
+    """Rows token, token + 1, .. + 3 of a matrix, in float32; 0 past M."""
+    at = base + token[:, None] * width + lanes
+    inside = lanes < limit
+    p = tl.load(at, mask=inside & (token < M)[:, None], other=0.0).to(tl.float32)
+    q = tl.load(at + width, mask=inside & (token + 1 < M)[:, None], other=0.0).to(tl.float32)
+    r = tl.load(at + 2 * width, mask=inside & (token + 2 < M)[:, None], other=0.0).to(tl.float32)
+    s = tl.load(at + 3 * width, mask=inside & (token + 3 < M)[:, None], other=0.0).to(tl.float32)
+    return p, q, r, s
 
 
 @triton.jit
 def activate_back_kernel(
-    dy, x, eighth, turned, again, factors, shares, M, padded, F,
-    TOKENS: tl.constexpr, LANES: tl.constexpr, GATED: tl.constexpr,
+    dy, x, eighth, turned, again, factors, shares, M, words, F,
+    WORDS: tl.constexpr, LANES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """A tile of the gradients of what `activate_kernel` was given, rows times factors, in FP8, as they are and turned;
-    and of what it made, rows times shares, only turned. What stands past M in the turned ones is 0."""
+    and of what it made, rows times shares, only turned. What stands past M in the turned ones is 0.
+    """
     lanes = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)[None, :]
-    token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    tokens = token[:, None]
-    inside = (tokens < M) & (lanes < F)
-    inside_turned = (tokens < padded) & (lanes < F)
+    word = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    token = 4 * word
+    KIND: tl.constexpr = eighth.dtype.element_ty
     width = 2 * F if GATED else F
-    g = tl.load(dy + tokens * F + lanes, mask=inside, other=0.0).to(tl.float32)
-    g *= tl.load(factors + token, mask=token < M, other=0.0)[:, None]
-    u = tl.load(x + tokens * width + lanes, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + tokens * width + F + lanes, mask=inside, other=0.0).to(tl.float32) if GATED else u
-    first, second = activation_gradients(g, u, GATED, up)
-    _put_both(first, eighth, turned, tokens, lanes, padded, width, inside, inside_turned)
+    g = _four(dy, token, lanes, F, M, F)
+    u = _four(x, token, lanes, width, M, F)
+    up = _four(x + F, token, lanes, width, M, F) if GATED else u
+    first_words = tl.zeros((WORDS, LANES), tl.uint32)
+    second_words = tl.zeros((WORDS, LANES), tl.uint32)
+    made_words = tl.zeros((WORDS, LANES), tl.uint32)
+    for i in tl.static_range(4):
+        own = token + i
+        factor = tl.load(factors + own, mask=own < M, other=0.0)[:, None]
+        share = tl.load(shares + own, mask=own < M, other=0.0)[:, None]
+        inside = (own < M)[:, None] & (lanes < F)
+        first, second = activation_gradients(g[i] * factor, u[i], GATED, up[i])
+        tl.store(eighth + own[:, None] * width + lanes, first.to(KIND), mask=inside)
+        first_words |= _byte(first, i, KIND)
+        if GATED:
+            tl.store(eighth + own[:, None] * width + F + lanes, second.to(KIND), mask=inside)
+            second_words |= _byte(second, i, KIND)
+        made_words |= _byte(activated(u[i], GATED, up[i]) * share, i, KIND)
+    inside = (word < words)[:, None] & (lanes < F)
+    at = lanes * words + word[:, None]
+    tl.store(turned + at, first_words, mask=inside)
     if GATED:
-        _put_both(second, eighth, turned, tokens, F + lanes, padded, width, inside, inside_turned)
-    made = activated(u, GATED, up) * tl.load(shares + token, mask=token < M, other=0.0)[:, None]
-    tl.store(again + lanes * padded + tokens, made.to(again.dtype.element_ty), mask=inside_turned)
+        tl.store(turned + F * words + at, second_words, mask=inside)
+    tl.store(again + at, made_words, mask=inside)
 
 
 @triton.jit
@@ -160,7 +190,7 @@ def _tile_in_fp8(
     value *= inverse
     kind = eighth.dtype.element_ty
     tl.store(eighth + n[:, None] * K + k[None, :], value.to(kind), mask=inside)
-    # Read again, the other way round: as in `_put_both` ptxas would make one value of four a wrong one.
+    # Read again, the other way round: ptxas would make one value of four a wrong one (`_byte`).
     inside = (k < K)[:, None] & (n < N)[None, :]
     value = tl.load(w + n[None, :] * K + k[:, None], mask=inside, other=0.0).to(tl.float32)
     if norm is not None:

@@ -70,10 +70,10 @@ def turned(x: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor
     from niels_gpt.model import fp8_kernels
 
     (M, K), made = x.shape, empty_turned(x)
-    given = (x, made) if factors is not None else (x.view(torch.uint8), made.view(torch.uint8))
-    fp8_kernels.turn_kernel[(-(-K // 128), -(-made.shape[1] // 128))](
-        given[0], factors, given[1], M, made.shape[1], K,
-        TOKENS=128, LANES=128, SCALED=factors is not None, num_warps=8 if factors is None else 4,
+    words = made.view(torch.int32)
+    fp8_kernels.turn_kernel[(-(-K // 128), -(-words.shape[1] // 32))](
+        x if factors is not None else x.view(torch.uint8), factors, words, M, words.shape[1], K,
+        WORDS=32, LANES=128, SCALED=factors is not None, num_warps=4,
     )  # fmt: skip
     return made
 
