@@ -1,14 +1,15 @@
 """Products in FP8, for training on CUDA where the hardware has them (Hopper, Ada and later): train.precision=fp8.
 
-A product forward, and the one for the gradient of what went in, take both matrices as float8_e4m3fn (three bits of
-mantissa, up to 448) with a float32 scale for each row of activations and one for a matrix of weights, chosen anew every
-time from its largest element: no history, so a resumed run computes the same. Where the range is known before (of what
-a norm made, and of the head's way back, in `fused.py`), or who reads a product multiplies by the scales (the
-activation's way back), one scale does for all rows, and the product is up to a fifth faster. The gradient of a weight,
-summed over all tokens, stays a product of bfloat16. All matrices of a block are rounded together, as they are and
-turned (`matrices`): one by one they would take 18 small kernels. What an operator of ours makes just before (an
-activation, RoPE's way back), it writes in FP8 right away; what torch makes is rounded in the kernel that the compiler
-makes of it, so this pays only in compiled runs.
+All products of a block and of the head are FP8, there and back, but for the gradient of the matrix after attention,
+which is too small to gain by it. Numbers and their scales: `in_fp8.py`. Scales are chosen anew every time: no history,
+so a resumed run computes the same. Where the range is known before (of what a norm made, and of the head's way back, in
+`fused.py`), or who reads a product multiplies by the scales (the activation's way back), one scale does for all rows,
+and the product is up to a fifth faster.
+
+The gradient of a weight is a sum over all tokens, g^T x. There the hardware wants both sides turned, each with one
+scale. So what has a scale by row hands it over to the other side; and what our own kernels make (an activation and its
+way back, RoPE's way back) they write in FP8 right away, and turned where they can. What torch makes is rounded in the
+kernel that the compiler makes of it, so this pays only in compiled runs.
 """
 
 from __future__ import annotations
