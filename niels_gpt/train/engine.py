@@ -156,7 +156,7 @@ class Engine:
         except Exception as err:  # what it still holds is free only after this block
             if not self._compile or self._compile_works or no_memory(err):
                 raise
-            why = _first_line(err)
+            why = first_line(err)
         self._compile = False
         self._note(f"torch.compile failed, so the model runs as it is, slower: {why}")
         self.optimizer.zero_grad(set_to_none=True)
@@ -266,7 +266,7 @@ class Engine:
         except Exception as err:
             self._graphs = False
             self._free()
-            self._note(f"the update could not be captured as a CUDA graph, so Python launches it: {_first_line(err)}")
+            self._note(f"the update could not be captured as a CUDA graph, so Python launches it: {first_line(err)}")
 
 
 class _Graph:
@@ -316,5 +316,6 @@ def deterministic(wanted: bool, device: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _first_line(err: Exception) -> str:
+def first_line(err: Exception) -> str:
+    """What an error says, without the page that may follow."""
     return next((line.strip() for line in str(err).splitlines() if line.strip()), type(err).__name__)[:200]

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
+
 from niels_gpt import files
 from niels_gpt.config import RunConfig
 from niels_gpt.device import check_precision
@@ -24,7 +26,7 @@ from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed, generator, set_seed
 from niels_gpt.train.distributed import ALONE, World, check_rows, check_same
-from niels_gpt.train.engine import Engine, deterministic
+from niels_gpt.train.engine import Engine, deterministic, first_line
 from niels_gpt.train.feeder import Feeder
 from niels_gpt.train.meter import Meter, flops_per_token
 from niels_gpt.train.optimizer import make_optimizer
@@ -39,6 +41,10 @@ from niels_gpt.train.task import Batch, Task, open_task
 
 class TrainingDiverged(FloatingPointError):
     """The loss or the gradient became NaN or infinite."""
+
+
+class DeviceFailed(ValueError):
+    """A GPU gave up in mid-run: a fault of its own, of its driver, or of a kernel."""
 
 
 @dataclass
@@ -75,8 +81,8 @@ def train(
 
     Raises ValueError before any work for a config that does not fit, a folder that holds a run already
     (or none, to resume), other data or another config than the checkpoint's; TrainingDiverged for a NaN
-    or infinite loss; OSError when the disk is full. What was saved before stays usable in every case, and a new run
-    that ends in ValueError before its first update leaves the folder free.
+    or infinite loss; DeviceFailed where a GPU gives up; OSError when the disk is full. What was saved before stays
+    usable in every case, and a new run that ends in ValueError before its first update leaves the folder free.
     """
     report = report if report is not None and world.is_main else Silent()
     with world.together():
@@ -112,11 +118,23 @@ def train(
         report.start(first=state.step, total=config.train.total_steps)
         held.callback(report.close)
         try:
-            return _loop(state, config, task, run, device, engine, world, log, report, caught)
+            with _on(device, state, run):
+                return _loop(state, config, task, run, device, engine, world, log, report, caught)
         except ValueError:
             if world.is_main and state.step == 0 and not resume:
                 run.release()
             raise
+
+
+@contextlib.contextmanager
+def _on(device: str, state: State, run: RunFolder) -> Iterator[None]:
+    """Raise DeviceFailed where the device does, with how to go on."""
+    try:
+        yield
+    except torch.AcceleratorError as err:
+        newest = next(iter(run.step_files()), None)
+        then = f"go on from {newest} with --resume" if newest else "nothing had been saved yet"
+        raise DeviceFailed(f"{device} failed after {state.step} updates ({first_line(err)}): {then}") from err
 
 
 def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World = ALONE, resume: bool = False) -> None:

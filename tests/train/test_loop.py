@@ -16,7 +16,7 @@ from niels_gpt.model.checkpoint import CheckpointError, load_model
 from niels_gpt.model.gpt import GPT
 from niels_gpt.rng import derive_seed
 from niels_gpt.train import loop
-from niels_gpt.train.loop import TrainingDiverged, train
+from niels_gpt.train.loop import DeviceFailed, TrainingDiverged, train
 from niels_gpt.train.progress import Silent
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.task import ByteTask, open_task
@@ -347,6 +347,42 @@ def test_the_reporter_is_closed_whatever_happens(texts, run):
     with pytest.raises(Crash):
         train(small_config(texts), run, report=reporter)
     assert reporter.closed
+
+
+# --- a device that gives up --------------------------------------------------------------------------
+
+
+def failing_at(step, monkeypatch):
+    update = loop.Engine.update
+
+    def fails(self, batch, *, step, lr):
+        if step == fails.step:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand a page of advice")
+        return update(self, batch, step=step, lr=lr)
+
+    fails.step = step
+    monkeypatch.setattr(loop.Engine, "update", fails)
+
+
+def test_a_device_that_fails_costs_what_was_not_saved(texts, run, whole, monkeypatch):
+    config = small_config(texts)
+    failing_at(10, monkeypatch)
+    with pytest.raises(DeviceFailed) as err:
+        train(config, run)
+    saved = run.step_path(8)
+    said = "cpu failed after 10 updates (CUDA error: unspecified launch failure)"
+    assert str(err.value) == f"{said}: go on from {saved} with --resume"
+    monkeypatch.undo()
+    assert train(config, run, resume=True).step == 12
+    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
+
+
+def test_a_device_that_fails_at_once_leaves_the_folder_free(texts, run, monkeypatch):
+    failing_at(0, monkeypatch)
+    with pytest.raises(DeviceFailed, match=r"failed after 0 updates .* nothing had been saved yet"):
+        train(small_config(texts), run)
+    monkeypatch.undo()
+    assert train(small_config(texts), run).step == 12
 
 
 # --- divergence --------------------------------------------------------------------------------------
