@@ -14,7 +14,8 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     """Run a command line; exits with 0, 1 (something is wrong), 2 (usage), 3 (done in part) or 130 (interrupted).
 
     A ValueError, OSError or ArithmeticError is a message to the user: one line on stderr (NIELS_GPT_DEBUG=1 shows the
-    traceback). Anything else is our bug and keeps its traceback.
+    traceback); after one that says `leave_at_once` nothing is tidied up. Anything else is our bug and keeps its
+    traceback.
     """
     import warnings
 
@@ -39,6 +40,10 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
             raise
         text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
         print(f"error: {text}", file=sys.stderr)
+        if getattr(err, "leave_at_once", False):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
         sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels that write in FP8 what is multiplied next; `in_fp8.py` calls them."""
+"""Triton kernels that write in FP8 what is multiplied next; `in_fp8.py` and `fp8.py` call them."""
 
 # mypy: ignore-errors
 # Triton's language is not Python's, and it is not installed where there is no CUDA.

@@ -78,6 +78,6 @@ class Feeder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread is not None:
+        if self._thread is not None and not isinstance(error, torch.AcceleratorError):
             self._closed.set()
-            self._thread.join()
+            self._thread.join()  # not where the device failed: pinned memory that is freed then ends the process

@@ -46,6 +46,9 @@ class TrainingDiverged(FloatingPointError):
 class DeviceFailed(ValueError):
     """A GPU gave up in mid-run: a fault of its own, of its driver, or of a kernel."""
 
+    leave_at_once = True
+    """For a command: freeing what lies on the device would end the process with a page of addresses."""
+
 
 @dataclass
 class Result:

@@ -105,6 +105,18 @@ def test_as_a_module_and_without_torch():
     assert "Usage: niels-gpt" in done.stdout
 
 
+def test_an_error_after_which_nothing_is_to_be_tidied_up():
+    code = (
+        "import atexit\nfrom niels_gpt.terminal import run_app\natexit.register(print, 'tidied up')\n"
+        "class Failed(ValueError):\n    leave_at_once = True\n"
+        "def app(**_):\n    print('before')\n    raise Failed('cuda failed')\n"
+        "run_app(app, [], name='niels-gpt')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "before\n", "error: cuda failed\n")
+
+
 # --- mistakes ----------------------------------------------------------------------------------------
 
 

@@ -372,6 +372,7 @@ def test_a_device_that_fails_costs_what_was_not_saved(texts, run, whole, monkeyp
     saved = run.step_path(8)
     said = "cpu failed after 10 updates (CUDA error: unspecified launch failure)"
     assert str(err.value) == f"{said}: go on from {saved} with --resume"
+    assert err.value.leave_at_once
     monkeypatch.undo()
     assert train(config, run, resume=True).step == 12
     assert weights_sha256(run.latest) == weights_sha256(whole.latest)
