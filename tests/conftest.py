@@ -6,6 +6,8 @@ import signal
 import socket
 import sys
 import tempfile
+import time
+from types import SimpleNamespace
 
 # One thread: the models here are tiny, and two OpenMP threads on a busy machine wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -80,8 +82,12 @@ class Hub:
 def hub(monkeypatch):
     import datasets
 
+    from niels_gpt.data import hub as real
+
     fake = Hub(datasets.load_dataset)
     monkeypatch.setattr(datasets, "load_dataset", fake.load_dataset)
+    # between two tries nobody waits
+    monkeypatch.setattr(real, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
     return fake
 
 
