@@ -105,16 +105,9 @@ def test_never_on_a_cpu_and_never_without_gradients():
 # --- on a GPU --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs CUDA with FP8")
-    return torch.device("cuda")
-
-
 @pytest.mark.gpu
-def test_on_where_it_is_wanted(cuda):
-    x = torch.zeros(1, device=cuda)
+def test_on_where_it_is_wanted(hopper):
+    x = torch.zeros(1, device=hopper)
     with torch.autocast("cuda", torch.bfloat16):
         assert not fp8.on(x)
         with fp8.products(True):
@@ -128,10 +121,10 @@ def test_on_where_it_is_wanted(cuda):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("M", "F"), [(9, 16), (70, 112), (16, 1536), (33, 3072)])
-def test_activations_and_what_can_come_back(M, F, gated, cuda):
+def test_activations_and_what_can_come_back(M, F, gated, hopper):
     torch.manual_seed(0)
-    sizes = 2.0 ** (torch.arange(M, device=cuda) % 9 - 4)
-    u = (sizes[:, None] * torch.randn(M, F * (1 + gated), device=cuda)).to(torch.bfloat16)
+    sizes = 2.0 ** (torch.arange(M, device=hopper) % 9 - 4)
+    u = (sizes[:, None] * torch.randn(M, F * (1 + gated), device=hopper)).to(torch.bfloat16)
     u[2] = 0
     y = ACTIVATIONS[gated](u.float())
     eighth, scales, reaches = fp8._activate(u, gated)
@@ -148,11 +141,11 @@ def test_activations_and_what_can_come_back(M, F, gated, cuda):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("M", "F"), [(9, 16), (70, 112), (128, 1536)])
-def test_the_way_back_of_activations(M, F, gated, cuda):
+def test_the_way_back_of_activations(M, F, gated, hopper):
     torch.manual_seed(0)
-    u = torch.randn(M, F * (1 + gated), device=cuda, dtype=torch.bfloat16)
-    dy = torch.randn(M, F, device=cuda, dtype=torch.bfloat16)
-    factors, shares = (2.0 ** torch.randint(-6, 7, (M, 1), device=cuda) for _ in range(2))
+    u = torch.randn(M, F * (1 + gated), device=hopper, dtype=torch.bfloat16)
+    dy = torch.randn(M, F, device=hopper, dtype=torch.bfloat16)
+    factors, shares = (2.0 ** torch.randint(-6, 7, (M, 1), device=hopper) for _ in range(2))
     x = u.float().requires_grad_()
     y = ACTIVATIONS[gated](x)
     y.backward(dy.float() * factors)
@@ -166,23 +159,23 @@ def test_the_way_back_of_activations(M, F, gated, cuda):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("M", [40, 250])
-def test_mlp_on_a_gpu(M, gated, cuda):
-    check_mlp(M, gated, cuda)
+def test_mlp_on_a_gpu(M, gated, hopper):
+    check_mlp(M, gated, hopper)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("turned", [True, False])
-def test_heads(turned, cuda):
+def test_heads(turned, hopper):
     torch.manual_seed(0)
     B, n, H, D = 2, 16, 3, 32
     C = H * D
-    x = torch.randn(B, n, C, device=cuda)
+    x = torch.randn(B, n, C, device=hopper)
     x[0, 0] = 0
     x[0, 0, 7] = 1  # a norm makes sqrt(C) of it, its largest
     x = F.rms_norm(x, (C,)).to(torch.bfloat16).requires_grad_()
-    weight = (0.1 * torch.randn(3 * C, C, device=cuda)).requires_grad_()
-    sin, cos = (table[0, 0].contiguous().to(cuda) for table in rope_cache(n, D))
-    given = [torch.randn(B, H, n, D, device=cuda, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    weight = (0.1 * torch.randn(3 * C, C, device=hopper)).requires_grad_()
+    sin, cos = (table[0, 0].contiguous().to(hopper) for table in rope_cache(n, D))
+    given = [torch.randn(B, H, n, D, device=hopper, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
     found = []
 
     def plain():
@@ -202,10 +195,10 @@ def test_heads(turned, cuda):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("V", "N", "C"), [(70, 48, 16), (256, 1000, 256), (16004, 3000, 512)])
-def test_the_head(V, N, C, cuda, monkeypatch):
+def test_the_head(V, N, C, hopper, monkeypatch):
     monkeypatch.setattr(fused, "LOGITS_SHARE", 0)
     monkeypatch.setattr(fused, "LOGITS_BYTES", 1 << 25)  # several parts
-    h, weight, y, total = head_of(V, N, C, cuda)
+    h, weight, y, total = head_of(V, N, C, hopper)
     found = []
     for eight in (True, False):
         h.grad = weight.grad = None
@@ -220,14 +213,14 @@ def test_the_head(V, N, C, cuda, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_model_in_fp8_learns_what_bf16_does(kind, compiled, cuda):
+def test_a_model_in_fp8_learns_what_bf16_does(kind, compiled, hopper):
     torch.manual_seed(0)
     config = ModelConfig(V=256, T=64, C=64, L=2, H=2, dropout=0.0, **kind)
-    model = GPT(config).to(cuda).train()
+    model = GPT(config).to(hopper).train()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1 + 0.3 * torch.rand_like(p) if p.dim() == 1 else 3)
-    ids = torch.randint(256, (8, 65), device=cuda)
+    ids = torch.randint(256, (8, 65), device=hopper)
     found = []
     for wanted in (True, False):
         with torch.autocast("cuda", torch.bfloat16), fp8.products(wanted):

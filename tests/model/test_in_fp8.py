@@ -120,26 +120,19 @@ def test_turned():
 # --- on a GPU --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs CUDA with FP8")
-    return torch.device("cuda")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [16, 112, 1536])
-def test_rows_on_a_gpu(width, cuda):
+def test_rows_on_a_gpu(width, hopper):
     x = torch.randn(9, width, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     x[3] = 0
-    assert torch.equal(whole(*in_fp8.rows(x.to(cuda))).cpu(), exact(x.float()))
+    assert torch.equal(whole(*in_fp8.rows(x.to(hopper))).cpu(), exact(x.float()))
 
 
 @pytest.mark.gpu
-def test_the_matrices_of_a_block_on_a_gpu(cuda):
-    check_matrices(cuda)
+def test_the_matrices_of_a_block_on_a_gpu(hopper):
+    check_matrices(hopper)
 
 
 @pytest.mark.gpu
-def test_turned_on_a_gpu(cuda):
-    check_turned(cuda)
+def test_turned_on_a_gpu(hopper):
+    check_turned(hopper)
