@@ -29,7 +29,7 @@ demo: setup
 TEST_PROCESSES ?= 2
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
