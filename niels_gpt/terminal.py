@@ -40,7 +40,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
             raise
         text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
         print(f"error: {text}", file=sys.stderr)
-        if getattr(err, "leave_at_once", False):
+        if any(getattr(reason, "leave_at_once", False) for reason in (err, err.__cause__)):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from niels_gpt.model import fused
-from niels_gpt.model.in_fp8 import Matrix, Rows, after_norm, empty_turned, power, rows, turned
+from niels_gpt.model.in_fp8 import Matrix, Rows, after_norm, empty_turned, over_tokens, power, rows, summed, turned
 
 _wanted = False
 
@@ -46,20 +46,6 @@ def _times(a: Rows, b: Rows) -> torch.Tensor:
     """a b^T in bfloat16, for a (M, K) and b (N, K), both with a scale per row or both with one."""
     scales = a[1], b[1] if b[1].dim() == 0 else b[1].t()
     return torch._scaled_mm(a[0], b[0].t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-
-def _summed(a: Rows, b: Rows) -> torch.Tensor:
-    """a b^T in float32, for a (N, M) and b (K, M), each with one scale, summed over all M tokens in float32.
-
-    Fast sums, which Hopper's own are, would be wrong by 0.7 % after 65,536 tokens.
-    """
-    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.float32)
-
-
-def _gradient_of_weight(g: Rows, x: Rows, g_turned: torch.Tensor | None = None) -> torch.Tensor:
-    """g^T x, for g with a scale per row and x with one for all of it: the scales of g go over to x."""
-    top = g[1].amax()
-    return _summed((turned(g[0]) if g_turned is None else g_turned, top), (turned(x[0], g[1] / top), x[1]))
 
 
 # The functions below take a weight for its gradient alone: what they compute with is its Matrix.
@@ -129,9 +115,9 @@ class _Heads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        *x, across, by_column, sin, cos = ctx.saved_tensors
-        g = _turn_back(*gradients, sin, cos)
-        return _times(g, (across, by_column)), _gradient_of_weight(g, (x[0], x[1])), *[None] * 9
+        x, x_scale, across, by_column, sin, cos = ctx.saved_tensors
+        g, scales = _turn_back(*gradients, sin, cos)
+        return _times((g, scales), (across, by_column)), over_tokens(g, x, scales, x_scale), *[None] * 9
 
 
 def heads(
@@ -217,18 +203,18 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        *x, u, y_scales, reaches, across, by_column, across_out, one_out = ctx.saved_tensors
+        x, x_scale, u, y_scales, reaches, across, by_column, across_out, one_out = ctx.saved_tensors
         eighth, scales = rows(g)
         # No product of rows of lengths a and b is larger than a b: so the range of du is known before it is made.
         longest = across_out.float().square().sum(1).amax().sqrt() * one_out
         du_scales = power(g.float().square().sum(1, keepdim=True).sqrt() * longest * reaches)
-        unit = (scales * y_scales).amax()
-        dy = _times((eighth, torch.ones((), device=g.device)), (across_out, one_out))  # still to be times `scales`
+        unit, one = (scales * y_scales).amax(), torch.ones((), device=g.device)
+        dy = _times((eighth, one), (across_out, one_out))  # still to be times `scales`
         du, du_turned, y_turned = _activate_back(dy, u, scales / du_scales, scales / unit, ctx.gated)
         return (
             _times((du, du_scales), (across, by_column)),
-            _gradient_of_weight((du, du_scales), (x[0], x[1]), du_turned),
-            _summed((turned(eighth), torch.ones((), device=g.device)), (y_turned, unit)),
+            over_tokens(du, x, du_scales, x_scale, a_turned=du_turned),
+            summed((turned(eighth), one), (y_turned, unit)),
             *[None] * 11,
         )
 

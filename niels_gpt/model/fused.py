@@ -74,12 +74,8 @@ def _linear_cross_entropy(
         )  # fmt: skip
         if eight:
             torch._scaled_mm(back, across8.t(), unit, one, out_dtype=h.dtype, out=dh[start : start + rows])
-            top = scale.amax()
-            turned = in_fp8.turned(back), in_fp8.turned(part8, scale / top).t()
-            if start == 0:
-                torch._scaled_mm(*turned, unit, top, out_dtype=torch.float32, out=dweight)
-            else:
-                dweight += torch._scaled_mm(*turned, unit, top, out_dtype=torch.float32)
+            made = in_fp8.over_tokens(back, part8, scale, unit)
+            dweight = made if start == 0 else dweight.add_(made)
         else:
             torch.mm(back, table, out=dh[start : start + rows])
             if start == 0:
@@ -224,6 +220,11 @@ def turned_heads(
 # --- activations -----------------------------------------------------------------------------------
 
 
+def _block(F: int, gated: bool) -> int:
+    """Elements of a row for one program."""
+    return min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
+
+
 @torch.library.custom_op("niels_gpt::activation", mutates_args=())
 def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
     """x Phi(x), the exact GELU; gated: silu(gate) up, for x (..., 2 F) = gate, up side by side."""
@@ -231,8 +232,7 @@ def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
 
     x = x.contiguous()
     F = x.shape[-1] // (2 if gated else 1)
-    y = x.new_empty((*x.shape[:-1], F))
-    block = min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
+    y, block = x.new_empty((*x.shape[:-1], F)), _block(F, gated)
     kernels.activation_kernel[(y.numel() // F, -(-F // block))](x, y, F, BLOCK=block, GATED=gated, num_warps=4)
     return y
 
@@ -243,7 +243,7 @@ def _activation_backward(dy: torch.Tensor, x: torch.Tensor, gated: bool) -> torc
 
     dy, x = dy.contiguous(), x.contiguous()
     F, dx = dy.shape[-1], torch.empty_like(x)
-    block = min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
+    block = _block(F, gated)
     kernels.activation_backward_kernel[(dy.numel() // F, -(-F // block))](
         dy, x, dx, F, BLOCK=block, GATED=gated, num_warps=4
     )

@@ -88,6 +88,26 @@ def empty_turned(x: torch.Tensor, columns: int | None = None) -> torch.Tensor:
     return x.new_empty((columns or K, -(-M // 16) * 16), dtype=x.dtype)
 
 
+def summed(a: Rows, b: Rows) -> torch.Tensor:
+    """a b^T in float32, for a (N, M) and b (K, M) with one scale each: a sum over M tokens, in float32.
+
+    With the fast sums of Hopper's products it would be wrong by 0.7 % after 65,536 tokens.
+    """
+    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.float32)
+
+
+def over_tokens(
+    a: torch.Tensor, b: torch.Tensor, scales: torch.Tensor, unit: torch.Tensor, *, a_turned: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The sum over all rows t of unit scales[t] a[t]^T b[t] in float32, for a (M, N), b (M, K) and scales (M, 1).
+
+    The gradient of a weight. The hardware wants one scale a side, so those of the rows, whichever side they came from,
+    go into b.
+    """
+    top = scales.amax()
+    return summed((turned(a) if a_turned is None else a_turned, top), (turned(b, scales / top), unit))
+
+
 # --- matrices --------------------------------------------------------------------------------------
 
 Given = list[tuple[list[torch.Tensor], torch.Tensor | None]]

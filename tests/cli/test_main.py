@@ -91,6 +91,11 @@ def test_what_torch_reads_when_it_loads_is_set_unless_the_user_did(capsys, monke
     assert os.environ[name] == value
 
 
+def in_python(code):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8")
+
+
 def test_as_a_module_and_without_torch():
     """`python -m niels_gpt` is the command; help needs none of the heavy imports."""
     code = (
@@ -99,22 +104,27 @@ def test_as_a_module_and_without_torch():
         "    assert not end.code\n"
         "assert not {'torch', 'datasets', 'matplotlib', 'numpy'} & set(sys.modules), 'heavy'"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8")
+    done = in_python(code)
     assert done.returncode == 0, done.stderr
     assert "Usage: niels-gpt" in done.stdout
 
 
-def test_an_error_after_which_nothing_is_to_be_tidied_up():
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise Failed('cuda failed')", "cuda failed"),
+        ("raise ValueError('rank 1: cuda failed') from Failed()", "rank 1: cuda failed"),
+    ],
+)
+def test_an_error_after_which_nothing_is_to_be_tidied_up(how, said):
     code = (
         "import atexit\nfrom niels_gpt.terminal import run_app\natexit.register(print, 'tidied up')\n"
         "class Failed(ValueError):\n    leave_at_once = True\n"
-        "def app(**_):\n    print('before')\n    raise Failed('cuda failed')\n"
+        f"def app(**_):\n    print('before')\n    {how}\n"
         "run_app(app, [], name='niels-gpt')"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "before\n", "error: cuda failed\n")
+    done = in_python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "before\n", f"error: {said}\n")
 
 
 # --- mistakes ----------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.device import bf16
@@ -86,15 +84,6 @@ def kernels_in_plain_torch(monkeypatch):
 @pytest.mark.parametrize("M", [40, 250])
 def test_mlp(M, gated, kernels_in_plain_torch):
     check_mlp(M, gated, "cpu")
-
-
-@given(st.integers(0, 10_000))
-def test_the_gradient_of_a_weight_takes_scales_by_row(seed):
-    torch.manual_seed(seed)
-    g = torch.randn(20, 16) * 2.0 ** torch.randint(-9, 9, (20, 1))
-    x = torch.randn(20, 16)
-    found = fp8._gradient_of_weight(in_fp8.rows(g), in_fp8.at_once(x))
-    assert near(found, exact(g).t() @ exact_matrix(x), 0.01)
 
 
 def test_never_on_a_cpu_and_never_without_gradients():

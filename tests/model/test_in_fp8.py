@@ -117,6 +117,19 @@ def test_turned():
     check_turned("cpu")
 
 
+@given(st.integers(0, 10_000))
+def test_a_sum_over_tokens_takes_scales_by_row_from_either_side(seed):
+    torch.manual_seed(seed)
+    rows, alike = torch.randn(20, 16) * 2.0 ** torch.randint(-9, 9, (20, 1)), torch.randn(20, 16)
+    (eighth, scales), (other, unit) = in_fp8.rows(rows), in_fp8.at_once(alike)
+    expected = exact(rows).t() @ exact_matrix(alike)
+    assert near(in_fp8.over_tokens(eighth, other, scales, unit), expected, 0.01)
+    assert near(in_fp8.over_tokens(other, eighth, scales, unit), expected.t(), 0.01)
+    found = in_fp8.over_tokens(eighth, other, scales, unit, a_turned=in_fp8.turned(eighth))
+    assert near(found, expected, 0.01)
+    assert found.dtype == torch.float32
+
+
 # --- on a GPU --------------------------------------------------------------------------------------
 
 
