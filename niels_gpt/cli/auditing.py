@@ -17,8 +17,9 @@ from niels_gpt.cli.memorising import chance_of, check_encoding, probability, pro
 from niels_gpt.cli.runs import Loaded, load, names_a_run
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import list_roam_paths, read_text
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, at_every_place, measure
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
 from niels_gpt.evaluation.memorisation_report import report, top_passages
+from niels_gpt.evaluation.places import at_every_place
 from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.report.page import one_in
 from niels_gpt.terminal import counted

@@ -21,7 +21,7 @@ from niels_gpt.cli.runs import Loaded, check_unchanged, load, names_a_run
 from niels_gpt.cli.tables import show_table
 from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import read_text
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure, position_map
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
 from niels_gpt.evaluation.memorisation_report import (
     curve_entry,
     report,
@@ -29,6 +29,7 @@ from niels_gpt.evaluation.memorisation_report import (
     write_json,
     write_windows_csv,
 )
+from niels_gpt.evaluation.places import position_map
 from niels_gpt.model.checkpoint import load_model
 from niels_gpt.report.memorisation import memorisation_page
 from niels_gpt.report.page import one_in

@@ -6,17 +6,14 @@ extraction (Hayes et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.extraction import (
     continue_greedily,
-    log_probabilities,
     longest_run,
     score_rows,
 )
@@ -226,7 +223,7 @@ def measure(
     settings = settings or Settings()
     settings.check(model)
     check_documents(model, documents, tokenizer)
-    plans = [_Plan.of(len(document.ids), settings) for document in documents]
+    plans = [Plan.of(len(document.ids), settings) for document in documents]
     pairs = list(zip(documents, plans, strict=True))
     total = sum(len(plan.starts) + plan.decodable for plan in plans)
     done = 0
@@ -270,8 +267,8 @@ def measure(
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The windows of a document of some length."""
+class Plan:
+    """The windows of a document of some length, shorter ones for a short one."""
 
     starts: np.ndarray
     window: int
@@ -281,7 +278,7 @@ class _Plan:
     """How many of the starts, from the first on, have a token to compare after their greedy prompt."""
 
     @classmethod
-    def of(cls, length: int, settings: Settings) -> _Plan:
+    def of(cls, length: int, settings: Settings) -> Plan:
         window, prompt = settings.window, settings.prompt
         if length < window:
             window, prompt = length, min(length - 1, max(1, round(prompt * length / window)))
@@ -291,7 +288,7 @@ class _Plan:
 
 
 def _greedy(
-    model: GPT, ids: np.ndarray, plan: _Plan, decoded: np.ndarray, led: np.ndarray
+    model: GPT, ids: np.ndarray, plan: Plan, decoded: np.ndarray, led: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
     """The share of equal tokens and the run of each window, and the longest run, from the decoded tokens (rows for the
     first starts) and from how many tokens of each window's suffix are first choices."""
@@ -313,102 +310,3 @@ def _greedy(
         ended = ended | (led[:number] < plan.window - plan.prompt)
     tokens, index = longest_run(model, ids, starts, known, ended, prompt=g)
     return share, run, (tokens, int(starts[index]) + g)
-
-
-def at_every_place(
-    model: GPT,
-    measured: Sequence[Measured],
-    *,
-    batch: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Measured]:
-    """The same with the largest P(z) of each window over all places of the frame that it may begin at.
-
-    For learned positions: a model may know a passage at one place, and nothing of it one token further on. Takes as
-    many passes as there are places. `progress` is told how many rows of how many are done.
-    """
-    T, done = model.config.T, 0
-    total = sum(len(m.starts) * (T - m.window + 2) for m in measured)
-
-    def count(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if progress is not None:
-            progress(done, total)
-
-    best = [m.log_p for m in measured]
-    for window in sorted({m.window for m in measured}):  # those of one length share the batches
-        own = [i for i, m in enumerate(measured) if m.window == window]
-        rows = [measured[i].document.ids[s : s + window] for i in own for s in measured[i].starts.tolist()]
-        sizes = [len(measured[i].starts) for i in own]
-        prompts = np.repeat([measured[i].prompt for i in own], sizes)
-        highest = np.full(len(rows), -np.inf)
-        for place in range(T - window + 2):  # what is predicted last needs no place
-            highest = np.maximum(highest, score_rows(model, rows, prompts, batch=batch, offset=place, count=count)[0])
-        for i, log_p in zip(own, np.split(highest, np.cumsum(sizes)[:-1]), strict=True):
-            best[i] = log_p
-    return [dataclasses.replace(m, log_p=log_p) for m, log_p in zip(measured, best, strict=True)]
-
-
-def frame_places(T: int, window: int, number: int) -> list[int]:
-    """Where a window may begin in a frame of T tokens: the first and the last place, and others evenly between."""
-    found: list[int] = np.unique(np.linspace(0, T - (window - 1), number).round().astype(int)).tolist()
-    return found
-
-
-def position_map(
-    model: GPT,
-    documents: Sequence[Document],
-    settings: Settings | None = None,
-    *,
-    offsets: int = 9,
-    most_windows: int = 200,
-) -> dict[str, Any] | None:
-    """Mean P(z) and mean log P(z) of each document with its windows at evenly spaced places of the frame.
-
-    None for relative positions (RoPE): P(z) does not depend on the place. Of each document at most `most_windows`
-    windows count, evenly spaced. `best_p` is the largest P(z) of `most_windows` / 25 of them at any place at all, and
-    `best_offset` that place: the evenly spaced ones can miss where a text is known.
-    """
-    if getattr(model.config, "positions", "rope") == "rope":
-        return None
-    settings = settings or Settings()
-    settings.check(model)
-    places = frame_places(model.config.T, settings.window, offsets)
-    found = []
-    for document in documents:
-        plan = _Plan.of(len(document.ids), settings)
-        some = np.unique(np.linspace(0, len(plan.starts) - 1, most_windows).round().astype(int))
-        each = [
-            log_probabilities(
-                model,
-                document.ids,
-                plan.starts[some],
-                window=plan.window,
-                prompt=plan.prompt,
-                batch=settings.batch,
-                offset=place,
-            )
-            for place in places
-        ]
-        found.append(
-            {
-                "name": document.name,
-                "control": document.control,
-                **_best_place(model, document.ids, plan, settings, most_windows // 25),
-                "mean_p": [float(np.exp(log_p).mean()) for log_p in each],
-                "mean_log_p": [float(log_p.mean()) for log_p in each],
-            }
-        )
-    return {"offsets": places, "documents": found}
-
-
-def _best_place(model: GPT, ids: np.ndarray, plan: _Plan, settings: Settings, number: int) -> dict[str, Any]:
-    """The largest P(z) of a few windows at any place, and the place."""
-    some = plan.starts[np.unique(np.linspace(0, len(plan.starts) - 1, max(number, 1)).round().astype(int))]
-    rows, prompts = [ids[s : s + plan.window] for s in some.tolist()], np.full(len(some), plan.prompt)
-    each = [
-        score_rows(model, rows, prompts, batch=settings.batch, offset=place)[0].max()
-        for place in range(model.config.T - plan.window + 2)
-    ]
-    return {"best_p": float(np.exp(max(each))), "best_offset": int(np.argmax(each))}

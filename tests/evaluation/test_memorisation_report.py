@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.evaluation.exact import Score
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure, position_map
+from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
 from niels_gpt.evaluation.memorisation_report import (
     character_map,
     curve_entry,
@@ -29,6 +29,7 @@ from niels_gpt.evaluation.memorisation_report import (
     write_json,
     write_windows_csv,
 )
+from niels_gpt.evaluation.places import position_map
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.evaluation.memorising import Pieces, letters, some_ids, some_model, taught_model
 
