@@ -7,7 +7,6 @@ waited out, a stream that breaks goes on from where it was, and what is final sa
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import inspect
 import logging
@@ -19,9 +18,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from socket import gaierror
 from typing import Any
 
+from niels_gpt.data.hub_errors import chain, is_transient, reason, retry_after, status
 from niels_gpt.data.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.unreadable import explain, refuse_odd_json
@@ -293,117 +292,41 @@ class _Failures:
         if self.files is not None:
             names = [name for part in self.files.values() for name in part]
             listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-            raise ValueError(explain(names) or f"cannot read {listed}: {_reason(err)}") from err
+            raise ValueError(explain(names) or f"cannot read {listed}: {reason(err)}") from err
         if place is not None and place > self._furthest:
             self.number, self._furthest = 0, place
         self.number += 1
         self._spent = (self._spent if self.number > 1 else 0.0) + time.monotonic() - self._began
         if not is_transient(err) or self.number >= ATTEMPTS or (self.number > 1 and self._spent > PATIENCE):
             raise _final(self.request, err, self.number, after) from err
-        pause = max(min(2.0 ** (self.number - 1), LONGEST_PAUSE) * _jitter.uniform(0.5, 1.5), _retry_after(err))
-        log.warning("%s: %s (after %d rows); trying again in %.0f s", self.request, _reason(err), after, pause)
+        pause = max(
+            min(2.0 ** (self.number - 1), LONGEST_PAUSE) * _jitter.uniform(0.5, 1.5),
+            min(retry_after(err), 5 * LONGEST_PAUSE),
+        )
+        log.warning("%s: %s (after %d rows); trying again in %.0f s", self.request, reason(err), after, pause)
         time.sleep(pause)
-
-
-_PASSING_ERRNO = {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH,
-                  errno.ETIMEDOUT, errno.EPIPE, errno.EAGAIN, errno.EIO}  # fmt: skip
-_HTTP_LIBRARIES = {
-    "httpx",
-    "httpx2",
-    "httpcore",
-    "httpcore2",
-    "requests",
-    "urllib3",
-    "aiohttp",
-    "http",
-    "huggingface_hub",
-}
-_PASSING_NAMES = {"TransportError", "ConnectionError", "Timeout", "HTTPException", "ClientError", "ProtocolError",
-                  "TimeoutError", "IncompleteRead", "ChunkedEncodingError", "ContentDecodingError"}  # fmt: skip
-_FINAL_NAMES = {"OfflineModeIsEnabled", "DatasetNotFoundError", "DataFilesNotFoundError", "EmptyDatasetError",
-                "GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError",
-                "SSLCertVerificationError", "LocalProtocolError", "UnsupportedProtocol"}  # fmt: skip
-
-
-def is_transient(err: BaseException) -> bool:
-    """Whether the failure may pass by itself: timeouts, broken connections, 429 and 5xx of the Hub."""
-    chain = _chain(err)
-    names = [{cls.__name__ for cls in type(e).__mro__} for e in chain]
-    # LocalEntryNotFoundError is how huggingface_hub says that the network is down and nothing is cached.
-    if any(mro & _FINAL_NAMES and "LocalEntryNotFoundError" not in mro for mro in names):
-        return False
-    if "OfflineModeIsEnabled" in str(err) or (isinstance(err, ValueError) and not isinstance(err, OSError)):
-        return False
-    status = next(filter(None, map(_status, chain)), None)
-    if status is not None:
-        return status in (408, 425, 429) or status >= 500
-    for e in chain:
-        if isinstance(e, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
-            continue
-        if isinstance(e, OSError) and (e.errno is None or e.errno in _PASSING_ERRNO or isinstance(e, gaierror)):
-            return True
-        for cls in type(e).__mro__:
-            if cls.__name__ in _PASSING_NAMES and cls.__module__.partition(".")[0] in _HTTP_LIBRARIES:
-                return True
-    return False
-
-
-def _chain(err: BaseException) -> list[BaseException]:
-    """The error and what it came from."""
-    chain: list[BaseException] = []
-    current: BaseException | None = err
-    while current is not None and current not in chain:
-        chain.append(current)
-        current = current.__cause__ or current.__context__
-    return chain
-
-
-def _status(err: BaseException) -> int | None:
-    """The HTTP status that an error carries."""
-    response = getattr(err, "response", None)
-    for value in (getattr(response, "status_code", None), getattr(err, "status", None), getattr(err, "code", None)):
-        if isinstance(value, int) and 100 <= value < 600:
-            return value
-    return None
-
-
-def _retry_after(err: BaseException) -> float:
-    """The seconds that the Hub asks to wait for, if it does."""
-    for e in _chain(err):
-        headers = getattr(getattr(e, "response", None), "headers", None) or {}
-        with contextlib.suppress(KeyError, ValueError, TypeError):
-            return min(float(headers["Retry-After"]), 5 * LONGEST_PAUSE)
-    return 0.0
 
 
 def _final(request: Request, err: Exception, failures: int, after: int) -> DataUnavailable:
     """What the user reads: which dataset, what happened, the two ways out."""
-    status = next(filter(None, map(_status, _chain(err))), None)
-    text = " ".join(str(e) for e in _chain(err)).lower()
+    code = next(filter(None, map(status, chain(err))), None)
+    text = " ".join(str(e) for e in chain(err)).lower()
     page = f"https://huggingface.co/datasets/{request.dataset_id}"
-    names = {cls.__name__ for e in _chain(err) for cls in type(e).__mro__}
+    names = {cls.__name__ for e in chain(err) for cls in type(e).__mro__}
     if "unknown split" in text or "bad split" in text or "BuilderConfig" in str(err):
-        return DataUnavailable(f"{request}, split {request.split!r}: {_reason(err)}")
+        return DataUnavailable(f"{request}, split {request.split!r}: {reason(err)}")
     if "GatedRepoError" in names or "is a gated dataset" in text:
         remedy = f"It is gated: ask for access at {page} and log in with `hf auth login`, "
-    elif names & {"DatasetNotFoundError", "RepositoryNotFoundError"} or status == 404:
+    elif names & {"DatasetNotFoundError", "RepositoryNotFoundError"} or code == 404:
         remedy = f"Check the id ({page} should exist; if it is private, log in with `hf auth login`), "
-    elif status in (401, 403):
+    elif code in (401, 403):
         remedy = f"It is gated or private: ask for access at {page} and log in with `hf auth login`, "
     else:
         remedy = "Either connect to the Hub (without HF_HUB_OFFLINE and --offline) and try again, "
     tried = f" ({failures} tries, {after} rows read)" if failures > 1 else ""
     name = request.dataset_id.rpartition("/")[2]
     return DataUnavailable(
-        f"cannot read {request} from the Hugging Face Hub: {_reason(err)}{tried}. {remedy}"
+        f"cannot read {request} from the Hugging Face Hub: {reason(err)}{tried}. {remedy}"
         f"or give its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
         f"FOLDER/{name}/"
     )
-
-
-def _reason(err: BaseException) -> str:
-    """What an error says, in one line."""
-    lines = [text.splitlines()[0] for text in (str(e).strip() for e in _chain(err)) if text]
-    if len(lines) > 1 and type(err).__name__ == "DatasetGenerationError":  # says only that it happened
-        lines = lines[1:]
-    return lines[0] if lines else type(err).__name__

@@ -34,10 +34,10 @@ from niels_gpt.data.hub import (
     Request,
     Shuffle,
     go_offline,
-    is_transient,
     open_dataset,
     revision_of,
 )
+from niels_gpt.data.hub_errors import is_transient
 from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
 
 httpx = sys.modules[huggingface_hub.errors.HTTPError.__module__.partition(".")[0]]  # what huggingface_hub talks through
