@@ -170,7 +170,7 @@ def memory_work(name: str, setting: Setting, quick: bool) -> Work:
     made = prepare(name, setting, quick)
     for _ in range(5 if setting.device == "cuda" else 2):
         made.update()
-    peak = peak_of_process() - before
+    peak = max(peak_of_process() - before, 0)  # Linux counts by processor, and can be some pages off
     if setting.device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
