@@ -37,6 +37,7 @@ ON_CUDA = (
     "memory",
     "memory_v1",
     "memory_124m",
+    "muon",
     "shakespeare",
 )
 """What there is for a GPU. All of it runs on a CPU too; what is not among the usual takes long there."""

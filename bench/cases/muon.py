@@ -1,33 +1,61 @@
-"""Steps of Muon on the hidden matrices of the demo's model (C=128, L=4): ours, and torch's one by one."""
+"""Steps of Muon on the hidden matrices of a model: ours, and torch's, one matrix after another.
+
+On a CPU they are those of the demo's model (C=128, L=4), on CUDA of the recipe for enwik8 (C=512, L=12, SwiGLU), and
+ours are played from a graph, as in a run; there also our stacks with torch's products in place of our kernel.
+"""
 
 from __future__ import annotations
 
 from bench.case import Case, Contender, Work
 
 
-def _work(quick: bool, ours: bool) -> Work:
+def _shapes(device: str) -> list[tuple[int, int]]:
+    C, L, F = (128, 4, 512) if device == "cpu" else (512, 12, 1536)
+    into = 1 if device == "cpu" else 2
+    return [shape for _ in range(L) for shape in ((3 * C, C), (C, C), *[(F, C)] * into, (C, F))]
+
+
+def _work(device: str, quick: bool, ours: bool, kernels: bool = True) -> Work:
     import torch
 
-    from niels_gpt.train.muon import Muon
+    from niels_gpt.train import muon
 
-    C, L, steps = 128, 4, 1 if quick else 20
+    steps = 1 if quick else 20
     torch.manual_seed(0)
-    shapes = [shape for _ in range(L) for shape in ((3 * C, C), (C, C), (4 * C, C), (C, 4 * C))]
-    matrices = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    matrices = [torch.randn(shape, device=device, requires_grad=True) for shape in _shapes(device)]
     for p in matrices:
         p.grad = torch.randn_like(p)
     optimizer: torch.optim.Optimizer
     if ours:
-        optimizer = Muon(matrices, lr=0.01, weight_decay=0.1)
+        optimizer = muon.Muon(matrices, lr=0.01, weight_decay=0.1)
     else:
         optimizer = torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    if not kernels:
+        muon._has_kernels = lambda device: False  # type: ignore[assignment]  # in this process, which has no other use
+
+    step = optimizer.step
+    if device == "cuda" and ours:
+        step()  # kernels are compiled, momentum is made
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        step = graph.replay
 
     def run() -> None:
         for _ in range(steps):
-            optimizer.step()
+            step()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return Work(run, amount=steps)
 
 
-OURS = Contender("niels-gpt", lambda quick: _work(quick, ours=True), role="ours")
-CASE = Case("muon", "ms", (OURS, Contender("torch.optim.Muon", lambda quick: _work(quick, ours=False))))
+def _case(device: str) -> Case:
+    ours = Contender("niels-gpt", lambda quick: _work(device, quick, ours=True), role="ours")
+    peers = [Contender("torch.optim.Muon", lambda quick: _work(device, quick, ours=False))]
+    if device == "cuda":
+        peers.append(Contender("torch's products", lambda quick: _work(device, quick, ours=True, kernels=False)))
+    return Case("muon", "ms", (ours, *peers), device)
+
+
+CASES = (_case("cpu"), _case("cuda"))

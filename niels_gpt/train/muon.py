@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from niels_gpt.device import imitates_bf16
+from niels_gpt.device import HAS_TRITON, imitates_bf16
 from niels_gpt.train.parallel import cut, gathered, local
 
 ROUNDS = 5
@@ -63,9 +63,45 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
     x = x.to(_dtype(x.device.type))
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ROUNDS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC), x, beta=LINEAR)
+        gram = _product(x, x.mT, symmetric=True)
+        both = _product(gram, gram, gram, alpha=QUINTIC, beta=CUBIC, symmetric=True)
+        x = _product(both, x, x, beta=LINEAR)
     return x
+
+
+def _product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    added: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    symmetric: bool = False,
+) -> torch.Tensor:
+    """alpha a b + beta added, for stacks of matrices, rows of a and added being contiguous; `symmetric`: it is that."""
+    (k, M, K), N = a.shape, b.shape[2]
+    aligned = all(size % 16 == 0 for size in (M, N, K))
+    if not (a.dtype == torch.bfloat16 and aligned and _has_kernels(a.device)):
+        return a @ b if added is None else torch.baddbmm(added, a, b, beta=beta, alpha=alpha)
+    from niels_gpt.train import muon_kernels
+
+    def tiles(side: int) -> int:
+        down, across = -(-M // side), -(-N // side)
+        return across * (across + 1) // 2 if symmetric else down * across
+
+    side = 128 if k * tiles(128) >= 100 else 64  # small ones, where a GPU would have too few of the large
+    made = a.new_empty((k, M, N))
+    muon_kernels.product_kernel[(tiles(side), k)](
+        a, b, added, made, M, N, K, a.stride(0), a.stride(1), *b.stride(), alpha, beta,
+        ADDED=added is not None, SYMMETRIC=symmetric, EVEN=K % 64 == 0, SIDE=side, DEPTH=64,
+        num_warps=4, num_stages=3 if side == 128 else 4,
+    )  # fmt: skip
+    return made
+
+
+@functools.cache
+def _has_kernels(device: torch.device) -> bool:
+    return HAS_TRITON and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @functools.cache

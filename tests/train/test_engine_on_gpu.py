@@ -2,6 +2,9 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from niels_gpt.train.loop import train
 from niels_gpt.train.optimizer import make_optimizer
 from niels_gpt.train.room import OutOfMemory
 from niels_gpt.train.run_folder import RunFolder
-from tests.train import metric_lines, small_config, weights_sha256, write_texts
+from tests.train import SMALL, data_options, metric_lines, small_config, weights_sha256, write_texts
 from tests.train.test_loop import Crash, crash_at
 
 pytestmark = pytest.mark.gpu
@@ -25,6 +28,13 @@ STEPS = 12
 def cuda():
     if not torch.cuda.is_available():
         pytest.skip("needs CUDA")
+
+
+@pytest.fixture(params=["fp32", "bf16", "fp8"])
+def precision(request):
+    if request.param == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs CUDA with FP8 (Hopper, Ada or later)")
+    return request.param
 
 
 def config_of(*, engine=None, model=None, **train_options):
@@ -59,7 +69,6 @@ def close(found, expected, share):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_graph_is_what_it_was_captured_from(optimizer, precision):
     """Learning rates change from step to step: a graph must read them, not remember the first."""
     plain, one, _ = run_engine(config_of(engine={"graphs": False}, optimizer=optimizer, precision=precision))
@@ -208,7 +217,6 @@ def test_every_update_drops_other_elements(compiled):
     assert 0.6 < fast.std() / plain.std() < 1.6
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_deterministic_run_is_resumed_to_the_bit(texts, tmp_path, precision):
     """Dropout, graphs and all; killed between two checkpoints."""
     options = ("engine.deterministic=true", f"train.precision={precision}", "train.optimizer=muon")
@@ -233,3 +241,42 @@ def test_a_run_on_cuda_writes_what_it_measured(texts, tmp_path):
         assert line["memory_gib"] > 0
         assert 0 <= line["stall"] <= 1
         json.dumps(line, allow_nan=False)
+
+
+FAILING = """
+import torch
+from niels_gpt.cli.main import main
+from niels_gpt.train.engine import Engine
+
+update = Engine.update
+
+def fails(self, batch, *, step, lr):
+    if step == 10:
+        torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")]
+    return update(self, batch, step=step, lr=lr)
+
+Engine.update = fails
+main()
+"""
+
+
+def test_a_gpu_that_gives_up_costs_what_was_not_saved(texts, tmp_path):
+    """A kernel that fails on the device: one line, the memory that it left is not touched, and the run goes on."""
+    run = RunFolder(tmp_path / "run")
+    settings = [word for setting in (*SMALL, *data_options(texts)) for word in ("--set", setting)]
+    command = ["train", *settings, "--run-dir", str(run.path), "--device", "cuda", "--offline"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def started(*start):
+        return subprocess.run([sys.executable, *start], env=environment, capture_output=True, encoding="utf-8")
+
+    done = started("-c", FAILING, *command)
+    assert done.returncode == 1, done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("error: cuda failed after 1"), done.stderr
+    assert said.endswith(f"): go on from {run.step_path(8)} with --resume")
+    assert "Traceback" not in done.stderr
+    assert "c10" not in done.stderr
+    done = started("-m", "niels_gpt", *command, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert len(run.metrics()) == 12
