@@ -7,33 +7,20 @@ with the run exactly as resolved (`config_file.py`).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from niels_gpt.checks import check_probabilities, unknown_key, whole
 from niels_gpt.splice_config import SpliceConfig
 
 LAST_SEED = 2**63 - 1
 """The largest seed; the smallest is 0."""
 MOST_TOKENS = 1_000_000
 """The longest continuation of a text: the numbers that choose its tokens are drawn before the first."""
-
-
-def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
-    """The int of a whole number from low to high, numpy's too, but not of a bool. Raises ValueError."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < low or (high is not None and number > high):
-        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
-    return number
 
 
 def default_p_train() -> dict[str, float]:
@@ -385,24 +372,3 @@ class RunConfig:
         if train.p_val == default_p_val():
             train = dataclasses.replace(train, p_val=dict(train.p_train))
         object.__setattr__(self, "train", train)
-
-
-def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
-    """Raise ValueError unless p is a non-empty distribution (sum within 1e-6 of 1, no negatives)."""
-    if not p:
-        raise ValueError(f"{name} is empty: give at least one source a probability")
-    for key, value in p.items():
-        if not (isinstance(value, numbers.Real) and value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name}[{key!r}] must be a finite number of at least 0, got {value!r}")
-    total = math.fsum(p.values())
-    if abs(total - 1.0) > 1e-6:
-        listed = ", ".join(f"{k}={v:g}" for k, v in p.items())
-        raise ValueError(f"{name} must sum to 1 (within 1e-6), but {listed} sum to {total:.6g}")
-
-
-def unknown_key(section: str, key: str, known: list[str]) -> str:
-    """What to say of a key that is not known: the nearest that is, or all."""
-    full = f"{section}.{key}" if section else key
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-    return f"unknown key {full}; {hint}"

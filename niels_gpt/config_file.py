@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from niels_gpt.config import PRESETS, RunConfig, SourceConfig, unknown_key
+from niels_gpt.checks import unknown_key
+from niels_gpt.config import PRESETS, RunConfig, SourceConfig
 from niels_gpt.splice_config import SpliceConfig
 
 DEEPEST = 50

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
+from niels_gpt.cli.batch_app import app as batch_app
 from niels_gpt.cli.data_app import app as data_app
 from niels_gpt.cli.options import (
     CheckpointOption,
@@ -55,7 +56,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-batch_app = typer.Typer(help="Look at what a training step learned from.", no_args_is_help=True)
 app.add_typer(batch_app, name="batch")
 app.add_typer(data_app, name="data")
 app.add_typer(cache_app, name="cache")
@@ -383,19 +383,6 @@ def audit(
         tokenizer=tokenizer,
         as_json=json,
     )
-
-
-@batch_app.command("show")
-def batch_show(
-    step: Annotated[int, typer.Option("--step", min=0, help="Training step, from 0.")],
-    run: RunOption = None,
-    chars: Annotated[int, typer.Option("--chars", min=0, help="Characters of text per row; 0 for all.")] = 160,
-    json: JsonOption = False,
-) -> None:
-    """Print source, document, offset and text of every row of a training step."""
-    from niels_gpt.cli.measuring import run_batch_show
-
-    run_batch_show(run=run, step=step, chars=chars, as_json=json)
 
 
 def main(arguments: list[str] | None = None) -> None:
