@@ -185,6 +185,16 @@ def _parse(text: str, complaint: str) -> Any:
                 seen.add(name)
             return node
 
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except yaml.YAMLError:
+                raise
+            except Exception:  # a date that does not exist, a number without digits: the library lets them through
+                kind = node.tag.rpartition(":")[2]
+                problem = f"{str(node.value)[:40]!r} is no {kind}; quote it if it is text"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
     _add_float_resolver(Loader)
     try:
         return yaml.load(text, Loader=Loader)
@@ -236,7 +246,9 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
 
 
 def _check_plain(value: Any, name: str) -> None:
-    """Refuse what YAML knows and JSON does not."""
+    """Refuse what YAML knows and JSON does not, and what no name of a file can hold."""
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError(f"{name} has a NUL character in it, got {value!r}")
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except TypeError:  # dates and sets

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -32,8 +33,12 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     warnings.showwarning = show
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be anything
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by who started us
+            setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    arguments = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     try:
-        _check_values(sys.argv[1:] if arguments is None else arguments)
+        _check_values(arguments)
         app(args=arguments, prog_name=name)
     except (ValueError, OSError, ArithmeticError) as err:
         if os.environ.get("NIELS_GPT_DEBUG"):
@@ -45,6 +50,12 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
             sys.stderr.flush()
             os._exit(1)
         sys.exit(1)
+
+
+def _at_home(word: str) -> str:
+    """--run-dir=~/x as the shell would have it: it leaves a ~ that follows a sign."""
+    option, _, value = word.partition("=")
+    return f"{option}={Path(value).expanduser()}" if option.startswith("--") and value.startswith("~/") else word
 
 
 def _check_values(arguments: list[str]) -> None:

@@ -346,6 +346,13 @@ def test_an_override_below_a_value_is_refused(tmp_path):
     ("data", "mentioned"),
     [
         (b"model: [1, 2", "not valid YAML"),
+        (b"engine: {shard: !!bool abc}", "not valid YAML: 'abc' is no bool; quote it if it is text in"),
+        (b"engine: {shard: !!timestamp abc}", "'abc' is no timestamp; quote it if it is text"),
+        (b"train:\n  B: !!int abc", "line 2, column 6"),
+        (b"output:\n  sample_prompt: 0x_", "'0x_' is no int; quote it if it is text"),
+        (b"data: {roam: 2026-02-30}", "'2026-02-30' is no timestamp; quote it if it is text"),
+        (b"train: {B: " + b"9" * 5000 + b"}", f"'{'9' * 40}' is no int"),
+        (b'data: {primer: "a\\0b"}', r"data.primer has a NUL character in it, got 'a\x00b'"),
         (b"- 1\n- 2\n", "list"),
         (b"just words\n", "str"),
         (b"data: {wiki: '\xff'}", "byte 14"),

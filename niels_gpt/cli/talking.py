@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def run_generate(
     tokenizer: Path | None,
     as_json: bool,
 ) -> None:
-    text = _standard_input().read() if prompt == "-" else prompt
+    text = _piped_in() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
     loaded = load(run, checkpoint, device, tokenizer)
@@ -160,10 +161,23 @@ def _with_weights(model: GPT, weights: str) -> GPT:
 
 
 def _standard_input() -> TextIO:
-    """What is typed or piped in. Raises ValueError where it is closed."""
+    """What is typed or piped in; bytes that are not utf-8 are lone surrogates. Raises ValueError where it is closed."""
     if sys.stdin is None:
         raise ValueError("standard input is closed: type something, or give a file (< FILE)")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     return sys.stdin
+
+
+def _piped_in() -> str:
+    """All of the standard input. Raises ValueError where it is not utf-8."""
+    text = _standard_input().read()
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        place = len(text[: err.start].encode("utf-8", "surrogateescape"))
+        raise ValueError(f"standard input is not utf-8 text (byte {place})") from None
+    return text
 
 
 def _generator(seed: int | None) -> torch.Generator:

@@ -135,8 +135,12 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
         raise CheckpointError(f"{path} is damaged or no checkpoint: torch.save did not write it") from err
     except Exception as err:  # a damaged file can fail anywhere in the reader, with any exception
         reason = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
-        if isinstance(err, OSError):  # a seek past the end
+        if path.stat().st_size == 0:
+            reason = "it is empty"
+        elif isinstance(err, OSError):  # a seek past the end
             reason = "it is cut off"
+        elif isinstance(err, LookupError | EOFError):  # whose text is that of nothing a person knows
+            reason = "torch.save did not write it"
         raise CheckpointError(f"{path} is damaged or no checkpoint: {reason}") from err
     missing = {"model", "optimizer", "step", "config"} - set(payload if isinstance(payload, dict) else ())
     if missing:

@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -146,6 +147,8 @@ def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World 
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
+    if config.init_from and not resume and not Path(config.init_from).exists():
+        raise ValueError(f"init_from: no checkpoint {config.init_from}")
     if world.is_main:
         _check_folder(run, resume)
 
@@ -156,6 +159,9 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:
         raise ValueError(f"{run.path} holds a run already: go on with --resume, or choose another --run-dir")
+    if (left := run.remains()) is not None:
+        remedy = "bring its config.yaml back, or choose another --run-dir"
+        raise ValueError(f"{run.path} holds {left.relative_to(run.path)} of a run without its config.yaml: {remedy}")
 
 
 def _start(config: RunConfig, device: str, world: World) -> State:
@@ -259,7 +265,7 @@ def _loop(
                     raise rescued(err, f"--allow-config-change --set train.B={max(settings.B // 2, 1)}") from err
                 if log is not None and not math.isfinite(value):
                     what = f"the validation loss became {value} after step {state.step - 1}"
-                    raise _diverged(run, state.step - 1, what)
+                    raise _diverged(run, state.step, what)
                 line["evals"] = evals
                 improved = state.best is None or value < state.best["loss"]
                 if improved:
@@ -297,10 +303,11 @@ def _check_finite(line: dict[str, Any], run: RunFolder) -> None:
 
 
 def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
-    """The error for a run that broke at a step; good is a checkpoint from before it."""
-    good = next((path for path in run.step_files() if run.step_path(step).stem > path.stem), None)
+    """The error for a run that broke at a step; good is a checkpoint from before it, and the run goes back there."""
+    good = run.go_back(step)
     where = f"the last good checkpoint is {good}" if good else "there is no checkpoint from before"
-    return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up")
+    then = "to go on, --resume --allow-config-change --set train.base_lr=LOWER" if good else "begin anew with those"
+    return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up ({then})")
 
 
 def _write_sample(model: GPT, step: int, config: RunConfig, task: Task, run: RunFolder) -> None:

@@ -38,6 +38,13 @@ class RunFolder:
     def exists(self) -> bool:
         return self.config_path.exists()
 
+    def remains(self) -> Path | None:
+        """What a run has left that has lost its config.yaml: a new one would mix with it."""
+        if self.exists:
+            return None
+        saved = sorted(self.checkpoints.glob("[!.]*"))
+        return saved[0] if saved else self.metrics_path if self.metrics() else None
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for writing. Raises ValueError while another process trains into it."""
@@ -74,13 +81,17 @@ class RunFolder:
     # --- metrics ---------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; what is none of a step, such as one that a kill has torn, is left out."""
+        """The lines of metrics.jsonl; what is none of an update, such as one that a kill has torn, is left out."""
         lines = []
         if self.metrics_path.exists():
             for text in self.metrics_path.read_bytes().splitlines():
                 with contextlib.suppress(ValueError):
                     line = json.loads(text.decode("utf-8"))
-                    if isinstance(line, dict) and isinstance(line.get("step"), int):
+                    if (
+                        isinstance(line, dict)
+                        and _is_number(line.get("step"), int)
+                        and _is_number(line.get("loss", 0.0))
+                    ):
                         lines.append(line)
         return lines
 
@@ -134,8 +145,7 @@ class RunFolder:
         if numbered:
             if best:
                 files.link(path, self.best)
-            files.link(path, self.checkpoints / "latest.pt")
-            (self.checkpoints / "latest").unlink(missing_ok=True)  # of a sharded run before
+            self._point_to(path)
             self._retain(keep)
 
     def save_sharded(
@@ -166,18 +176,42 @@ class RunFolder:
                 _remove(folder)  # a damaged one, which the run went back before
                 temporary.rename(folder)
                 files.sync_folder(self.checkpoints)
-                pointer = self.checkpoints / ".latest.tmp"
-                pointer.unlink(missing_ok=True)
-                pointer.symlink_to(folder.name)
-                pointer.replace(self.checkpoints / "latest")
-                files.sync_folder(self.checkpoints)
-                (self.checkpoints / "latest.pt").unlink(missing_ok=True)  # of a run before that was not sharded
+                self._point_to(folder)
                 self._retain(keep)
+
+    def _point_to(self, path: Path) -> None:
+        """Make `latest` a checkpoint: a file, or a folder of a sharded run."""
+        if path.is_dir():
+            pointer = self.checkpoints / ".latest.tmp"
+            pointer.unlink(missing_ok=True)
+            pointer.symlink_to(path.name)
+            pointer.replace(self.checkpoints / "latest")
+            files.sync_folder(self.checkpoints)
+            (self.checkpoints / "latest.pt").unlink(missing_ok=True)  # of a run before that was not sharded
+        else:
+            files.link(path, self.checkpoints / "latest.pt")
+            (self.checkpoints / "latest").unlink(missing_ok=True)  # of a sharded run before
 
     def _retain(self, keep: int) -> None:
         """Delete all but the newest numbered checkpoints."""
         for old in self.step_files()[keep:]:
             _remove(old)
+
+    def go_back(self, step: int) -> Path | None:
+        """Put aside the checkpoints from a step on, which turned out to be broken, as `diverged_...`; `latest` is the
+        newest before them, which is returned, or None: then there is none."""
+        good: Path | None = None
+        for path in self.step_files():
+            if self.step_path(step).stem > path.stem:
+                good = path
+                break
+            _remove(path.with_name(f"diverged_{path.name}"))
+            path.rename(path.with_name(f"diverged_{path.name}"))
+        for pointer in self._pointers():
+            pointer.unlink()
+        if good is not None:
+            self._point_to(good)
+        return good
 
     def read(self, path: Path, device: str, *, whole: bool = True, verify: bool = True) -> dict[str, Any]:
         """The content of a checkpoint; not `whole`: of a sharded one all but its tensors. Raises CheckpointError."""
@@ -201,7 +235,8 @@ class RunFolder:
             except (CheckpointError, FileNotFoundError) as err:
                 damaged.append(str(err))
         if damaged:
-            raise CheckpointError(f"no checkpoint of {self.path} can be read: {damaged[0]}")
+            remedy = "train into another --run-dir, or start from weights that you have (--set init_from=FILE)"
+            raise CheckpointError(f"no checkpoint of {self.path} can be read: {damaged[0]}; {remedy}")
         return None, {}, []
 
     def model_path(self) -> Path:
@@ -212,6 +247,10 @@ class RunFolder:
         raise ValueError(
             f"{self.path} has no checkpoint yet: train first (niels-gpt train --run-dir {self.path} --resume)"
         )
+
+
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _remove(path: Path) -> None:

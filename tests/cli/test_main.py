@@ -11,6 +11,7 @@ import torch
 import niels_gpt
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import load_config
+from niels_gpt.terminal import run_app
 from tests.cli import SMALL, call, data, error_of
 from tests.train import write_texts
 
@@ -125,6 +126,30 @@ def test_an_error_after_which_nothing_is_to_be_tidied_up(how, said):
     )
     done = in_python(code)
     assert (done.returncode, done.stdout, done.stderr) == (1, "before\n", f"error: {said}\n")
+
+
+def test_nobody_listens(tmp_path):
+    """Standard output and errors closed by who started us."""
+    command = [sys.executable, "-m", "niels_gpt", "train", "--print-config"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        line = f"{shlex.join(command)} {closed}"
+        assert subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True).returncode == 0
+    script = (
+        "from niels_gpt.terminal import run_app\nfrom niels_gpt.train.progress import say\n"
+        "run_app(lambda **_: say('a line'), [], name='niels-gpt')"
+    )
+    line = f"{shlex.join([sys.executable, '-c', script])} >&-"
+    done = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_home_after_a_sign(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    seen = []
+    words = ["--run-dir=~/x", "--set", "a=~/y", "--stop=a~/", "~/z"]
+    run_app(lambda args, prog_name: seen.extend(args), words, name="niels-gpt")
+    assert seen == ["--run-dir=/home/somebody/x", "--set", "a=~/y", "--stop=a~/", "~/z"]
 
 
 # --- mistakes ----------------------------------------------------------------------------------------

@@ -176,7 +176,32 @@ def test_standard_input_that_is_closed(checkpoint, capsys, monkeypatch, command)
     assert "standard input is closed" in error_of(capsys)
 
 
+def piped(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+def test_a_prompt_that_is_not_utf_8(checkpoint, capsys, monkeypatch):
+    piped(monkeypatch, "é\nab".encode() + b"\xff\xfe")
+    assert call("generate", "-", "--checkpoint", checkpoint) == 1
+    assert error_of(capsys) == "standard input is not utf-8 text (byte 5)"
+    piped(monkeypatch, "é".encode())
+    assert call("generate", "-", "--checkpoint", checkpoint, "--max-tokens", 30, "--seed", 1) == 0
+    assert capsys.readouterr().out == continued(checkpoint, "é") + "\n"
+
+
 # --- chat --------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_is_not_utf_8_is_refused_and_the_next_is_not(checkpoint, capsys, monkeypatch):
+    piped(monkeypatch, b"hello\n\xff\xfe\nhello\n")
+    assert call("chat", "--checkpoint", checkpoint, "--temperature", 0, "--max-tokens", 12) == 0
+    refused = [line.startswith("niels> (refused: not encodable as utf-8") for line in replies(capsys)]
+    assert refused == [False, True, False]
+
+
+def replies(capsys):
+    """What was said to each line; a reply may have several lines."""
+    return ["niels> " + said for said in capsys.readouterr().out.split("niels> ")[1:]]
 
 
 def chat(monkeypatch, capsys, checkpoint, *lines, end="", options=()):

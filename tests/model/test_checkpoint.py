@@ -528,3 +528,13 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     _, state, _, step = load_checkpoint(path, "cpu")
     assert step == 1 and same(dict(state), dict(make(0).state_dict()))
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"", "it is empty"), (b"hi\n", "torch.save did not write it"), (b"hello\n", "torch.save did not")],
+)
+def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path, data: bytes, why: str) -> None:
+    (tmp_path / "a.pt").write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"a.pt is damaged or no checkpoint: {why}"):
+        read_checkpoint(tmp_path / "a.pt", "cpu")

@@ -349,6 +349,21 @@ def test_the_reporter_is_closed_whatever_happens(texts, run):
     assert reporter.closed
 
 
+def test_no_new_run_where_one_has_lost_its_config(texts, run):
+    train(small_config(texts), run)
+    run.config_path.unlink()
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds checkpoints/best\.pt of a run without its config\.yaml: bring"):
+        train(small_config(texts), run)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_weights_to_begin_with_are_looked_for_before_the_data(texts, run, monkeypatch):
+    monkeypatch.setattr(loop, "open_task", pytest.fail)
+    with pytest.raises(ValueError, match=r"^init_from: no checkpoint nowhere\.pt$"):
+        train(small_config(texts, "init_from=nowhere.pt"), run)
+
+
 # --- a device that gives up --------------------------------------------------------------------------
 
 
@@ -427,6 +442,24 @@ def test_the_step_and_the_last_good_checkpoint_are_named(texts, run, whole, monk
     monkeypatch.undo()
     assert train(config, run, resume=True).step == 12  # and from there it goes on
     assert weights_sha256(run.latest) == weights_sha256(whole.latest)
+
+
+def test_what_is_said_of_a_run_that_broke_makes_it_go_on(texts, run):
+    """Also where what was saved last is broken already."""
+    often = ("output.checkpoint_every=1", "output.eval_every=100")
+    with pytest.raises(TrainingDiverged, match=r"step_00000001\.pt\. Try .* --resume --allow-config-change"):
+        train(small_config(texts, "train.base_lr=1e33", "train.warmup_steps=1", *often), run)
+    assert content(run.latest)["step"] == 1
+    lower = small_config(texts, "train.base_lr=1e-3", "train.warmup_steps=1", *often)
+    assert train(lower, run, resume=True, allow_config_change=True).step == 12
+    assert all(math.isfinite(loss) for loss in losses(run))
+
+
+def test_a_checkpoint_before_a_bad_validation_is_good(texts, run):
+    config = small_config(texts, "output.checkpoint_every=5")
+    with pytest.raises(TrainingDiverged, match=r"step_00000005\.pt"):
+        train(config, run, task=Scripted(config, [3.0, math.nan]))
+    assert content(run.latest)["step"] == 5
 
 
 def test_the_checkpoint_that_is_called_good_is_good(texts, run):
