@@ -22,6 +22,15 @@ def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
     return number
 
 
+def plain(value: Any) -> Any:
+    """A number, numpy's too, as Python's own, in a tuple or list as well; other values as they are."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(plain, value))
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
     """Raise ValueError unless p is a non-empty distribution (sum within 1e-6 of 1, no negatives)."""
     if not p:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from niels_gpt.checks import plain, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +57,8 @@ _AT_LEAST = {
     "controls": 0,
     "eval_examples": 1,
 }
+MOST = 2**62
+"""No number may be larger: sums and products of what lies behind it stay within 64 bits."""
 _OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
              "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
 """The options that may be None."""
@@ -64,25 +69,36 @@ _WHY = {
 }
 
 
-def check_options(values: dict[str, Any], *, section: str = "") -> None:
-    """Raise ValueError that names the first option outside its limits."""
+def count(name: str, value: Any, low: int = 1, high: int = MOST) -> int:
+    """The int of a whole number from low to high. Raises ValueError; of one that is too small it names low alone."""
+    return whole(name, whole(name, value, low), low, high)
+
+
+def check_options(values: dict[str, Any], *, section: str = "") -> dict[str, Any]:
+    """The options, numbers (numpy's too) as plain ones. Raises ValueError that names the first outside its limits."""
     prefix = f"{section}." if section else ""
-    for name, value in values.items():
-        if value is None and name in _OPTIONAL:
-            continue
-        if name in _CHOICES and value not in get_args(_CHOICES[name]):
-            raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
-        if name in _AT_LEAST:
-            low = _AT_LEAST[name]
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < low:
-                reason = f": {_WHY[name]}" if name in _WHY else ""
-                raise ValueError(f"{prefix}{name} must be an integer of at least {low}, got {value!r}{reason}")
-        if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"{prefix}{name} must be a number, got {value!r}")
-        if name == "balance_tau" and not 0.0 <= value <= 1.0:
-            raise ValueError(f"{prefix}balance_tau must be in [0, 1], got {value!r}: 1 is by length, 0 is equal shares")
-        if name == "alpha" and not 0.0 <= value < float("inf"):
-            raise ValueError(f"{prefix}alpha must be a finite number of at least 0, got {value!r}")
+    return {name: _checked(prefix, name, value) for name, value in values.items()}
+
+
+def _checked(prefix: str, name: str, value: Any) -> Any:
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _CHOICES and value not in get_args(_CHOICES[name]):
+        raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
+    if name in _AT_LEAST:
+        try:
+            whole(f"{prefix}{name}", value, _AT_LEAST[name])
+        except ValueError as err:
+            raise ValueError(f"{err}: {_WHY[name]}" if name in _WHY else str(err)) from None
+        return count(f"{prefix}{name}", value, _AT_LEAST[name])
+    value = plain(value)
+    if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{prefix}{name} must be a number, got {value!r}")
+    if name == "balance_tau" and not 0.0 <= value <= 1.0:
+        raise ValueError(f"{prefix}balance_tau must be in [0, 1], got {value!r}: 1 is by length, 0 is equal shares")
+    if name == "alpha" and not 0.0 <= value <= sys.float_info.max:
+        raise ValueError(f"{prefix}alpha must be a finite number of at least 0, got {value!r}")
+    return float(value) if name in ("balance_tau", "alpha") else value
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,9 @@ class _Choice:
     """Seeds jitter and the stream; None: train.seed in a run, else 0."""
 
     def __post_init__(self) -> None:
-        check_options({f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, section="splice")
+        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, value in check_options(options, section="splice").items():
+            object.__setattr__(self, name, value)
         low, high = self.min_doc_length, self.max_doc_length
         if low is not None and high is not None and low > high:
             raise ValueError(f"splice.min_doc_length={low} is above splice.max_doc_length={high}")
@@ -254,7 +272,7 @@ class SpliceMultiDocumentLMConfig(_Choice):
     groups: str | tuple[str, ...] | None = None
     """One label per chosen document, or `source` or `length` (bins that double): groups get equal shares."""
     curriculum: int | None = None
-    """Begin with one document; another joins every so many steps."""
+    """Begin with one document, which needs a weight; another joins every so many steps."""
 
     def select(
         self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None
@@ -301,7 +319,7 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
     """Lay several spans into one frame: the same loss and gradients for less work. None: where positions are relative
     (RoPE)."""
     controls: int = 3
-    """Held-out documents that are measured beside the chosen ones, and never trained on."""
+    """Held-out documents that are measured beside the chosen ones, and never trained on, nor copies of those."""
     eval_examples: int = 16
     """Examples per document and evaluation: a fixed grid over its spans."""
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from niels_gpt.checks import check_probabilities, unknown_key, whole
+from niels_gpt.checks import check_probabilities, plain, unknown_key, whole
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -25,6 +25,13 @@ def test_no_whole_number(value):
 def test_a_number_outside_the_limits(value):
     with pytest.raises(ValueError, match=rf"^k must be an integer from 0 to 3, got {value}$"):
         whole("k", value, 0, 3)
+
+
+def test_plain_numbers():
+    given = (np.int64(3), np.float32(0.5), [np.uint8(1), "a", None], True, 2, 1.5)
+    found = plain(given)
+    assert found == (3, 0.5, [1, "a", None], True, 2, 1.5)
+    assert [type(value) for value in (*found, *found[2])] == [int, float, list, bool, int, float, int, str, type(None)]
 
 
 @pytest.mark.parametrize("p", [{"a": 1.0}, {"a": 0.3, "b": 0.7}, {"a": 0, "b": 1}, dict.fromkeys("abcdefghij", 0.1)])

@@ -17,6 +17,14 @@ class CacheError(ValueError):
     """A cache that cannot be used; the message says which, why, and what to do."""
 
 
+def past_vocabulary(found: int, vocab_size: int, where: object, cache: Path) -> CacheError:
+    """What to say of an id that no builder wrote: bytes of the cache have changed since."""
+    return CacheError(
+        f"{where} has the id {found}, past the vocabulary 0..{vocab_size - 1}: the cache is damaged; see "
+        f"niels-gpt cache verify {cache}, and build it again"
+    )
+
+
 def write_meta(path: str | Path, meta: dict[str, Any]) -> None:
     """Write a meta.json: whole or not at all, the same bytes for the same content."""
     files.write_json(path, meta)

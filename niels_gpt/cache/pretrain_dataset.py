@@ -76,6 +76,10 @@ class PretrainTokenStreamDataset(TokenStream):
         self._files.touched(len(windows), width)
         return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
 
+    def file(self, window: int) -> Path:
+        """The shard of a window."""
+        return self.shards[bisect.bisect_right(self._ends, window)].path
+
     def position(self, window: int) -> int:
         """The place of a window's first token in the stream."""
         i = bisect.bisect_right(self._ends, window)

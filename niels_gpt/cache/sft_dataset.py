@@ -171,6 +171,10 @@ class SFTExampleDataset:
         drawn: list[int] = self.usable[torch.randint(len(self.usable), (B,), generator=generator).numpy()].tolist()
         return drawn
 
+    def file(self, number: int) -> Path:
+        """The file of an example."""
+        return self.tokens_path
+
     def example(self, number: int) -> np.ndarray:
         """All tokens of an example."""
         tokens: np.ndarray = self._tokens.tokens[int(self.bounds[number]) : int(self.bounds[number + 1])]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
-from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files
+from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files, past_vocabulary
 from niels_gpt.cache.mmap import Files, Mapped
 
 
@@ -80,6 +80,11 @@ class TokenStream:
         tokens = np.empty(end - start, dtype=TOKEN_DTYPE)
         self.read(start, tokens)
         return tokens
+
+    def check_document(self, number: int, ids: np.ndarray, vocab_size: int) -> None:
+        """Raise CacheError where tokens that were read of a document are past the vocabulary."""
+        if len(ids) and (highest := int(ids.max())) >= vocab_size:
+            raise past_vocabulary(highest, vocab_size, f"document {number} of {self.folder}", self.folder.parent)
 
     def document_lengths(self) -> np.ndarray:
         """The number of tokens of each document, int64. Raises CacheError without documents.npy."""

@@ -6,31 +6,27 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from niels_gpt import files
+from niels_gpt.cli.membership import HELD_OUT, TRAINED, UNKNOWN, membership
 from niels_gpt.cli.memorising import chance_of, check_encoding, probability, progress, write_all
 from niels_gpt.cli.runs import Loaded, load, names_a_run
-from niels_gpt.config import RunConfig
 from niels_gpt.data.roam import list_roam_paths, read_text
 from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
 from niels_gpt.evaluation.memorisation_report import report, top_passages
 from niels_gpt.evaluation.places import at_every_place
-from niels_gpt.model.checkpoint import read_checkpoint
 from niels_gpt.report.page import one_in
 from niels_gpt.terminal import counted
 from niels_gpt.tokenizer import ByteTokenizer
-from niels_gpt.train.library import Shelf, open_library, uses_bytes
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask
 
 NOT_SAFE = 3
 """Exit code where some passage can be recited; 1 is an error, 2 a wrong option."""
-TRAINED, HELD_OUT, UNKNOWN, OTHER = "trained on", "held out", "not in the run's data", "control"
+OTHER = "control"
 MIN_TOKENS = 16
 """Notes shorter than this are not judged: half of so little can be guessed."""
 
@@ -111,74 +107,6 @@ def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> tuple[dict
     if not found:
         raise ValueError(f"no note in {folder} to look for: it has no .md file of at least {MIN_TOKENS} tokens")
     return found, short
-
-
-def membership(loaded: Loaded, notes: Mapping[str, np.ndarray]) -> tuple[dict[str, str], str]:
-    """(trained on, held out or unknown, for each note; why some are unknown). Notes are compared by content, so it does
-    not matter where they lie now. Where the data is not what it was at the training, all are unknown."""
-    trained, held_out = set[bytes](), set[bytes]()
-    problems: list[str] = []
-    history = list(_history(loaded, problems))
-    for config, data in history:
-        for source in _sources(config):
-            try:
-                task = SpliceTask(config) if config.task == "splice" else None
-                library = task.library if task else open_library(config, source)
-                now = task.fingerprint() if task else {library.source: library.train.sha256}
-                if any(data.get(name) != sha for name, sha in now.items()):
-                    raise ValueError(f"{library.place} has changed since the training")
-                chosen = task.chosen if task else range(len(library.train.lengths))
-                rest = sorted(set(range(len(library.train.lengths))) - set(chosen))
-                trained |= _keys(library.train, chosen)
-                held_out |= _keys(library.train, rest) | _keys(library.held_out)
-            except (ValueError, OSError) as err:
-                problems.append(str(err))
-    suffix = []
-    if history and not uses_bytes(history[0][0]):
-        suffix = [loaded.tokenizer.special_token_ids()["eot"]]
-    where = {}
-    for name, ids in notes.items():
-        key = _key([*ids.tolist(), *suffix])
-        held = key in held_out and not problems  # what cannot be looked into may hold it
-        where[name] = TRAINED if key in trained else HELD_OUT if held else UNKNOWN
-    why = "; ".join(problems) or "their text is not among the documents of the run (changed since, or never there)"
-    return where, why
-
-
-def _history(loaded: Loaded, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
-    """(config, data of the checkpoint) of the checkpoint's run, then of the run its weights came from, and so on."""
-    path, run, data = loaded.path, loaded.home, loaded.data
-    while True:
-        if run is None or not run.exists:
-            problems.append(f"{path} lies in no run, so what it was trained on is not known")
-            return
-        config = run.read_config()
-        yield config, data
-        if not config.init_from:
-            return
-        path = Path(config.init_from)
-        run = RunFolder(path.parent.parent)
-        try:
-            data = read_checkpoint(path, "cpu")["extra"].get("data", {})
-        except (ValueError, OSError) as err:
-            problems.append(str(err))
-            return
-
-
-def _sources(config: RunConfig) -> list[str | None]:
-    """The sources of text of a run; conversations are no notes."""
-    if config.task == "splice":
-        return [None]
-    return [name for name, share in config.train.p_train.items() if share and config.task != "sft"]
-
-
-def _keys(shelf: Shelf, indices: Sequence[int] | None = None) -> set[bytes]:
-    """What identifies each document of a shelf."""
-    return {_key(shelf.ids(i).tolist()) for i in (range(len(shelf.lengths)) if indices is None else indices)}
-
-
-def _key(ids: list[int]) -> bytes:
-    return bytes.fromhex(files.sha256_bytes(np.array(ids, dtype="<i4").tobytes()))
 
 
 def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top: int) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
 
 from niels_gpt.cache.checking import stream_slice
-from niels_gpt.cache.meta import check_meta, read_meta
+from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cli.runs import Loaded, check_unchanged, find_run, load
 from niels_gpt.cli.tables import show_table
@@ -124,6 +124,11 @@ def score_caches(
     def text(ids: np.ndarray) -> bytes:
         return text_bytes(loaded.tokenizer, ids)
 
+    def known(ids: Any, where: Path) -> Any:
+        if len(ids) and (highest := int(ids.max())) >= len(sizes):
+            raise past_vocabulary(highest, len(sizes), where, folder.path)
+        return ids
+
     T = loaded.model.config.T
     scores: dict[str, dict[str, float]] = {}
     for name in folder.names("pretrain"):
@@ -133,9 +138,9 @@ def score_caches(
         length = meta.get(f"{how.split}_tokens", 0)
         length = min(length, how.limit or length)
         if length >= 2:
-            ids = stream_slice(place, how.split, 0, length)
+            ids = known(stream_slice(place, how.split, 0, length), place / how.split)
             score = score_stream(loaded.model, ids, stride=how.stride, token_sizes=sizes, precision=how.precision)
-            train = stream_slice(place, "train", 0, min(meta["train_tokens"], REFERENCE_TOKENS))
+            train = known(stream_slice(place, "train", 0, min(meta["train_tokens"], REFERENCE_TOKENS)), place / "train")
             scores[f"{how.split}_{name}"] = _with_references(score, text(ids), text(train))
     if how.split == "test":
         if not scores:
@@ -147,7 +152,7 @@ def score_caches(
         dataset = folder.sft(name, "val", T=T)
         rows = dataset.usable.tolist()
         batches = (dataset.gather(rows[i : i + 32]) for i in range(0, len(rows), 32))
-        pairs = ((x, targets) for x, _, targets in batches)
+        pairs = ((known(x, dataset.tokens_path), targets) for x, _, targets in batches)
         score = score_examples(loaded.model, pairs, token_sizes=sizes, precision=how.precision)
         scores[f"val_{name} (replies)"] = _numbers(score)
     return scores

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from niels_gpt import files
 from niels_gpt.cache.opening import CacheFolder
+from niels_gpt.cli.membership import TRAINED, membership
 from niels_gpt.cli.runs import Loaded, check_unchanged, load, names_a_run
 from niels_gpt.cli.tables import show_table
 from niels_gpt.config import RunConfig
@@ -36,7 +37,7 @@ from niels_gpt.report.page import one_in
 from niels_gpt.splice.coverage import passes
 from niels_gpt.splice_config import SingleSelectMode, SpliceMultiDocumentLMConfig
 from niels_gpt.terminal import count
-from niels_gpt.train.library import Library, open_library
+from niels_gpt.train.library import Contents, Library, open_library
 from niels_gpt.train.run_folder import RunFolder
 from niels_gpt.train.splice_task import SpliceTask, choose_controls_near, unique_names
 
@@ -84,6 +85,7 @@ def run_memorize(
     loaded = load(run, checkpoint, device, tokenizer)
     settings = Settings.fitting(loaded.model.config.T, **wanted)
     given = read_documents(texts, control_texts, loaded, encoding_errors)
+    check_controls(loaded, given)
     if texts:
         chosen = Chosen([*given, *_held_out(loaded, controls, {document.name for document in given})])
         out = out or home_of(loaded) / "memorisation-texts"  # the report on the run's own documents stays
@@ -105,6 +107,15 @@ def _held_out(loaded: Loaded, controls: int | None, taken: set[str]) -> list[Doc
         print(f"no held-out documents as controls: {err}", file=sys.stderr)
         return []
     return [document for document in chosen.documents if document.control and document.name not in taken]
+
+
+def check_controls(loaded: Loaded, documents: Sequence[Document]) -> None:
+    """Raise ValueError for a control that the checkpoint was trained on: it would show nothing."""
+    controls = {document.name: document.ids for document in documents if document.control}
+    where = membership(loaded, controls)[0] if controls else {}
+    known = [name for name, status in where.items() if status == TRAINED]
+    if known:
+        raise ValueError(f"--control {known[0]}: its text is a document that was trained on; take one that was not")
 
 
 def check_encoding(errors: str) -> None:
@@ -154,7 +165,8 @@ def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: 
     )
     train_docs = usable[picked].tolist()
     typical = float(np.median(library.train.lengths[train_docs]))
-    held_out = choose_controls_near(library.held_out, DEFAULT_CONTROLS if controls is None else controls, typical)
+    wanted = DEFAULT_CONTROLS if controls is None else controls
+    held_out = choose_controls_near(library.held_out, wanted, typical, Contents(library.train))
     return Chosen(_documents(library, train_docs, held_out))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from niels_gpt.checks import whole
 from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.extraction import (
     continue_greedily,
@@ -55,9 +56,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, low in (("window", 2), ("prompt", 1), ("stride", 1), ("greedy", 0), ("batch", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+            object.__setattr__(self, name, whole(name, getattr(self, name), low))
         if self.prompt >= self.window:
             raise ValueError(
                 f"a prompt of {self.prompt} tokens leaves nothing of a window of {self.window}: "

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 
+from niels_gpt.checks import whole
 from niels_gpt.memory import keep_freed_memory
 from niels_gpt.rng import derive_seed
 from niels_gpt.splice.documents import MAX_ID, Documents
@@ -20,8 +21,8 @@ from niels_gpt.splice.frames import FrameBuilder, Frames, Origin, Plan, Spans
 from niels_gpt.splice.layout import Layout
 from niels_gpt.splice.packing import Packed, pack
 from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
-from niels_gpt.splice.weights import AliasTable, EdgeWeights, document_shares, largest_remainder, spread
-from niels_gpt.splice_config import check_options, log
+from niels_gpt.splice.weights import AliasTable, EdgeWeights, Shares, read_groups, read_weights, spread
+from niels_gpt.splice_config import MOST, check_options, count, log
 
 SHOWN = 20
 """Documents that the log lists."""
@@ -54,7 +55,7 @@ class SpliceDataset:
         **layout_options: Any,
     ) -> None:
         self.layout = layout = Layout(**layout_options)
-        check_options(
+        checked = check_options(
             {
                 "alpha": alpha,
                 "balance_mode": balance_mode,
@@ -69,26 +70,20 @@ class SpliceDataset:
         if pad_token_id is None and eos_token_id is None:
             raise ValueError("what fills a frame? pass pad_token_id, or eos_token_id to fill with that")
         for name, value in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
-            if value is not None and not (hasattr(value, "__index__") and -MAX_ID <= value <= MAX_ID):
-                raise ValueError(f"{name} must be a 32-bit integer, got {value!r}")
+            if value is not None:
+                whole(name, value, -MAX_ID, MAX_ID)
         self.S, self.documents = layout.S, documents
         self.pad_token_id = int(pad_token_id if pad_token_id is not None else eos_token_id)  # type: ignore[arg-type]
         self.eos_token_id = eos_token_id
-        self.alpha, self.balance_mode, self.balance_tau = float(alpha), balance_mode, float(balance_tau)
-        self.sampler, self.epoch_length, self.seed = sampler, epoch_length, seed or 0
+        self.alpha, self.balance_mode, self.balance_tau = checked["alpha"], balance_mode, checked["balance_tau"]
+        self.sampler, self.epoch_length, self.seed = sampler, checked["epoch_length"], seed or 0
         self._key = derive_seed(self.seed, "splice examples")
-        self.offset_jitter, self.jitter_mode, self.curriculum = int(offset_jitter), jitter_mode, curriculum
+        self.offset_jitter, self.jitter_mode = checked["offset_jitter"], jitter_mode
+        self.curriculum = checked["curriculum"]
         self.lengths = documents.lengths
         number = len(self.lengths)
-        self.doc_weights = None if doc_weights is None else np.asarray(doc_weights, dtype=np.float64)
-        if self.doc_weights is not None:
-            if self.doc_weights.shape != (number,):
-                raise ValueError(f"doc_weights has {self.doc_weights.size} numbers, but there are {number} documents")
-            if not (np.isfinite(self.doc_weights).all() and (self.doc_weights >= 0).all()):
-                raise ValueError(f"doc_weights must be finite numbers of at least 0, got {self.doc_weights.tolist()}")
-        if groups is not None and len(groups) != number:
-            raise ValueError(f"groups has {len(groups)} labels, but there are {number} documents")
-        self.groups = groups
+        self.doc_weights = None if doc_weights is None else read_weights(doc_weights, number)
+        self.groups = None if groups is None else read_groups(groups, number)
         self._check_modes()
         if not number:
             raise ValueError("no examples: no document was chosen")
@@ -101,13 +96,19 @@ class SpliceDataset:
         self._stages: dict[int, Self] = {}
         self._builder = FrameBuilder(self.S, self.pad_token_id)
         self._arrange()
+        first = int(self._usable[0])
+        if self.curriculum is not None and self.doc_weights is not None and not self.doc_weights[first]:
+            raise ValueError(
+                f"curriculum begins with document {first}, which doc_weights gives 0: give it a weight, or leave it out"
+            )
         self._log()
         keep_freed_memory()
 
     def _check_modes(self) -> None:
         """Raise ValueError for options that do not go together."""
         kind = self.layout.kind
-        weighted = self.sampler == "stream" or self.balance_mode == "by_temperature"
+        alone = len(self.lengths) == 1 and self.sampler == "quota"
+        weighted = alone or self.sampler == "stream" or self.balance_mode == "by_temperature"
         if self.alpha and (kind != "coverage_balanced" or not weighted):
             raise ValueError(
                 f"alpha={self.alpha:g} weights the starts of coverage_balanced spans: use content_start_mode="
@@ -156,11 +157,10 @@ class SpliceDataset:
             chosen = np.zeros(len(self.lengths), dtype=bool)
             chosen[self._usable] = True
             tau = _TAU.get(self.balance_mode, self.balance_tau)
-            shares = document_shares(self.lengths, chosen, tau, self.doc_weights, self.groups)[self._usable]
-            total = self.epoch_length or int(self._counts.sum())
-            self._quotas = largest_remainder(total, shares)
+            shares = Shares(self.lengths, chosen, tau, self.doc_weights, self.groups)
+            self._quotas = shares.quotas(self.epoch_length or int(self._counts.sum()))[self._usable]
             if self.sampler == "stream":
-                self._alias = AliasTable(shares)
+                self._alias = AliasTable(shares.floats()[self._usable])
         self._ends = np.cumsum(self._quotas)
 
     def __len__(self) -> int:
@@ -289,16 +289,19 @@ class SpliceDataset:
 
         Raises ValueError for a step below 0.
         """
-        if step < 0:
-            raise ValueError(f"steps count from 0, got {step}")
+        step = count("step", step, 0)
         if self.curriculum is None:
             return len(self._usable)
         return min(1 + step // self.curriculum, len(self._usable))
 
     def plan(self, seed: int, step: int, B: int, rank: int = 0, world_size: int = 1, *, shuffle: bool = True) -> Plan:
         """The examples of a training step, a pure function of its arguments: B rows for all ranks together, of which
-        rank r has r, r + world_size, ... Epoch follows epoch; a document that joins begins a new one."""
+        rank r has r, r + world_size, ... Epoch follows epoch; a document that joins begins a new one.
+
+        Raises ValueError for a B below 1, a step below 0 or past 2**62 examples, and a rank outside 0..world_size-1."""
         _check_rank(rank, world_size)
+        B = count("B", B)
+        step = count("step", step, 0, MOST // B)
         documents = self.stage(step)
         dataset = self.first(documents)
         began = 0 if self.curriculum is None else (documents - 1) * self.curriculum
@@ -363,15 +366,19 @@ class SpliceDataset:
 
 
 def _numbers(indices: Sequence[int] | np.ndarray, n: int) -> np.ndarray:
-    """The numbers of examples, int64. Raises TypeError for what are none, IndexError for huge ones."""
-    given = np.asarray(indices if hasattr(indices, "__len__") else list(indices))
+    """The numbers of examples, int64. Raises ValueError for what are none, IndexError for huge ones."""
+    try:
+        given = np.asarray(indices if hasattr(indices, "__len__") else list(indices))
+    except (TypeError, ValueError):
+        raise ValueError(f"examples are chosen by a list of integers, got {indices!r}") from None
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         if given.dtype == object and all(isinstance(i, int) for i in given.flat):
             raise IndexError(f"an example's number is in {-n}..{n - 1}, got {max(given.flat, key=abs)}")
-        raise TypeError(f"examples are chosen by a list of integers, got {given.dtype} of shape {given.shape}")
+        raise ValueError(f"examples are chosen by a list of integers, got {given.dtype} of shape {given.shape}")
     return given.astype(np.int64)
 
 
 def _check_rank(rank: int, world_size: int) -> None:
-    if world_size < 1 or not 0 <= rank < world_size:
+    integers = all(hasattr(number, "__index__") for number in (rank, world_size))
+    if not integers or world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(f"rank must be in 0..world_size-1, got rank={rank}, world_size={world_size}")

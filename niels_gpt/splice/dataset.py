@@ -144,8 +144,11 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         if doc_metadata is not None and len(doc_metadata) != len(documents.lengths):
             raise ValueError(f"doc_metadata has {len(doc_metadata)} entries for {len(documents.lengths)} documents")
         if sampler is None:
-            shared_out = balance_mode == "by_temperature" or any(
-                x is not None for x in (epoch_length, doc_weights, groups)
+            weighted_alone = bool(alpha) and len(documents.lengths) == 1
+            shared_out = (
+                balance_mode == "by_temperature"
+                or weighted_alone
+                or any(x is not None for x in (epoch_length, doc_weights, groups))
             )
             sampler = "quota" if shared_out else "enumerate"
         super().__init__(
@@ -198,16 +201,22 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         config's. The documents' metadata has `document`, `source` and `length` (bins that double), for `groups`. Raises
         CacheError (a ValueError) for a cache that is damaged or has no documents.npy.
         """
-        choice, options = _choice_of(SpliceMultiDocumentLMConfig(), options)
+        usual = SpliceMultiDocumentLMConfig()
+        choice, options = _choice_of(usual, options)
         chooser = None
-        if config is not None or any(value is not None for value in choice.values()):
-            chooser = dataclasses.replace(config or SpliceMultiDocumentLMConfig(), **choice)
+        # An option with its default value asks for nothing, unless it says how many, or which.
+        asked = any(
+            value is not None and (value != getattr(usual, name) or name in ("num_docs", "doc_select_mode"))
+            for name, value in choice.items()
+        )
+        if config is not None or asked:
+            chooser = dataclasses.replace(config or usual, **choice)
         stream = open_stream(cache_dir, split)
         lengths = stream.document_lengths()
         if chooser is not None and doc_indices is None:
             doc_indices = chooser.select(lengths, ends=_ends(stream.documents, stream.num_tokens), S=S)
-        chosen = np.arange(len(lengths)) if doc_indices is None else np.asarray(doc_indices, dtype=np.int64)
-        documents = CacheDocuments(stream, chosen)
+        documents = CacheDocuments(stream, np.arange(len(lengths)) if doc_indices is None else doc_indices)
+        chosen = documents.indices
         if log.isEnabledFor(logging.INFO):
             for i, length in itertools.islice(zip(chosen, documents.lengths, strict=True), SHOWN):
                 log.info("[multi_splice] Selected doc_idx=%d, length=%d", i, length)

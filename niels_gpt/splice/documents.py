@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -30,7 +31,11 @@ class ArrayDocuments:
 
     def __init__(self, documents: Sequence[np.ndarray | Sequence[int]]) -> None:
         """Raises ValueError for what is no row of ids."""
-        self._arrays = [_array(document) for document in documents]
+        try:
+            each = iter(documents)
+        except TypeError:
+            raise ValueError(f"doc_tokens_list must be a list of documents, got {documents!r}") from None
+        self._arrays = [_array(document, i) for i, document in enumerate(each)]
         if not self._arrays:
             raise ValueError("there is no document: doc_tokens_list is empty")
         for i, array in enumerate(self._arrays):
@@ -48,20 +53,30 @@ class ArrayDocuments:
         out[:] = self._arrays[doc][t : t + len(out)]
 
 
-def _array(document: np.ndarray | Sequence[int]) -> np.ndarray:
+def _array(document: np.ndarray | Sequence[int], i: int) -> np.ndarray:
     if isinstance(document, bytes | bytearray):
         return np.frombuffer(document, dtype=np.uint8)
-    return document if isinstance(document, np.ndarray) else np.asarray(document)
+    if isinstance(document, np.ndarray):
+        return document
+    try:
+        return np.asarray(document)
+    except ValueError:
+        raise ValueError(f"document {i} must be one row of integer ids, got rows of different lengths") from None
 
 
 class CacheDocuments:
     """Chosen documents of one split of a token cache."""
 
-    def __init__(self, stream: TokenStream, indices: Sequence[int] | np.ndarray) -> None:
-        """Raises CacheError for a cache without documents.npy, ValueError for a number that is none of them."""
-        self.stream = stream
-        self.indices = np.asarray(indices, dtype=np.int64)
+    def __init__(
+        self, stream: TokenStream, indices: Sequence[int] | np.ndarray, *, vocabulary: int | None = None
+    ) -> None:
+        """`vocabulary`: the ids there are, for what is read.
+
+        Raises CacheError for a cache without documents.npy, ValueError for a number that is none of them.
+        """
+        self.stream, self.vocabulary = stream, vocabulary
         starts = stream.documents
+        self.indices = _whole_numbers(indices)
         outside = self.indices[(self.indices < 0) | (self.indices >= len(starts))]
         if len(outside):
             raise ValueError(f"{stream.folder} has {len(starts)} documents, from 0; there is no {outside[0]}")
@@ -70,6 +85,19 @@ class CacheDocuments:
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
         self.stream.read(int(self._starts[doc]) + t, out)
+        if self.vocabulary is not None:
+            self.stream.check_document(int(self.indices[doc]), out, self.vocabulary)
+
+
+def _whole_numbers(indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The numbers of documents, int64. Raises ValueError for what are none."""
+    try:
+        given = np.asarray(indices)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"doc_indices must be a list of integers, got {reprlib.repr(indices)}") from None
+    return given.astype(np.int64)
 
 
 def open_stream(cache_dir: str | Path, split: str) -> TokenStream:

@@ -28,7 +28,7 @@ class Layout:
         offset_bound: str,
     ) -> None:
         """Raises ValueError for an option outside its limits."""
-        check_options(
+        checked = check_options(
             {
                 "S": S,
                 "content_length": content_length,
@@ -40,10 +40,11 @@ class Layout:
                 "offset_bound": offset_bound,
             }
         )
-        self.S, self.K = int(S), min(int(content_length or S), int(S))
+        self.S = S = checked["S"]
+        self.K = min(checked["content_length"] or S, S)
         if content_length is not None and content_length > S:
             log.warning("content_length=%d does not fit a frame of S=%d: spans have %d tokens", content_length, S, S)
-        self.k_t, self.k_s, self.m = int(content_stride), int(offset_stride), int(min_copy_len)
+        self.k_t, self.k_s, self.m = (checked[k] for k in ("content_stride", "offset_stride", "min_copy_len"))
         self.kind = "slide" if mode == "slide" else content_start_mode
         self.adaptive, self.tight = adaptive_k, offset_bound == "tight"
         if self.kind == "slide_within" and self.tight:

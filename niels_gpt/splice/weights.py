@@ -2,44 +2,107 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
 
-def document_shares(
-    lengths: np.ndarray,
-    usable: np.ndarray,
-    tau: float,
-    weights: np.ndarray | None = None,
-    groups: Sequence[Hashable] | None = None,
-) -> np.ndarray:
-    """P(document), in proportion to weight * length ** tau among the usable ones; groups get equal shares.
-
-    Raises ValueError where no usable document has a weight.
-    """
-    share = np.where(usable, np.maximum(lengths, 1).astype(np.float64) ** tau, 0.0)
-    if weights is not None:
-        share *= weights
-    if groups is not None:
-        number = {label: i for i, label in enumerate(dict.fromkeys(groups))}
-        group = np.array([number[label] for label in groups])
-        totals = np.bincount(group, weights=share, minlength=len(number))
-        share = np.divide(share, totals[group], out=np.zeros_like(share), where=totals[group] > 0)
-    total = share.sum()
-    if not total > 0:
-        raise ValueError("doc_weights gives every document that has examples the weight 0: nothing is left to draw")
-    return share / total
+def read_weights(given: Any, number: int) -> np.ndarray:
+    """doc_weights as float64. Raises ValueError for what is not one finite number of at least 0 per document."""
+    try:
+        if np.asarray(given).dtype.kind in "SU":
+            raise ValueError
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"doc_weights must be a list of numbers, got {reprlib.repr(given)}") from None
+    if weights.shape != (number,):
+        raise ValueError(f"doc_weights has {weights.size} numbers, but there are {number} documents")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError(f"doc_weights must be finite numbers of at least 0, got {weights.tolist()}")
+    return weights
 
 
-def largest_remainder(total: int, shares: np.ndarray) -> np.ndarray:
-    """Whole numbers nearest to total * shares that add up to total; ties go to the lower index."""
-    exact = total * shares
-    whole = np.floor(exact + 1e-9).astype(np.int64)
-    left = total - int(whole.sum())
-    first = np.argsort(-np.round(exact - whole, 9), kind="stable")[:left]
-    whole[first] += 1
-    return whole
+def read_groups(given: Any, number: int) -> list[Hashable]:
+    """The labels of groups. Raises ValueError for what is not one label per document."""
+    try:
+        labels = list(given)
+        hash(tuple(labels))
+    except TypeError:
+        raise ValueError(f"groups must be a label (text or a number) per document, got {reprlib.repr(given)}") from None
+    if len(labels) != number:
+        raise ValueError(f"groups has {len(labels)} labels, but there are {number} documents")
+    return labels
+
+
+class Shares:
+    """P(document), in proportion to weight * length ** tau among the usable ones; groups get equal shares."""
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        usable: np.ndarray,
+        tau: float,
+        weights: np.ndarray | None = None,
+        groups: Sequence[Hashable] | None = None,
+    ) -> None:
+        """Raises ValueError where no usable document has a weight."""
+        self._mass = np.where(usable, np.maximum(lengths, 1).astype(np.float64) ** tau, 0.0)
+        self._weights = None if weights is None else np.where(usable, weights, 0.0)
+        if self._weights is not None and not self._weights.any():
+            raise ValueError("doc_weights gives every document that has examples the weight 0: nothing is left to draw")
+        self._group = np.zeros(len(lengths), dtype=np.int64)
+        if groups is not None:
+            number = {label: i for i, label in enumerate(dict.fromkeys(groups))}
+            self._group = np.array([number[label] for label in groups])
+        self._grouped, self._groups = groups is not None, int(self._group.max()) + 1
+
+    def floats(self) -> np.ndarray:
+        """(N,) float64 that sum to 1."""
+        share, group = self._mass, self._group
+        if self._weights is not None:
+            largest = np.zeros(self._groups)
+            np.maximum.at(largest, group, self._weights)
+            # Scaled by a power of two, which rounds nothing: no sum grows past what a float holds.
+            share = share * np.ldexp(self._weights, -np.frexp(largest)[1][group])
+        if self._grouped:
+            totals = np.bincount(group, weights=share)
+            share = np.divide(share, totals[group], out=np.zeros_like(share), where=totals[group] > 0)
+        return share / share.sum()
+
+    def quotas(self, total: int) -> np.ndarray:
+        """(N,) int64: whole numbers nearest to total * share that add up to total, by largest remainder. Remainders
+        count to nine digits; ties go to the lower index.
+
+        In integers: floats have too few digits for the remainders of a long epoch.
+        """
+        mass = _integers(self._mass)
+        if self._weights is not None:
+            mass = mass.astype(object) * _integers(self._weights).astype(object)
+        most = int(mass.max()) * len(mass) * self._groups * total
+        mass = mass.astype(np.int64 if most < 2**63 else object)
+        sums = np.zeros(self._groups, dtype=mass.dtype)
+        np.add.at(sums, self._group, mass)
+        parts = np.maximum(sums * np.count_nonzero(sums), 1)[self._group]  # a group may have no mass
+        whole = total * mass // parts
+        remainder = np.round(((total * mass - whole * parts) / parts).astype(np.float64), 9)
+        first = np.argsort(-remainder, kind="stable")[: total - int(whole.sum())]
+        whole[first] += 1
+        return whole.astype(np.int64)
+
+
+def _integers(values: np.ndarray) -> np.ndarray:
+    """Whole numbers in exactly the proportions of floats of at least 0, some above it: the smallest such."""
+    fraction, exponent = np.frexp(values)
+    digits = np.ldexp(fraction, 53).astype(np.int64)
+    some = digits > 0
+    zeros = np.where(some, np.frexp((digits & -digits).astype(np.float64))[1] - 1, 0)  # at the end of the digits
+    digits, exponent = digits >> zeros, exponent + zeros
+    shift = np.where(some, exponent - exponent[some].min(), 0)
+    if int((np.frexp(digits.astype(np.float64))[1] + shift).max()) < 63:
+        return digits << shift
+    return np.left_shift(digits.astype(object), shift.astype(object))
 
 
 def spread(j: np.ndarray, counts: np.ndarray, quotas: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +77,14 @@ class ByteShelf:
 
 
 class TokenShelf:
-    """Documents of a token cache; they stay on disk. Each ends with one EOT."""
+    """Documents of a token cache; they stay on disk. Each ends with one EOT.
 
-    def __init__(self, stream: TokenStream, sha256: str) -> None:
+    Reading one with an id past the vocabulary raises CacheError.
+    """
+
+    def __init__(self, stream: TokenStream, sha256: str, vocabulary: int) -> None:
         """Raises CacheError for a cache without documents.npy."""
-        self._stream = stream
+        self._stream, self._vocabulary = stream, vocabulary
         self.lengths = stream.document_lengths()
         self.ends = np.cumsum(self.lengths)
         self.sha256 = sha256
@@ -89,10 +93,12 @@ class TokenShelf:
         return f"document {i}"
 
     def ids(self, i: int) -> np.ndarray:
-        return self._stream.document(i)
+        ids = self._stream.document(i)
+        self._stream.check_document(i, ids, self._vocabulary)
+        return ids
 
     def documents(self, indices: Sequence[int]) -> Documents:
-        return CacheDocuments(self._stream, indices)
+        return CacheDocuments(self._stream, indices, vocabulary=self._vocabulary)
 
 
 def uses_bytes(config: RunConfig) -> bool:
@@ -128,14 +134,16 @@ def open_library(config: RunConfig, source: str | None = None) -> Library:
             f"{folder.path}), or set splice.dataset_name to one that is there: {', '.join(have) or 'none'}"
         )
     place = folder.path / "pretrain" / name
-    sha = folder.tokenizer.sha256
-    shelves = [
-        TokenShelf(TokenStream(place / split, tokenizer_sha256=sha), folder.fingerprint("pretrain", name, split))
-        if (place / split).is_dir()
-        else EmptyShelf()
-        for split in ("train", "val")
-    ]
+    shelves = [_token_shelf(folder, name, split) for split in ("train", "val")]
     return Library(name, str(place), " tokens", folder.tokenizer, shelves[0], shelves[1])
+
+
+def _token_shelf(folder: CacheFolder, name: str, split: str) -> Shelf:
+    place, tokenizer = folder.path / "pretrain" / name / split, folder.tokenizer
+    if not place.is_dir():
+        return EmptyShelf()
+    stream = TokenStream(place, tokenizer_sha256=tokenizer.sha256)
+    return TokenShelf(stream, folder.fingerprint("pretrain", name, split), tokenizer.vocab_size)
 
 
 class EmptyShelf:
@@ -164,6 +172,28 @@ def _byte_library(config: RunConfig, name: str) -> Library:
     streams = load_streams(cfg, T=-1)[name]  # a folder with one note has none to hold out
     shelves = (ByteShelf(streams[split]) for split in ("train", "val"))
     return Library(name, places(cfg)[name], "B", ByteTokenizer(), *shelves)
+
+
+class Contents:
+    """Documents of a shelf by what is in them; they are read when one as long is asked for."""
+
+    def __init__(self, shelf: Shelf, indices: Sequence[int] | None = None) -> None:
+        """`indices`: which documents; None: all."""
+        self._shelf = shelf
+        self._indices = np.arange(len(shelf.lengths)) if indices is None else np.array(indices, dtype=np.int64)
+        self._known: dict[int, set[bytes]] = {}
+
+    def __contains__(self, ids: np.ndarray) -> bool:
+        length = len(ids)
+        if length not in self._known:
+            same = self._indices[self._shelf.lengths[self._indices] == length]
+            self._known[length] = {content_key(self._shelf.ids(i)) for i in same.tolist()}
+        return content_key(ids) in self._known[length]
+
+
+def content_key(ids: np.ndarray) -> bytes:
+    """What identifies a document, wherever it lies."""
+    return hashlib.sha256(np.asarray(ids, dtype="<i4").tobytes()).digest()
 
 
 def digest(parts: Iterable[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
+from niels_gpt.checks import whole
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
 from niels_gpt.evaluation.sampled import eval_mode
@@ -25,7 +27,7 @@ from niels_gpt.terminal import counted
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.train.batch import Batch, Origin, SourceRow
 from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
-from niels_gpt.train.library import Library, Shelf, check_vocabulary, digest, open_library
+from niels_gpt.train.library import Contents, Library, Shelf, check_vocabulary, digest, open_library
 
 MAX_DETAILS = 64
 """Documents whose loss is written at each evaluation; of more, only the mean."""
@@ -42,13 +44,25 @@ class SpliceTask:
         self.library = library = open_library(config) if library is None else library
         self.tokenizer: AnyTokenizer = library.tokenizer
         check_vocabulary(config, self.tokenizer, library.place)
+        for name in ("pad_token_id", "eos_token_id"):
+            if (given := getattr(config.splice, name)) is not None:
+                whole(f"splice.{name}", given, 0, self.tokenizer.vocab_size - 1)
         self.chosen, self.dataset = build_dataset(config, library)
         self.names = unique_names(library.train, self.chosen)
-        self.controls = choose_controls(library.held_out, config.splice.controls, self.dataset)
-        self._control_set = control_dataset(config, library, self.controls) if self.controls else None
+        trained = Contents(library.train, self.chosen)
+        self.controls = choose_controls(library.held_out, config.splice.controls, self.dataset, trained)
+        self._control_set = self._lay_out_controls() if self.controls else None
         relative = config.model.positions == "rope"
         self.packed = relative if config.splice.packed is None else config.splice.packed
         self._sizes = token_sizes(self.tokenizer)
+
+    def _lay_out_controls(self) -> MultiSpliceDocumentDataset:
+        """The held-out documents, laid out as the chosen ones are; for evaluation, which moves none."""
+        options = self.config.splice.dataset_options()
+        options |= dict.fromkeys(("sampler", "epoch_length", "doc_weights", "groups", "curriculum"))
+        options |= {"balance_mode": "by_coverage", "alpha": 0.0, "offset_jitter": 0}
+        options["content_length"] = self.dataset.layout.K
+        return _dataset(self.config, self.library, self.library.held_out, self.controls, options)
 
     def spans(self, step: int) -> Spans:
         """What a step learns from."""
@@ -186,14 +200,6 @@ def choose_documents(splice: SpliceConfig, library: Library, S: int) -> list[int
     return [having[i] for i in among.choose(shelf.lengths[having], ends=shelf.ends[having], S=S)]
 
 
-def control_dataset(config: RunConfig, library: Library, controls: list[int]) -> MultiSpliceDocumentDataset:
-    """The held-out documents, laid out as the chosen ones are; for evaluation."""
-    options = config.splice.dataset_options()
-    options |= dict.fromkeys(("sampler", "epoch_length", "doc_weights", "groups", "curriculum"))
-    options |= {"balance_mode": "by_coverage", "alpha": 0.0}
-    return _dataset(config, library, library.held_out, controls, options)
-
-
 def _dataset(
     config: RunConfig, library: Library, shelf: Shelf, indices: list[int], options: dict[str, Any]
 ) -> MultiSpliceDocumentDataset:
@@ -209,21 +215,22 @@ def _dataset(
     )
 
 
-def choose_controls(shelf: Shelf, number: int, dataset: MultiSpliceDocumentDataset) -> list[int]:
-    """Held-out documents that give examples, those nearest in length to the chosen ones."""
+def choose_controls(shelf: Shelf, number: int, dataset: MultiSpliceDocumentDataset, trained: Contents) -> list[int]:
+    """Held-out documents that give examples, those nearest in length to the chosen ones; no copy of a trained one."""
     usable = np.flatnonzero(dataset.layout.counts(shelf.lengths)) if len(shelf.lengths) else np.empty(0, dtype=int)
-    return _nearest(shelf, usable, number, float(np.median(dataset.lengths)))
+    return _nearest(shelf, usable, number, float(np.median(dataset.lengths)), trained)
 
 
-def choose_controls_near(shelf: Shelf, number: int, length: float) -> list[int]:
-    """Held-out documents of more than two tokens, those nearest in length to the one given."""
-    return _nearest(shelf, np.flatnonzero(shelf.lengths > 2), number, length)
+def choose_controls_near(shelf: Shelf, number: int, length: float, trained: Contents) -> list[int]:
+    """Held-out documents of more than two tokens, those nearest to a length; no copy of a trained one."""
+    return _nearest(shelf, np.flatnonzero(shelf.lengths > 2), number, length, trained)
 
 
-def _nearest(shelf: Shelf, usable: np.ndarray, number: int, length: float) -> list[int]:
-    """The usable documents nearest in length; ties go to the lower number."""
+def _nearest(shelf: Shelf, usable: np.ndarray, number: int, length: float, trained: Contents) -> list[int]:
+    """The usable documents nearest in length whose content was not trained on; ties go to the lower number."""
     distance = np.abs(shelf.lengths[usable] - length)
-    return [int(i) for i in usable[np.argsort(distance, kind="stable")[:number]]]
+    order = usable[np.argsort(distance, kind="stable")].tolist()
+    return list(itertools.islice((i for i in order if shelf.ids(i) not in trained), number))
 
 
 def unique_names(shelf: Shelf, indices: Iterable[int]) -> list[str]:

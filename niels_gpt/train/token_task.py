@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from niels_gpt.cache.checking import verify
+from niels_gpt.cache.meta import past_vocabulary
 from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
@@ -86,9 +87,23 @@ class _TokenTask(abc.ABC):
 
     def _rows(self, step: int, share: Share) -> tuple[torch.Tensor, ...]:
         """What a share of a step learns from."""
-        plan = self.plan(step)
-        rows = share.of(len(plan.row))
-        return self._train.gather(MixedPlan(plan.source[rows], plan.row[rows]))
+        whole = self.plan(step)
+        rows = share.of(len(whole.row))
+        plan = MixedPlan(whole.source[rows], whole.row[rows])
+        tensors = self._train.gather(plan)
+        self._check(tensors, [(self._train.datasets[name], row) for name, row in zip(*plan, strict=True)])
+        return tensors
+
+    def _check(self, tensors: tuple[torch.Tensor, ...], rows: Sequence[tuple[Any, int]]) -> None:
+        """Raise CacheError for an id past the vocabulary; on a GPU it would end the process. `rows`: (dataset, row)."""
+        if not rows:
+            return
+        x, y = tensors[:2]
+        highest = torch.maximum(x.amax(1), y[:, -1])
+        row = int(highest.argmax())
+        if (found := int(highest[row])) >= self.tokenizer.vocab_size:
+            dataset, number = rows[row]
+            raise past_vocabulary(found, self.tokenizer.vocab_size, dataset.file(number), self.folder.path)
 
     def _losses(self, model: GPT, datasets: Mapping[str, Any], device: str, world: World) -> dict[str, float]:
         """The sampled loss of each dataset; the same rows every time, so that steps compare."""
@@ -100,7 +115,9 @@ class _TokenTask(abc.ABC):
 
             def batches(dataset: Any = dataset, draw: torch.Generator = draw) -> Iterable[tuple[torch.Tensor, ...]]:
                 for _ in range(settings.output.eval_steps):
-                    tensors = dataset.gather(dataset.plan(settings.train.B, draw)[rows])
+                    plan = dataset.plan(settings.train.B, draw)[rows]
+                    tensors = dataset.gather(plan)
+                    self._check(tensors, [(dataset, row) for row in plan])
                     yield tensors[0], tensors[-1]
 
             nats, targets = world.total(*nats_and_targets(model, batches(), device=device))

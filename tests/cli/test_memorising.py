@@ -269,6 +269,18 @@ def test_a_control_of_ones_own_beside_the_documents_of_the_run(place, capsys, te
     assert "other.txt" in {d["name"] for d in found["documents"] if d["control"]}
 
 
+def test_a_control_that_was_trained_on(place, tmp_path, capsys, texts):
+    assert call("memorize", "--run", place / "run", *QUICK, "--control", "known.txt", "--out", "out") == 1
+    message = error_of(capsys)
+    assert "--control known.txt" in message
+    assert "trained on" in message
+    assert not (tmp_path / "out").exists()
+    _, held_out = split(place / "notes")
+    shutil.copy(held_out[0], tmp_path / "held out.txt")
+    found = report_of(capsys, "--run", place / "run", *QUICK, "--control", "held out.txt")
+    assert "held out.txt" in {d["name"] for d in found["documents"] if d["control"]}
+
+
 def test_files_that_cannot_be_measured(place, tmp_path, capsys, texts):
     (tmp_path / "empty.txt").write_text("", encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 and more")

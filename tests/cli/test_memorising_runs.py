@@ -78,6 +78,19 @@ def test_a_run_over_bytes(tmp_path, capsys):
         assert d["tokens"] == len(f"user: what is {number} times ten?\nassistant: it is {number}0.")
 
 
+def test_a_copy_of_any_document_of_the_training_is_no_control(tmp_path, capsys):
+    """Also of one that is not among those measured."""
+    kept, held_out = split(tmp_path / "notes")
+    short = min(kept, key=lambda path: path.stat().st_size)
+    held_out[0].write_bytes(short.read_bytes())
+    train("data.roam=notes", f"data.roam_val_frac={VAL_FRAC}", "train.p_train={roam: 1.0}", "train.p_val={roam: 1.0}")
+    capsys.readouterr()
+    found = report_of(capsys, "--run", "run", *QUICK, "--documents", 1, "--select", "longest")
+    assert {d["name"] for d in found["documents"] if d["control"]} == {path.name for path in held_out[1:]}
+    assert call("memorize", "--run", "run", *QUICK, "--control", held_out[0]) == 1
+    assert "trained on" in error_of(capsys)
+
+
 def test_a_run_over_bytes_with_an_empty_note(notes, capsys):
     """It is no document to measure; the others are."""
     (notes / "empty.md").write_text("", encoding="utf-8")

@@ -277,6 +277,41 @@ def test_a_cache_that_cannot_be_chosen_from(place, capsys):
         assert part in message
 
 
+def test_ids_past_the_vocabulary(place, capsys):
+    root = token_caches.copy_to(place / "cache")
+    shard = root / "pretrain/roam/train/shard_00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[20:22] = b"\xff\xff"
+    shard.write_bytes(data)
+    for command in (["splice", "select"], ["splice", "study", "--out=study", "--vary=splice.num_docs=1,2"]):
+        capsys.readouterr()
+        assert call(*command, *cache_options("splice.doc_key=note", root=root)) == 1
+        message = error_of(capsys)
+        for part in ("document 0 of", "pretrain/roam/train", "65535", "niels-gpt cache verify", "build it again"):
+            assert part in message
+
+
+@pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id"])
+def test_select_with_a_filler_outside_the_vocabulary(capsys, name):
+    assert call("splice", "select", *options(f"splice.{name}=256"), "--json") == 1
+    assert f"splice.{name} must be an integer from 0 to 255, got 256" in error_of(capsys)
+
+
+def test_select_warns_once(caplog):
+    assert call("splice", "select", *options("splice.content_length=90", "splice.offset_jitter=2")) == 0
+    said = [record.getMessage() for record in caplog.records if record.name == "niels_gpt.splice"]
+    assert sorted(line.split()[0] for line in said) == ["content_length=90", "offset_jitter=2"]
+
+
+def test_select_takes_no_copy_for_a_control(place, capsys):
+    _, held_out = split(place / "notes")
+    [control] = selected(capsys)["controls"]
+    chosen = selected(capsys)["chosen"][1]["name"]
+    shutil.copy(place / "notes" / chosen, place / "notes" / control["name"])
+    [other] = selected(capsys)["controls"]
+    assert other["name"] in {path.name for path in held_out} - {control["name"]}
+
+
 # --- coverage ----------------------------------------------------------------------------------------
 
 

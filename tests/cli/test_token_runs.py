@@ -294,6 +294,19 @@ def test_eval_does_not_score_a_cache_of_another_tokenizer(place, tmp_path, capsy
         assert "roam" in error_of(capsys)
 
 
+@pytest.mark.parametrize("file", ["roam/val/shard_00000.bin", "roam/train/shard_00000.bin"])
+def test_eval_of_ids_past_the_vocabulary(place, tmp_path, capsys, file):
+    root = token_caches.copy_to(tmp_path / "cache")
+    shard = root / "pretrain" / file
+    data = bytearray(shard.read_bytes())
+    data[6:8] = b"\xff\xff"
+    shard.write_bytes(data)
+    assert call("eval", "--run", "runs/base", "--token-cache", root) == 1
+    message = error_of(capsys)
+    for part in (str(shard.parent), "65535", "niels-gpt cache verify"):
+        assert part in message
+
+
 def test_a_smaller_limit_and_a_stride_past_the_context(capsys):
     scores = evaluated(capsys, "--run", "runs/base", "--limit", 2)["scores"]
     assert {score["tokens"] for score in scores.values()} == {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import warnings
 from decimal import Decimal, localcontext
@@ -423,6 +424,13 @@ def test_the_mode_is_left_as_found(training: bool, random_states) -> None:
 def test_settings_that_make_no_sense(values: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**values)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
+def test_settings_of_numpy_are_plain_numbers(kind: type) -> None:
+    given = Settings(window=kind(40), prompt=kind(20), stride=kind(5), greedy=kind(8), batch=kind(4))
+    assert given == Settings(window=40, prompt=20, stride=5, greedy=8, batch=4)
+    assert {type(value) for value in dataclasses.asdict(given).values()} == {int, bool}
 
 
 @pytest.mark.parametrize(

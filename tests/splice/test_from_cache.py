@@ -193,6 +193,27 @@ def test_options_may_choose_without_a_config(cache):
         MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, num_documents=3)
 
 
+@pytest.mark.parametrize(
+    "usual",
+    [
+        {"restrict_to_training_subset": False},
+        {"shuffle": True},
+        {"strict_num_docs": True},
+        {"base": None, "dataset_name": None},
+        {"min_doc_length": None, "max_train_tokens": None, "num_docs": None},
+    ],
+)
+def test_an_option_with_its_default_value_chooses_nothing(cache, usual):
+    dataset = MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, pad_token_id=NULL, **usual)
+    assert dataset.lengths.tolist() == [len(doc) for doc in ids_of()]
+
+
+@pytest.mark.parametrize("indices", [[1.7], ["1"], [[0, 1]], 5, [True], [[0], [1, 2]]])
+def test_numbers_of_documents_that_are_none(cache, indices):
+    with pytest.raises(ValueError, match="doc_indices must be a list of integers, got "):
+        MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, doc_indices=indices)
+
+
 def test_a_config_may_name_filler_and_seed(cache):
     config = SpliceSingleDocumentLMConfig(doc_index=0, content_length=4, pad_token_id=NULL, seed=3, offset_jitter=2)
     made = SpliceDocumentDataset.from_cache(cache, S=S, config=config)

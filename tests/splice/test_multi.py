@@ -248,3 +248,22 @@ def test_what_may_be_a_document_a_filler_a_seed_and_an_index():
         )
     with pytest.raises(ValueError, match="-3"):
         MultiSpliceDocumentDataset(S=4, doc_tokens_list=[np.array([1, -3], dtype=np.int16)], pad_token_id=0)
+
+
+# --- one document among many classes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"balance_mode": "by_document"}, {"sampler": "quota"}, {"content_stride": 3}])
+def test_one_document_with_edge_weights_is_that_of_the_single_dataset(options):
+    """As many starts as there are, by quantiles."""
+    doc = np.arange(30)
+    many = MultiSpliceDocumentDataset(
+        S=8, doc_tokens_list=[doc], pad_token_id=0, content_length=6, alpha=0.8, **options
+    )
+    stride = {name: value for name, value in options.items() if name == "content_stride"}
+    one = SpliceDocumentDataset(S=8, doc_tokens=doc, pad_token_id=0, content_length=6, alpha=0.8, **stride)
+    assert len(many) == len(one) == 24 // stride.get("content_stride", 1) + 1
+    assert tuples(many.triples()) == tuples(one.triples())
+    for refused in ({"sampler": "enumerate"}, {"content_start_mode": "slide_within"}):
+        with pytest.raises(ValueError, match="alpha"):
+            MultiSpliceDocumentDataset(S=8, doc_tokens_list=[doc], pad_token_id=0, alpha=0.8, **refused)

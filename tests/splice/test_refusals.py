@@ -1,9 +1,17 @@
+import dataclasses
+import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 
-from niels_gpt.splice import MultiSpliceDocumentDataset, SpliceDocumentDataset
+from niels_gpt.splice import (
+    MultiSpliceDocumentDataset,
+    SpliceDocumentDataset,
+    SpliceMultiDocumentLMConfig,
+    SpliceSingleDocumentLMConfig,
+)
 from tests.splice import NULL, document, documents, tuples
 
 FIVE = np.arange(5)
@@ -137,3 +145,134 @@ def test_edge_weights_are_refused_where_they_have_no_meaning(options):
 def test_jitter_of_several_documents_belongs_to_balanced_coverage(mode):
     with pytest.raises(ValueError, match="jitter"):
         multi(content_start_mode=mode, content_length=2, offset_jitter=1)
+
+
+# --- numbers past what 64 bits hold ------------------------------------------------------------------
+
+HUGE = [
+    "content_length",
+    "content_stride",
+    "offset_stride",
+    "min_copy_len",
+    "offset_jitter",
+    "epoch_length",
+    "curriculum",
+]
+MOST = 2**62
+
+
+@pytest.mark.parametrize("name", HUGE)
+@pytest.mark.parametrize("value", [2**62 + 1, 2**63, 10**20])
+def test_huge_numbers_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be an integer from \d to {MOST}, got {value}$"):
+        multi(**{name: value})
+    with pytest.raises(ValueError, match=rf"^splice\.{name} must be an integer from \d to {MOST}, got {value}$"):
+        SpliceMultiDocumentLMConfig(**{name: value})
+    if name not in ("epoch_length", "curriculum"):
+        with pytest.raises(ValueError, match=rf"^{name} must be an integer from \d to {MOST}, got {value}$"):
+            single(**{name: value})
+
+
+@pytest.mark.parametrize("mode", ["coverage_balanced", "anchor_start", "slide_within", "cyclic_roll"])
+def test_the_largest_numbers_that_are_taken(mode):
+    strides = {"content_stride": MOST, "offset_stride": MOST}
+    assert tuples(single(content_start_mode=mode, content_length=3, **strides).pairs())[0][0] == 0
+    assert len(single(content_length=3, alpha=0.5, content_stride=MOST)) == 1
+    assert multi(offset_jitter=MOST, content_length=3)[0].origin.s <= 5
+    ds = multi(epoch_length=MOST, sampler="stream")
+    assert len(ds) == sum(ds.quotas) == MOST
+    assert ds[MOST - 1].origin.length
+    assert len(list(itertools.islice(ds.epoch(0, 0), 5))) == 5
+    with pytest.raises(ValueError, match="no examples"):
+        multi(min_copy_len=MOST)
+
+
+@pytest.mark.parametrize(
+    ("step", "B", "said"),
+    [
+        (2**62, 4, rf"^step must be an integer from 0 to {2**60}, got {2**62}$"),
+        (10**30, 1, rf"^step must be an integer from 0 to {MOST}, got {10**30}$"),
+        (1.5, 4, r"^step must be an integer of at least 0, got 1\.5$"),
+        (-1, 4, "^step must be an integer of at least 0, got -1$"),
+        (0, 2.5, r"^B must be an integer of at least 1, got 2\.5$"),
+        (0, -1, "^B must be an integer of at least 1, got -1$"),
+        (0, 0, "^B must be an integer of at least 1, got 0$"),
+        (0, 10**20, f"^B must be an integer from 1 to {MOST}, got {10**20}$"),
+    ],
+)
+def test_steps_that_cannot_be(step, B, said):
+    with pytest.raises(ValueError, match=said):
+        multi().plan(0, step, B)
+
+
+def test_a_late_step():
+    plan = multi().plan(0, np.int64(2**60), np.int32(4))
+    assert plan.indices.dtype == np.int64
+    assert (plan.indices >= 0).all() and (plan.epochs > 0).all()
+
+
+# --- what is no list, no number, no label ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"docs": None}, "doc_tokens_list must be a list of documents, got None"),
+        ({"docs": 5}, "doc_tokens_list must be a list of documents, got 5"),
+        ({"docs": [[1, 2], [[1], [2, 3]]]}, "document 1 must be one row of integer ids, got rows of different lengths"),
+        ({"doc_weights": ["a", "b", "c"]}, r"doc_weights must be a list of numbers, got \['a', 'b', 'c'\]"),
+        ({"doc_weights": ["1", "2", "3"]}, "doc_weights must be a list of numbers"),
+        ({"doc_weights": [[1], [2, 3]]}, "doc_weights must be a list of numbers"),
+        ({"groups": 5}, r"groups must be a label \(text or a number\) per document, got 5"),
+        ({"groups": [[1], [2], [3]]}, "groups must be a label"),
+        ({"alpha": "x"}, "alpha must be a number, got 'x'"),
+        ({"alpha": 10**400}, "alpha must be a finite number"),
+        ({"balance_tau": True}, "balance_tau must be a number, got True"),
+    ],
+)
+def test_values_of_another_kind(options, said):
+    with pytest.raises(ValueError, match=said) as err:
+        multi(**options)
+    assert "\n" not in str(err.value)
+
+
+def test_rows_of_different_lengths_are_no_document():
+    with pytest.raises(ValueError, match="document 0 must be one row of integer ids, got rows of different lengths"):
+        single(doc=[[1], [2, 3]])
+
+
+@pytest.mark.parametrize("indices", [5, None, [0.5], ["a"], [[0, 1]], [[0], [1, 2]], [True]])
+def test_what_are_no_numbers_of_examples(indices):
+    with pytest.raises(ValueError, match="examples are chosen by a list of integers, got "):
+        multi().get_batch(indices)
+
+
+def test_a_curriculum_does_not_begin_with_a_document_of_no_weight():
+    with pytest.raises(ValueError, match="curriculum begins with document 0, which doc_weights gives 0"):
+        multi(doc_weights=[0, 1, 1], curriculum=5)
+    with pytest.raises(ValueError, match="curriculum begins with document 1"):  # document 0 has no example
+        multi(documents([3, 5, 7]), min_copy_len=4, doc_weights=[1, 0, 1], curriculum=5)
+    later = multi(doc_weights=[1, 0, 1], curriculum=5)
+    assert set(later.gather(later.plan(0, 12, 30)).origin.doc_idx.tolist()) == {0, 2}
+
+
+# --- numbers of numpy --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("whole", [np.int32, np.int64, np.uint8])
+def test_numbers_of_numpy_are_numbers(kind, whole):
+    options = {"alpha": 0.5, "balance_tau": 0.25, "epoch_length": 40, "content_length": 4, "content_stride": 2,
+               "offset_stride": 3, "min_copy_len": 2, "offset_jitter": 1, "curriculum": 7, "seed": 3}  # fmt: skip
+    given = {name: whole(value) if isinstance(value, int) else kind(value) for name, value in options.items()}
+    shared = {"balance_mode": "by_temperature", "doc_weights": [1.0, 0.5, 2.0]}
+    ours, theirs = (
+        multi(S=S, **values, **shared | {"doc_weights": weights})
+        for S, values, weights in ((8, options, [1.0, 0.5, 2.0]), (whole(8), given, [kind(1), kind(0.5), kind(2)]))
+    )
+    assert tuples(ours.triples(1)) == tuples(theirs.triples(1))
+    assert ours.quotas == theirs.quotas
+    config = SpliceMultiDocumentLMConfig(**given, num_docs=whole(2), doc_weights=(kind(0.5), kind(1)))
+    assert config == SpliceMultiDocumentLMConfig(**options, num_docs=2, doc_weights=(0.5, 1.0))
+    json.dumps(dataclasses.asdict(config))  # plain numbers, for the file of a run
+    assert SpliceSingleDocumentLMConfig(doc_index=whole(1), alpha=kind(0.5)).select([5, 6, 7]) == [1]

@@ -111,7 +111,62 @@ def test_coverage_and_document_are_the_ends_of_temperature():
             assert tuples(ds.triples()) == tuples(temperature(lengths, 40, tau, content_length=4).triples())
 
 
+@given(
+    documents_of=st.lists(LENGTH_WEIGHT_GROUP, min_size=1, max_size=8),
+    size=st.integers(10**8, 2**62),
+    tau=st.sampled_from([0, 0.3, 1]),
+    weighted=st.booleans(),
+    grouped=st.booleans(),
+)
+def test_quotas_of_long_epochs_are_exact(documents_of, size, tau, weighted, grouped):
+    """By fractions: floats have too few digits for the remainders."""
+    lengths, weights, groups = (list(column) for column in zip(*documents_of, strict=True))
+    has = [length >= 2 for length in lengths]
+    if not any(has):
+        return
+    mass = [Fraction(float(length) ** tau) if ok else Fraction(0) for length, ok in zip(lengths, has, strict=True)]
+    options = {}
+    if weighted:
+        weights = [weight or 0.25 for weight in weights]
+        mass = [m * Fraction(weight) for m, weight in zip(mass, weights, strict=True)]
+        options["doc_weights"] = weights
+    if grouped:
+        options["groups"] = groups
+    label = groups if grouped else [""] * len(lengths)
+    sums = {name: sum(m for m, own in zip(mass, label, strict=True) if own == name) for name in label}
+    number = sum(total > 0 for total in sums.values())
+    exact = [m / sums[own] / number if m else m for m, own in zip(mass, label, strict=True)]
+    ds = temperature(lengths, size, tau, **options)
+    assert quotas(ds) == largest_remainder(exact, size)
+    assert len(ds) == sum(quotas(ds)) == size
+
+
+def test_a_long_epoch_by_hand():
+    assert quotas(temperature([2, 3, 2], 10**17 + 2, 1.0)) == [
+        28571428571428572, 42857142857142858, 28571428571428572
+    ]  # fmt: skip
+    assert quotas(temperature([3, 3, 3], 10**18, 0.0)) == [333333333333333334, 333333333333333333, 333333333333333333]
+
+
 # --- weights per document and groups -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", ["quota", "stream"])
+@pytest.mark.parametrize("weights", [[1e308, 1e308, 0.0], [5e-324, 5e-324, 0], [1.5e308, 1.5e308, 1e-308]])
+def test_weights_as_large_and_small_as_floats_go(sampler, weights):
+    ds = multi([20, 20, 20], epoch_length=1000, sampler=sampler, doc_weights=weights)
+    assert quotas(ds) == [500, 500, 0]
+    assert abs(counted(ds, [20] * 3)[0] - 500) < (1 if sampler == "quota" else 100)
+    assert counted(ds, [20] * 3)[2] == 0
+
+
+def test_weights_far_apart_in_groups_of_their_own():
+    ds = multi([20, 20, 20], epoch_length=400, doc_weights=[1e308, 1e308, 1e-300], groups=["a", "a", "b"])
+    assert quotas(ds) == [100, 100, 200]
+    stream = multi(
+        [20] * 3, epoch_length=400, doc_weights=[1e308, 1e308, 1e-300], groups=["a", "a", "b"], sampler="stream"
+    )
+    assert 150 < counted(stream, [20] * 3)[2] < 250
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,27 @@ def test_documents_too_short_for_an_example_are_no_controls(place):
     assert min(lengths) >= min(shortest, T)
 
 
+def test_a_copy_of_a_trained_document_is_no_control(tmp_path):
+    """A held-out note of other text and the same length is."""
+    trained = CHOSEN[0]
+    text = NOTES[trained]
+    near = sorted(PARTS["val"], key=lambda name: abs(len(content(name)) - len(content(trained))))[:2]
+    notes = NOTES | {near[0]: text, near[1]: text[:-2] + "!\n"}
+    for name, written in notes.items():
+        path = tmp_path / "notes" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(written, encoding="utf-8")
+    task = task_of(tmp_path, "splice.num_docs=1", "splice.controls=50")
+    assert [task.names, task.controls and task.library.held_out.name(task.controls[0])] == [[trained], near[1]]
+    assert {task.library.held_out.name(i) for i in task.controls} == set(PARTS["val"]) - {near[0]}
+    found, _ = task.evaluate(model_of(task.config), "cpu")
+    assert f"loss/control {near[1]}" in found
+    assert f"loss/control {near[0]}" not in found
+    # One that was not chosen was not trained on: its copy is a control.
+    other = task_of(tmp_path, "splice.num_docs=1", "splice.controls=50", "splice.doc_select_mode=shortest")
+    assert len(other.controls) == len(PARTS["val"])
+
+
 def test_without_held_out_documents_there_is_no_control(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     shutil.rmtree(root / "pretrain" / "fineweb_edu" / "val")
@@ -628,6 +649,44 @@ def test_what_does_not_fit_is_refused_with_its_numbers(place, overrides, named):
     for part in named:
         assert part in message, message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_ids_past_the_vocabulary(tmp_path, split):
+    """Bytes that changed and left the size, in a document that is trained on, or in a control."""
+    root = token_caches.copy_to(tmp_path / "caches")
+    sound = token_task(f"data.token_cache={root}", "splice.num_docs=1", "splice.controls=1")
+    number = (sound.chosen if split == "train" else sound.controls)[0]
+    shelf = sound.library.train if split == "train" else sound.library.held_out
+    place = int(shelf.ends[number] - shelf.lengths[number]) + 3
+    for path in sorted((root / "pretrain" / "fineweb_edu" / split).glob("*.bin")):
+        tokens = np.fromfile(path, dtype="<u2")
+        if 0 <= place < len(tokens):
+            tokens[place] = 65_000
+            tokens.tofile(path)
+        place -= len(tokens)
+    overrides = [f"data.token_cache={root}", f"splice.content_length={T}"]
+    said = rf"document {number} of .*fineweb_edu/{split} has the id 65000, past the vocabulary 0\.\..*cache verify"
+    if split == "val":
+        with pytest.raises(ValueError, match=said):
+            token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # compared with what is trained on
+        return
+    task = token_task(*overrides, "splice.num_docs=1", "splice.controls=0")
+    with pytest.raises(ValueError, match=said):
+        for step in range(40):
+            task.batch(step, "cpu")
+    with pytest.raises(ValueError, match=said):
+        task.sample_prompt()
+    with pytest.raises(ValueError, match=said):
+        token_task(*overrides, "splice.doc_key=a")
+
+
+@pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id"])
+@pytest.mark.parametrize("value", [-1, 256, 2**40])
+def test_a_filler_outside_the_vocabulary_is_refused(place, name, value):
+    with pytest.raises(ValueError, match=rf"splice\.{name} must be an integer from 0 to 255, got {value}"):
+        task_of(place, f"splice.{name}={value}")
+    assert task_of(place, f"splice.{name}=255").dataset.pad_token_id in (0, 255)
 
 
 def test_a_vocabulary_that_is_not_the_tokenizers_is_refused():

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -285,6 +286,36 @@ def test_a_damaged_cache(kind, file, damage, tmp_path):
     else:
         (root / file).unlink()
     assert str(root / file) in refused(kind, root=root)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "shares"),
+    [
+        ("pretrain", "pretrain/roam/train/shard_00000.bin", "roam"),
+        ("pretrain", "pretrain/fineweb_edu/val/shard_00000.bin", "fineweb_edu"),
+        ("sft", "sft/primer/train_tokens.bin", "primer"),
+        ("sft", "sft/primer/val_tokens.bin", "primer"),
+        ("sft", "pretrain/roam/val/shard_00000.bin", "primer"),  # what is retained
+    ],
+)
+def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
+    """Bytes that changed and left the size: every second token, so that every row has some."""
+    root = token_caches.copy_to(tmp_path / "caches")
+    tokens = np.fromfile(root / file, dtype="<u2")
+    tokens[4::2] = 65_535 if kind == "pretrain" else np.where(tokens[4::2] < 300, 60_000, tokens[4::2])
+    tokens.tofile(root / file)
+    only = f"{{{shares}: 1.0}}"
+    overrides = [f"train.p_train={only}", f"train.p_val={only}", "data.retain={roam: 1.0}"]
+    task = open_task(token_caches.small_config(kind, *overrides, root=root))
+    with pytest.raises(ValueError, match=r"65535|60000") as err:
+        if "/train" in file:
+            task.batch(0, "cpu")
+        else:
+            task.evaluate(GPT(task.config.model), "cpu")
+    message = str(err.value)
+    for part in (str(root / file), f"0..{task.tokenizer.vocab_size - 1}", "niels-gpt cache verify", "build it again"):
+        assert part in message, message
+    assert "\n" not in message
 
 
 def test_conversations_in_which_the_assistant_says_nothing_within_the_window():
