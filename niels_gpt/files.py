@@ -20,6 +20,29 @@ from typing import IO, Any
 
 _counter = itertools.count()
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REMEDIES = {
+    **dict.fromkeys(NO_SPACE, "free some space"),
+    **dict.fromkeys(NO_RIGHT, "change the rights, or choose another place"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a folder should be; choose another place"),
+    errno.EISDIR: "a folder is where a file should be; remove it, or choose another place",
+    errno.ENOENT: "check the path",
+}
+
+
+def told(err: OSError) -> str:
+    """What an error says in one line. One of the system gets what to do about it; ours say that themselves."""
+    if err.errno is None or not err.strerror or err.filename is None:
+        return err.strerror or str(err)
+    remedy = _REMEDIES.get(err.errno)
+    return f"cannot open {os.fsdecode(err.filename)}: {err.strerror}" + (f": {remedy}" if remedy else "")
+
+
+def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
+    number = err.errno or errno.EIO
+    remedy = f": {_REMEDIES[number]}" if number in _REMEDIES else ""
+    return OSError(number, f"cannot write {path}: {os.strerror(number)}{more}{remedy}")
 
 
 @contextlib.contextmanager
@@ -41,9 +64,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
         if err.errno is None:
             raise
-        kept = "; the previous file is intact" if path.exists() else ""
-        remedy = ": free some space" if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
-        raise OSError(err.errno, f"cannot write {path}: {os.strerror(err.errno)}{kept}{remedy}") from err
+        raise _cannot_write(err, path, "; the previous file is intact" if path.is_file() else "") from err
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -134,18 +155,36 @@ def sha256_file(path: str | Path) -> str:
 def lock(path: str | Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the exclusive lock of a file for the block; the system frees it even after a SIGKILL.
 
-    With wait=False, raises BlockingIOError when another process holds it.
+    With wait=False, raises BlockingIOError when another process holds it. Raises OSError that names the file where it
+    cannot be made.
     """
     import fcntl
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("ab")
+    except OSError as err:
+        raise _cannot_write(err, err.filename or path) from err
+    with opened as file:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a folder for reading and writing, what a killed writer left removed; one that is read-only needs no lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock(folder / "build.lock"))
+            remove_leftovers(folder)
+        except OSError as err:
+            if err.errno not in NO_RIGHT or not folder.is_dir():
+                raise
+        yield
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,10 +8,11 @@ these inputs, and the file has the size and the sha256 that stand there; otherwi
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,19 +152,19 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
     folder = Path(cfg.cache_dir)
     found: dict[str, dict[str, Stream]] = {}
     refused: list[str] = []
-    with files.lock(folder / "build.lock"):
-        files.remove_leftovers(folder)
+    with files.hold(folder):
         for name in cfg.enabled_sources:
             try:
-                inputs = _INPUTS[name](cfg) if name in _INPUTS else _own_inputs(cfg, name)
+                with _naming_what_is_missing():
+                    inputs = _INPUTS[name](cfg) if name in _INPUTS else _own_inputs(cfg, name)
                 streams = {split: _load_or_build(cfg, name, split, inputs) for split in inputs.describe}
                 problem = "; ".join(
                     f"{name}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
                     for split, stream in streams.items()
                     if len(stream.data) < needed
                 )
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataUnavailable) as err:
-                problem = f"{name}: {_reason(err)}"
+            except _NotThere as err:
+                problem = f"{name}: {err}"
             if not problem:
                 found[name] = streams
             elif name in cfg.required_sources:
@@ -194,7 +195,8 @@ def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inpu
         cached = _read_valid(bin_path, meta_path, described)
         if cached is not None:
             return cached
-    data, names, starts = inputs.read(split)
+    with _naming_what_is_missing():
+        data, names, starts = inputs.read(split)
     digest = files.sha256_bytes(data)
     # The .bin first: a kill in between leaves an old meta whose sha256 the new .bin does not have.
     files.write_bytes(bin_path, data)
@@ -220,7 +222,7 @@ def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> S
         if not starts or (names is not None and len(names) != len(starts)):
             return None
         return Stream(data, meta["sha256"], True, names, starts, _gap(described))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -293,23 +295,14 @@ def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
     if not paths:
         raise FileNotFoundError(f"no .md file below {root}")
     parts = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
-    describe = {
-        split: {
-            "source": "roam",
-            "split": split,
-            "files": [_stat(path) for path in parts[split]],
-            "sep": cfg.doc_separator,
-            "seed": cfg.seed,
-            "val_frac": cfg.roam_val_frac,
-            "encoding_errors": cfg.encoding_errors,
-        }
-        for split in SPLITS
-    }
+    described = {"source": "roam", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": cfg.roam_val_frac}
+    described |= {"encoding_errors": cfg.encoding_errors}
 
     def read(split: str) -> Content:
         return _join(load_texts(parts[split], errors=cfg.encoding_errors), parts[split], cfg.doc_separator)
 
-    return Inputs(describe, read)
+    listed = {split: {"split": split, "files": [_stat(path) for path in parts[split]]} for split in SPLITS}
+    return Inputs({split: {**described, **listed[split]} for split in SPLITS}, read)
 
 
 def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
@@ -384,10 +377,20 @@ def _transcript(sample: ChatSample) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
 
 
-def _reason(err: Exception) -> str:
-    if isinstance(err, IsADirectoryError):
-        return f"{err.filename} is a folder, not a file"
-    return f"no file {err.filename}" if isinstance(err, OSError) and err.filename and err.strerror else str(err)
+class _NotThere(Exception):
+    """What a source is read from is not there; not what its cache is read from or written to."""
+
+
+@contextlib.contextmanager
+def _naming_what_is_missing() -> Iterator[None]:
+    """Raise _NotThere for what the block does not find."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataUnavailable) as err:
+        reason = f"no file {err.filename}" if err.filename and err.strerror else str(err)
+        if isinstance(err, IsADirectoryError):
+            reason = f"{err.filename} is a folder, not a file"
+        raise _NotThere(reason) from err
 
 
 _INPUTS: dict[str, Callable[[StreamBuildConfig], Inputs]] = {

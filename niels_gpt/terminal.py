@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from niels_gpt import files
+
 
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
     """Run a command line; exits with 0, 1 (something is wrong), 2 (usage), 3 (done in part) or 130 (interrupted).
@@ -43,8 +45,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     except (ValueError, OSError, ArithmeticError) as err:
         if os.environ.get("NIELS_GPT_DEBUG"):
             raise
-        text = err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {told(err)}", file=sys.stderr)
         if any(getattr(reason, "leave_at_once", False) for reason in (err, err.__cause__)):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -66,6 +67,11 @@ def _check_values(arguments: list[str]) -> None:
         option, equals, value = word.partition("=")
         if option.startswith("--") and (value if equals else following) == "":
             raise ValueError(f"the value of {option} is empty: give one, or leave {option} out")
+
+
+def told(err: BaseException) -> str:
+    """What an error says in one line; one of the system with what to do about it."""
+    return files.told(err) if isinstance(err, OSError) else str(err)
 
 
 def count(number: float) -> str:

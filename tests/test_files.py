@@ -300,6 +300,61 @@ def test_link_is_the_same_file(tmp_path):
     assert names_in(tmp_path) == ["best", "first", "second"]
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EACCES, "change the rights"),
+        (errno.EROFS, "choose another place"),
+        (errno.ENOTDIR, "a file is where a folder should be"),
+        (errno.EEXIST, "a file is where a folder should be"),
+        (errno.EISDIR, "a folder is where a file should be"),
+        (errno.ENOENT, "check the path"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EIO, ""),
+    ],
+)
+def test_an_error_of_the_system_is_told_with_its_path_and_what_to_do(number, remedy):
+    for name in ("/a/b", b"/a/b"):
+        text = files.told(OSError(number, os.strerror(number), name))
+        assert text.startswith(f"cannot open /a/b: {os.strerror(number)}") and remedy in text
+
+
+def test_errors_that_say_it_themselves_are_told_as_they_are():
+    assert files.told(OSError(28, "cannot write x: full")) == "cannot write x: full"
+    assert files.told(OSError("no such thing")) == "no such thing"
+
+
+@pytest.mark.parametrize(("name", "named"), [("file/x.lock", "file"), ("file/below/x.lock", "file/below")])
+def test_a_lock_that_cannot_be_made_is_named(tmp_path, name, named):
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(OSError, match="a file is where a folder should be") as caught, files.lock(tmp_path / name):
+        pytest.fail("nothing is locked")
+    assert f"cannot write {tmp_path / named}:" in str(caught.value)
+
+
+def test_writing_over_a_folder_names_it(tmp_path):
+    (tmp_path / "x").mkdir()
+    with pytest.raises(IsADirectoryError, match="a folder is where a file should be") as caught:
+        files.write_bytes(tmp_path / "x", b"")
+    assert str(tmp_path / "x") in str(caught.value) and "intact" not in str(caught.value)
+    assert names_in(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_is_read_only_is_held_without_a_lock(tmp_path, monkeypatch, number):
+    def refuse(self, *args, **kwargs):
+        raise OSError(number, os.strerror(number), str(self))
+
+    with files.hold(tmp_path):
+        assert names_in(tmp_path) == ["build.lock"]
+    monkeypatch.setattr(Path, "open", refuse)
+    with files.hold(tmp_path):
+        pass
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OSError, match=r"cannot write .*nowhere"), files.hold(tmp_path / "nowhere"):
+        pytest.fail("there is nothing to hold")
+
+
 def test_link_again_leaves_nothing_behind(tmp_path):
     first, name = tmp_path / "first", tmp_path / "best"
     first.write_bytes(b"1")

@@ -406,11 +406,15 @@ def not_utf8(path):
     path.write_bytes(b"\xff\xfe{}")
 
 
+def nested_deeply(path):
+    path.write_text("[" * 200_000, encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [
         *(("bin", damage) for damage in (cut, lengthen, flip, empty, Path.unlink)),
-        *(("meta.json", damage) for damage in (cut, empty, into_a_list, not_utf8, Path.unlink)),
+        *(("meta.json", damage) for damage in (cut, empty, into_a_list, not_utf8, nested_deeply, Path.unlink)),
         *(("meta.json", damage) for damage in (without_hash, with_another_hash)),
     ],
 )
@@ -477,6 +481,78 @@ def test_what_a_killed_build_left_is_removed(built):
     left.write_bytes(b"half")
     built.assert_built(built.build())
     assert not left.exists()
+
+
+# --- a cache that cannot be written ------------------------------------------------------------------
+
+
+def read_only(monkeypatch, folder, number):
+    """Nothing can be made in the folder any more."""
+    real_open, real_mkdir = Path.open, Path.mkdir
+
+    def refuse(path):
+        if folder in (path, *path.parents):
+            raise OSError(number, os.strerror(number), str(path))
+
+    def open_(self, mode="r", *args, **kwargs):
+        if set(mode) & set("wax+"):
+            refuse(self)
+        return real_open(self, mode, *args, **kwargs)
+
+    def mkdir(self, *args, **kwargs):
+        if not self.exists():
+            refuse(self)
+        return real_mkdir(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("locked_before", [True, False])
+def test_a_read_only_cache_is_read(built, monkeypatch, number, locked_before):
+    if not locked_before:
+        (built.cache / "build.lock").unlink()
+    wanted = built.build()
+    with monkeypatch.context() as patch:
+        read_only(patch, built.cache, number)
+        assert built.build() == wanted
+    assert built.rewritten() == set()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_what_is_not_valid_in_a_read_only_cache_is_an_error_with_its_name(built, monkeypatch, number):
+    (built.cache / "primer_val.bin").write_bytes(b"damaged")
+    read_only(monkeypatch, built.cache, number)
+    with pytest.raises(OSError, match=r"cannot write .*primer_val\.bin: .*choose another place") as caught:
+        built.build(required_sources=())
+    assert caught.value.errno == number
+
+
+def test_a_cache_that_cannot_be_made(world, monkeypatch):
+    read_only(monkeypatch, world.cache, errno.EACCES)
+    with pytest.raises(PermissionError, match=f"cannot write {re.escape(str(world.cache))}"):
+        world.build()
+    assert world.hub.calls == []
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_cache_in_the_place_of_a_file(world, name):
+    (world.folder / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(OSError, match=r"cannot write .*a file is where a folder should be; choose another") as caught:
+        world.build(cache_dir=str(world.folder / name))
+    assert str(world.folder / name) in str(caught.value)
+    assert world.hub.calls == []
+
+
+@pytest.mark.parametrize("required", [SOURCES, ()])
+@pytest.mark.parametrize("name", ["primer_val.bin", "primer_val.meta.json", "roam_train.bin"])
+def test_a_folder_in_the_place_of_an_entry_is_named(built, name, required):
+    """It is not the source that is missing then, so it is not left out."""
+    (built.cache / name).unlink()
+    (built.cache / name).mkdir()
+    with pytest.raises(OSError, match=f"cannot write .*{re.escape(name)}: .*a folder is where a file should be"):
+        built.build(required_sources=required)
 
 
 # --- required and optional ---------------------------------------------------------------------------

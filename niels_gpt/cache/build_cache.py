@@ -5,10 +5,7 @@ The bytes of a cache depend on the input and the seed alone: not on the number o
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -21,7 +18,6 @@ from niels_gpt.cache.encoding import default_workers, encode_chats, encode_texts
 from niels_gpt.cache.formats import (
     DOCUMENTS,
     FORMAT_VERSION,
-    MAX_VOCAB,
     NO_LIMIT,
     OFFSET_DTYPE,
     SPLITS,
@@ -31,6 +27,14 @@ from niels_gpt.cache.formats import (
 )
 from niels_gpt.cache.meta import FORMAT, sha256_file, write_meta
 from niels_gpt.cache.partial import OnProgress, PartialBuild
+from niels_gpt.cache.refusing import (
+    check_nothing_foreign,
+    check_seed,
+    check_shard_bytes,
+    check_space,
+    check_tokenizer,
+    check_val_frac,
+)
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.data.split import split_items
 from niels_gpt.rng import derive_seed
@@ -48,6 +52,14 @@ SPLIT_RULES = {
     "examples": "the first n_val of torch.randperm(n), seeded, over the examples that were kept; both splits in input "
     "order; n_val = 0 for n < 2 or val_frac == 0, else min(n - 1, max(1, int(n * val_frac)))",
 }
+
+
+class TrainEmpty(ValueError):
+    """A build that leaves train empty. `budget` tells which one is the reason: "train", "val", or "" for none."""
+
+    def __init__(self, message: str, budget: str) -> None:
+        super().__init__(message)
+        self.budget = budget
 
 
 class Message(TypedDict):
@@ -90,18 +102,18 @@ def build_pretrain_cache(
     tells, when all is read, what was left out before it came here.
 
     Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
-    Raises ValueError for numbers that make no cache, a vocabulary past 65,536 and input that leaves train empty;
-    OSError where the disk is full or read-only.
+    Raises ValueError for numbers that make no cache, a vocabulary past 65,536, input that leaves train empty, an
+    out_dir that is a disk of its own, and one with files in train/, val/ or test/ that are of no cache; OSError where
+    the disk is full or read-only.
     """
-    _check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     for name, value in (("max_train_tokens", max_train_tokens), ("max_val_tokens", max_val_tokens)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
-    if shard_bytes < 2 or shard_bytes % 2:
-        raise ValueError(f"shard_bytes must be an even number of at least 2 (a token has two bytes), got {shard_bytes}")
+    check_shard_bytes(shard_bytes)
     if shuffle_buffer is not None and shuffle_buffer < 0:
         raise ValueError(f"shuffle_buffer must be at least 0 (none), got {shuffle_buffer}")
-    _check_seed(seed)
+    check_seed(seed)
     if test_texts is not None and val_texts is None:
         raise ValueError("test_texts go with val_texts: a source with a test split of its own has one to validate on")
     workers = _workers(workers)
@@ -115,8 +127,9 @@ def build_pretrain_cache(
     }
     budgets = {"train": max_train_tokens, "val": max_val_tokens} | ({} if test_texts is None else {TEST: NO_LIMIT})
     whole = min(expected_tokens or NO_LIMIT, max_train_tokens + max_val_tokens)
+    check_nothing_foreign(Path(out_dir))
     if expected_tokens is not None:
-        _check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
+        check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
 
     with PartialBuild(
         out_dir,
@@ -150,9 +163,11 @@ def build_pretrain_cache(
         if not build.splits["train"].tokens:
             counts = f"{sum(run['items'] for run in build.inputs.values())} documents were read"
             held = build.splits["val"].tokens
+            budget = "train" if max_train_tokens == 0 else "val" if held and val_texts is None else ""
             why = f"all {held} tokens went to val (max_val_tokens={max_val_tokens})" if held else _list(build.dropped)
+            why = f"{max_train_tokens=}" if budget == "train" else why
             build.discard()
-            raise ValueError(f"{out_dir}: train would be empty: {counts}, {why or f'{max_train_tokens=}'}")
+            raise TrainEmpty(f"{out_dir}: train would be empty: {counts}" + (f", {why}" if why else ""), budget)
         _log_dropped(out_dir, build.dropped, "documents")
         meta = dict(described)
         listing: dict[str, Any] = {}
@@ -194,10 +209,9 @@ def build_sft_cache(
     Left out and counted in the meta: examples without messages, with an unknown role, a message without content, or a
     special string in the text. Kills, ValueError and OSError as for `build_pretrain_cache`.
     """
-    _check_tokenizer(tokenizer)
-    if not 0.0 <= val_frac <= 1.0:
-        raise ValueError(f"val_frac must be in [0, 1], got {val_frac!r}")
-    _check_seed(seed)
+    check_tokenizer(tokenizer)
+    check_val_frac(val_frac)
+    check_seed(seed)
     workers = _workers(workers)
     described = {
         **_described(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming, source),
@@ -230,7 +244,7 @@ def build_sft_cache(
         listing: dict[str, Any] = {}
         bounds = np.array([*everything.starts, everything.tokens], dtype=np.int64)
         with build.writing():
-            _check_space(Path(out_dir), 2 * everything.tokens)
+            check_space(Path(out_dir), 2 * everything.tokens)
             shards = [everything.folder / shard["name"] for shard in everything.shards]
             for name, kept in zip(SPLITS, (train, val), strict=True):
                 tokens, idx = build.folder / f"{name}_tokens.bin", build.folder / f"{name}_idx.npy"
@@ -326,40 +340,10 @@ def tokenizer_sha256(tokenizer: TokenizerLike) -> str | None:
     return sha if isinstance(sha, str) else None
 
 
-def _check_tokenizer(tokenizer: TokenizerLike) -> None:
-    vocab = tokenizer.vocab_size
-    if not 1 <= vocab <= MAX_VOCAB:
-        raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so 1..{MAX_VOCAB:,} are possible")
-    special = tokenizer.special_token_ids()
-    for name in SPECIAL_NAMES:
-        if name not in special or not 0 <= special[name] < vocab:
-            raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, which is not in 0..{vocab - 1}")
-
-
-def _check_seed(seed: int) -> None:
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be an integer in 0..2**63-1, got {seed!r}")
-
-
 def _workers(workers: int | None) -> int:
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     return workers or default_workers()
-
-
-def _check_space(out_dir: Path, needed: int) -> None:
-    """Raise OSError where the disk has less room than the cache will need."""
-    place = out_dir.absolute()
-    while not place.exists():
-        place = place.parent
-    with contextlib.suppress(FileNotFoundError):
-        free = shutil.disk_usage(place).free
-        if free < needed:
-            raise OSError(
-                errno.ENOSPC,
-                f"{out_dir} will need {needed / 1e9:.2f} GB, but {place} has {free / 1e9:.2f} GB free: "
-                "free some space, or ask for fewer tokens",
-            )
 
 
 def _listed(path: Path) -> dict[str, Any]:

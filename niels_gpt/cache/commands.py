@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from niels_gpt import files
+from niels_gpt.cache.build_cache import TrainEmpty
 from niels_gpt.cache.checking import differences, find_caches, stream_slice, verify
 from niels_gpt.cache.formats import NO_LIMIT, SPLITS, TEST, splits_of
 from niels_gpt.cache.material import Settings
@@ -31,15 +33,18 @@ from niels_gpt.cache.recipes import (
     install_tokenizer,
     known_sources,
     open_tokenizer,
+    refuse_other_tokenizer,
     train_on,
     write_placeholder,
 )
 from niels_gpt.config_file import load_config
 from niels_gpt.data.local import DataUnavailable
 from niels_gpt.data.registry import Source
-from niels_gpt.terminal import count, duration
+from niels_gpt.terminal import count, duration, told
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
+BUDGETS = {"fineweb_edu": "fineweb", "gutenberg": "gutenberg"}
+"""Sources with budgets, and what the options of build-all call them."""
 IN_PART = 3
 """Exit code: some caches were built, others could not be."""
 
@@ -59,8 +64,6 @@ def run_build(
     console = Console(highlight=False, stderr=as_json)
     if not console.is_terminal:  # a pipe has no width to keep to
         console.width = 120
-    if settings.cache_dir.exists() and not settings.cache_dir.is_dir():
-        raise ValueError(f"{settings.cache_dir} is a file, not a folder for caches: choose another --cache-dir")
     chosen = choose_sources(names, only, skip, config)
     failed: dict[str, Exception] = {}
     made_with = _tokenizer(settings, tokenizer, chosen, failed, console)
@@ -104,9 +107,13 @@ def choose_sources(names: list[str] | None, only: list[str], skip: list[str], co
 def _tokenizer(
     settings: Settings, given: Path | None, chosen: list[Source], failed: dict[str, Exception], console: Console
 ) -> Tokenizer:
+    new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
+    if new:
+        files.check_place(settings.cache_dir, "--cache-dir", folder=True)
+        refuse_other_tokenizer(settings.cache_dir, chosen, given)
     if given is not None:
         return install_tokenizer(given, settings.cache_dir)
-    with contextlib.suppress(FileNotFoundError):
+    if not new:
         return open_tokenizer(settings.cache_dir)
     began = time.monotonic()
 
@@ -121,7 +128,7 @@ def _tokenizer(
         except ValueError as err:
             if len(failed) < len(chosen):
                 raise
-            reasons = "; ".join(f"{name}: {_reason(reason)}" for name, reason in failed.items())
+            reasons = "; ".join(f"{name}: {told(reason)}" for name, reason in failed.items())
             raise ValueError(f"no source can be read. {reasons}") from err
     console.print(f"tokenizer: {made.vocab_size:,} ids, in {duration(time.monotonic() - began)}")
     if failed:
@@ -144,14 +151,18 @@ def _build_one(
         with _showing(source.name) as on_progress:
             return build(source, settings, tokenizer, force=force, on_progress=on_progress)
     except (OSError, ValueError) as err:
-        reason = _reason(err)
+        reason = told(err) + _remedy(err, source, all_=all_)
         if all_ and source.name in OPTIONAL and isinstance(err, DataUnavailable):
             return write_placeholder(source, settings, reason)
         return Built(source.name, folder_of(source, settings.cache_dir), "failed", {}, reason)
 
 
-def _reason(err: Exception) -> str:
-    return err.strerror if isinstance(err, OSError) and err.strerror and not err.filename else str(err)
+def _remedy(err: Exception, source: Source, *, all_: bool) -> str:
+    """The option that leaves train empty, where one does."""
+    if not isinstance(err, TrainEmpty) or not err.budget or source.name not in BUDGETS:
+        return ""
+    option = f"--{BUDGETS[source.name] + '-' if all_ else ''}{err.budget}-tokens"
+    return f": give a {'larger' if err.budget == 'train' else 'smaller'} {option}"
 
 
 @contextlib.contextmanager

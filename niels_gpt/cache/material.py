@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from niels_gpt import files
 from niels_gpt.cache import defaults, formats
 from niels_gpt.cache.build_cache import Message
+from niels_gpt.cache.refusing import check_seed, check_shard_bytes, check_val_frac
 from niels_gpt.data.local import find_files, find_local
 from niels_gpt.data.registry import Source, roam_place
 from niels_gpt.data.roam import list_roam_paths, read_text, split_roam_paths
@@ -56,8 +57,10 @@ class Settings:
             raise ValueError(f"--encoding-errors must be strict or replace, got {self.errors!r}")
         if self.errors == "strict":
             object.__setattr__(self, "errors", None)  # the default
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be in 0..2**63-1, got {self.seed}")
+        check_seed(self.seed)
+        check_shard_bytes(self.shard_bytes)
+        check_val_frac(self.val_frac)
+        check_val_frac(self.roam_val_frac, "roam_val_frac")
 
     def place_of(self, name: str) -> Path | None:
         """The local path given for a source."""

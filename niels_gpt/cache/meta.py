@@ -37,7 +37,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CacheError(f"no {path}: this is no finished cache; build it with niels-gpt cache build") from None
-    except (ValueError, IsADirectoryError) as err:
+    except (ValueError, RecursionError, IsADirectoryError) as err:
         raise CacheError(f"{path} is damaged ({err}): build the cache again") from None
     if not isinstance(meta, dict):
         raise CacheError(f"{path} is damaged (a {type(meta).__name__}, not an object): build the cache again")

@@ -24,12 +24,11 @@ from niels_gpt import files
 from niels_gpt.cache.encoding import Encoded, in_order
 from niels_gpt.cache.formats import OFFSET_DTYPE
 from niels_gpt.cache.inputs import Batch, Reader
-from niels_gpt.cache.shards import ShardWriter, cannot_write, starts_path
+from niels_gpt.cache.publishing import move_back, move_in
+from niels_gpt.cache.refusing import check_same_disk
+from niels_gpt.cache.shards import MARGIN_BYTES, ShardWriter, cannot_write, starts_path
 
 log = logging.getLogger("niels_gpt.cache")
-
-MARGIN_BYTES = 16 << 20
-"""Disk space that a build leaves free."""
 
 
 class Progress(NamedTuple):
@@ -85,8 +84,10 @@ class PartialBuild:
         try:
             if self.out_dir.exists() and not self.out_dir.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            check_same_disk(self.out_dir)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._stack.enter_context(files.lock(self.folder / "build.lock", wait=False))
+            move_back(self.folder, self.out_dir)
             self._open(self._saved_state())
         except BlockingIOError:
             raise ValueError(f"another process is building {self.out_dir}: wait for it") from None
@@ -118,7 +119,7 @@ class PartialBuild:
                         return None
                 if starts_path(self.folder / name).stat().st_size < saved["documents"] * OFFSET_DTYPE.itemsize:
                     return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return state
 
@@ -310,19 +311,10 @@ class PartialBuild:
         """Move the finished files and folders in, meta.json (the last) at the end, and remove the hidden folder.
 
         What stood there under these names is replaced, or removed where this build made none; other files are left
-        alone.
+        alone. After an error the old cache is there again; after a kill the next build goes on from here.
         """
         with self.writing():
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-            old = self.folder / "old"
-            old.mkdir()
-            for name in reversed(names):  # meta.json first: without it, old files are not taken for a finished cache
-                if (self.out_dir / name).exists():
-                    (self.out_dir / name).rename(old / name)
-            for name in names:
-                if (self.folder / name).exists():
-                    (self.folder / name).rename(self.out_dir / name)
-            files.sync_folder(self.out_dir)
+            move_in(self.folder, self.out_dir, names)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def discard(self) -> None:

@@ -87,6 +87,25 @@ def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
     return tokenizer
 
 
+def refuse_other_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path | None) -> None:
+    """Raise ValueError where caches of a folder that has lost its tokenizer were made with another than the one that is
+    given (None: one that is still to be trained), and are not among those to be built."""
+    sha = load_tokenizer(given).sha256 if given is not None else None
+    rebuilt = {folder_of(source, cache_dir) for source in chosen}
+    others: dict[str, list[str]] = {}
+    for path in sorted(path for kind in ("pretrain", "sft") for path in cache_dir.glob(f"{kind}/[!.]*/meta.json")):
+        with contextlib.suppress(CacheError):
+            made_with = read_meta(path).get("tokenizer_sha256")
+            if path.parent not in rebuilt and isinstance(made_with, str) and made_with != sha:
+                others.setdefault(made_with, []).append(str(path.parent.relative_to(cache_dir)))
+    if others:
+        listed = "; ".join(f"{', '.join(names)} with {made_with[:12]}..." for made_with, names in others.items())
+        raise ValueError(
+            f"{cache_dir / 'tokenizer' / 'spm.model'} is gone, and other caches were built with it (sha256): {listed}: "
+            "restore it (--tokenizer), use another --cache-dir, or build all of them anew"
+        )
+
+
 def train_on(
     chosen: Iterable[Source],
     settings: Settings,
@@ -138,6 +157,7 @@ def build(
         options["shuffle_buffer"] = 0  # fineweb-edu comes shuffled; the others keep their order
     if not force and _unchanged(folder, {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}):
         return Built(source.name, folder, "up to date", read_meta(folder / "meta.json"))
+    files.check_place(folder.parent, "--cache-dir", folder=True)
     common: dict[str, Any] = {
         "tokenizer": tokenizer,
         "workers": settings.workers,

@@ -15,6 +15,9 @@ import numpy as np
 from niels_gpt import files
 from niels_gpt.cache.formats import DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
 
+MARGIN_BYTES = 16 << 20
+"""Disk space that a build leaves free."""
+
 
 class ShardWriter:
     """The shards and document starts of one split."""
@@ -105,9 +108,10 @@ def cannot_write(err: OSError, place: Path) -> OSError:
     """The same error with the cache's name and what to do."""
     number = err.errno or errno.EIO
     reason = os.strerror(number)
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number in files.NO_SPACE:
+        reason += f" ({MARGIN_BYTES >> 20} MiB stay free)" if number == errno.ENOSPC else ""
         remedy = "free some space and run it again: it goes on from the last complete shard"
-    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    elif number in files.NO_RIGHT:
         remedy = "choose a folder that can be written"
     else:
         remedy = "nothing incomplete was left under a final name"

@@ -19,7 +19,7 @@ from niels_gpt.cache.commands import choose_sources
 from niels_gpt.cache.material import Settings, training_texts
 from niels_gpt.cache.recipes import train_on
 from niels_gpt.data.registry import Source
-from niels_gpt.terminal import count, duration
+from niels_gpt.terminal import count, duration, told
 from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer
 
 UNKNOWN = 0
@@ -55,7 +55,7 @@ def run_train(
         if names:  # it was asked for
             raise err
         unread.append(source.name)
-        print(f"warning: {source.name} is left out: {err}", file=sys.stderr)
+        print(f"warning: {source.name} is left out: {told(err)}", file=sys.stderr)
 
     with console.status(f"training a tokenizer of {vocab_size:,} pieces"):
         made = train_on(chosen, settings, unreachable, out=out)
@@ -87,7 +87,7 @@ def run_report(
         except (OSError, ValueError) as err:
             if names:
                 raise
-            print(f"warning: {source.name} is left out: {err}", file=sys.stderr)
+            print(f"warning: {source.name} is left out: {told(err)}", file=sys.stderr)
             continue
         rows.append(row)
         used += counts

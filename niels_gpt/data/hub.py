@@ -7,6 +7,7 @@ waited out, a stream that breaks goes on from where it was, and what is final sa
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import inspect
 import logging
@@ -33,7 +34,8 @@ PATIENCE = 30.0
 """Seconds of failing calls without any new row, after which there is no further try: the Hub's own library waits
 and tries for some 25 seconds itself when there is no network."""
 LONGEST_PAUSE = 60.0
-"""Seconds; pauses double from one second up to this, each times a random factor of 0.5 to 1.5."""
+"""Seconds; pauses double from one second up to this, all times one random factor of 0.5 to 1.5, so that none is shorter
+than the one before."""
 _jitter = random.Random()  # its own: waiting must not move anybody's random numbers
 TABLE_ROWS = 1000
 """Rows taken at once from a dataset that lies on disk."""
@@ -161,6 +163,9 @@ def _local_files(request: Request) -> Files | None:
     elif "" in files:
         files = {"train": files[""]}
     refuse_odd_json([file for part in files.values() for file in part])
+    for file in (file for part in files.values() for file in part):
+        if "::" in str(Path(file).absolute()):
+            raise ValueError(f"cannot read {file}: its path has `::`, which `datasets` takes apart; rename what has it")
     return files
 
 
@@ -174,13 +179,22 @@ def _load(request: Request, files: Files | None) -> Any:
             if request.split is None:
                 return datasets.load_dataset(*arguments, **chosen)
             return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming, **chosen)
-        kind = builder(next(iter(files.values())))
-        options: dict[str, Any] = {"name": _stamp(files)} if not request.streaming else {}
-        if kind == "text" and request.text_file_is_document:
-            options["sample_by"] = "document"
-        return datasets.load_dataset(
-            kind, data_files=files, split=request.split, streaming=request.streaming, **options
-        )
+        if request.split is not None:
+            return _load_local(request, files, request.split)
+        return {split: _load_local(request, {split: files[split]}, split) for split in files}
+
+
+def _load_local(request: Request, files: Files, split: str) -> Any:
+    """One split of local files: with others beside it, it would have to have their columns."""
+    import datasets
+
+    kind = builder(next(iter(files.values())))
+    options: dict[str, Any] = {"name": _stamp(files)} if not request.streaming else {}
+    if kind == "text" and request.text_file_is_document:
+        options["sample_by"] = "document"
+    # Names are patterns to `datasets`, also those of the folders above, which it adds to a relative one.
+    escaped = {name: [glob.escape(str(Path(file).absolute())) for file in part] for name, part in files.items()}
+    return datasets.load_dataset(kind, data_files=escaped, split=split, streaming=request.streaming, **options)
 
 
 def _stamp(files: Files) -> str:
@@ -280,6 +294,7 @@ class _Failures:
         self._spent = 0.0
         self._began = 0.0
         self._furthest: tuple[int, int] = (0, 0)
+        self._factor = 1.0
 
     def start(self) -> None:
         """A try begins, or goes on after a row."""
@@ -292,17 +307,19 @@ class _Failures:
         if self.files is not None:
             names = [name for part in self.files.values() for name in part]
             listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-            raise ValueError(explain(names) or f"cannot read {listed}: {reason(err)}") from err
+            said = reason(err)
+            remedy = "; give all files of a split the same columns" if said.startswith("Couldn't cast") else ""
+            raise ValueError(explain(names) or f"cannot read {listed}: {said}{remedy}") from err
         if place is not None and place > self._furthest:
             self.number, self._furthest = 0, place
         self.number += 1
         self._spent = (self._spent if self.number > 1 else 0.0) + time.monotonic() - self._began
         if not is_transient(err) or self.number >= ATTEMPTS or (self.number > 1 and self._spent > PATIENCE):
             raise _final(self.request, err, self.number, after) from err
-        pause = max(
-            min(2.0 ** (self.number - 1), LONGEST_PAUSE) * _jitter.uniform(0.5, 1.5),
-            min(retry_after(err), 5 * LONGEST_PAUSE),
-        )
+        if self.number == 1:
+            self._factor = _jitter.uniform(0.5, 1.5)
+        growing = min(2.0 ** (self.number - 1), LONGEST_PAUSE) * self._factor
+        pause = max(growing, min(retry_after(err), 5 * LONGEST_PAUSE))
         log.warning("%s: %s (after %d rows); trying again in %.0f s", self.request, reason(err), after, pause)
         time.sleep(pause)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from niels_gpt.data.documents import documents
+from niels_gpt.data.drops import Drops, is_text
 from niels_gpt.data.hub import Request, open_dataset
-from niels_gpt.data.local import DataUnavailable, find_local
+from niels_gpt.data.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.types import PretrainSample
 
 DATASET_ID = "wikitext"
@@ -33,22 +35,47 @@ def iter_wikitext(
 
 
 def load_wikitext(
-    *, path: str | Path | None = None, dataset_id: str = DATASET_ID, config: str = CONFIG
+    *,
+    path: str | Path | None = None,
+    dataset_id: str = DATASET_ID,
+    config: str = CONFIG,
+    stats: dict[str, int] | None = None,
 ) -> dict[str, list[str]]:
-    """{"train", "val", "test"}: the texts of each split; rows that are empty or white space are dropped.
+    """{"train", "val", "test"}: the texts of each split.
 
-    `path` is a folder with train, validation (and test) files instead of the Hub.
-    Raises DataUnavailable (a ValueError) that says what to do where neither can be had.
+    `path` is a folder with train, validation (and test) files instead of the Hub. Rows that are empty or white space,
+    without text, or not utf-8 are left out and counted in `stats`, over all splits.
+    Raises DataUnavailable (a ValueError) that says what to do where neither can be had, ValueError for rows without a
+    column `text`.
     """
     splits = open_dataset(Request(dataset_id, config, split=None, path=path))
+    place = find_local(dataset_id, path)
     missing = [hub for hub in ("train", "validation") if hub not in splits]
     if missing:
-        where = find_local(dataset_id, path) or dataset_id
         raise DataUnavailable(
-            f"{where} has no {' and no '.join(missing)} split; expected e.g. train.parquet and validation.parquet "
-            "(also .jsonl, .jsonl.gz, .txt)"
+            f"{place or dataset_id} has no {' and no '.join(missing)} split; expected e.g. train.parquet and "
+            "validation.parquet (also .jsonl, .jsonl.gz, .txt)"
         )
-    return {
-        ours: [text for text in splits[hub]["text"] if text and not text.isspace()] if hub in splits else []
-        for ours, hub in SPLITS.items()
-    }
+    for hub in SPLITS.values():
+        columns = getattr(splits.get(hub), "column_names", None)
+        if columns is not None and "text" not in columns:
+            where = dataset_id if place is None else ", ".join(find_files(place, config)[hub])
+            raise ValueError(
+                f"{where}: the rows of {hub} have no column text; they have {', '.join(columns)}: "
+                "give the one that holds the text this name"
+            )
+    with Drops("wikitext", stats) as drops:
+        return {ours: list(_texts(splits[hub]["text"], drops)) if hub in splits else [] for ours, hub in SPLITS.items()}
+
+
+def _texts(column: Iterable[Any], drops: Drops) -> Iterator[str]:
+    """What is text of a column, as `documents` takes it from rows."""
+    for text in column:
+        if not isinstance(text, str):
+            drops.add("without text")
+        elif not text or text.isspace():
+            drops.add("empty")
+        elif not is_text(text):
+            drops.add("not utf-8")
+        else:
+            yield text

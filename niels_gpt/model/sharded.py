@@ -78,7 +78,7 @@ def read_head(folder: Path, *, verify: bool = True) -> dict[str, Any]:
             raise ValueError(f"its {problem}")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no checkpoint: it has no {HEAD}") from None
-    except (OSError, ValueError, KeyError, TypeError) as err:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
         raise CheckpointError(f"{folder} is damaged: {HEAD} cannot be read ({err})") from None
     for name, (size, sha256) in expected.items():
         path = folder / name

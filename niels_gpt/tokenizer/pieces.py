@@ -22,6 +22,7 @@ BLOCK = "\u2581"
 _PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
 """Text that SentencePiece changes unless it is told not to."""
 _NAMED = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
+_REMEDY = "restore it from a copy, or train one with niels-gpt tokenizer train"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -35,19 +36,17 @@ class Tokenizer:
         try:
             self._sp: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except Exception as err:  # SentencePiece raises RuntimeError, or worse, for bytes that are no model
-            raise ValueError(f"{where} is no SentencePiece model, or is damaged") from err
+            raise ValueError(f"{where} is no SentencePiece model, or is damaged: {_REMEDY}") from err
         self._arrays = hasattr(self._sp, "encode_as_numpy")
         self.model = model
         self.sha256 = files.sha256_bytes(model)
         self.vocab_size: int = self._sp.vocab_size() if model else 0
         if not self.vocab_size:
-            raise ValueError(f"{where} is no SentencePiece model: it is empty")
+            raise ValueError(f"{where} is no SentencePiece model, for it is empty: {_REMEDY}")
         ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
         for (name, token), i in zip(_NAMED, ids, strict=True):
             if self._sp.id_to_piece(i) != token:
-                raise ValueError(
-                    f"{where} has no special token {name} ({token}): train one with niels-gpt tokenizer train"
-                )
+                raise ValueError(f"{where} has no special token {name} ({token}): {_REMEDY}")
         self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
         self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
         self._check(where)
@@ -60,7 +59,7 @@ class Tokenizer:
         if missing or not single or b"".join(map(self._bytes_of, ids)) != _PROBE.encode("utf-8"):
             raise ValueError(
                 f"{where} does not keep every character (byte fallback, identity normalisation, no dummy prefix are "
-                "needed), or is damaged: train one with niels-gpt tokenizer train"
+                f"needed), or is damaged: {_REMEDY}"
             )
 
     def special_token_ids(self) -> dict[str, int]:

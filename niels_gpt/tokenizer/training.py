@@ -39,12 +39,14 @@ def train_tokenizer(
     `vocab_size` counts the pieces without the four special tokens, and is at least 257 (256 bytes and `<unk>`) plus
     one for every different character. A text that does not have as many pieces gives fewer, with a warning. The same
     texts and seed give the same bytes. Memory is bounded: of all chunks a seeded reservoir keeps `sample_chunks`.
-    Raises ValueError for a vocabulary that is too small or past 65,532, and for no text at all.
+    Raises ValueError for a vocabulary that is too small or past 65,532, for no text at all, and for an out_dir
+    that is a file or cannot be written.
     """
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 257 < vocab_size <= MAX_VOCAB:
         raise ValueError(f"vocab_size must be in 258..{MAX_VOCAB} (ids are stored in 16 bits), got {vocab_size!r}")
     if sample_chunks < 1:
         raise ValueError(f"sample_chunks must be at least 1, got {sample_chunks}")
+    files.check_place(out_dir, "out_dir", folder=True)
     inputs = _Inputs()
     sample = reservoir(_chunks(inputs.watch(texts)), sample_chunks, seed=seed)
     if not sample:

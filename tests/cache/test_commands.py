@@ -993,6 +993,87 @@ def test_a_cache_folder_that_is_a_file(prepared, error, tokenizer):
     assert "file" in error("build", "roam", "--cache-dir", "file", tokenizer)
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "locked", "locked/below"])
+@pytest.mark.parametrize("options", [[], ["--only", "roam"]])
+def test_a_cache_folder_that_cannot_be_is_refused_before_work(prepared, error, monkeypatch, place, options):
+    Path("locked").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: not (mode & os.W_OK and Path(path).name == "locked"))
+    monkeypatch.setattr("niels_gpt.cache.commands.train_on", lambda *_: pytest.fail("a tokenizer was trained"))
+    message = error("build-all", "--cache-dir", place, *options)
+    assert place in message and "choose another --cache-dir" in message
+
+
+@pytest.mark.parametrize("command", ["build-all", "build roam"])
+@pytest.mark.parametrize(
+    ("option", "value", "name"),
+    [("--shard-bytes", 33, "shard_bytes"), ("--val-frac", 2, "val_frac"), ("--val-frac", "nan", "val_frac")],
+)
+def test_numbers_that_make_no_cache_are_refused_before_work(everything, error, command, option, value, name):
+    message = error(*command.split(), option, value)
+    assert name in message and str(value) in message
+    assert not Path("cache").exists()
+
+
+def test_a_share_of_notes_that_is_none_is_refused_before_work(everything, error):
+    assert "roam_val_frac" in error("build-all", "--roam-val-frac", -1)
+    assert not Path("cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "said"),
+    [
+        ("build-all --only gutenberg", "--gutenberg-val-tokens=1000000", "a smaller --gutenberg-val-tokens"),
+        ("build-all --only fineweb_edu", "--fineweb-val-tokens=1000000", "a smaller --fineweb-val-tokens"),
+        ("build-all --only fineweb_edu", "--fineweb-train-tokens=0", "a larger --fineweb-train-tokens"),
+        ("build gutenberg", "--val-tokens=1000000", "a smaller --val-tokens"),
+    ],
+)
+def test_a_budget_that_leaves_train_empty_is_named_as_an_option(everything, run, tokenizer, command, option, said):
+    code, _, err = run(*command.split(), option, tokenizer)
+    assert code == 1
+    assert "train would be empty" in err and said in err
+
+
+# --- a folder that has lost its tokenizer ----------------------------------------------------------------
+
+
+@pytest.fixture
+def lost(everything, fine, tokenizer):
+    """Caches of roam and primer, and no tokenizer any more; the sha256 that they were built with."""
+    fine("build", "roam", "primer", tokenizer)
+    Path("cache/tokenizer/spm.model").rename("elsewhere.model")
+    return meta_of(Path("cache/sft/primer"))["tokenizer_sha256"]
+
+
+@pytest.mark.parametrize("command", ["build-all --only dolly15k", "build dolly15k", "build-all --only roam"])
+@pytest.mark.parametrize("given", [False, True])
+def test_no_other_tokenizer_takes_the_place_of_one_that_is_gone(lost, error, other_tokenizer, command, given):
+    before = tree(Path("cache"))
+    message = error(*command.split(), *([other_tokenizer] if given else []))
+    for part in ("tokenizer/spm.model is gone", "sft/primer", lost[:12], "restore it", "--cache-dir", "anew"):
+        assert part in message
+    assert ("pretrain/roam" in message) == ("roam" not in command)
+    assert tree(Path("cache")) == before
+
+
+def test_a_tokenizer_that_is_gone_can_be_restored(lost, fine):
+    fine("build", "dolly15k", "--tokenizer=elsewhere.model")
+    assert meta_of(Path("cache/sft/dolly15k"))["tokenizer_sha256"] == lost
+    fine("verify", "cache")
+
+
+def test_all_caches_may_be_built_anew_with_another_tokenizer(lost, fine, other_tokenizer):
+    fine("build", "roam", "primer", other_tokenizer)
+    assert meta_of(Path("cache/sft/primer"))["tokenizer_sha256"] != lost
+    fine("verify", "cache")
+
+
+def test_placeholders_and_damaged_caches_need_no_tokenizer(everything, fine, tokenizer):
+    write("cache/pretrain/gutenberg/meta.json", '{"built": false}')
+    write("cache/pretrain/fineweb_edu/meta.json", "[" * 100_000)
+    fine("build", "primer", tokenizer)
+
+
 def test_another_tokenizer_for_the_same_folder(everything, fine, error, tokenizer, other_tokenizer):
     fine("build", "roam", tokenizer)
     before = tree(Path("cache"))

@@ -65,7 +65,9 @@ def test_a_missing_one_is_an_error_that_says_what_to_do(tmp_path):
     assert find_meta(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1', b"\xff\xfe{}", b"[]", b"3", b'"x"', b"null", b"{} {}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"a": 1', b"\xff\xfe{}", b"[]", b"3", b'"x"', b"null", b"{} {}", b"[" * 10**5]
+)
 def test_a_damaged_one_is_an_error_that_names_it(tmp_path, content):
     (tmp_path / "meta.json").write_bytes(content)
     for read in (lambda: read_meta(tmp_path / "meta.json"), lambda: find_meta(tmp_path)):

@@ -532,6 +532,14 @@ def test_a_damaged_state_is_begun_afresh(tmp_path, whole, key, value):
     check_whole(folder, whole["pretrain"])
 
 
+def test_a_state_of_nothing_but_brackets_is_begun_afresh(tmp_path, whole):
+    case, folder = CASES["pretrain"], tmp_path / "c"
+    interrupt(case, folder, 50)
+    (hidden(folder) / "state.json").write_text("[" * 100_000, encoding="utf-8")
+    case.build(folder)
+    check_whole(folder, whole["pretrain"])
+
+
 def test_foreign_files_in_the_hidden_folder_do_not_get_into_the_cache(tmp_path, whole):
     case, folder = CASES["pretrain"], tmp_path / "c"
     for after in (1, 50):

@@ -315,6 +315,27 @@ def test_an_error_of_the_system_is_one_line_too(capsys, monkeypatch):
     assert error_of(capsys) == "cannot write x.pt: No space left on device"
 
 
+@pytest.mark.parametrize("value", ["file", "file/below"])
+def test_a_cache_folder_that_cannot_be_says_what_to_do(tmp_path, monkeypatch, capsys, value):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine", encoding="utf-8")
+    assert call("train", "--wiki", "embedded", "--set", f"data.cache_dir={value}") == 1
+    message = error_of(capsys)
+    assert message.startswith(f"cannot write {value}: ")
+    assert message.endswith("a file is where a folder should be; choose another place")
+
+
+def test_a_file_that_may_not_be_read_says_what_to_do(capsys, monkeypatch):
+    from niels_gpt.cli import training
+
+    def unreadable(**options):
+        raise PermissionError(13, "Permission denied", "notes/a.md")
+
+    monkeypatch.setattr(training, "run_train", unreadable)
+    assert call("train") == 1
+    assert error_of(capsys) == "cannot open notes/a.md: Permission denied: change the rights, or choose another place"
+
+
 def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
     from niels_gpt.cli import training
 

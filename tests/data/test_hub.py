@@ -1,5 +1,6 @@
 """Broken streams, failing Hubs, and what the user reads about them. The `datasets` objects are real."""
 
+import dataclasses
 import errno
 import functools
 import http.client
@@ -440,6 +441,11 @@ def test_pauses_grow_and_are_never_quite_the_same(fake):
         assert max(factors) - min(factors) > 0.5  # spread over the whole of 0.5 to 1.5
 
 
+def test_no_pause_is_shorter_than_the_one_before(fake):
+    for pauses in (failing_pauses(fake) for _ in range(100)):
+        assert pauses == sorted(pauses)
+
+
 def test_pauses_have_an_end(fake, monkeypatch):
     monkeypatch.setattr(hub_module, "ATTEMPTS", 12)
     pauses = failing_pauses(fake)
@@ -803,3 +809,42 @@ def test_time_in_which_rows_came_is_not_patience(fake, monkeypatch, plan):
     now = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
     assert read() == rows
+
+
+# --- names of local files ----------------------------------------------------------------------------
+
+ODD_NAMES = ["a[1]", "b*", "c?d", "e[!f]", "g[", "h]", "i{1,2}", "j%20", "k#l", "m n"]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_is_a_name_and_no_pattern(tmp_path, monkeypatch, name, streaming):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / f"{name}.jsonl").write_text('{"text": "mine"}\n', encoding="utf-8")
+    (folder / "b2.jsonl").write_text('{"text": "another"}\n', encoding="utf-8")
+    for path in (folder / f"{name}.jsonl", f"{name}.jsonl"):
+        monkeypatch.chdir(folder)
+        assert read(Request(NAME, streaming=streaming, path=path)) == [{"text": "mine"}]
+    assert {row["text"] for row in read(Request(NAME, streaming=streaming, path=folder))} == {"mine", "another"}
+    splits = open_dataset(Request(NAME, split=None, path=folder / f"{name}.jsonl"))
+    assert list(splits["train"]["text"]) == ["mine"]
+
+
+@pytest.mark.parametrize("request_", [Request(NAME), Request(NAME, split=None), Request(NAME, streaming=True)])
+def test_a_name_that_datasets_takes_apart_is_refused(tmp_path, request_):
+    (tmp_path / "a::b").mkdir()
+    path = tmp_path / "a::b" / "train.jsonl"
+    path.write_text('{"text": "mine"}\n', encoding="utf-8")
+    request = dataclasses.replace(request_, path=path)
+    with pytest.raises(ValueError, match="rename") as caught:
+        open_dataset(request) if request.split is None else read(request)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_of_a_split_with_other_columns_say_what_to_do(tmp_path):
+    (tmp_path / "train-00000-of-00002.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    (tmp_path / "train-00001-of-00002.jsonl").write_text('{"text": "a", "url": "b"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="the same columns") as caught:
+        read(Request(NAME, path=tmp_path))
+    assert str(tmp_path / "train-00001-of-00002.jsonl") in str(caught.value) and "\n" not in str(caught.value)

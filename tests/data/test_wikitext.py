@@ -157,8 +157,46 @@ def test_a_broken_file_is_an_error_with_its_name(tmp_path, suffix):
 def test_rows_without_text_are_an_error_with_the_column(tmp_path):
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text('{"body": "a"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="text"):
+    with pytest.raises(ValueError, match="text") as caught:
         load_wikitext(path=tmp_path)
+    for part in (str(tmp_path / "train.jsonl"), "body", "column text", "name"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("hub_split", ["validation", "test"])
+def test_the_split_without_text_is_named(tmp_path, hub_split):
+    for split in ROWS:
+        row = {"body": "a"} if split == hub_split else {"text": "a"}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="column text") as caught:
+        load_wikitext(path=tmp_path)
+    assert str(tmp_path / f"{hub_split}.jsonl") in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", [1, 2.5, True, ["a"], {"a": "b"}])
+def test_text_that_is_no_string_is_left_out_and_counted(tmp_path, odd):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": odd}) + "\n", encoding="utf-8")
+    write_jsonl(tmp_path / "validation.jsonl", ["b", None])
+    stats = {}
+    assert load_wikitext(path=tmp_path, stats=stats) == {"train": [], "val": ["b"], "test": []}
+    assert stats == {"without text": 2}
+
+
+def test_a_split_may_have_columns_of_its_own(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", ["a"])
+    (tmp_path / "validation.jsonl").write_text('{"number": 1, "text": "b"}\n', encoding="utf-8")
+    assert load_wikitext(path=tmp_path) == {"train": ["a"], "val": ["b"], "test": []}
+
+
+def test_rows_left_out_of_all_splits_are_said_once(hub, caplog):
+    hub.rows = ROWS
+    stats = {"empty": 1}
+    with caplog.at_level(logging.INFO):
+        assert load_wikitext(stats=stats) == KEPT
+    assert stats == {"empty": 7, "without text": 1}
+    (message,) = [message for message in caplog.messages if "left out" in message]
+    for part in ("wikitext", "7 rows", "6 empty", "1 without text"):
+        assert part in message
 
 
 def test_no_global_generator_moves(tmp_path, random_states):

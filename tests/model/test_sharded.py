@@ -126,7 +126,7 @@ def test_damage_is_seen(copy, name, harm):
 
 def test_a_head_that_is_no_head(copy):
     head = copy / sharded.HEAD
-    for text in ("", "[]", "{", "{}", '{"files": {}}'):
+    for text in ("", "[]", "{", "{}", '{"files": {}}', "[" * 100_000):
         head.write_text(text, encoding="utf-8")
         with pytest.raises(CheckpointError, match="damaged"):
             read_checkpoint(copy, "cpu")

@@ -336,6 +336,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(tmp_path, data):
     with pytest.raises(ValueError) as caught:
         load_tokenizer(path)
     assert str(path) in str(caught.value)
+    assert "restore it from a copy, or train one" in str(caught.value)
 
 
 def is_accepted(data):

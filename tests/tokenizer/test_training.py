@@ -163,6 +163,19 @@ def test_an_item_that_is_no_string_is_named(tmp_path, item):
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_place_that_is_a_file_is_refused_before_anything_is_read(tmp_path, name):
+    def unread():
+        pytest.fail("the texts were read")
+        yield
+
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(ValueError, match="is a file") as caught:
+        train_tokenizer(unread(), tmp_path / name)
+    assert str(tmp_path / "file") in str(caught.value) and "out_dir" in str(caught.value)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
 @pytest.mark.parametrize("sample_chunks", [0, -1])
 def test_an_empty_sample_is_refused(tmp_path, sample_chunks):
     with pytest.raises(ValueError, match="sample_chunks"):

@@ -1,0 +1,78 @@
+"""What is refused before a cache is built: tokenizers, numbers and places that make none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import shutil
+from pathlib import Path
+
+from niels_gpt.cache.formats import DOCUMENTS, MAX_VOCAB, SPLITS, TEST
+from niels_gpt.cache.shards import MARGIN_BYTES
+from niels_gpt.chat.template import TokenizerLike
+from niels_gpt.tokenizer.special import SPECIAL_NAMES
+
+_SHARD = re.compile(r"shard_\d{5,}\.bin")
+
+
+def check_tokenizer(tokenizer: TokenizerLike) -> None:
+    """Raise ValueError for a vocabulary past 16 bits, or special ids outside it."""
+    vocab = tokenizer.vocab_size
+    if not 1 <= vocab <= MAX_VOCAB:
+        raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so 1..{MAX_VOCAB:,} are possible")
+    special = tokenizer.special_token_ids()
+    for name in SPECIAL_NAMES:
+        if name not in special or not 0 <= special[name] < vocab:
+            raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, which is not in 0..{vocab - 1}")
+
+
+def check_seed(seed: int) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer in 0..2**63-1, got {seed!r}")
+
+
+def check_shard_bytes(shard_bytes: int) -> None:
+    if shard_bytes < 2 or shard_bytes % 2:
+        raise ValueError(f"shard_bytes must be an even number of at least 2 (a token has two bytes), got {shard_bytes}")
+
+
+def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
+    if not 0.0 <= val_frac <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], got {val_frac!r}")
+
+
+def check_space(out_dir: Path, needed: int) -> None:
+    """Raise OSError where the disk has less room than the cache will need."""
+    place = out_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    with contextlib.suppress(FileNotFoundError):
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"{out_dir} will need {needed / 1e9:.2f} GB, but {place} has {free / 1e9:.2f} GB free "
+                f"({MARGIN_BYTES >> 20} MiB of it stay free): free some space, or ask for fewer tokens",
+            )
+
+
+def check_same_disk(out_dir: Path) -> None:
+    """Raise ValueError where a cache could not move in from the hidden folder beside its place."""
+    if out_dir.is_dir() and out_dir.stat().st_dev != out_dir.parent.stat().st_dev:
+        raise ValueError(
+            f"{out_dir} is a disk of its own, and a cache is built beside its place and then moves in: "
+            f"give a folder inside it, such as {out_dir / 'cache'}"
+        )
+
+
+def check_nothing_foreign(out_dir: Path) -> None:
+    """Raise ValueError where a build would replace what is of no pretrain cache."""
+    for folder in (out_dir / split for split in (*SPLITS, TEST)):
+        entries = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
+        for path in entries:
+            if path.is_dir() or not (path.name == DOCUMENTS or _SHARD.fullmatch(path.name)):
+                raise ValueError(
+                    f"{path} is not of a cache, and the build would replace {folder}: move it away, or choose another "
+                    "folder"
+                )
