@@ -39,6 +39,14 @@ def told(err: OSError) -> str:
     return f"cannot open {os.fsdecode(err.filename)}: {err.strerror}" + (f": {remedy}" if remedy else "")
 
 
+def at_home(path: str | Path) -> Path:
+    """A path whose ~ is the home folder; a name that only begins with one, or with that of nobody here, stays."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
     number = err.errno or errno.EIO
     remedy = f": {_REMEDIES[number]}" if number in _REMEDIES else ""

@@ -56,7 +56,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
 def _at_home(word: str) -> str:
     """--run-dir=~/x as the shell would have it: it leaves a ~ that follows a sign."""
     option, _, value = word.partition("=")
-    return f"{option}={Path(value).expanduser()}" if option.startswith("--") and value.startswith("~/") else word
+    return f"{option}={files.at_home(value)}" if option.startswith("--") and value.startswith("~/") else word
 
 
 def _check_values(arguments: list[str]) -> None:

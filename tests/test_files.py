@@ -467,3 +467,11 @@ def test_the_system_frees_the_lock_of_a_killed_process(tmp_path):
         holder.wait()
         holder.stdout.close()
     assert_free(path)
+
+
+def test_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert files.at_home("~/notes") == Path("/home/somebody/notes")
+    assert files.at_home("~") == Path("/home/somebody")
+    for name in ("~nobody-of-that-name/x", "~draft.txt", "a/~/b", "/a", "b"):
+        assert files.at_home(name) == Path(name)

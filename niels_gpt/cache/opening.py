@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from niels_gpt import files
 from niels_gpt.cache.formats import SPLITS
 from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
@@ -17,7 +18,7 @@ class CacheFolder:
 
     def __init__(self, path: str | Path) -> None:
         """Raises CacheError where there is no such folder or tokenizer."""
-        self.path = Path(path).expanduser()
+        self.path = files.at_home(path)
         try:
             self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer" / "spm.model")
         except FileNotFoundError:

@@ -95,7 +95,7 @@ def run_audit(
 def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """(name -> ids of every note, the names of those too short to judge). Raises ValueError where no note is left, and
     as `list_roam_paths` and `read_text` do."""
-    root = folder.expanduser().absolute()
+    root = files.at_home(folder).absolute()
     found, short = {}, []
     for path in list_roam_paths(str(root)):
         name = os.fsencode(Path(path).relative_to(root).as_posix()).decode("utf-8", errors="backslashreplace")

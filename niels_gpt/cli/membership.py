@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from niels_gpt import files
 from niels_gpt.cli.runs import Loaded
 from niels_gpt.config import RunConfig
 from niels_gpt.model.checkpoint import read_checkpoint
@@ -60,7 +60,7 @@ def _history(loaded: Loaded, problems: list[str]) -> Iterator[tuple[RunConfig, M
         yield config, data
         if not config.init_from:
             return
-        path = Path(config.init_from)
+        path = files.at_home(config.init_from)
         run = RunFolder(path.parent.parent)
         try:
             data = read_checkpoint(path, "cpu")["extra"].get("data", {})

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from niels_gpt import files
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.documents import check_take, text_key
@@ -149,7 +150,7 @@ def holds_text_files(place: Path) -> bool:
 
 def place_of(name: str, config: SourceConfig) -> Path:
     """Where a source lies. Raises FileNotFoundError where there is nothing."""
-    place = Path(config.path).expanduser().absolute()
+    place = files.at_home(config.path).absolute()
     if not place.exists():
         raise FileNotFoundError(
             f"the source {name} should lie in {place}, but there is no such file or folder: set "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from niels_gpt import files
 from niels_gpt.data.documents import check_take
 from niels_gpt.data.drops import Drops
 from niels_gpt.data.local import list_files
@@ -17,7 +18,7 @@ def list_roam_paths(root_dir: str) -> list[str]:
 
     Raises FileNotFoundError if the folder does not exist, NotADirectoryError if it is a file.
     """
-    root = Path(root_dir).expanduser().absolute()
+    root = files.at_home(root_dir).absolute()
     if not root.exists():
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
@@ -67,7 +68,7 @@ def iter_roam(
     Notes that are empty or blank are left out and counted. Raises as `list_roam_paths` and `load_texts` do.
     """
     check_take(take)
-    root = Path(root_dir).expanduser().absolute()
+    root = files.at_home(root_dir).absolute()
     given = 0
     with Drops("roam", stats, unit="note") as drops:
         for path in list_roam_paths(str(root)):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from niels_gpt import files
 from niels_gpt.batching import Plan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import evaluate_rows
@@ -170,13 +171,13 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
     def place(value: str, usual: str) -> str:
         if value == "auto":
             return usual if Path(usual).exists() else "embedded"
-        return value if value == "embedded" else str(Path(value).expanduser())
+        return value if value == "embedded" else str(files.at_home(value))
 
     return StreamBuildConfig(
         roam_root=place(data.roam, ".roam-data"),
         primer_path=place(data.primer, "data/primer.txt"),
         wiki={"auto": "embedded", "hub": "hub"}.get(data.wiki) or place(data.wiki, ""),
-        cache_dir=data.cache_dir,
+        cache_dir=str(files.at_home(data.cache_dir)),
         roam_val_frac=data.roam_val_frac,
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,

@@ -13,7 +13,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -147,7 +146,7 @@ def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World 
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
-    if config.init_from and not resume and not Path(config.init_from).exists():
+    if config.init_from and not resume and not files.at_home(config.init_from).exists():
         raise ValueError(f"init_from: no checkpoint {config.init_from}")
     if world.is_main:
         _check_folder(run, resume)

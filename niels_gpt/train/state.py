@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from niels_gpt import files
 from niels_gpt.config import RunConfig
 from niels_gpt.config_file import differences, to_dict, with_defaults
 from niels_gpt.model.checkpoint import (
@@ -71,7 +72,7 @@ def sharded_content(state: State, extra: dict[str, Any]) -> tuple[dict[str, torc
 def initialise(state: State, config: RunConfig, task: Task, device: str) -> None:
     """Take the weights of another run. Raises CheckpointError where they are of another model or tokenizer."""
     where = config.init_from
-    saved = read_checkpoint(where, "cpu" if state.sharded else device)
+    saved = read_checkpoint(files.at_home(where), "cpu" if state.sharded else device)
     theirs, ours = to_dict(model_config(saved["config"], where=where)), to_dict(config.model)
     for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp", "positions"):
         if theirs[key] != ours[key]:
