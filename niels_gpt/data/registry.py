@@ -20,7 +20,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from niels_gpt import files
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
 from niels_gpt.data.documents import check_take
@@ -42,6 +41,7 @@ from niels_gpt.data.whole import hub_dataset, iter_whole, whole_files
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
+from niels_gpt.files import at_home
 
 GROUP = "niels_gpt.sources"
 ROAM, PRIMER = ".roam-data", "data/primer.txt"
@@ -291,8 +291,8 @@ def _hub_files(dataset_id: str, config: str | None = None) -> Callable[[str | No
 
 def _cached(dataset_id: str, config: str | None) -> Path | None:
     """Where `datasets` keeps its copy, if it has one; found without importing it."""
-    home = files.at_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    root = files.at_home(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
+    home = at_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    root = at_home(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         place = folder / config if config else folder
         # `datasets` has changed its mind about capitals.
@@ -328,7 +328,7 @@ def _own(name: str, config: SourceConfig) -> Source:
         dataset = hub_dataset(config)
         if dataset is not None:
             return _hub(dataset[0])()
-        place = files.at_home(config.path)
+        place = at_home(config.path)
         return Origin("local", str(place)) if place.exists() else Origin("missing", f"{place} does not exist")
 
     kind: Any = "text" if config.split else config.kind
