@@ -305,7 +305,7 @@ def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
     """The error for a run that broke at a step; good is a checkpoint from before it, and the run goes back there."""
     good = run.go_back(step)
     where = f"the last good checkpoint is {good}" if good else "there is no checkpoint from before"
-    then = "to go on, --resume --allow-config-change --set train.base_lr=LOWER" if good else "begin anew with those"
+    then = "--resume --allow-config-change --set train.base_lr=LOWER"
     return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up ({then})")
 
 

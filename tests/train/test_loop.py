@@ -447,12 +447,20 @@ def test_the_step_and_the_last_good_checkpoint_are_named(texts, run, whole, monk
 def test_what_is_said_of_a_run_that_broke_makes_it_go_on(texts, run):
     """Also where what was saved last is broken already."""
     often = ("output.checkpoint_every=1", "output.eval_every=100")
-    with pytest.raises(TrainingDiverged, match=r"step_00000001\.pt\. Try .* --resume --allow-config-change"):
+    with pytest.raises(TrainingDiverged, match=r"step_00000001\.pt\. Try .*--resume --allow-config-change"):
         train(small_config(texts, "train.base_lr=1e33", "train.warmup_steps=1", *often), run)
     assert content(run.latest)["step"] == 1
     lower = small_config(texts, "train.base_lr=1e-3", "train.warmup_steps=1", *often)
     assert train(lower, run, resume=True, allow_config_change=True).step == 12
     assert all(math.isfinite(loss) for loss in losses(run))
+
+
+def test_a_run_that_broke_before_all_checkpoints_begins_again(texts, run):
+    with pytest.raises(TrainingDiverged, match=r"no checkpoint from before.*--resume --allow-config-change"):
+        train(small_config(texts, "train.base_lr=1e30", "train.warmup_steps=0"), run)
+    lower = small_config(texts, "train.base_lr=1e-3", "train.warmup_steps=0")
+    assert train(lower, run, resume=True, allow_config_change=True).step == 12
+    assert [line["step"] for line in run.metrics()] == list(range(12))
 
 
 def test_a_checkpoint_before_a_bad_validation_is_good(texts, run):
