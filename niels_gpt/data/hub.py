@@ -114,7 +114,10 @@ class Reader:
 
 
 def open_dataset(request: Request) -> Any:
-    """The `datasets` object itself, transient failures waited out. Raises DataUnavailable."""
+    """The `datasets` object itself, transient failures waited out; {split: dataset} where no split is asked for.
+
+    Raises DataUnavailable.
+    """
     files = _local_files(request)
     failures = _Failures(request, files)
     while True:
