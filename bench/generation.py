@@ -69,8 +69,8 @@ def load(name: str, talk: Talk, quick: bool) -> Speaker:
 
 def _ours(model: Any, talk: Talk, most: int) -> Speaker:
     from niels_gpt import generate
+    from niels_gpt.inference.generation import generate_batch
     from niels_gpt.inference.sampling import Sampling
-    from niels_gpt.inference.text import generate_batch
 
     tokenizer: Any = Ids(model.config.V) if model.config.V > 256 else None
     prompts, greedy = [talk.prompt] * talk.batch, Sampling(temperature=0.0)

@@ -73,7 +73,7 @@ def machine(device: str = "cpu") -> dict[str, object]:
 def _gpu(device: str) -> dict[str, object]:
     import torch
 
-    from niels_gpt.device import resolve_device
+    from niels_gpt.system.device import resolve_device
 
     found = torch.cuda.get_device_properties(resolve_device(device))
     return {"gpu": found.name, "gpu GiB": round(found.total_memory / 2**30), "cuda": torch.version.cuda}

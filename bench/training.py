@@ -56,7 +56,7 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
     """Ours or a peer, by its name; nothing is run yet."""
     import torch
 
-    from niels_gpt.device import imitates_bf16
+    from niels_gpt.system.device import imitates_bf16
 
     size, device = setting.size.scaled(quick), setting.device
     if setting.bf16 and not quick and imitates_bf16(device):
@@ -78,9 +78,9 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
 
 def _our_update(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: list[str]) -> Callable[[], object]:
     from niels_gpt.config import EngineConfig, RunConfig, TrainConfig
-    from niels_gpt.train.batch import Batch
-    from niels_gpt.train.engine import Engine
-    from niels_gpt.train.optimizer import make_optimizer
+    from niels_gpt.training.optim.optimizer import make_optimizer
+    from niels_gpt.training.step import Engine
+    from niels_gpt.training.tasks.base import Batch
 
     precision: Literal["fp8", "bf16", "fp32"] = "fp8" if setting.fp8 else "bf16" if setting.bf16 else "fp32"
     train = TrainConfig(B=len(x), precision=precision, accumulate=1)  # 1: rather fail than train in parts
@@ -135,7 +135,7 @@ def step_work(name: str, setting: Setting, quick: bool) -> Work:
         gflop = flops * made.tokens * updates / 1e9 if name == OURS else None
         return Work(run, made.tokens * updates, gflop, {**facts, "threads": torch.get_num_threads()})
 
-    from niels_gpt.device import peak_flops
+    from niels_gpt.system.device import peak_flops
 
     peak = peak_flops(setting.device)
 
@@ -162,7 +162,7 @@ def memory_work(name: str, setting: Setting, quick: bool) -> Work:
 
     import torch
 
-    importlib.import_module({OURS: "niels_gpt.train.engine", "nano": "bench.nano"}.get(name, _package(name)))
+    importlib.import_module({OURS: "niels_gpt.training.step", "nano": "bench.nano"}.get(name, _package(name)))
     small = torch.nn.Linear(8, 8)  # libraries that the first update loads are nobody's activations
     small(torch.randn(8, 8)).sum().backward()
     torch.optim.AdamW(small.parameters(), fused=True).step()

@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "niels_gpt.config": ("ModelConfig", "TrainConfig", "default_p_train"),
-    "niels_gpt.rng": ("set_seed",),
-    "niels_gpt.device": ("get_device",),
+    "niels_gpt.system.rng": ("set_seed",),
+    "niels_gpt.system.device": ("get_device",),
     "niels_gpt.tokenizer": ("encode", "decode"),
     "niels_gpt.chat": ("format_chat", "extract_assistant_reply"),
     "niels_gpt.data.wikitext": ("load_wikitext",),
@@ -34,10 +34,10 @@ _HOME = {
     "niels_gpt.model.gpt": ("GPT",),
     "niels_gpt.model.rope": ("rope_cache", "apply_rope"),
     "niels_gpt.model.loss": ("loss_fn",),
-    "niels_gpt.model.checkpoint": ("save_checkpoint", "load_checkpoint"),
-    "niels_gpt.train.schedule": ("lr_at_step",),
+    "niels_gpt.runs.checkpoint": ("save_checkpoint", "load_checkpoint"),
+    "niels_gpt.training.optim.schedule": ("lr_at_step",),
     "niels_gpt.evaluation.sampled": ("evaluate",),
-    "niels_gpt.inference.text": ("generate",),
+    "niels_gpt.inference.generation": ("generate",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *_MODULE_OF]

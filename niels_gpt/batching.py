@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from niels_gpt.checks import check_probabilities
+from niels_gpt.config.checks import check_probabilities
 
 BytesSources = Mapping[str, bytes]
 

@@ -17,18 +17,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from niels_gpt import files
 from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.config import ModelConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.local import DataUnavailable, find_files, find_local
-from niels_gpt.data.own import iter_own, kind_of, own_files
+from niels_gpt.data.byte_split import between, pieces, whole_files
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.whole import between, pieces, whole_files
+from niels_gpt.data.user_files import iter_own, kind_of, own_files
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
+from niels_gpt.system import files
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
 SPLITS = ("train", "val")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.hub import go_offline
-from niels_gpt.data.local import VARIABLE
+from niels_gpt.data.reading.hub import go_offline
+from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Sample
 from niels_gpt.data.types import ChatSample
 

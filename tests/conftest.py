@@ -82,7 +82,7 @@ class Hub:
 def hub(monkeypatch):
     import datasets
 
-    from niels_gpt.data import hub as real
+    from niels_gpt.data.reading import hub as real
 
     fake = Hub(datasets.load_dataset)
     monkeypatch.setattr(datasets, "load_dataset", fake.load_dataset)

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.config import SourceConfig
-from niels_gpt.config_file import dump_config, load_config
+from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.evaluation.exact import score_stream
-from niels_gpt.model.checkpoint import load_model
+from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.streams import StreamBuildConfig, build_sources, load_streams
-from niels_gpt.train.task import open_task
+from niels_gpt.training.tasks.registry import open_task
 from tests.cli import call, error_of
 from tests.data import serve_in_turn
-from tests.train import SMALL, sentence
+from tests.training import SMALL, sentence
 
 T = 16
 SHARED = Path(__file__).parents[2] / "shared" / "data"

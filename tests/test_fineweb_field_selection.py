@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.data import documents
 from niels_gpt.data.fineweb_edu import select_text_field
+from niels_gpt.data.reading import text_rows
 
 
 def test_text_is_preferred():
@@ -86,4 +86,4 @@ def test_against_the_rule_spelt_out(sample):
 
 
 def test_it_is_one_function_for_all_loaders():
-    assert select_text_field is documents.select_text_field
+    assert select_text_field is text_rows.select_text_field

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from niels_gpt.config import DataConfig, RunConfig, SourceConfig
-from niels_gpt.config_file import dump_config, load_config
+from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.streams import StreamBuildConfig, load_streams
-from niels_gpt.train.task import open_task
+from niels_gpt.training.tasks.registry import open_task
 from tests.cli import call, error_of
-from tests.train import SMALL, sentence
+from tests.training import SMALL, sentence
 
 DELIMITER = "\n\n<dialogue>\n\n"
 T = 16

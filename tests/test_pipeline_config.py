@@ -6,7 +6,12 @@ import pytest
 import yaml
 
 from niels_gpt.config import PRESETS, ModelConfig, RunConfig, TrainConfig
-from niels_gpt.config_file import config_from_dict, dump_config, load_config, load_pipeline
+from niels_gpt.config.yaml_file import (
+    config_from_dict,
+    dump_config,
+    load_config,
+    load_pipeline,
+)
 from niels_gpt.model.gpt import GPT
 
 BYTES = {"wiki": 0.784, "roam": 0.196, "primer": 0.020}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import call
-from tests.train import write_texts
+from tests.training import write_texts
 
 ROOT = Path(__file__).parents[1]
 SMALL = [

@@ -15,9 +15,9 @@ import torch
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import load_config
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
-from tests.train import sentence
+from tests.training import sentence
 
 VOCAB_SIZE = 400
 """Pieces of the tokenizer, without the four special tokens."""

@@ -33,7 +33,7 @@ def _ids(quick: bool, V: int) -> Any:
 def _ours(quick: bool) -> Work:
     import numpy as np
 
-    from niels_gpt.evaluation.extraction import log_probabilities
+    from niels_gpt.memorization.extraction import log_probabilities
 
     model = _model(quick)
     ids = _ids(quick, model.config.V)

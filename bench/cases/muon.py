@@ -18,7 +18,7 @@ def _shapes(device: str) -> list[tuple[int, int]]:
 def _work(device: str, quick: bool, ours: bool, kernels: bool = True) -> Work:
     import torch
 
-    from niels_gpt.train import muon
+    from niels_gpt.training.optim import muon
 
     steps = 1 if quick else 20
     torch.manual_seed(0)

@@ -14,8 +14,8 @@ def _work(quick: bool, packed: bool) -> Work:
     from niels_gpt import GPT, ModelConfig, loss_fn
     from niels_gpt.splice import MultiSpliceDocumentDataset
     from niels_gpt.splice.packing import pack
-    from niels_gpt.splice.torch_face import to_tensors
-    from niels_gpt.train.batch import Batch
+    from niels_gpt.splice.tensors import to_tensors
+    from niels_gpt.training.tasks.base import Batch
 
     width = 64 if quick else S
     documents = list(np.random.default_rng(0).integers(0, 256, (SPANS, width // 8)).astype(np.uint16))

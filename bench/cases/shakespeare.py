@@ -34,7 +34,7 @@ def place() -> Path:
 
 
 def _config(device: str, quick: bool) -> Any:
-    from niels_gpt.config_file import load_config
+    from niels_gpt.config.yaml_file import load_config
 
     source = ROOT / "README.md" if quick else place()
     overrides = [f"data.sources.shakespeare.path={source}", f"data.cache_dir={folder()}", f"output.eval_every={EVERY}"]
@@ -58,8 +58,8 @@ def _ours(device: str, quick: bool) -> Work:
     config = _config(device, quick)
 
     def run() -> dict[str, float]:
-        from niels_gpt.train.loop import train
-        from niels_gpt.train.run_folder import RunFolder
+        from niels_gpt.runs.folder import RunFolder
+        from niels_gpt.training.loop import train
 
         made = RunFolder(folder())
         train(config, made, device=device)
@@ -78,7 +78,7 @@ def _ours(device: str, quick: bool) -> Work:
 
 def _nano(device: str, quick: bool) -> Work:
     from bench.nano import Nano
-    from niels_gpt.train.byte_task import open_byte_task
+    from niels_gpt.training.tasks.byte_task import open_byte_task
 
     config = _config(device, quick)
     streams = open_byte_task(config).streams["shakespeare"]  # the same bytes, cut at the same place

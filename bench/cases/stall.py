@@ -52,8 +52,8 @@ def _training(device: str, quick: bool) -> Work:
         return Work(_by_hand(config, updates), tokens * updates, measures=True)
 
     def run() -> dict[str, float]:
-        from niels_gpt.train.loop import train
-        from niels_gpt.train.run_folder import RunFolder
+        from niels_gpt.runs.folder import RunFolder
+        from niels_gpt.training.loop import train
 
         place = RunFolder(folder())
         train(config, place, device=device)
@@ -66,7 +66,7 @@ def _training(device: str, quick: bool) -> Work:
 
 
 def _by_hand(config: Any, updates: int) -> Any:
-    from niels_gpt.train.task import open_task
+    from niels_gpt.training.tasks.registry import open_task
 
     task, engine = open_task(config), _engine(config, "cpu")
 
@@ -88,8 +88,8 @@ def _engine(config: Any, device: str) -> Any:
     import torch
 
     from niels_gpt import GPT
-    from niels_gpt.train.engine import Engine
-    from niels_gpt.train.optimizer import make_optimizer
+    from niels_gpt.training.optim.optimizer import make_optimizer
+    from niels_gpt.training.step import Engine
 
     torch.manual_seed(0)
     model = GPT(config.model).to(device)
@@ -99,7 +99,7 @@ def _engine(config: Any, device: str) -> Any:
 def _resident(device: str, quick: bool) -> Work:
     import torch
 
-    from niels_gpt.train.task import open_task
+    from niels_gpt.training.tasks.registry import open_task
 
     updates, skipped = _count(device, quick)
     config = _config(device, quick, updates)

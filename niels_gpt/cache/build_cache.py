@@ -13,8 +13,6 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import torch
 
-from niels_gpt import files
-from niels_gpt.cache.encoding import default_workers, encode_chats, encode_texts
 from niels_gpt.cache.formats import (
     DOCUMENTS,
     FORMAT_VERSION,
@@ -26,8 +24,7 @@ from niels_gpt.cache.formats import (
     TOKEN_DTYPE_NAME,
 )
 from niels_gpt.cache.meta import FORMAT, sha256_file, write_meta
-from niels_gpt.cache.partial import OnProgress, PartialBuild
-from niels_gpt.cache.refusing import (
+from niels_gpt.cache.writing.checks import (
     check_nothing_foreign,
     check_seed,
     check_shard_bytes,
@@ -35,9 +32,12 @@ from niels_gpt.cache.refusing import (
     check_tokenizer,
     check_val_frac,
 )
+from niels_gpt.cache.writing.encoding import default_workers, encode_chats, encode_texts
+from niels_gpt.cache.writing.partial_build import OnProgress, PartialBuild
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.data.split import split_items
-from niels_gpt.rng import derive_seed
+from niels_gpt.system import files
+from niels_gpt.system.rng import derive_seed
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 log = logging.getLogger("niels_gpt.cache")

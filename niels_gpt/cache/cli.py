@@ -10,8 +10,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from niels_gpt.cache import defaults
-from niels_gpt.terminal import run_app
+from niels_gpt.cache.sources import defaults
+from niels_gpt.system.console import run_app
 
 app = typer.Typer(
     help="Token caches: tokenise once, verify always, train from disk.",
@@ -28,7 +28,7 @@ Place = Optional[Path]  # noqa: UP045
 
 def _go_offline(offline: bool) -> bool:
     if offline:
-        from niels_gpt.data.hub import go_offline
+        from niels_gpt.data.reading.hub import go_offline
 
         go_offline()
     return offline
@@ -112,7 +112,7 @@ def build_all(
 ) -> None:
     """Build every cache that can be built: fineweb-edu, notes, wikitext, gutenberg; dolly, oasst1, primer."""
     from niels_gpt.cache.commands import run_build
-    from niels_gpt.cache.material import Settings
+    from niels_gpt.cache.sources.texts import Settings
 
     settings = Settings(
         cache_dir=cache_dir,
@@ -170,7 +170,7 @@ def build(
 ) -> None:
     """Build the caches of some sources, your own included."""
     from niels_gpt.cache.commands import run_build
-    from niels_gpt.cache.material import Settings
+    from niels_gpt.cache.sources.texts import Settings
 
     if path is not None and len(names) > 1:
         raise ValueError("--path goes with one source; build them one after the other")

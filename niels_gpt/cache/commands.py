@@ -16,14 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from niels_gpt import files
 from niels_gpt.cache.build_cache import TrainEmpty
-from niels_gpt.cache.checking import differences, find_caches, stream_slice, verify
 from niels_gpt.cache.formats import NO_LIMIT, SPLITS, TEST, splits_of
-from niels_gpt.cache.material import Settings
 from niels_gpt.cache.meta import CacheError, read_meta
-from niels_gpt.cache.partial import OnProgress, Progress
-from niels_gpt.cache.recipes import (
+from niels_gpt.cache.sources.build import (
     OPTIONAL,
     PRETRAIN,
     SFT,
@@ -37,10 +33,19 @@ from niels_gpt.cache.recipes import (
     train_on,
     write_placeholder,
 )
-from niels_gpt.config_file import load_config
-from niels_gpt.data.local import DataUnavailable
+from niels_gpt.cache.sources.texts import Settings
+from niels_gpt.cache.verify import (
+    differences,
+    find_caches,
+    stream_slice,
+    verify,
+)
+from niels_gpt.cache.writing.partial_build import OnProgress, Progress
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import Source
-from niels_gpt.terminal import count, duration, told
+from niels_gpt.system import files
+from niels_gpt.system.console import count, duration, told
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
 BUDGETS = {"fineweb_edu": "fineweb", "gutenberg": "gutenberg"}

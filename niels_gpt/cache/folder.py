@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from niels_gpt import files
 from niels_gpt.cache.formats import SPLITS
 from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from niels_gpt.system import files
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from niels_gpt import files
 from niels_gpt.cache.formats import FORMAT_VERSION, TOKEN_DTYPE_NAME
+from niels_gpt.system import files
 
 FORMAT = "niels-gpt token cache"
 

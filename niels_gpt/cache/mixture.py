@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from niels_gpt.checks import check_probabilities
+from niels_gpt.config.checks import check_probabilities
 
 
 class Rows(Protocol):

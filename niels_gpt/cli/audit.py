@@ -12,16 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt import files
-from niels_gpt.cli.membership import HELD_OUT, TRAINED, UNKNOWN, membership
-from niels_gpt.cli.memorising import chance_of, check_encoding, probability, progress, write_all
-from niels_gpt.cli.runs import Loaded, load, names_a_run
+from niels_gpt.cli.memorize import (
+    chance_of,
+    check_encoding,
+    probability,
+    progress,
+    write_all,
+)
 from niels_gpt.data.roam import list_roam_paths, read_text
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
-from niels_gpt.evaluation.memorisation_report import report, top_passages
-from niels_gpt.evaluation.places import at_every_place
-from niels_gpt.report.page import one_in
-from niels_gpt.terminal import counted
+from niels_gpt.memorization.measure import (
+    Document,
+    Measured,
+    Settings,
+    measure,
+)
+from niels_gpt.memorization.membership import (
+    HELD_OUT,
+    TRAINED,
+    UNKNOWN,
+    membership,
+)
+from niels_gpt.memorization.positions import at_every_place
+from niels_gpt.memorization.summary import report, top_passages
+from niels_gpt.report.html import one_in
+from niels_gpt.runs.loading import Loaded, load, names_a_run
+from niels_gpt.system import files
+from niels_gpt.system.console import counted
 from niels_gpt.tokenizer import ByteTokenizer
 
 NOT_SAFE = 3

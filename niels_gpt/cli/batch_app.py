@@ -19,6 +19,6 @@ def batch_show(
     json: JsonOption = False,
 ) -> None:
     """Print source, document, offset and text of every row of a training step."""
-    from niels_gpt.cli.measuring import run_batch_show
+    from niels_gpt.cli.eval import run_batch_show
 
     run_batch_show(run=run, step=step, chars=chars, as_json=json)

@@ -11,12 +11,12 @@ from typing import TextIO
 
 import torch
 
-from niels_gpt.cli.runs import load
 from niels_gpt.inference.conversation import Conversation
+from niels_gpt.inference.generation import generate_batch, stream_text
+from niels_gpt.inference.int8 import Int8GPT
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import generate_batch, stream_text
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.int8 import Int8GPT
+from niels_gpt.runs.loading import load
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit leaves"
 

@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from niels_gpt.config import DataConfig
-from niels_gpt.config_file import load_config
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.registry import Sample, Source, describe, get_source, sources
 from niels_gpt.data.statistics import Statistics
 from niels_gpt.data.types import ChatSample
 from niels_gpt.report.histogram import histogram_text, plot_histogram
-from niels_gpt.terminal import count
+from niels_gpt.system.console import count
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` looks at in a source that is too large to read whole."""

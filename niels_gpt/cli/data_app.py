@@ -26,7 +26,7 @@ app = typer.Typer(help="The sources of text: which there are, and what is in the
 @app.command("list")
 def data_list(config: SourceConfigOption = None, offline: OfflineOption = False, json: JsonOption = False) -> None:
     """Name, kind, id and licence of every source, and where it would come from now."""
-    from niels_gpt.cli.sources import run_list
+    from niels_gpt.cli.data import run_list
 
     run_list(config=config, as_json=json)
 
@@ -47,7 +47,7 @@ def data_show(
     json: JsonOption = False,
 ) -> None:
     """Print samples of a source; with --json one per line."""
-    from niels_gpt.cli.sources import run_show
+    from niels_gpt.cli.data import run_show
 
     run_show(
         name=name,
@@ -80,7 +80,7 @@ def data_stats(
     json: JsonOption = False,
 ) -> None:
     """Samples, characters, languages, lengths, roles and turns of a source."""
-    from niels_gpt.cli.sources import run_stats
+    from niels_gpt.cli.data import run_stats
 
     run_stats(
         name=name,
@@ -110,7 +110,7 @@ def data_lint(
     json: JsonOption = False,
 ) -> None:
     """Count the supervised tokens of every SFT cache, show one example, refuse data without any."""
-    from niels_gpt.cli.linting import run_lint
+    from niels_gpt.cli.data_lint import run_lint
 
     if split not in ("train", "val"):
         raise ValueError(f"--split must be train or val, got {split!r}")

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.tokenizer import Tokenizer
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from niels_gpt.cli.measuring import score_all, show_scores
-from niels_gpt.cli.runs import Loaded, new_run
-from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
+from niels_gpt.cli.eval import score_all, show_scores
+from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import config_from_dict
-from niels_gpt.device import multiplies_bf16, resolve_device
+from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.inference.conversation import Conversation
+from niels_gpt.inference.generation import generate
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import generate
-from niels_gpt.model.checkpoint import load_model
-from niels_gpt.rng import generator
-from niels_gpt.terminal import count, duration
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.runs.checkpoint import load_model
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import Loaded, new_run
+from niels_gpt.system.console import count, duration
+from niels_gpt.system.device import multiplies_bf16, resolve_device
+from niels_gpt.system.rng import generator
 
 STEPS = 1600
 QUESTION = "what is niels?"

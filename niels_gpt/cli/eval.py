@@ -11,21 +11,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from niels_gpt.cache.checking import stream_slice
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta
-from niels_gpt.cache.opening import CacheFolder
-from niels_gpt.cli.runs import Loaded, check_unchanged, find_run, load
+from niels_gpt.cache.verify import stream_slice
 from niels_gpt.cli.tables import show_table
-from niels_gpt.cli.training import with_data
+from niels_gpt.cli.train import with_data
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import config_from_dict, to_dict
+from niels_gpt.config.yaml_file import config_from_dict, to_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
-from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
-from niels_gpt.tokenizer import Tokenizer
-from niels_gpt.train.library import uses_bytes
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import SOURCES, eval_name, open_byte_task, open_task
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import (
+    Loaded,
+    check_unchanged,
+    find_run,
+    load,
+)
+from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
+from niels_gpt.training.tasks.documents import uses_bytes
+from niels_gpt.training.tasks.registry import (
+    SOURCES,
+    eval_name,
+    open_byte_task,
+    open_task,
+)
 
 
 def run_eval(

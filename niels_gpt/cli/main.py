@@ -47,7 +47,7 @@ from niels_gpt.cli.options import (
 )
 from niels_gpt.cli.splice_app import app as splice_app
 from niels_gpt.cli.tokenizer_app import app as tokenizer_app
-from niels_gpt.terminal import run_app
+from niels_gpt.system.console import run_app
 
 app = typer.Typer(
     help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
@@ -118,7 +118,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model, or go on with one."""
-    from niels_gpt.cli.training import run_train
+    from niels_gpt.cli.train import run_train
 
     overrides = list(set_)
     overrides += [f"train.total_steps={steps}"] if steps is not None else []
@@ -203,7 +203,7 @@ def eval_(
     json: JsonOption = False,
 ) -> None:
     """Score every held-out byte, next to what gzip, xz and byte frequencies reach on the same bytes."""
-    from niels_gpt.cli.measuring import run_eval
+    from niels_gpt.cli.eval import run_eval
 
     run_eval(
         run=run,
@@ -241,7 +241,7 @@ def generate_(
     json: JsonOption = False,
 ) -> None:
     """Continue a text."""
-    from niels_gpt.cli.talking import run_generate, sampling
+    from niels_gpt.cli.chat import run_generate, sampling
 
     run_generate(
         prompt=prompt,
@@ -276,7 +276,7 @@ def chat(
     tokenizer: TokenizerOption = None,
 ) -> None:
     """Talk to a model: /system TEXT, /reset, /exit."""
-    from niels_gpt.cli.talking import run_chat, sampling
+    from niels_gpt.cli.chat import run_chat, sampling
 
     run_chat(
         run=run,
@@ -324,7 +324,7 @@ def memorize(
     json: JsonOption = False,
 ) -> None:
     """Measure what a model can recite of its training documents, beside held-out ones."""
-    from niels_gpt.cli.memorising import run_memorize
+    from niels_gpt.cli.memorize import run_memorize
 
     run_memorize(
         target=target,
@@ -368,7 +368,7 @@ def audit(
     json: JsonOption = False,
 ) -> None:
     """Which passages of my notes can this checkpoint recite? Exit code 0: none, safe to publish; 3: some."""
-    from niels_gpt.cli.auditing import run_audit
+    from niels_gpt.cli.audit import run_audit
 
     run_audit(
         checkpoint=checkpoint,

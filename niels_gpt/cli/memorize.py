@@ -15,31 +15,41 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from niels_gpt import files
-from niels_gpt.cache.opening import CacheFolder
-from niels_gpt.cli.membership import TRAINED, membership
-from niels_gpt.cli.runs import Loaded, check_unchanged, load, names_a_run
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cli.tables import show_table
 from niels_gpt.config import RunConfig
+from niels_gpt.config.splice import SingleSelectMode, SpliceMultiDocumentLMConfig
 from niels_gpt.data.roam import read_text
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
-from niels_gpt.evaluation.memorisation_report import (
+from niels_gpt.memorization.measure import (
+    Document,
+    Measured,
+    Settings,
+    measure,
+)
+from niels_gpt.memorization.membership import TRAINED, membership
+from niels_gpt.memorization.positions import position_map
+from niels_gpt.memorization.summary import (
     curve_entry,
     report,
     write_csv,
     write_json,
     write_windows_csv,
 )
-from niels_gpt.evaluation.places import position_map
-from niels_gpt.model.checkpoint import load_model
-from niels_gpt.report.memorisation import memorisation_page
-from niels_gpt.report.page import one_in
+from niels_gpt.report.html import one_in
+from niels_gpt.report.memorization_page import memorisation_page
+from niels_gpt.runs.checkpoint import load_model
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import (
+    Loaded,
+    check_unchanged,
+    load,
+    names_a_run,
+)
 from niels_gpt.splice.coverage import passes
-from niels_gpt.splice_config import SingleSelectMode, SpliceMultiDocumentLMConfig
-from niels_gpt.terminal import count
-from niels_gpt.train.library import Contents, Library, open_library
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask, choose_controls_near, unique_names
+from niels_gpt.system import files
+from niels_gpt.system.console import count
+from niels_gpt.training.tasks.documents import Contents, Library, open_library
+from niels_gpt.training.tasks.splice_task import SpliceTask, choose_controls_near, unique_names
 
 DEFAULT_DOCUMENTS = 8
 DEFAULT_CONTROLS = 3

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from niels_gpt import files
 from niels_gpt.cache.cli import Count, Offline, Place, Text
 from niels_gpt.config import LAST_SEED, MOST_TOKENS
+from niels_gpt.system import files
 
 Share = Optional[float]  # noqa: UP045 (typer reads these at run time)
 OfflineOption = Offline

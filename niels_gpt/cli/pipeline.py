@@ -7,17 +7,17 @@ import json
 import shlex
 from pathlib import Path
 
-from niels_gpt import files
-from niels_gpt.cli.runs import new_run
-from niels_gpt.cli.training import exit_if_stopped, program, train_and_report
+from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import dump_config, load_config, load_pipeline
-from niels_gpt.train.distributed import World, open_world
-from niels_gpt.train.loop import check_start
-from niels_gpt.train.progress import say
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import open_task
-from niels_gpt.train.token_task import verify_caches, with_vocabulary
+from niels_gpt.config.yaml_file import dump_config, load_config, load_pipeline
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import new_run
+from niels_gpt.system import files
+from niels_gpt.system.processes import World, open_world
+from niels_gpt.training.loop import check_start
+from niels_gpt.training.progress import say
+from niels_gpt.training.tasks.registry import open_task
+from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 
 PHASES = ("pretrain", "sft")
 

@@ -14,24 +14,24 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from niels_gpt import files
 from niels_gpt.cli.tables import show_table
-from niels_gpt.cli.training import exit_if_stopped, train_and_report, with_data
+from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import load_config
-from niels_gpt.device import resolve_device
-from niels_gpt.evaluation.memorisation import Settings
+from niels_gpt.config.splice import SingleSelectMode, SpliceConfig, log
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.memorization.measure import Settings
 from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
 from niels_gpt.report.histogram import histogram_text
 from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
 from niels_gpt.splice.frames import Spans
-from niels_gpt.splice_config import SingleSelectMode, SpliceConfig, log
-from niels_gpt.terminal import counted
-from niels_gpt.train.library import Library, open_library
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask, choose_documents, unique_names
-from niels_gpt.train.token_task import with_vocabulary
+from niels_gpt.system import files
+from niels_gpt.system.console import counted
+from niels_gpt.system.device import resolve_device
+from niels_gpt.training.tasks.documents import Library, open_library
+from niels_gpt.training.tasks.splice_task import SpliceTask, choose_documents, unique_names
+from niels_gpt.training.tasks.token_task import with_vocabulary
 
 _LISTED = 10
 """Documents that a policy's column lists."""
@@ -249,7 +249,7 @@ def run_study(
     wanted: Mapping[str, Any],
     device: str,
 ) -> None:
-    from niels_gpt.cli.memorising import measure_run
+    from niels_gpt.cli.memorize import measure_run
 
     key, equals, values = vary.partition("=")
     if not equals or not all(value.strip() for value in values.split(",")):

@@ -40,7 +40,7 @@ def splice_select(
     json: JsonOption = False,
 ) -> None:
     """Show the candidates, their lengths, and what each policy would choose. Nothing is trained."""
-    from niels_gpt.cli.splicing import run_select
+    from niels_gpt.cli.splice import run_select
 
     run_select(config=config, overrides=list(set_), data={"wiki": wiki, "roam": roam, "primer": primer}, as_json=json)
 
@@ -59,7 +59,7 @@ def splice_coverage(
     json: JsonOption = False,
 ) -> None:
     """Count how often each token of each document is seen and supervised, without a model."""
-    from niels_gpt.cli.splicing import run_coverage
+    from niels_gpt.cli.splice import run_coverage
 
     run_coverage(
         config=config,
@@ -93,7 +93,7 @@ def splice_study(
     device: DeviceOption = "auto",
 ) -> None:
     """Train one run per value, measure what each memorised, and fit log P(z) against epochs and tokens."""
-    from niels_gpt.cli.splicing import run_study
+    from niels_gpt.cli.splice import run_study
 
     run_study(
         config=config,
@@ -114,6 +114,6 @@ def splice_fit(
     json: JsonOption = False,
 ) -> None:
     """Fit log P(z) = c1 log(epochs) + c2 log(tokens) + c3 over the checkpoints of several runs."""
-    from niels_gpt.cli.splicing import run_fit
+    from niels_gpt.cli.splice import run_fit
 
     run_fit(runs=runs, png=png, html=html, as_json=json)

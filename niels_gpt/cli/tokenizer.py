@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from niels_gpt.cache.commands import choose_sources
-from niels_gpt.cache.material import Settings, training_texts
-from niels_gpt.cache.recipes import train_on
+from niels_gpt.cache.sources.build import train_on
+from niels_gpt.cache.sources.texts import Settings, training_texts
 from niels_gpt.data.registry import Source
-from niels_gpt.terminal import count, duration, told
+from niels_gpt.system.console import count, duration, told
 from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer
 
 UNKNOWN = 0

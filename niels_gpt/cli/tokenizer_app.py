@@ -35,7 +35,7 @@ def tokenizer_train(
     force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")] = False,
 ) -> None:
     """Train a SentencePiece tokenizer."""
-    from niels_gpt.cli.tokenizing import run_train
+    from niels_gpt.cli.tokenizer import run_train
 
     run_train(
         names=names,
@@ -64,6 +64,6 @@ def tokenizer_report(
     json: JsonOption = False,
 ) -> None:
     """Bytes per token by source, next to GPT-2's and to bytes; the longest pieces; pieces that are not used."""
-    from niels_gpt.cli.tokenizing import run_report
+    from niels_gpt.cli.tokenizer import run_report
 
     run_report(names=names, tokenizer=tokenizer, take=take, path=path, config=config, as_json=json)

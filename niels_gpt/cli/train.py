@@ -13,17 +13,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from niels_gpt.cli.runs import new_run
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import config_from_dict, dump_config, load_config, to_dict
+from niels_gpt.config.yaml_file import (
+    config_from_dict,
+    dump_config,
+    load_config,
+    to_dict,
+)
 from niels_gpt.report.curves import plot_losses
-from niels_gpt.terminal import count
-from niels_gpt.train.distributed import ALONE, World, check_alone, open_world
-from niels_gpt.train.loop import Result, check_start, train
-from niels_gpt.train.progress import lasting_output, reporter, say
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import DataTask, open_task
-from niels_gpt.train.token_task import verify_caches, with_vocabulary
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import new_run
+from niels_gpt.system.console import count
+from niels_gpt.system.processes import (
+    ALONE,
+    World,
+    check_alone,
+    open_world,
+)
+from niels_gpt.training.loop import Result, check_start, train
+from niels_gpt.training.progress import lasting_output, reporter, say
+from niels_gpt.training.tasks.registry import DataTask, open_task
+from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 
 
 def run_train(

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from niels_gpt.checks import check_probabilities, unknown_key, whole
-from niels_gpt.splice_config import SpliceConfig
+from niels_gpt.config.checks import check_probabilities, unknown_key, whole
+from niels_gpt.config.splice import SpliceConfig
 
 LAST_SEED = 2**63 - 1
 """The largest seed; the smallest is 0."""

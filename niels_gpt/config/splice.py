@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from niels_gpt.checks import plain, whole
+from niels_gpt.config.checks import plain, whole
 
 if TYPE_CHECKING:
     import numpy as np

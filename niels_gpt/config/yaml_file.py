@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from niels_gpt.checks import unknown_key
-from niels_gpt.config import PRESETS, RunConfig, SourceConfig
-from niels_gpt.splice_config import SpliceConfig
+from niels_gpt.config.checks import unknown_key
+from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig
+from niels_gpt.config.splice import SpliceConfig
 
 DEEPEST = 50
 """Sections, lists and values inside one another that a config may have; it needs five."""

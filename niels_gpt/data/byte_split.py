@@ -10,14 +10,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.documents import check_take, text_key
-from niels_gpt.data.hub import TABLE_ROWS, Request, open_dataset
-from niels_gpt.data.local import ROW_SUFFIXES, DataUnavailable, find_local, list_files, split_of, suffix
-from niels_gpt.data.own import TEXT_SUFFIXES, holds_text_files, own_files, place_of
+from niels_gpt.data.reading.diagnose import explain
+from niels_gpt.data.reading.hub import TABLE_ROWS, Request, open_dataset
+from niels_gpt.data.reading.local import (
+    ROW_SUFFIXES,
+    DataUnavailable,
+    find_local,
+    list_files,
+    split_of,
+    suffix,
+)
+from niels_gpt.data.reading.text_rows import check_take, text_key
 from niels_gpt.data.roam import decode
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
-from niels_gpt.data.unreadable import explain
+from niels_gpt.data.user_files import (
+    TEXT_SUFFIXES,
+    holds_text_files,
+    own_files,
+    place_of,
+)
 
 HUB = "hub:"
 ORDER = ("train", "validation", "test")

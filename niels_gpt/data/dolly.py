@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.documents import check_take
-from niels_gpt.data.drops import Drops, is_text
-from niels_gpt.data.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.types import ChatMessage, ChatSample
 
 DATASET_ID = "databricks/databricks-dolly-15k"

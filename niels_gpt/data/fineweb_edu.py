@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from niels_gpt.data.documents import documents, select_text_field
-from niels_gpt.data.hub import Request, Shuffle
+from niels_gpt.data.reading.hub import Request, Shuffle
+from niels_gpt.data.reading.text_rows import documents, select_text_field
 from niels_gpt.data.types import PretrainSample
 
 __all__ = ["DATASET_ID", "iter_fineweb_edu", "select_text_field"]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.documents import check_take
-from niels_gpt.data.drops import Drops, is_text
-from niels_gpt.data.hub import Reader, Request
+from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.hub import Reader, Request
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.types import ChatMessage, ChatSample, Role
 
 DATASET_ID = "OpenAssistant/oasst1"

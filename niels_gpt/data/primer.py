@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from niels_gpt.chat.transcript import DELIMITER, parse_chat
-from niels_gpt.data.documents import check_take
-from niels_gpt.data.drops import Drops
+from niels_gpt.data.reading.drops import Drops
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import read_text
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import ChatMessage, ChatSample

@@ -22,26 +22,26 @@ from typing import Any, Literal, NamedTuple
 
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.documents import check_take
+from niels_gpt.data.byte_split import hub_dataset, iter_whole, whole_files
 from niels_gpt.data.dolly import DATASET_ID as DOLLY
 from niels_gpt.data.dolly import iter_dolly_sft
 from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 from niels_gpt.data.gutenberg import DATASET_ID as GUTENBERG
 from niels_gpt.data.gutenberg import iter_gutenberg
-from niels_gpt.data.local import find_files, find_local
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
-from niels_gpt.data.own import iter_own, kind_of, own_files
 from niels_gpt.data.primer import iter_primer_sft
+from niels_gpt.data.reading.local import find_files, find_local
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.whole import hub_dataset, iter_whole, whole_files
+from niels_gpt.data.user_files import iter_own, kind_of, own_files
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
-from niels_gpt.files import at_home
+from niels_gpt.system.files import at_home
 
 GROUP = "niels_gpt.sources"
 ROAM, PRIMER = ".roam-data", "data/primer.txt"

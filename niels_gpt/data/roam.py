@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from niels_gpt import files
-from niels_gpt.data.documents import check_take
-from niels_gpt.data.drops import Drops
-from niels_gpt.data.local import list_files
+from niels_gpt.data.reading.drops import Drops
+from niels_gpt.data.reading.local import list_files
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import PretrainSample
+from niels_gpt.system import files
 
 
 def list_roam_paths(root_dir: str) -> list[str]:

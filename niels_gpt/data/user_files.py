@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_gpt import files
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.documents import check_take, text_key
-from niels_gpt.data.drops import Drops, is_text
-from niels_gpt.data.hub import Reader, Request, Shuffle
-from niels_gpt.data.local import ROW_SUFFIXES, list_files
+from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files
+from niels_gpt.data.reading.text_rows import check_take, text_key
 from niels_gpt.data.roam import read_text
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+from niels_gpt.system import files
 
 TEXT_SUFFIXES = (".md", ".txt")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.documents import documents
-from niels_gpt.data.drops import Drops, is_text
-from niels_gpt.data.hub import Request, open_dataset
-from niels_gpt.data.local import DataUnavailable, find_files, find_local
+from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.hub import Request, open_dataset
+from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
+from niels_gpt.data.reading.text_rows import documents
 from niels_gpt.data.types import PretrainSample
 
 DATASET_ID = "wikitext"

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from niels_gpt.batching import get_batch
+from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.loss import loss_fn
-from niels_gpt.model.mode import evaluating
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ import torch
 
 from niels_gpt.chat.template import fit_chat
 from niels_gpt.chat.transcript import STOPS, check_content, fit_messages, format_chat
+from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, Tokenizer, encode, refuse_special
 

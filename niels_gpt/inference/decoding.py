@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from niels_gpt.inference import cuda_slots
-from niels_gpt.inference.engine import Engine
-from niels_gpt.inference.request import new_tokens, prompt_ids
+from niels_gpt.inference.engine import cuda_slots
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.engine.request import new_tokens, prompt_ids
+from niels_gpt.inference.int8 import one_token
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.int8 import one_token
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.rng import generator as make_generator
+from niels_gpt.system.rng import generator as make_generator
 
 MOST_ROWS = 64
 """Rows that a decoder on CUDA decodes at a time; more wait."""

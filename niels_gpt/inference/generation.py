@@ -9,8 +9,8 @@ import torch
 
 from niels_gpt.inference.decoding import Generators, decoder_for
 from niels_gpt.inference.sampling import Sampling
+from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.mode import evaluating
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from niels_gpt.inference.one_token import OneToken
 from niels_gpt.model.gpt import GPT, SwiGLU
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.model.one_token import OneToken
 
 MOST_ROWS = 8
 """Up to so many rows at a time int8 is faster."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from niels_gpt.checks import whole
+from niels_gpt.config.checks import whole
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a model has memorized: extraction probabilities, membership, and the audit."""

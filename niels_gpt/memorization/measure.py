@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niels_gpt.checks import whole
+from niels_gpt.config.checks import whole
 from niels_gpt.evaluation.exact import Score, score_stream
-from niels_gpt.evaluation.extraction import (
-    continue_greedily,
-    longest_run,
-    score_rows,
-)
+from niels_gpt.evaluation.scoring import score_rows
+from niels_gpt.memorization.extraction import continue_greedily, longest_run
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, token_sizes
 
 MEMORISED = 0.5
 """A window with this P(z) or more counts as memorised."""
@@ -168,18 +165,6 @@ def chance(log_p: np.ndarray | float, n: int) -> np.ndarray:
         # log(1 - p): by the first form digits of 1 - p are kept where p is near 1, by the second those of p near 0.
         log_missed = np.where(log_p > -0.5, np.log(-np.expm1(log_p)), np.log1p(-np.exp(log_p)))
     return 0.0 - np.expm1(n * log_missed)  # 0.0, not -0.0, for p = 0
-
-
-def token_sizes(tokenizer: AnyTokenizer) -> np.ndarray:
-    """How many bytes of text each id stands for; special tokens stand for none."""
-    special = set(tokenizer.special_token_ids().values())
-    return np.array([0 if i in special else len(piece) for i, piece in enumerate(tokenizer.token_bytes)])
-
-
-def text_bytes(tokenizer: AnyTokenizer, ids: np.ndarray) -> bytes:
-    """The text of ids as bytes, without special tokens."""
-    special, pieces = set(tokenizer.special_token_ids().values()), tokenizer.token_bytes
-    return b"".join([pieces[i] for i in ids.tolist() if i not in special])
 
 
 def check_documents(model: GPT, documents: Sequence[Document], tokenizer: AnyTokenizer) -> None:

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from niels_gpt import files
-from niels_gpt.cli.runs import Loaded
 from niels_gpt.config import RunConfig
-from niels_gpt.model.checkpoint import read_checkpoint
-from niels_gpt.train.library import Shelf, content_key, open_library, uses_bytes
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask
+from niels_gpt.runs.checkpoint import read_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import Loaded
+from niels_gpt.system import files
+from niels_gpt.training.tasks.documents import (
+    Shelf,
+    content_key,
+    open_library,
+    uses_bytes,
+)
+from niels_gpt.training.tasks.splice_task import SpliceTask
 
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
 

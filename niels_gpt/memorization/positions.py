@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.evaluation.extraction import log_probabilities, score_rows
-from niels_gpt.evaluation.memorisation import Document, Measured, Plan, Settings
+from niels_gpt.evaluation.scoring import score_rows
+from niels_gpt.memorization.extraction import log_probabilities
+from niels_gpt.memorization.measure import (
+    Document,
+    Measured,
+    Plan,
+    Settings,
+)
 from niels_gpt.model.gpt import GPT
 
 

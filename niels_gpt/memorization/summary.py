@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt import files
-from niels_gpt.evaluation.memorisation import MEMORISED, Measured, Settings, chance, text_bytes, token_sizes
+from niels_gpt.memorization.measure import MEMORISED, Measured, Settings, chance
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.system import files
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, text_bytes, token_sizes
 
 FORMAT = 1
 LEVELS = (1e-4, 0.01, 0.1, 0.5, 0.9)

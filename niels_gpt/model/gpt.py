@@ -19,18 +19,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.memory import keep_freed_memory
-from niels_gpt.model import fp8, fused, in_fp8, on_cpu, short_attention
+from niels_gpt.kernels.cpu import ops as cpu_ops
+from niels_gpt.kernels.cuda import attention as cuda_attention
+from niels_gpt.kernels.cuda import ops as cuda_ops
+from niels_gpt.kernels.fp8 import matmul as fp8
+from niels_gpt.kernels.fp8 import quantize
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.loss import loss_fn, summed_loss
 from niels_gpt.model.rope import rope_cache, rotate
 from niels_gpt.model.segments import Segments
+from niels_gpt.system.allocator import keep_freed_memory
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 """sin and cos for RoPE; None where positions are learned and nothing is rotated."""
 
-Eight = tuple[in_fp8.Matrix, in_fp8.Matrix] | None
+Eight = tuple[quantize.Matrix, quantize.Matrix] | None
 """The two matrices of a branch in FP8, where that is wanted."""
 
 
@@ -47,7 +51,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.requires_grad and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-            result: torch.Tensor = on_cpu.RMSNormOnCPU.apply(x, self.weight, self.eps)
+            result: torch.Tensor = cpu_ops.RMSNormOnCPU.apply(x, self.weight, self.eps)
             return result
         return super().forward(x.float() if x.dtype == torch.bfloat16 != self.weight.dtype else x)
 
@@ -66,7 +70,7 @@ def normed(x: torch.Tensor, norm: Norm | None, weight: torch.Tensor) -> tuple[to
     In bf16 on CUDA the norm's own weight is multiplied into the matrix, not into x: its gradient then comes from the
     gradient of the matrix, and not from another pass over all activations.
     """
-    if norm is None or not fused.in_bf16(x):
+    if norm is None or not cuda_ops.in_bf16(x):
         return x if norm is None else norm(x), weight
     function = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
     return function(x.float(), x.shape[-1:], eps=norm.eps), weight * norm.weight
@@ -78,8 +82,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.H, self.D = config.H, config.D
-        self.qkv = on_cpu.Linear(config.C, 3 * config.C)
-        self.out = on_cpu.Linear(config.C, config.C)
+        self.qkv = cpu_ops.Linear(config.C, 3 * config.C)
+        self.out = cpu_ops.Linear(config.C, config.C)
 
     def forward(
         self,
@@ -96,7 +100,7 @@ class Attention(nn.Module):
         if eight is not None and cache is None and segments is None and (turn is None or turn[0].dim() == 4):
             sin, cos = (None, None) if turn is None else (table.view(x.shape[1], self.D // 2) for table in turn)
             return fp8.product(_causal(*fp8.heads(x, weight, eight[0], sin, cos, self.H)), self.out.weight, eight[1])
-        qkv = on_cpu.linear(x, weight) if eight is None else fp8.product(x, weight, eight[0])
+        qkv = cpu_ops.linear(x, weight) if eight is None else fp8.product(x, weight, eight[0])
         if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # Under bf16 autocast attention stays float32: on a CPU, SDPA's backward takes half the time so.
             with torch.autocast("cpu", enabled=False):
@@ -113,12 +117,12 @@ class Attention(nn.Module):
         heads = qkv.view(B, n, 3, self.H, self.D)
         if cache is None and segments is None and (turn is None or turn[0].dim() == 4):
             sin, cos = (None, None) if turn is None else (table.view(n, self.D // 2) for table in turn)
-            if sin is not None and cos is not None and fused.usable(qkv):
-                if short_attention.usable(qkv, self.H):
-                    return short_attention.attend(heads, sin, cos).flatten(2)
-                return _causal(*fused.turned_heads(heads, sin, cos))
-            if on_cpu.attends(qkv, self.D):
-                return on_cpu.attend(heads, sin, cos)
+            if sin is not None and cos is not None and cuda_ops.usable(qkv):
+                if cuda_attention.usable(qkv, self.H):
+                    return cuda_attention.attend(heads, sin, cos).flatten(2)
+                return _causal(*cuda_ops.turned_heads(heads, sin, cos))
+            if cpu_ops.attends(qkv, self.D):
+                return cpu_ops.attend(heads, sin, cos)
         # Token-major (B, n, 3, H, D): q and k are rotated together, and no transpose is copied.
         qk, v = heads.split((2, 1), dim=2)
         if turn is not None:
@@ -146,16 +150,16 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = on_cpu.Linear(config.C, config.d_ff)
-        self.down = on_cpu.Linear(config.d_ff, config.C)
+        self.up = cpu_ops.Linear(config.C, config.d_ff)
+        self.down = cpu_ops.Linear(config.d_ff, config.C)
 
     def forward(self, x: torch.Tensor, norm: Norm | None = None, eight: Eight = None) -> torch.Tensor:
         """Of norm(x), or of x."""
         x, weight = normed(x, norm, self.up.weight)
         if eight is not None:
             return fp8.mlp(x, weight, self.down.weight, eight, gated=False)
-        u = on_cpu.linear(x, weight)
-        return self.down(fused.activation(u, gated=False) if fused.usable(u) else on_cpu.gelu(u))
+        u = cpu_ops.linear(x, weight)
+        return self.down(cuda_ops.activation(u, gated=False) if cuda_ops.usable(u) else cpu_ops.gelu(u))
 
 
 class SwiGLU(nn.Module):
@@ -167,17 +171,17 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = on_cpu.Linear(config.C, config.d_ff)
-        self.up = on_cpu.Linear(config.C, config.d_ff)
-        self.down = on_cpu.Linear(config.d_ff, config.C)
+        self.gate = cpu_ops.Linear(config.C, config.d_ff)
+        self.up = cpu_ops.Linear(config.C, config.d_ff)
+        self.down = cpu_ops.Linear(config.d_ff, config.C)
 
     def forward(self, x: torch.Tensor, norm: Norm | None = None, eight: Eight = None) -> torch.Tensor:
         """Of norm(x), or of x."""
-        if fused.in_bf16(x):
+        if cuda_ops.in_bf16(x):
             x, weight = normed(x, norm, torch.cat((self.gate.weight, self.up.weight)))
             if eight is not None:
                 return fp8.mlp(x, weight, self.down.weight, eight, gated=True)
-            return self.down(fused.activation(F.linear(x, weight), gated=True))
+            return self.down(cuda_ops.activation(F.linear(x, weight), gated=True))
         x = x if norm is None else norm(x)
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
@@ -204,7 +208,7 @@ class Block(nn.Module):
         """The matrices of attention and MLP."""
         attn, mlp = self.attn, self.mlp
         into = [mlp.gate.weight, mlp.up.weight] if isinstance(mlp, SwiGLU) else [mlp.up.weight]
-        qkv, out, up, down = in_fp8.matrices(
+        qkv, out, up, down = quantize.matrices(
             [
                 ([attn.qkv.weight], self.norm_attn.weight),
                 ([attn.out.weight], None),
@@ -236,7 +240,7 @@ class GPT(nn.Module):
         self.drop = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.L))
         self.norm = make_norm(config)
-        self.lm_head = on_cpu.Linear(config.C, config.V)
+        self.lm_head = cpu_ops.Linear(config.C, config.V)
         self.lm_head.weight = self.tok_emb.weight
         if config.positions == "rope":
             sin, cos = rope_cache(config.T, config.D)
@@ -286,11 +290,11 @@ class GPT(nn.Module):
         `loss_fn(forward(...), targets)`, but in bf16 on CUDA the logits of all positions never exist together.
         Targets of -100 do not count.
         """
-        if fused.in_bf16(x):
+        if cuda_ops.in_bf16(x):
             h = self.hidden(x, segments=segments, positions=positions).to(torch.bfloat16).flatten(0, 1)
             y = targets.flatten()
             total = (y >= 0).sum() if total is None else total
-            return fused.linear_cross_entropy(h, self.lm_head.weight, y, total, eight=fp8.on(x))
+            return cuda_ops.linear_cross_entropy(h, self.lm_head.weight, y, total, eight=fp8.on(x))
         logits = self(x, segments=segments, positions=positions)
         return loss_fn(logits, targets) if total is None else summed_loss(logits, targets) / total
 
@@ -313,7 +317,7 @@ class GPT(nn.Module):
             turn = self.sin[where], self.cos[where]
         else:
             h = h + (self.pos_emb.weight[where] if isinstance(where, slice) else self.pos_emb(where))
-        if fused.in_bf16(x):
+        if cuda_ops.in_bf16(x):
             h = h.to(torch.bfloat16)  # and with it the residual stream: half the traffic between the products
         h = self.drop(h)
         remember = not (self.checkpoint_activations and self.training and torch.is_grad_enabled())

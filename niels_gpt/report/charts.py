@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from niels_gpt import files
-from niels_gpt.report.page import escape, power, shortened
+from niels_gpt.report.html import escape, power, shortened
+from niels_gpt.system import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

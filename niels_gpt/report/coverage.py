@@ -14,8 +14,18 @@ from typing import Protocol
 import numpy as np
 
 from niels_gpt.report.charts import Series, chart_key, line_chart, save_png
-from niels_gpt.report.page import Cell, Column, Group, escape, page, paragraph, percent, shortened, table
-from niels_gpt.terminal import counted
+from niels_gpt.report.html import (
+    Cell,
+    Column,
+    Group,
+    escape,
+    page,
+    paragraph,
+    percent,
+    shortened,
+    table,
+)
+from niels_gpt.system.console import counted
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PANELS = 24

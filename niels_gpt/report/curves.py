@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 
-from niels_gpt import files
-from niels_gpt.train.progress import shown
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system import files
+from niels_gpt.training.progress import shown
 
 WHOLE = 100
 """Shorter runs are drawn from their first loss on."""

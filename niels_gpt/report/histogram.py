@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt import files
+from niels_gpt.system import files
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -10,8 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from niels_gpt.report.charts import Series, line_chart, save_png
-from niels_gpt.report.page import COLOURS, Cell, Column, Group, escape, page, paragraph, table
-from niels_gpt.terminal import counted
+from niels_gpt.report.html import (
+    COLOURS,
+    Cell,
+    Column,
+    Group,
+    escape,
+    page,
+    paragraph,
+    table,
+)
+from niels_gpt.system.console import counted
 
 _LN10 = math.log(10)
 

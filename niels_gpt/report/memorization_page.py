@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from niels_gpt.report.charts import Series, bars, chart_key, line_chart
-from niels_gpt.report.memorisation_text import how_to_read, passages, strips
-from niels_gpt.report.page import (
+from niels_gpt.report.html import (
     COLOURS,
     Cell,
     Column,
@@ -22,7 +21,8 @@ from niels_gpt.report.page import (
     shortened,
     table,
 )
-from niels_gpt.terminal import count, counted
+from niels_gpt.report.memorization_text import how_to_read, passages, strips
+from niels_gpt.system.console import count, counted
 
 Document = dict[str, Any]
 """A document of the report: see `niels_gpt.evaluation`."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from niels_gpt.report.page import escape, heat_bar, heat_key, heat_spans, one_in, paragraph, percent
+from niels_gpt.report.html import (
+    escape,
+    heat_bar,
+    heat_key,
+    heat_spans,
+    one_in,
+    paragraph,
+    percent,
+)
 
 _MOST_PASSAGES = 40
 _MOST_CHARACTERS = 2_000_000

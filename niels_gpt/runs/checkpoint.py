@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from niels_gpt import files
 from niels_gpt.config import ModelConfig
-from niels_gpt.config_file import to_dict
-from niels_gpt.model.errors import CheckpointError, wrong_kind
+from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT, weight_shapes
+from niels_gpt.runs.checkpoint_errors import CheckpointError, wrong_kind
+from niels_gpt.system import files
 
 
 def save_checkpoint(
@@ -119,7 +119,7 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
     """
     path = Path(path)
     if (path / "checkpoint.json").is_file():
-        from niels_gpt.model.sharded import read_folder
+        from niels_gpt.runs.sharded_checkpoint import read_folder
 
         return read_folder(path, device)
     if not path.is_file():

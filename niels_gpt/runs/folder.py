@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from niels_gpt import files
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import dump_config, load_config
-from niels_gpt.model.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
+from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
+from niels_gpt.system import files
+from niels_gpt.system.processes import World
 from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
-from niels_gpt.train.distributed import World
 
 
 class RunFolder:
@@ -161,7 +161,7 @@ class RunFolder:
         The promises are those of `save`: the folder has its name when it is complete, then `latest` moves, then old
         ones go.
         """
-        from niels_gpt.model.sharded import write_head, write_parts
+        from niels_gpt.runs.sharded_checkpoint import write_head, write_parts
 
         folder = self.step_path(head["step"]).with_suffix("")
         temporary = folder.with_name(f".{folder.name}.tmp")
@@ -216,7 +216,7 @@ class RunFolder:
     def read(self, path: Path, device: str, *, whole: bool = True, verify: bool = True) -> dict[str, Any]:
         """The content of a checkpoint; not `whole`: of a sharded one all but its tensors. Raises CheckpointError."""
         if not whole and path.is_dir():
-            from niels_gpt.model.sharded import read_head
+            from niels_gpt.runs.sharded_checkpoint import read_head
 
             return read_head(path, verify=verify)
         return read_checkpoint(path, device)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_gpt.cache.encoding import with_plain_line_ends
-from niels_gpt.device import resolve_device
-from niels_gpt.model.checkpoint import build_model, read_checkpoint
+from niels_gpt.cache.writing.encoding import with_plain_line_ends
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import build_model, read_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.device import resolve_device
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
-from niels_gpt.train.run_folder import RunFolder
 
 RUNS = Path("runs")
 

@@ -20,8 +20,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from niels_gpt import files
-from niels_gpt.model.errors import CheckpointError, wrong_kind
+from niels_gpt.runs.checkpoint_errors import CheckpointError, wrong_kind
+from niels_gpt.system import files
 
 HEAD = "checkpoint.json"
 METADATA = ".metadata"

@@ -1,9 +1,9 @@
 """Splice datasets: chosen documents at chosen positions. numpy only; `torch_face` makes tensors of them."""
 
+from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 from niels_gpt.splice.dataset import MultiSpliceDocumentDataset, SpliceDocumentDataset
 from niels_gpt.splice.frames import Frames, Origin, Spans
 from niels_gpt.splice.packing import Packed
-from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 
 __all__ = [
     "Frames",

@@ -13,16 +13,21 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 
-from niels_gpt.checks import whole
-from niels_gpt.memory import keep_freed_memory
-from niels_gpt.rng import derive_seed
+from niels_gpt.config.checks import whole
+from niels_gpt.config.splice import (
+    MOST,
+    check_options,
+    count,
+    log,
+)
 from niels_gpt.splice.documents import MAX_ID, Documents
 from niels_gpt.splice.frames import FrameBuilder, Frames, Origin, Plan, Spans
 from niels_gpt.splice.layout import Layout
 from niels_gpt.splice.packing import Packed, pack
 from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
 from niels_gpt.splice.weights import AliasTable, EdgeWeights, Shares, read_groups, read_weights, spread
-from niels_gpt.splice_config import MOST, check_options, count, log
+from niels_gpt.system.allocator import keep_freed_memory
+from niels_gpt.system.rng import derive_seed
 
 SHOWN = 20
 """Documents that the log lists."""

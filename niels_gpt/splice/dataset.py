@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig, log
 from niels_gpt.splice.base import SHOWN, SpliceDataset
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, open_stream
-from niels_gpt.splice_config import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig, log
 
 if TYPE_CHECKING:
     from niels_gpt.cache.token_stream import TokenStream

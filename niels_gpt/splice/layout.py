@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from niels_gpt.splice_config import check_options, log
+from niels_gpt.config.splice import check_options, log
 
 
 class Layout:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt import files
+from niels_gpt.system import files
 
 
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:

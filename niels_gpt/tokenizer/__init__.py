@@ -2,10 +2,9 @@
 
 from niels_gpt.tokenizer.byte_level import ByteTokenizer, decode, encode
 from niels_gpt.tokenizer.pieces import Tokenizer, load_tokenizer
+from niels_gpt.tokenizer.sizes import AnyTokenizer, text_bytes, token_sizes
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS, find_special, refuse_special
 from niels_gpt.tokenizer.training import train_tokenizer
-
-AnyTokenizer = ByteTokenizer | Tokenizer
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -17,5 +16,7 @@ __all__ = [
     "find_special",
     "load_tokenizer",
     "refuse_special",
+    "text_bytes",
+    "token_sizes",
     "train_tokenizer",
 ]

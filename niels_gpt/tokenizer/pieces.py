@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt import files
+from niels_gpt.system import files
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
 
 BLOCK = "\u2581"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from niels_gpt import files
+from niels_gpt.system import files
 from niels_gpt.tokenizer.pieces import BLOCK, Tokenizer
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 

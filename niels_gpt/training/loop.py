@@ -18,25 +18,37 @@ from typing import Any
 
 import torch
 
-from niels_gpt import files
 from niels_gpt.config import RunConfig
-from niels_gpt.device import check_precision
+from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import stream_text
 from niels_gpt.model.gpt import GPT
-from niels_gpt.rng import derive_seed, generator, set_seed
-from niels_gpt.train.distributed import ALONE, World, check_rows, check_same
-from niels_gpt.train.engine import Engine, deterministic, first_line
-from niels_gpt.train.feeder import Feeder
-from niels_gpt.train.meter import Meter, flops_per_token
-from niels_gpt.train.optimizer import make_optimizer
-from niels_gpt.train.parallel import spread, whole_model
-from niels_gpt.train.progress import Reporter, Silent
-from niels_gpt.train.room import OutOfMemory, check_size, needing_memory, weights_text
-from niels_gpt.train.run_folder import MetricsLog, RunFolder
-from niels_gpt.train.schedule import lr_at_step
-from niels_gpt.train.state import State, identity, initialise, restore, sharded_content
-from niels_gpt.train.task import Batch, Task, open_task
+from niels_gpt.runs.folder import MetricsLog, RunFolder
+from niels_gpt.system import files
+from niels_gpt.system.device import check_precision
+from niels_gpt.system.processes import ALONE, World
+from niels_gpt.system.rng import derive_seed, generator, set_seed
+from niels_gpt.training.memory_limits import (
+    OutOfMemory,
+    check_size,
+    needing_memory,
+    weights_text,
+)
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.optim.schedule import lr_at_step
+from niels_gpt.training.parallel.agreement import check_rows, check_same
+from niels_gpt.training.parallel.sharding import spread, whole_model
+from niels_gpt.training.prefetch import Feeder
+from niels_gpt.training.progress import Reporter, Silent
+from niels_gpt.training.resume import (
+    State,
+    identity,
+    initialise,
+    restore,
+    sharded_content,
+)
+from niels_gpt.training.step import Engine, deterministic, first_line
+from niels_gpt.training.tasks.registry import Batch, Task, open_task
+from niels_gpt.training.throughput import Meter, flops_per_token
 
 
 class TrainingDiverged(FloatingPointError):

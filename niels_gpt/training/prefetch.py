@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from niels_gpt.train.batch import Batch
+from niels_gpt.training.tasks.base import Batch
 
 
 class Feeder:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import IO, Any, Protocol, cast
 
-from niels_gpt.terminal import count, duration
+from niels_gpt.system.console import count, duration
 
 
 class _Lasting:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from niels_gpt import files
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import differences, to_dict, with_defaults
-from niels_gpt.model.checkpoint import (
+from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import (
     CheckpointError,
     check_weights,
     is_dense,
@@ -21,12 +21,17 @@ from niels_gpt.model.checkpoint import (
     model_config,
     read_checkpoint,
 )
-from niels_gpt.model.gpt import GPT
-from niels_gpt.train.batch import Task
-from niels_gpt.train.distributed import World
-from niels_gpt.train.parallel import fill, is_sharded, state_tensors, ties
-from niels_gpt.train.progress import Reporter
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system import files
+from niels_gpt.system.processes import World
+from niels_gpt.training.parallel.sharding import (
+    fill,
+    is_sharded,
+    state_tensors,
+    ties,
+)
+from niels_gpt.training.progress import Reporter
+from niels_gpt.training.tasks.base import Task
 
 
 @dataclass
@@ -58,7 +63,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 def sharded_content(state: State, extra: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """(tensors, what else there is) of a sharded checkpoint."""
-    from niels_gpt.model.sharded import without_tensors
+    from niels_gpt.runs.sharded_checkpoint import without_tensors
 
     return state_tensors(state.model, state.optimizer), {
         "step": state.step,
@@ -251,7 +256,7 @@ def _load_weights(state: State, weights: dict[str, torch.Tensor], *, where: str)
 
 def _fill(state: State, path: Path, saved: dict[str, Any], world: World) -> None:
     """A checkpoint into a sharded state: from a folder each process reads its parts, of a .pt it keeps them."""
-    from niels_gpt.model.sharded import fill_from_folder, flat
+    from niels_gpt.runs.sharded_checkpoint import fill_from_folder, flat
 
     if path.is_dir():
         fill_from_folder(path, state_tensors(state.model, state.optimizer), group=world.control)

@@ -17,15 +17,24 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
-from niels_gpt.device import bf16, check_precision, imitates_bf16
-from niels_gpt.model import fp8, native
+from niels_gpt.kernels.cpu import native
+from niels_gpt.kernels.fp8 import matmul as fp8
 from niels_gpt.model.gpt import GPT
-from niels_gpt.rng import derive_seed, set_seed
-from niels_gpt.train.batch import Batch
-from niels_gpt.train.distributed import ALONE, World
-from niels_gpt.train.optimizer import set_lr
-from niels_gpt.train.parallel import clip_gradients, is_sharded, without_exchange
-from niels_gpt.train.room import NO_MEMORY, OutOfMemory, gib, machine_memory, needing_memory, no_memory, weights_text
+from niels_gpt.system.device import bf16, check_precision, imitates_bf16
+from niels_gpt.system.processes import ALONE, World
+from niels_gpt.system.rng import derive_seed, set_seed
+from niels_gpt.training.memory_limits import (
+    NO_MEMORY,
+    OutOfMemory,
+    gib,
+    machine_memory,
+    needing_memory,
+    no_memory,
+    weights_text,
+)
+from niels_gpt.training.optim.optimizer import set_lr
+from niels_gpt.training.parallel.sharding import clip_gradients, is_sharded, without_exchange
+from niels_gpt.training.tasks.base import Batch
 
 COMPILE_FROM = 500
 """Updates of a run from which on compiling pays, where it is not asked for or forbidden."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.device import peak_flops
+from niels_gpt.system.device import peak_flops
 
 LAG = 3
 """Updates that CUDA may have in its queue: enough that it never runs dry, few enough to stop soon."""

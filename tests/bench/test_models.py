@@ -133,8 +133,8 @@ def test_the_stall_is_a_share():
 def test_the_stall_of_a_gpu_is_read_from_the_metrics(monkeypatch):
     """The arithmetic, with lines as a GPU writes them."""
     lines = [{"tokens_per_s": 1.0, "stall": 1.0}] * 4 + [{"tokens_per_s": 128.0, "stall": 0.1}] * 4
-    monkeypatch.setattr("niels_gpt.train.loop.train", lambda *args, **options: None)
-    monkeypatch.setattr("niels_gpt.train.run_folder.RunFolder.metrics", lambda self: lines)
+    monkeypatch.setattr("niels_gpt.training.loop.train", lambda *args, **options: None)
+    monkeypatch.setattr("niels_gpt.runs.folder.RunFolder.metrics", lambda self: lines)
     work = stall._training("cuda", True)
     assert work.amount == 4 * 128
     assert work.run() == pytest.approx({"seconds": 4.0, "% stall": 10.0})

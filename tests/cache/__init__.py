@@ -20,7 +20,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from niels_gpt.cache import build_cache, encoding, inputs
+from niels_gpt.cache import build_cache
+from niels_gpt.cache.writing import encoding, input_batches
 from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 
 IDS = {"sys": 256, "usr": 257, "asst": 258, "eot": 259}
@@ -263,7 +264,7 @@ def check_sft(folder, kept, *, tokenizer, val_frac, seed):
 def small_steps(*, batch_items=3, sft_step_bytes=64):
     """Batches of a few items, and SFT builds that can go on after a few examples."""
     with (
-        mock.patch.object(inputs, "BATCH_ITEMS", batch_items),
+        mock.patch.object(input_batches, "BATCH_ITEMS", batch_items),
         mock.patch.object(build_cache, "SFT_STEP_BYTES", sft_step_bytes),
     ):
         yield

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache import encoding
 from niels_gpt.cache.build_cache import Message, build_sft_cache
+from niels_gpt.cache.writing import encoding
 from tests.cache import (
     IDS,
     SPECIAL_STRINGS,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from niels_gpt.cache import cli as cache_cli
-from niels_gpt.cache.opening import CacheFolder
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cli import main as whole_cli
 from niels_gpt.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from tests.cache import (
@@ -28,7 +28,7 @@ from tests.cache import (
     split_rule,
     tree,
 )
-from tests.cache.test_recipes import (
+from tests.cache.sources.test_build import (
     BOOKS,
     DIALOGUES,
     DOLLY,

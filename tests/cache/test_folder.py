@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.mixture import Mixture
-from niels_gpt.cache.opening import CacheFolder
-from niels_gpt.cache.partial import PartialBuild
+from niels_gpt.cache.writing.partial_build import PartialBuild
 from niels_gpt.tokenizer import train_tokenizer
 from tests.cache import UNLIMITED, chat_ids, conversations, meta_of, no_waiting, read_tokens, real_tokenizer
 

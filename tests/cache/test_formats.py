@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.cache import defaults, formats
+from niels_gpt.cache import formats
 from niels_gpt.cache.formats import as_tokens, list_shards, shard_name
+from niels_gpt.cache.sources import defaults
 
 
 def test_the_defaults_of_the_contract():

@@ -5,18 +5,19 @@ from unittest import mock
 
 import pytest
 
-from niels_gpt.cache import commands, inputs
+from niels_gpt.cache import commands
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.formats import NO_LIMIT
-from niels_gpt.cache.material import Again
-from niels_gpt.cache.partial import Progress
+from niels_gpt.cache.sources.texts import Again
+from niels_gpt.cache.writing import input_batches
+from niels_gpt.cache.writing.partial_build import Progress
 from tests.cache import ByteTokenizer
 
 
 def told(build, *arguments, **options):
     """What a build tells while it runs, a batch per item."""
     heard = []
-    with mock.patch.object(inputs, "BATCH_ITEMS", 1):
+    with mock.patch.object(input_batches, "BATCH_ITEMS", 1):
         build(*arguments, tokenizer=ByteTokenizer(), seed=0, on_progress=heard.append, **options)
     return heard
 

@@ -7,9 +7,9 @@ import datasets
 import pytest
 
 from niels_gpt.cache.build_cache import build_pretrain_cache
-from niels_gpt.cache.checking import verify
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.token_stream import TokenStream
+from niels_gpt.cache.verify import verify
 from tests.cache import (
     EOT,
     UNLIMITED,

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
-from niels_gpt.cache.checking import differences, find_caches, stream_slice, verify
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.partial import PartialBuild
+from niels_gpt.cache.verify import (
+    differences,
+    find_caches,
+    stream_slice,
+    verify,
+)
+from niels_gpt.cache.writing.partial_build import PartialBuild
 from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 from tests.cache import (
     UNLIMITED,

@@ -28,7 +28,7 @@ def call(*arguments: object) -> int:
 
 
 def data(folder) -> list[str]:
-    """Options for the texts that tests.train.write_texts made."""
+    """Options for the texts that tests.training.write_texts made."""
     return ["--roam", str(folder / "notes"), "--primer", str(folder / "primer.txt")]
 
 

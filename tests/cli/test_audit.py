@@ -9,8 +9,8 @@ import shutil
 import pytest
 import torch
 
-from niels_gpt.model.checkpoint import save_checkpoint
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import save_checkpoint
 from tests.cli import call, error_of, reciting
 from tests.cli.reciting import PROMPT, SMALL_WINDOWS, WINDOW, naive_p, write_notes
 from tests.report.pages import read

@@ -7,11 +7,11 @@ import torch
 
 from niels_gpt import format_chat, generate
 from niels_gpt.chat.transcript import STOPS
+from niels_gpt.inference.generation import generate_batch
+from niels_gpt.inference.int8 import Int8GPT
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import generate_batch
-from niels_gpt.model.checkpoint import load_model, save_checkpoint
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.int8 import Int8GPT
+from niels_gpt.runs.checkpoint import load_model, save_checkpoint
 from tests.cli import call, error_of
 
 

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from tests.cli import call
-from tests.train import metric_lines
+from tests.training import metric_lines
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config_file import load_config
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.evaluation.exact import score_stream
-from niels_gpt.model.checkpoint import load_model
-from niels_gpt.train.task import open_task
+from niels_gpt.runs.checkpoint import load_model
+from niels_gpt.training.tasks.registry import open_task
 from tests.cli import SMALL, call, data, error_of
-from tests.train import DELIMITER, write_texts
+from tests.training import DELIMITER, write_texts
 
 
 @pytest.fixture(scope="module")

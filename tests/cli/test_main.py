@@ -10,10 +10,10 @@ import torch
 
 import niels_gpt
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import load_config
-from niels_gpt.terminal import run_app
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.system.console import run_app
 from tests.cli import SMALL, call, data, error_of
-from tests.train import write_texts
+from tests.training import write_texts
 
 ROOT = Path(__file__).parents[2]
 ROAM_ONLY = "--set 'train.p_train={roam: 1.0}' --set 'train.p_val={roam: 1.0}'"
@@ -119,7 +119,7 @@ def test_as_a_module_and_without_torch():
 )
 def test_an_error_after_which_nothing_is_to_be_tidied_up(how, said):
     code = (
-        "import atexit\nfrom niels_gpt.terminal import run_app\natexit.register(print, 'tidied up')\n"
+        "import atexit\nfrom niels_gpt.system.console import run_app\natexit.register(print, 'tidied up')\n"
         "class Failed(ValueError):\n    leave_at_once = True\n"
         f"def app(**_):\n    print('before')\n    {how}\n"
         "run_app(app, [], name='niels-gpt')"
@@ -136,7 +136,7 @@ def test_nobody_listens(tmp_path):
         line = f"{shlex.join(command)} {closed}"
         assert subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True).returncode == 0
     script = (
-        "from niels_gpt.terminal import run_app\nfrom niels_gpt.train.progress import say\n"
+        "from niels_gpt.system.console import run_app\nfrom niels_gpt.training.progress import say\n"
         "run_app(lambda **_: say('a line'), [], name='niels-gpt')"
     )
     line = f"{shlex.join([sys.executable, '-c', script])} >&-"
@@ -227,8 +227,8 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, command, kind):
 
 
 def test_a_seed_that_is_too_large(capsys, tmp_path):
-    from niels_gpt.model.checkpoint import save_checkpoint
     from niels_gpt.model.gpt import GPT
+    from niels_gpt.runs.checkpoint import save_checkpoint
 
     model = GPT({"T": 8, "C": 4, "L": 1, "H": 1, "dropout": 0.0})
     save_checkpoint(tmp_path / "m.pt", model, None, 0, model.config)
@@ -305,12 +305,12 @@ def test_debug_shows_the_traceback(monkeypatch):
 
 
 def test_an_error_of_the_system_is_one_line_too(capsys, monkeypatch):
-    from niels_gpt.cli import training
+    from niels_gpt.cli import train
 
     def full(**options):
         raise OSError(28, "cannot write x.pt: No space left on device")
 
-    monkeypatch.setattr(training, "run_train", full)
+    monkeypatch.setattr(train, "run_train", full)
     assert call("train") == 1
     assert error_of(capsys) == "cannot write x.pt: No space left on device"
 
@@ -326,23 +326,23 @@ def test_a_cache_folder_that_cannot_be_says_what_to_do(tmp_path, monkeypatch, ca
 
 
 def test_a_file_that_may_not_be_read_says_what_to_do(capsys, monkeypatch):
-    from niels_gpt.cli import training
+    from niels_gpt.cli import train
 
     def unreadable(**options):
         raise PermissionError(13, "Permission denied", "notes/a.md")
 
-    monkeypatch.setattr(training, "run_train", unreadable)
+    monkeypatch.setattr(train, "run_train", unreadable)
     assert call("train") == 1
     assert error_of(capsys) == "cannot open notes/a.md: Permission denied: change the rights, or choose another place"
 
 
 def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
-    from niels_gpt.cli import training
+    from niels_gpt.cli import train
 
     def interrupted(**options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "run_train", interrupted)
+    monkeypatch.setattr(train, "run_train", interrupted)
     assert call("train") == 130
     assert "Traceback" not in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.model.checkpoint import load_model, save_checkpoint
+from niels_gpt.runs.checkpoint import load_model, save_checkpoint
 from tests.cli import call, error_of, reciting
 from tests.cli.reciting import PROMPT, SMALL_WINDOWS, STEPS, WINDOW, naive_p, split
 from tests.report.pages import read

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.model.checkpoint import save_checkpoint
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import save_checkpoint
 from tests import token_caches
 from tests.cli import call, error_of
 from tests.cli.reciting import PROMPT, SMALL_WINDOWS, VAL_FRAC, WINDOW, longest, naive_p, one_thread, split, write_notes

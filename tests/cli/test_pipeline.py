@@ -12,15 +12,15 @@ import pytest
 import torch
 import yaml
 
-from niels_gpt.cli import training
-from niels_gpt.config_file import load_config
-from niels_gpt.model.checkpoint import load_model
-from niels_gpt.rng import generator
-from niels_gpt.train.progress import Silent
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.cli import train
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.runs.checkpoint import load_model
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.rng import generator
+from niels_gpt.training.progress import Silent
 from tests import token_caches
 from tests.cli import call, error_of
-from tests.train import metric_lines, same, weights_sha256
+from tests.training import metric_lines, same, weights_sha256
 
 STEPS = {"pretrain": 10, "sft": 9}
 FILE = """
@@ -50,7 +50,7 @@ def place(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def there(place, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr(training, "plot_losses", lambda run: None)  # `whole` has its pictures
+    monkeypatch.setattr(train, "plot_losses", lambda run: None)  # `whole` has its pictures
 
 
 def snapshot(folder):
@@ -294,7 +294,7 @@ def die():
 def in_phase(monkeypatch, phase, step, action):
     """Let the action happen after an update of a phase, before anything of it is saved."""
     reporters = iter([Silent()] * (phase == "sft"))
-    monkeypatch.setattr(training, "reporter", lambda: next(reporters, None) or At(step, action))
+    monkeypatch.setattr(train, "reporter", lambda: next(reporters, None) or At(step, action))
 
 
 def stop(number):
@@ -322,7 +322,7 @@ def test_a_signal_saves_and_says_how_to_go_on(place, monkeypatch, capsys, phase,
     assert f"{folder}/{phase}/checkpoints/latest.pt after 6 updates" in output  # the one that had begun is finished
     assert torch.load(run.latest, weights_only=True)["step"] == 6
     assert (place / folder / "sft").exists() == (phase == "sft")
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     assert call(*command_in(output)) == 0
     output = capsys.readouterr().out
     assert (f"pretrain: {folder}/pretrain is finished" in output) == (phase == "sft")
@@ -350,12 +350,12 @@ def test_the_command_to_go_on_is_the_same_pipeline(place, monkeypatch, capsys, g
         sections = [(f"{phase}.{part}", value) for phase in ("pretrain", "sft") for part, value in tree[phase].items()]
         given = [piece for key, value in sections for piece in ("--set", f"{key}={json.dumps(value)}")]
     uninterrupted, folder = tmp_path / "one", tmp_path / "two"
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     assert call("pipeline", *given, "--run-dir", uninterrupted) == 0
     in_phase(monkeypatch, "pretrain", 5, stop(signal.SIGTERM))
     assert call("pipeline", *given, "--run-dir", folder) == 143
     arguments = command_in(capsys.readouterr().out)
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     code = call(*arguments)
     assert code == 0, capsys.readouterr().err
     check_same(folder, uninterrupted)
@@ -370,7 +370,7 @@ def test_a_signal_during_the_last_update_of_pretraining_stops_the_pipeline(place
     assert torch.load(RunFolder(place / folder / "pretrain").latest, weights_only=True)["step"] == STEPS["pretrain"]
     assert code == 143
     assert not (place / folder / "sft").exists()
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     assert call("pipeline", "--config", "c.yaml", "--run-dir", folder, "--resume") == 0
     check_same(place / folder, place / "whole")
 
@@ -386,7 +386,7 @@ def test_a_killed_pipeline_goes_on_as_if_nothing_had_been(place, monkeypatch, ph
     in_phase(monkeypatch, phase, step, die)
     with pytest.raises(Killed):
         call("pipeline", "--config", "c.yaml", "--run-dir", folder)
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     assert call("pipeline", "--config", "c.yaml", "--run-dir", folder, "--resume") == 0
     check_same(place / folder, place / "whole")
 
@@ -404,7 +404,7 @@ def test_a_finished_pipeline_is_left_as_it_is(place, capsys):
 def test_resuming_with_another_config_is_refused(place, monkeypatch, capsys):
     in_phase(monkeypatch, "pretrain", 5, stop(signal.SIGTERM))
     assert call("pipeline", "--config", "c.yaml", "--run-dir", "changed") == 143
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     capsys.readouterr()
     options = ["--config", "c.yaml", "--run-dir", "changed", "--resume", "--set", "pretrain.train.B=3"]
     assert call("pipeline", *options) == 1

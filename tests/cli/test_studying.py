@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.runs.folder import RunFolder
 from tests.cli import call, error_of
 from tests.cli.reciting import VAL_FRAC, longest, one_thread, split, write_notes
 from tests.report.pages import read
-from tests.train import metric_lines
+from tests.training import metric_lines
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -164,7 +164,7 @@ def test_a_study_from_end_to_end(place, capsys):
 def test_a_study_that_was_interrupted_goes_on(place, capsys, monkeypatch):
     import signal
 
-    from niels_gpt.train.engine import Engine
+    from niels_gpt.training.step import Engine
 
     update, done = Engine.update, []
 

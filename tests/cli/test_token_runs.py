@@ -15,14 +15,14 @@ import torch
 import yaml
 
 from niels_gpt.cache.build_cache import build_pretrain_cache
-from niels_gpt.model.checkpoint import load_model, save_checkpoint
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import load_model, save_checkpoint
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.tokenizer import SPECIAL_TOKENS
-from niels_gpt.train.run_folder import RunFolder
 from tests import token_caches
 from tests.cli import call, error_of
 from tests.token_caches import options, special, tokenizer
-from tests.train import metric_lines
+from tests.training import metric_lines
 
 T = 16
 FAST = [*token_caches.SMALL, "train.total_steps=4", "train.warmup_steps=0"]

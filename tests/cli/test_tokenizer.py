@@ -12,7 +12,7 @@ import torch
 from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer
 from tests import token_caches
 from tests.cli import call, error_of
-from tests.train import DELIMITER, write_texts
+from tests.training import DELIMITER, write_texts
 
 SMALL = ["--vocab-size", 320]
 

@@ -11,11 +11,11 @@ import sys
 import pytest
 import torch
 
-from niels_gpt.cli import training
-from niels_gpt.train.progress import Silent
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.cli import train
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.training.progress import Silent
 from tests.cli import SMALL, call, data, error_of
-from tests.train import metric_lines, write_texts
+from tests.training import metric_lines, write_texts
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_second_process_at_the_same_time(texts, tmp_path, capsys):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("folder", ["out", "a run", "a [draft] run", "it's", "[bold]"])
 def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(texts, capsys, monkeypatch, number, code, folder):
-    monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), number)))
+    monkeypatch.setattr(train, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), number)))
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", folder) == code
     output = capsys.readouterr().out
     assert number.name in output
@@ -117,8 +117,8 @@ def test_the_command_to_go_on_with_can_be_typed_as_it_is_shown(texts, capsys, mo
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_while_the_picture_is_drawn_does_not_cut_the_message(texts, capsys, monkeypatch, second):
-    monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    monkeypatch.setattr(training, "plot_losses", lambda run: os.kill(os.getpid(), second))
+    monkeypatch.setattr(train, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(train, "plot_losses", lambda run: os.kill(os.getpid(), second))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
     output, errors = capsys.readouterr()
@@ -146,9 +146,9 @@ def test_an_error_of_another_process_says_whose_it_is(texts, capsys, monkeypatch
 
 
 def test_resume_with_a_changed_config(texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(train, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     capsys.readouterr()
     config = (tmp_path / "out/config.yaml").read_bytes()
     assert call("train", "--run-dir", "out", "--resume", "--set", "train.base_lr=0.5") == 1
@@ -164,9 +164,9 @@ def test_resume_with_a_changed_config(texts, tmp_path, capsys, monkeypatch):
 
 
 def test_resume_on_other_data(texts, capsys, monkeypatch):
-    monkeypatch.setattr(training, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(train, "reporter", lambda: At(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
-    monkeypatch.setattr(training, "reporter", Silent)
+    monkeypatch.setattr(train, "reporter", Silent)
     capsys.readouterr()
     for note in (texts / "notes").iterdir():
         note.write_text(note.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
@@ -191,7 +191,7 @@ def test_a_full_disk_names_the_checkpoint_that_could_not_be_saved(texts, tmp_pat
     """And not the picture, which cannot be written either."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(
-        training, "reporter", lambda: At(3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard)))
+        train, "reporter", lambda: At(3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard)))
     )
     try:
         options = ["--steps", 9, "--checkpoint-every", 2, "--run-dir", "out"]
@@ -211,7 +211,7 @@ def test_a_full_disk_at_a_line_of_metrics_is_told_with_its_path(texts, tmp_path,
         size = (tmp_path / "out/metrics.jsonl").stat().st_size + 5  # room for a part of the next line
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
-    monkeypatch.setattr(training, "reporter", lambda: At(3, fill))
+    monkeypatch.setattr(train, "reporter", lambda: At(3, fill))
     try:
         code = call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out")
     finally:

@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from niels_gpt.checks import check_probabilities, plain, unknown_key, whole
+from niels_gpt.config.checks import (
+    check_probabilities,
+    plain,
+    unknown_key,
+    whole,
+)
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])

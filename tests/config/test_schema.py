@@ -10,17 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_gpt import config, streams
-from niels_gpt.config import (
-    DataConfig,
-    ModelConfig,
-    OutputConfig,
-    RunConfig,
-    TrainConfig,
-    check_probabilities,
-    default_p_train,
+from niels_gpt.config import DataConfig, ModelConfig, OutputConfig, RunConfig, TrainConfig, default_p_train
+from niels_gpt.config.checks import check_probabilities
+from niels_gpt.config.splice import SpliceConfig
+from niels_gpt.config.yaml_file import (
+    config_from_dict,
+    differences,
+    dump_config,
+    load_config,
+    load_pipeline,
+    to_dict,
 )
-from niels_gpt.config_file import config_from_dict, differences, dump_config, load_config, load_pipeline, to_dict
-from niels_gpt.splice_config import SpliceConfig
 
 SHIPPED = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 

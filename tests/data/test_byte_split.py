@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.config import DataConfig, SourceConfig
-from niels_gpt.data.local import DataUnavailable
+from niels_gpt.data.byte_split import (
+    Piece,
+    between,
+    iter_whole,
+    pieces,
+    whole_files,
+)
+from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import describe, get_source
-from niels_gpt.data.whole import Piece, between, iter_whole, pieces, whole_files
 from tests.data import serve_in_turn
 
 EVERY_BYTE = bytes(range(256)) * 3 + b"\r\n\xff\xfe\xed\xa0\x80"

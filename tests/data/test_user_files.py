@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.own import iter_own, kind_of, own_files
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+from niels_gpt.data.user_files import iter_own, kind_of, own_files
 
 USER_HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 BAD_ROLE = "with a role other than system, user, assistant"

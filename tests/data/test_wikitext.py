@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from niels_gpt.data.local import find_files
+from niels_gpt.data.reading.local import find_files
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
 

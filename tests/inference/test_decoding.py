@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.decoding import Decoder
+from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.model.one_token import OneToken
 
 T, V = 16, 256
 GREEDY = Sampling(temperature=0.0)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from niels_gpt import GPT, ModelConfig, generate
+from niels_gpt.inference.generation import generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import generate_batch, stream_text
 
 T = 16
 GREEDY = Sampling(temperature=0.0)

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.decoding import Decoder
-from niels_gpt.inference.engine import Engine
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.int8 import (
+    MOST_ROWS,
+    Int8GPT,
+    Int8OneToken,
+    one_token,
+    pack,
+)
+from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.model.int8 import MOST_ROWS, Int8GPT, Int8OneToken, one_token, pack
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.model.one_token import OneToken
 
 KINDS = [{}, {"norm": "rmsnorm", "mlp": "swiglu"}, {"positions": "learned"}]
 

@@ -9,9 +9,9 @@ import torch
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.decoding import Decoder
+from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.model.one_token import OneToken
 
 CONFIG = ModelConfig(V=50, T=12, C=32, L=3, H=4)
 OPTIONS = [{}, {"norm": "rmsnorm", "mlp": "swiglu"}, {"norm": "rmsnorm"}, {"mlp": "swiglu"}]

@@ -17,8 +17,8 @@ from torch import nn
 from niels_gpt import GPT, ModelConfig, generate
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.inference.conversation import Conversation
+from niels_gpt.inference.generation import generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.text import generate_batch, stream_text
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer
 from tests.token_caches import UNSEEN, other_tokenizer, special, tokenizer
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import GPT
-from niels_gpt.evaluation.extraction import continue_greedily, log_probabilities, longest_run, score_rows
-from niels_gpt.evaluation.memorisation import (
+from niels_gpt.evaluation.scoring import score_rows
+from niels_gpt.memorization.extraction import continue_greedily, log_probabilities, longest_run
+from niels_gpt.memorization.measure import (
     Document,
     Settings,
     chance,
@@ -24,7 +25,7 @@ from niels_gpt.evaluation.memorisation import (
     window_starts,
 )
 from niels_gpt.tokenizer import ByteTokenizer
-from tests.evaluation.memorising import chain_model, letters, some_ids, some_model, taught_model
+from tests.memorization.models import chain_model, letters, some_ids, some_model, taught_model
 
 SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
 
@@ -139,7 +140,7 @@ def test_rows_of_any_lengths_share_a_batch(rows: list[tuple[int, int]], batch: i
 def test_large_vocabularies_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = some_ids(60)
     whole = log_probabilities(some_model(), ids, np.arange(9), window=20, prompt=8)
-    monkeypatch.setattr("niels_gpt.evaluation.extraction.logits_budget", lambda model: 4 * 40 * 5)
+    monkeypatch.setattr("niels_gpt.evaluation.scoring.logits_budget", lambda model: 4 * 40 * 5)
     assert log_probabilities(some_model(), ids, np.arange(9), window=20, prompt=8) == pytest.approx(whole, abs=1e-4)
 
 

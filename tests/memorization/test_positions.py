@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.evaluation.extraction import log_probabilities
-from niels_gpt.evaluation.memorisation import Document, Settings, measure
-from niels_gpt.evaluation.places import at_every_place, position_map
-from tests.evaluation.memorising import letters, some_ids, some_model
+from niels_gpt.memorization.extraction import log_probabilities
+from niels_gpt.memorization.measure import Document, Settings, measure
+from niels_gpt.memorization.positions import at_every_place, position_map
+from tests.memorization.models import letters, some_ids, some_model
 
 SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
 

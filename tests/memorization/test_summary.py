@@ -16,8 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.evaluation.exact import Score
-from niels_gpt.evaluation.memorisation import Document, Measured, Settings, measure
-from niels_gpt.evaluation.memorisation_report import (
+from niels_gpt.memorization.measure import (
+    Document,
+    Measured,
+    Settings,
+    measure,
+)
+from niels_gpt.memorization.positions import position_map
+from niels_gpt.memorization.summary import (
     character_map,
     curve_entry,
     discoverable,
@@ -29,9 +35,8 @@ from niels_gpt.evaluation.memorisation_report import (
     write_json,
     write_windows_csv,
 )
-from niels_gpt.evaluation.places import position_map
 from niels_gpt.tokenizer import ByteTokenizer
-from tests.evaluation.memorising import Pieces, letters, some_ids, some_model, taught_model
+from tests.memorization.models import Pieces, letters, some_ids, some_model, taught_model
 
 SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
 LEVELS = {"0.0001": 1e-4, "0.01": 0.01, "0.1": 0.1, "0.5": 0.5, "0.9": 0.9}

@@ -7,7 +7,7 @@ import threading
 import pytest
 from torch import nn
 
-from niels_gpt.model.mode import at_rest, evaluating
+from niels_gpt.model.eval_mode import at_rest, evaluating
 
 
 def model() -> nn.Module:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
-from niels_gpt.device import bf16
 from niels_gpt.model.gpt import RMSNorm, SwiGLU, number_of_weights, weight_shapes
+from niels_gpt.system.device import bf16
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
 V1 = {"norm": "rmsnorm", "mlp": "swiglu"}

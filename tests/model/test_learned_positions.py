@@ -15,11 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from niels_gpt import GPT, ModelConfig, load_checkpoint, loss_fn, save_checkpoint
 from niels_gpt.config import TrainConfig
 from niels_gpt.inference.decoding import Decoder
+from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.model.checkpoint import CheckpointError, build_model, load_model
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.model.one_token import OneToken
-from niels_gpt.train.optimizer import MuonAdamW, make_optimizer
+from niels_gpt.runs.checkpoint import CheckpointError, build_model, load_model
+from niels_gpt.training.optim.optimizer import MuonAdamW, make_optimizer
 
 T, V = 16, 61
 CONFIG = ModelConfig(V=V, T=T, C=32, L=3, H=4, d_ff=48, dropout=0.1, positions="learned")

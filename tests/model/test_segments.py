@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
-from niels_gpt.device import bf16
 from niels_gpt.model import segments as segments_module
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.rope import rotate
 from niels_gpt.model.segments import Segments
+from niels_gpt.system.device import bf16
 
 T, V = 40, 61
 CONFIG = ModelConfig(V=V, T=T, C=32, L=2, H=4, d_ff=48, dropout=0.0)

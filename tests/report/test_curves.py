@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.report.curves import plot_losses, smooth
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.runs.folder import RunFolder
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.report.charts import Series, bars, line_chart
-from niels_gpt.report.page import (
+from niels_gpt.report.html import (
     LEVELS,
     Cell,
     Column,
@@ -26,7 +26,7 @@ from niels_gpt.report.page import (
     shortened,
     table,
 )
-from niels_gpt.terminal import counted
+from niels_gpt.system.console import counted
 from tests.report.pages import Page, read
 
 # --- numbers -----------------------------------------------------------------------------------------

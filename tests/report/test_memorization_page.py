@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from niels_gpt.report import memorisation_text
-from niels_gpt.report.memorisation import memorisation_page
+from niels_gpt.report import memorization_text
+from niels_gpt.report.memorization_page import memorisation_page
 from tests.report.pages import read
 
 NASTY = "<script>alert('x')</script> & \"q\" </div><!-- https://example.org/?a=1&b=2 -->"
@@ -284,7 +284,7 @@ def test_a_long_document_stays_small():
 
 def test_what_is_left_out_is_said(monkeypatch):
     report = make([document(f"d{i}") for i in range(50)])
-    monkeypatch.setattr(memorisation_text, "_MOST_CHARACTERS", 3 * len(TEXT))
+    monkeypatch.setattr(memorization_text, "_MOST_CHARACTERS", 3 * len(TEXT))
     page = read(memorisation_page(report))
     soft = page.texts("p", "soft")
     assert "47 more are in the JSON file." in soft and "10 more are in the JSON file." in soft

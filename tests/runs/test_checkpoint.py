@@ -24,7 +24,12 @@ import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig, load_checkpoint, loss_fn, save_checkpoint
-from niels_gpt.model.checkpoint import CheckpointError, load_model, load_weights, read_checkpoint
+from niels_gpt.runs.checkpoint import (
+    CheckpointError,
+    load_model,
+    load_weights,
+    read_checkpoint,
+)
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
 CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from niels_gpt.model.checkpoint import CheckpointError
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.run_folder import MetricsLog, RunFolder
-from tests.train import small_config
+from niels_gpt.runs.checkpoint import CheckpointError
+from niels_gpt.runs.folder import MetricsLog, RunFolder
+from tests.training import small_config
 
 SIZES = {"V": 8, "T": 4, "C": 4, "L": 1, "H": 1, "dropout": 0.0}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from niels_gpt.cli.runs import Loaded, names_a_run
+from niels_gpt.runs.loading import Loaded, names_a_run
 from niels_gpt.tokenizer import ByteTokenizer
 from tests import token_caches
 

@@ -8,13 +8,18 @@ import shutil
 import pytest
 import torch
 
-from niels_gpt import files
 from niels_gpt.config import ModelConfig
-from niels_gpt.config_file import to_dict
-from niels_gpt.model import sharded
-from niels_gpt.model.checkpoint import CheckpointError, load_checkpoint, load_model, read_checkpoint
+from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
-from tests.train import same
+from niels_gpt.runs import sharded_checkpoint
+from niels_gpt.runs.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_model,
+    read_checkpoint,
+)
+from niels_gpt.system import files
+from tests.training import same
 
 CONFIG = ModelConfig(V=11, T=8, C=8, L=2, H=2, dropout=0.0)
 EXTRA = {"data": {"roam": "abc"}, "best": {"step": 3, "loss": 0.1 + 0.2}, "config": {}}
@@ -34,17 +39,17 @@ def trained():
 
 def save(folder, model, optimizer, step=3):
     weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
-    tensors = sharded.flat({"model": weights, "optimizer": optimizer.state_dict()})
+    tensors = sharded_checkpoint.flat({"model": weights, "optimizer": optimizer.state_dict()})
     folder.mkdir()
-    written = sharded.write_parts(folder, tensors, rank=0, group=None)
+    written = sharded_checkpoint.write_parts(folder, tensors, rank=0, group=None)
     head = {
         "step": step,
         "config": to_dict(CONFIG),
         "extra": EXTRA,
-        "optimizer": sharded.without_tensors(optimizer.state_dict()),
+        "optimizer": sharded_checkpoint.without_tensors(optimizer.state_dict()),
         "tied": {"model/lm_head.weight": "model/tok_emb.weight"},
     }
-    sharded.write_head(folder, head, [written])
+    sharded_checkpoint.write_head(folder, head, [written])
     return tensors
 
 
@@ -90,12 +95,12 @@ def test_tensors_are_filled_where_they_lie(made):
         for weight in other.parameters():
             weight.zero_()
     weights = {name: weight for name, weight in other.state_dict().items() if name != "lm_head.weight"}
-    sharded.fill_from_folder(folder, sharded.flat({"model": weights}), group=None)
+    sharded_checkpoint.fill_from_folder(folder, sharded_checkpoint.flat({"model": weights}), group=None)
     assert same(other.state_dict(), model.state_dict())
     with pytest.raises(CheckpointError, match="cannot be read"):
-        sharded.fill_from_folder(folder, {"model/tok_emb.weight": torch.zeros(12, 8)}, group=None)
+        sharded_checkpoint.fill_from_folder(folder, {"model/tok_emb.weight": torch.zeros(12, 8)}, group=None)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        sharded.fill_from_folder(folder, {"model/none": torch.zeros(1)}, group=None)
+        sharded_checkpoint.fill_from_folder(folder, {"model/none": torch.zeros(1)}, group=None)
 
 
 def test_no_path_is_in_it(made):
@@ -121,11 +126,11 @@ def test_damage_is_seen(copy, name, harm):
     with pytest.raises(CheckpointError, match=f"damaged.*{name}"):
         read_checkpoint(copy, "cpu")
     with pytest.raises(CheckpointError, match="damaged"):
-        sharded.read_head(copy)
+        sharded_checkpoint.read_head(copy)
 
 
 def test_a_head_that_is_no_head(copy):
-    head = copy / sharded.HEAD
+    head = copy / sharded_checkpoint.HEAD
     for text in ("", "[]", "{", "{}", '{"files": {}}', "[" * 100_000):
         head.write_text(text, encoding="utf-8")
         with pytest.raises(CheckpointError, match="damaged"):
@@ -134,7 +139,7 @@ def test_a_head_that_is_no_head(copy):
     with pytest.raises(FileNotFoundError):  # a folder like any other
         read_checkpoint(copy, "cpu")
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        sharded.read_head(copy)
+        sharded_checkpoint.read_head(copy)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +159,7 @@ def test_a_head_that_is_no_head(copy):
 )
 def test_a_head_of_other_kinds(copy, change, named):
     rewrite(copy, change)
-    for read in (sharded.read_head, lambda folder: read_checkpoint(folder, "cpu")):
+    for read in (sharded_checkpoint.read_head, lambda folder: read_checkpoint(folder, "cpu")):
         with pytest.raises(CheckpointError, match=f"copy is damaged.*{named}"):
             read(copy)
 
@@ -175,9 +180,9 @@ def test_a_weight_in_the_place_of_another(copy, name):
 
 def rewrite(folder, change):
     """The same files with another head."""
-    head = json.loads((folder / sharded.HEAD).read_text(encoding="utf-8"))
+    head = json.loads((folder / sharded_checkpoint.HEAD).read_text(encoding="utf-8"))
     change(head)
-    files.write_json(folder / sharded.HEAD, head)
+    files.write_json(folder / sharded_checkpoint.HEAD, head)
 
 
 class Harm:
@@ -205,13 +210,15 @@ def test_a_list_of_parts_that_would_run_code_is_refused(copy, content, monkeypat
 def self_made(folder, metadata):
     """Another list of parts, with a head that fits it."""
     (folder / ".metadata").write_bytes(metadata)
-    head = json.loads((folder / sharded.HEAD).read_text(encoding="utf-8"))
+    head = json.loads((folder / sharded_checkpoint.HEAD).read_text(encoding="utf-8"))
     head["files"][".metadata"] = {"bytes": len(metadata), "sha256": files.sha256_bytes(metadata)}
-    files.write_json(folder / sharded.HEAD, head)
+    files.write_json(folder / sharded_checkpoint.HEAD, head)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     model, _ = trained()
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     with pytest.raises(OSError, match="cannot write"):
-        sharded.write_parts(tmp_path / "taken", sharded.flat({"model": model.state_dict()}), rank=0, group=None)
+        sharded_checkpoint.write_parts(
+            tmp_path / "taken", sharded_checkpoint.flat({"model": model.state_dict()}), rank=0, group=None
+        )

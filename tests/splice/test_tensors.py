@@ -17,7 +17,7 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset, SpliceDocumentDataset
 from niels_gpt.splice.packing import pack
-from niels_gpt.splice.torch_face import to_tensors
+from niels_gpt.splice.tensors import to_tensors
 from tests.splice import BOUNDS, CONTENT_MODES, NULL, documents
 
 V, S = 50, 24

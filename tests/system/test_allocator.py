@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from niels_gpt.memory import keep_freed_memory
+from niels_gpt.system.allocator import keep_freed_memory
 
 
 class FakeLibc:

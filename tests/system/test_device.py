@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from niels_gpt import device
-from niels_gpt.device import get_device, multiplies_bf16, resolve_device
+from niels_gpt.system import device
+from niels_gpt.system.device import get_device, multiplies_bf16, resolve_device
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import niels_gpt
-from niels_gpt import files
+from niels_gpt.system import files
 
 
 class Crash(BaseException):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.rng import derive_seed, generator, set_seed
+from niels_gpt.system.rng import derive_seed, generator, set_seed
 
 # From coreutils: printf '42:batch:7' | b2sum -l 64, read as little-endian, halved.
 GOLDEN = {

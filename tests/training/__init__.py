@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from niels_gpt.config import RunConfig
-from niels_gpt.config_file import load_config
+from niels_gpt.config.yaml_file import load_config
 
 WORDS = [
     "the",

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from niels_gpt.cli.main import main
-from niels_gpt.config_file import dump_config
-from niels_gpt.train.run_folder import RunFolder
-from tests.train import metric_lines, same, small_config, weights_sha256, write_texts
+from niels_gpt.config.yaml_file import dump_config
+from niels_gpt.runs.folder import RunFolder
+from tests.training import metric_lines, same, small_config, weights_sha256, write_texts
 
 ROOT = Path(__file__).parents[2]
 STEPS, EVERY = 100, 10

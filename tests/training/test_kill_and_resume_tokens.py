@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from niels_gpt.cli.main import main
-from niels_gpt.config_file import dump_config
-from niels_gpt.model.checkpoint import save_checkpoint
+from niels_gpt.config.yaml_file import dump_config
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.folder import RunFolder
 from tests import token_caches
-from tests.train import metric_lines, same, weights_sha256
+from tests.training import metric_lines, same, weights_sha256
 
 ROOT = Path(__file__).parents[2]
 STEPS, EVERY = 90, 8

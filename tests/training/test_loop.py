@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config_file import load_config
-from niels_gpt.model.checkpoint import CheckpointError, load_model
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.model.gpt import GPT
-from niels_gpt.rng import derive_seed
-from niels_gpt.train import loop
-from niels_gpt.train.loop import DeviceFailed, TrainingDiverged, train
-from niels_gpt.train.progress import Silent
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import ByteTask, open_task
-from tests.train import data_options, metric_lines, same, small_config, weights_sha256, write_texts
+from niels_gpt.runs.checkpoint import CheckpointError, load_model
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.rng import derive_seed
+from niels_gpt.training import loop
+from niels_gpt.training.loop import DeviceFailed, TrainingDiverged, train
+from niels_gpt.training.progress import Silent
+from niels_gpt.training.tasks.registry import ByteTask, open_task
+from tests.training import data_options, metric_lines, same, small_config, weights_sha256, write_texts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -5,8 +5,13 @@ import resource
 import pytest
 
 from niels_gpt.config import ModelConfig, RunConfig, TrainConfig
-from niels_gpt.train.room import OutOfMemory, check_size, machine_memory, needing_memory
-from tests.train.test_engine import SIZES, config_of, too_much
+from niels_gpt.training.memory_limits import (
+    OutOfMemory,
+    check_size,
+    machine_memory,
+    needing_memory,
+)
+from tests.training.test_step import SIZES, config_of, too_much
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from niels_gpt.train.batch import Batch
-from niels_gpt.train.feeder import Feeder
+from niels_gpt.training.prefetch import Feeder
+from niels_gpt.training.tasks.base import Batch
 
 
 def feeding():

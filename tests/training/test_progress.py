@@ -5,9 +5,15 @@ import sys
 
 import pytest
 
-from niels_gpt.terminal import count, duration
-from niels_gpt.train import progress
-from niels_gpt.train.progress import Bar, PlainLines, Silent, reporter, say
+from niels_gpt.system.console import count, duration
+from niels_gpt.training import progress
+from niels_gpt.training.progress import (
+    Bar,
+    PlainLines,
+    Silent,
+    reporter,
+    say,
+)
 
 
 @pytest.mark.parametrize(

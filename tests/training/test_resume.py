@@ -5,17 +5,22 @@ import shutil
 import pytest
 import torch
 
-from niels_gpt.model import sharded
-from niels_gpt.model.checkpoint import CheckpointError, read_checkpoint
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.distributed import ALONE
-from niels_gpt.train.loop import train
-from niels_gpt.train.optimizer import make_optimizer
-from niels_gpt.train.progress import Silent
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.state import State, optimizer_state, restore, sharded_content
-from niels_gpt.train.task import open_task
-from tests.train import same, small_config, write_texts
+from niels_gpt.runs import sharded_checkpoint
+from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.processes import ALONE
+from niels_gpt.training.loop import train
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.progress import Silent
+from niels_gpt.training.resume import (
+    State,
+    optimizer_state,
+    restore,
+    sharded_content,
+)
+from niels_gpt.training.tasks.registry import open_task
+from tests.training import same, small_config, write_texts
 
 SHORT = [
     "train.total_steps=2",
@@ -166,7 +171,7 @@ def test_before_the_first_update_there_is_no_state_to_load(copy):
         rewrite(run, {**saved, "step": 0, "optimizer": optimizer})
         state = resume(config, task, run)
         assert same(state.model.state_dict(), saved["model"])
-        assert not sharded.flat(state.optimizer.state_dict())
+        assert not sharded_checkpoint.flat(state.optimizer.state_dict())
 
 
 def drop(*keys):
@@ -232,6 +237,6 @@ def test_the_state_in_a_folder_is_that_in_a_file(copy, tmp_path):
     tensors, head = sharded_content(resume(config, task, run), saved["extra"])
     folder = tmp_path / "folder"
     folder.mkdir()
-    sharded.write_head(folder, head, [sharded.write_parts(folder, tensors, rank=0, group=None)])
+    sharded_checkpoint.write_head(folder, head, [sharded_checkpoint.write_parts(folder, tensors, rank=0, group=None)])
     ours = optimizer_state(fresh(config), read_checkpoint(folder, "cpu")["optimizer"], where="folder")
     assert same(ours, optimizer_state(fresh(config), saved["optimizer"], where="file"))

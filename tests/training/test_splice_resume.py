@@ -6,16 +6,16 @@ import shutil
 import pytest
 import torch
 
-from niels_gpt.config_file import load_config
-from niels_gpt.model.checkpoint import CheckpointError, save_checkpoint
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.loop import train
-from niels_gpt.train.progress import Silent
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.state import identity
+from niels_gpt.runs.checkpoint import CheckpointError, save_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.training.loop import train
+from niels_gpt.training.progress import Silent
+from niels_gpt.training.resume import identity
 from tests import token_caches
 from tests.cache import no_waiting
-from tests.train import same, sentence, weights_sha256
+from tests.training import same, sentence, weights_sha256
 
 STEPS, EVERY = 20, 4
 OPTIONS = [

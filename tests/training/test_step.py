@@ -7,16 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from niels_gpt import device as device_module
 from niels_gpt.config import EngineConfig, ModelConfig, RunConfig, TrainConfig
-from niels_gpt.device import check_precision, peak_flops
-from niels_gpt.model import native
+from niels_gpt.kernels.cpu import native
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.batch import Batch
-from niels_gpt.train.engine import Engine, deterministic
-from niels_gpt.train.meter import Meter, flops_per_token
-from niels_gpt.train.optimizer import make_optimizer, set_lr
-from niels_gpt.train.room import OutOfMemory
+from niels_gpt.system import device as device_module
+from niels_gpt.system.device import check_precision, peak_flops
+from niels_gpt.training.memory_limits import OutOfMemory
+from niels_gpt.training.optim.optimizer import make_optimizer, set_lr
+from niels_gpt.training.step import Engine, deterministic
+from niels_gpt.training.tasks.base import Batch
+from niels_gpt.training.throughput import Meter, flops_per_token
 
 SIZES = {"V": 50, "T": 12, "C": 16, "L": 2, "H": 2, "dropout": 0.0}
 
@@ -307,7 +307,7 @@ def test_flops_per_token():
 
 def test_a_line_of_metrics(monkeypatch):
     now = [10.0]
-    monkeypatch.setattr("niels_gpt.train.meter.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("niels_gpt.training.throughput.time.perf_counter", lambda: now[0])
     meter = Meter("cpu", flops=1)
     meter.begin()
     now[0] = 12.5

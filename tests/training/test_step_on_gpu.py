@@ -11,14 +11,14 @@ import torch
 
 from niels_gpt.config import EngineConfig, ModelConfig, RunConfig, TrainConfig
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.batch import Batch
-from niels_gpt.train.engine import Engine
-from niels_gpt.train.loop import train
-from niels_gpt.train.optimizer import make_optimizer
-from niels_gpt.train.room import OutOfMemory
-from niels_gpt.train.run_folder import RunFolder
-from tests.train import SMALL, data_options, metric_lines, small_config, weights_sha256, write_texts
-from tests.train.test_loop import Crash, crash_at
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.training.loop import train
+from niels_gpt.training.memory_limits import OutOfMemory
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.step import Engine
+from niels_gpt.training.tasks.base import Batch
+from tests.training import SMALL, data_options, metric_lines, small_config, weights_sha256, write_texts
+from tests.training.test_loop import Crash, crash_at
 
 pytestmark = pytest.mark.gpu
 STEPS = 12
@@ -116,7 +116,7 @@ def test_a_compile_that_fails_costs_one_line(monkeypatch):
 
 
 def test_a_capture_that_fails_costs_one_line(monkeypatch):
-    import niels_gpt.train.engine as module
+    import niels_gpt.training.step as module
 
     class Broken:
         def __init__(self, *args):
@@ -246,7 +246,7 @@ def test_a_run_on_cuda_writes_what_it_measured(texts, tmp_path):
 FAILING = """
 import torch
 from niels_gpt.cli.main import main
-from niels_gpt.train.engine import Engine
+from niels_gpt.training.step import Engine
 
 update = Engine.update
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.config_file import dump_config
-from niels_gpt.train.run_folder import RunFolder
+from niels_gpt.config.yaml_file import dump_config
+from niels_gpt.runs.folder import RunFolder
 from tests import token_caches
-from tests.train import metric_lines, small_config, weights_sha256, worlds, write_texts
-from tests.train.worlds import run_world
+from tests.training import metric_lines, small_config, weights_sha256, worlds, write_texts
+from tests.training.worlds import run_world
 
 ROOT = Path(__file__).parents[2]
 STEPS, EVERY = 120, 10

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from niels_gpt.cli.main import main
-from niels_gpt.model import dropout, sharded
+from niels_gpt.model import dropout
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.distributed import open_world
-from niels_gpt.train.engine import Engine
-from niels_gpt.train.loop import train
-from niels_gpt.train.optimizer import make_optimizer
-from niels_gpt.train.progress import Silent
-from niels_gpt.train.room import OutOfMemory
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import open_task
+from niels_gpt.runs import sharded_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.processes import open_world
+from niels_gpt.training.loop import train
+from niels_gpt.training.memory_limits import OutOfMemory
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.progress import Silent
+from niels_gpt.training.step import Engine
+from niels_gpt.training.tasks.registry import open_task
 
 SECONDS = 120
 
@@ -214,7 +215,7 @@ def failing(world, config, folder, kind):
 
 def killed_while_saving(world, config, folder, times):
     """Train; the second process is killed in the writing of a checkpoint, when it has written its part."""
-    write, calls = sharded.write_parts, []
+    write, calls = sharded_checkpoint.write_parts, []
 
     def die(*arguments, **options):
         written = write(*arguments, **options)
@@ -223,7 +224,7 @@ def killed_while_saving(world, config, folder, times):
             os.kill(os.getpid(), signal.SIGKILL)
         return written
 
-    sharded.write_parts = die
+    sharded_checkpoint.write_parts = die
     train(config, RunFolder(folder), world=world)
 
 

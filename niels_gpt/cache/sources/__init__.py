@@ -1,0 +1,1 @@
+"""Building caches by source name: which texts go in, with which tokenizer and limits."""

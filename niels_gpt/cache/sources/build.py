@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_gpt import files
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
-from niels_gpt.cache.material import (
+from niels_gpt.cache.meta import CacheError, read_meta, write_meta
+from niels_gpt.cache.sources.texts import (
     Settings,
     budgets_of,
     chats_of,
@@ -23,11 +23,11 @@ from niels_gpt.cache.material import (
     texts_of,
     training_texts,
 )
-from niels_gpt.cache.meta import CacheError, read_meta, write_meta
-from niels_gpt.cache.partial import OnProgress
+from niels_gpt.cache.writing.partial_build import OnProgress
 from niels_gpt.config import DataConfig
-from niels_gpt.data.local import VARIABLE
+from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
+from niels_gpt.system import files
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")

@@ -1,0 +1,1 @@
+"""Writing token caches: encoding, shards, resumable builds, atomic publication."""

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from niels_gpt.cache.formats import DOCUMENTS, MAX_VOCAB, SPLITS, TEST
-from niels_gpt.cache.shards import MARGIN_BYTES
+from niels_gpt.cache.writing.shards import MARGIN_BYTES
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 

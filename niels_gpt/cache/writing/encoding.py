@@ -16,7 +16,7 @@ import numpy as np
 
 from niels_gpt.cache.formats import TOKEN_DTYPE, as_tokens
 from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
-from niels_gpt.data.drops import is_text
+from niels_gpt.data.reading.drops import is_text
 from niels_gpt.tokenizer.special import find_special
 
 SPECIAL = "with a special token in the text"

@@ -20,13 +20,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_gpt import files
-from niels_gpt.cache.encoding import Encoded, in_order
 from niels_gpt.cache.formats import OFFSET_DTYPE
-from niels_gpt.cache.inputs import Batch, Reader
-from niels_gpt.cache.publishing import move_back, move_in
-from niels_gpt.cache.refusing import check_same_disk
-from niels_gpt.cache.shards import MARGIN_BYTES, ShardWriter, cannot_write, starts_path
+from niels_gpt.cache.writing.checks import check_same_disk
+from niels_gpt.cache.writing.encoding import Encoded, in_order
+from niels_gpt.cache.writing.input_batches import Batch, Reader
+from niels_gpt.cache.writing.publish import move_back, move_in
+from niels_gpt.cache.writing.shards import (
+    MARGIN_BYTES,
+    ShardWriter,
+    cannot_write,
+    starts_path,
+)
+from niels_gpt.system import files
 
 log = logging.getLogger("niels_gpt.cache")
 

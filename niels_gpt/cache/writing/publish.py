@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from niels_gpt import files
+from niels_gpt.system import files
 
 MOVING = "moving.json"
 OLD = "old"

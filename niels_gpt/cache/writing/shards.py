@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt import files
 from niels_gpt.cache.formats import DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
+from niels_gpt.system import files
 
 MARGIN_BYTES = 16 << 20
 """Disk space that a build leaves free."""

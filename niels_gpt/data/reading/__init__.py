@@ -1,0 +1,1 @@
+"""Reading rows: from the Hugging Face Hub or from local files, with retries, diagnosis and counted drops."""

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from niels_gpt.data.local import suffix
+from niels_gpt.data.reading.local import suffix
 
 
 def explain(files: Iterable[str | Path]) -> str | None:

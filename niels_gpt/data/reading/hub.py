@@ -21,10 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.hub_errors import chain, is_transient, reason, retry_after, status
-from niels_gpt.data.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
+from niels_gpt.data.reading.diagnose import explain, refuse_odd_json
+from niels_gpt.data.reading.hub_errors import (
+    chain,
+    is_transient,
+    reason,
+    retry_after,
+    status,
+)
+from niels_gpt.data.reading.local import (
+    VARIABLE,
+    DataUnavailable,
+    builder,
+    choose_split,
+    find_files,
+    find_local,
+)
 from niels_gpt.data.split import shuffled
-from niels_gpt.data.unreadable import explain, refuse_odd_json
 
 log = logging.getLogger("niels_gpt.data")
 

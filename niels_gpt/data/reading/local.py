@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from niels_gpt.files import at_home
+from niels_gpt.system.files import at_home
 
 VARIABLE = "NIELS_GPT_DATA"
 """The environment variable: a folder with one sub-folder per Hub id, or a YAML file `id: path`."""

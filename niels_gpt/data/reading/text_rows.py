@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from niels_gpt.data.drops import Drops, is_text
-from niels_gpt.data.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.hub import Reader, Request, Shuffle
 from niels_gpt.data.types import PretrainSample
 
 TEXTLESS_ROWS = 100

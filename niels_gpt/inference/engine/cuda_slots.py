@@ -13,12 +13,20 @@ from typing import Generic, TypeVar
 
 import torch
 
-from niels_gpt.device import HAS_TRITON
-from niels_gpt.inference.request import Request
-from niels_gpt.inference.slots import padded
-from niels_gpt.model.decode_step import RING, STOCK, DecodeStep, SlotState, Weights, WindowStep, power
+from niels_gpt.inference.engine.request import Request
+from niels_gpt.inference.engine.slots import padded
+from niels_gpt.kernels.decode.step import (
+    RING,
+    STOCK,
+    DecodeStep,
+    SlotState,
+    Weights,
+    WindowStep,
+    power,
+)
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
+from niels_gpt.system.device import HAS_TRITON
 
 STEPS = 8
 """Tokens of every row per launch."""

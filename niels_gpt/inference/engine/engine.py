@@ -10,12 +10,18 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from niels_gpt.inference import cuda_slots
-from niels_gpt.inference.request import End, Event, Request, new_tokens, prompt_ids
+from niels_gpt.inference.engine import cuda_slots
+from niels_gpt.inference.engine.request import (
+    End,
+    Event,
+    Request,
+    new_tokens,
+    prompt_ids,
+)
+from niels_gpt.inference.engine.slots import Flight, PlainSlots, Slots
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.slots import Flight, PlainSlots, Slots
+from niels_gpt.model.eval_mode import at_rest, evaluating
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.mode import at_rest, evaluating
 
 
 class Engine:

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from niels_gpt.checks import whole
 from niels_gpt.config import MOST_TOKENS
+from niels_gpt.config.checks import whole
 from niels_gpt.inference.sampling import Sampling
 
 End = Literal["stop", "length", "cancelled"]

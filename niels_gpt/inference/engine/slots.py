@@ -10,10 +10,10 @@ from typing import Protocol
 
 import torch
 
-from niels_gpt.inference.request import Request
+from niels_gpt.inference.engine.request import Request
+from niels_gpt.inference.int8 import one_token
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model.gpt import GPT
-from niels_gpt.model.int8 import one_token
 from niels_gpt.model.kv_cache import KVCache
 
 

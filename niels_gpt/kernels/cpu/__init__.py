@@ -1,0 +1,1 @@
+"""Training kernels for the CPU: C compiled on this machine, and fast compositions of torch operators."""

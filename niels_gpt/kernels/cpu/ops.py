@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from niels_gpt.model import native
+from niels_gpt.kernels.cpu import native
 from niels_gpt.model.rope import rotate
 
 MANY = 2048

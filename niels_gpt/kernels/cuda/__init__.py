@@ -1,0 +1,1 @@
+"""Training kernels for CUDA in bfloat16, written in Triton."""

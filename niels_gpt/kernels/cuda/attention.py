@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from niels_gpt.model import fused
+from niels_gpt.kernels.cuda import ops as cuda_ops
 
 LONGEST = 256
 """Tokens of a window whose keys and values one program can hold."""
@@ -23,13 +23,13 @@ BLOCK = 64
 def usable(qkv: torch.Tensor, H: int) -> bool:
     """Whether `attend` computes on the heads of qkv (B, n, 3 H D)."""
     B, n, wide = qkv.shape
-    return fused.usable(qkv) and n <= LONGEST and B * H >= FEWEST and wide // (3 * H) in (16, 32, 64)
+    return cuda_ops.usable(qkv) and n <= LONGEST and B * H >= FEWEST and wide // (3 * H) in (16, 32, 64)
 
 
 @torch.library.custom_op("niels_gpt::short_attention", mutates_args=())
 def _attend(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, lse)."""
-    from niels_gpt.model import attention_kernels as kernels
+    from niels_gpt.kernels.cuda import attention_triton as kernels
 
     B, n, _, H, D = qkv.shape
     qkv = qkv.contiguous()
@@ -48,7 +48,7 @@ def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Te
 def _attend_back(
     dy: torch.Tensor, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
 ) -> torch.Tensor:
-    from niels_gpt.model import attention_kernels as kernels
+    from niels_gpt.kernels.cuda import attention_triton as kernels
 
     B, n, _, H, D = qkv.shape
     dy, qkv = dy.contiguous(), qkv.contiguous()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.model.kernels import LOG2E, turned
+from niels_gpt.kernels.cuda.ops_triton import LOG2E, turned
 
 LN2 = tl.constexpr(0.6931471805599453)
 

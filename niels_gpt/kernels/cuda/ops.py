@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from niels_gpt.device import HAS_TRITON
-from niels_gpt.model import in_fp8
+from niels_gpt.kernels.fp8 import quantize
+from niels_gpt.system.device import HAS_TRITON
 
 LOGITS_BYTES = 1 << 29
 """Room for the logits that exist at one time; more only where they would be less than LOGITS_SHARE gradients."""
@@ -42,7 +42,7 @@ def _linear_cross_entropy(
     h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, eight: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(loss, its gradient for h, for weight): logits are made, used and overwritten a part of the rows at a time."""
-    from niels_gpt.model import kernels
+    from niels_gpt.kernels.cuda import ops_triton
 
     N, C = h.shape
     V = weight.shape[0]
@@ -53,7 +53,7 @@ def _linear_cross_entropy(
     rows = min(N, 1 << max(10, (room // (padded * h.element_size())).bit_length() - 1))
     logits = torch.empty((rows, padded), dtype=h.dtype, device=h.device)
     if eight:
-        table8, across8, one, scales, _ = in_fp8.matrices([([table], None)])[0]
+        table8, across8, one, scales, _ = quantize.matrices([([table], None)])[0]
         unit = 2.0**-15 / total.to(torch.float32).reshape(())
     gradients = logits.new_empty((rows, padded), dtype=torch.float8_e5m2) if eight else logits
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
@@ -64,17 +64,17 @@ def _linear_cross_entropy(
         part = h[start : start + rows]
         own, back = logits[: len(part)], gradients[: len(part)]
         if eight:
-            part8, scale = in_fp8.rows(part)
+            part8, scale = quantize.rows(part)
             torch._scaled_mm(part8, table8.t(), scale, scales.t(), out_dtype=h.dtype, use_fast_accum=True, out=own)
         else:
             torch.mm(part, table.t(), out=own)
-        kernels.cross_entropy_kernel[(len(part),)](
+        ops_triton.cross_entropy_kernel[(len(part),)](
             own, back, targets[start:], losses[start:], total, V, padded,
             BLOCK=block, EIGHT=eight, num_warps=8 if V > 1024 else 1,
         )  # fmt: skip
         if eight:
             torch._scaled_mm(back, across8.t(), unit, one, out_dtype=h.dtype, out=dh[start : start + rows])
-            made = in_fp8.over_tokens(back, part8, scale, unit)
+            made = quantize.over_tokens(back, part8, scale, unit)
             dweight = made if start == 0 else dweight.add_(made)
         else:
             torch.mm(back, table, out=dh[start : start + rows])
@@ -127,11 +127,11 @@ def _sizes(H: int, D: int) -> dict[str, int]:
 def _turned_heads(
     qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from niels_gpt.model import kernels
+    from niels_gpt.kernels.cuda import ops_triton
 
     B, n, _, H, D = qkv.shape
     q, k, v = (qkv.new_empty((B, n, H, D)) for _ in range(3))
-    kernels.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, n, H, D, **_sizes(H, D), VALUES=True, num_warps=2)
+    ops_triton.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, n, H, D, **_sizes(H, D), VALUES=True, num_warps=2)
     return q, k, v
 
 
@@ -144,11 +144,11 @@ def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Te
 @torch.library.custom_op("niels_gpt::turned_pair", mutates_args=())
 def turned_pair(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Only q and k of `turned_heads`, without autograd: for those who take v from where it lies."""
-    from niels_gpt.model import kernels
+    from niels_gpt.kernels.cuda import ops_triton
 
     B, n, _, H, D = qkv.shape
     q, k = qkv.new_empty((B, n, H, D)), qkv.new_empty((B, n, H, D))
-    kernels.rope_kernel[(B * n,)](qkv, q, k, k, sin, cos, n, H, D, **_sizes(H, D), VALUES=False, num_warps=2)
+    ops_triton.rope_kernel[(B * n,)](qkv, q, k, k, sin, cos, n, H, D, **_sizes(H, D), VALUES=False, num_warps=2)
     return q, k
 
 
@@ -178,12 +178,12 @@ def turn_back(
 
     Without sin and cos: of what was not turned, only split.
     """
-    from niels_gpt.model import kernels
+    from niels_gpt.kernels.cuda import ops_triton
 
     B, n, H, D = dq.shape
     given = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
     strides = [stride for g in given for stride in g.stride()[:3]]
-    kernels.rope_backward_kernel[(B * n,)](
+    ops_triton.rope_backward_kernel[(B * n,)](
         *given, dqkv, scales, sin, cos, n, H, D, *strides,
         **_sizes(H, D), TURN=sin is not None, EIGHT=scales is not None, num_warps=2,
     )  # fmt: skip
@@ -228,23 +228,23 @@ def _block(F: int, gated: bool) -> int:
 @torch.library.custom_op("niels_gpt::activation", mutates_args=())
 def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
     """x Phi(x), the exact GELU; gated: silu(gate) up, for x (..., 2 F) = gate, up side by side."""
-    from niels_gpt.model import kernels
+    from niels_gpt.kernels.cuda import ops_triton
 
     x = x.contiguous()
     F = x.shape[-1] // (2 if gated else 1)
     y, block = x.new_empty((*x.shape[:-1], F)), _block(F, gated)
-    kernels.activation_kernel[(y.numel() // F, -(-F // block))](x, y, F, BLOCK=block, GATED=gated, num_warps=4)
+    ops_triton.activation_kernel[(y.numel() // F, -(-F // block))](x, y, F, BLOCK=block, GATED=gated, num_warps=4)
     return y
 
 
 @torch.library.custom_op("niels_gpt::activation_backward", mutates_args=())
 def _activation_backward(dy: torch.Tensor, x: torch.Tensor, gated: bool) -> torch.Tensor:
-    from niels_gpt.model import kernels
+    from niels_gpt.kernels.cuda import ops_triton
 
     dy, x = dy.contiguous(), x.contiguous()
     F, dx = dy.shape[-1], torch.empty_like(x)
     block = _block(F, gated)
-    kernels.activation_backward_kernel[(dy.numel() // F, -(-F // block))](
+    ops_triton.activation_backward_kernel[(dy.numel() // F, -(-F // block))](
         dy, x, dx, F, BLOCK=block, GATED=gated, num_warps=4
     )
     return dx

@@ -1,0 +1,1 @@
+"""One decode step on CUDA: matmuls, attention and sampling, captured as a CUDA graph."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.model.decode_products import ready
+from niels_gpt.kernels.decode.matmul import ready
 
 
 @triton.jit

@@ -165,7 +165,7 @@ class Rows:
 
     def choice(self) -> Launch:
         """From the logits to the next token, and its embedding into h."""
-        from niels_gpt.model import decode_kernels as kernels
+        from niels_gpt.kernels.decode import triton_kernels as kernels
 
         w, s, V, C = self.weights, self.state, self.weights.config.V, self.weights.config.C
         VP = power(V)
@@ -228,7 +228,7 @@ class DecodeStep(Rows):
 
     def __init__(self, weights: Weights, state: SlotState, batch: int) -> None:
         super().__init__(weights, state, batch)
-        from niels_gpt.model import decode_kernels as kernels
+        from niels_gpt.kernels.decode import triton_kernels as kernels
 
         w, s, config = weights, state, weights.config
         C, H, D, T = config.C, config.H, config.D, config.T
@@ -273,7 +273,7 @@ class DecodeStep(Rows):
         norm: bool = False,
     ) -> None:
         """Add out = epilogue(w norm(x)) to the launches."""
-        from niels_gpt.model import decode_kernels as kernels
+        from niels_gpt.kernels.decode import triton_kernels as kernels
 
         assert not (norm and epilogue == ADD)  # the sums that a norm reads are those that an addition writes
         B, C, (N, K) = self.batch, self.weights.config.C, w.shape[-2:]

@@ -10,9 +10,15 @@ clock: the same tokens come again, bit for bit.
 
 from __future__ import annotations
 
-from niels_gpt.model.decode_attention import attend_kernel
-from niels_gpt.model.decode_choice import choose_kernel
-from niels_gpt.model.decode_products import deep_kernel, lean_kernel, paired_kernel, vector_kernel, wide_kernel
+from niels_gpt.kernels.decode.attention import attend_kernel
+from niels_gpt.kernels.decode.matmul import (
+    deep_kernel,
+    lean_kernel,
+    paired_kernel,
+    vector_kernel,
+    wide_kernel,
+)
+from niels_gpt.kernels.decode.sample import choose_kernel
 
 __all__ = [
     "attend_kernel", "choose_kernel", "deep_kernel", "lean_kernel", "paired_kernel", "vector_kernel", "wide_kernel",

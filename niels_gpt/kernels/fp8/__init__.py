@@ -1,0 +1,1 @@
+"""FP8 matmuls and their quantization, for CUDA devices with FP8 (Ada, Hopper and later)."""

@@ -20,8 +20,18 @@ from typing import Any
 
 import torch
 
-from niels_gpt.model import fused
-from niels_gpt.model.in_fp8 import Matrix, Rows, after_norm, empty_turned, over_tokens, power, rows, summed, turned
+from niels_gpt.kernels.cuda import ops as cuda_ops
+from niels_gpt.kernels.fp8.quantize import (
+    Matrix,
+    Rows,
+    after_norm,
+    empty_turned,
+    over_tokens,
+    power,
+    rows,
+    summed,
+    turned,
+)
 
 _wanted = False
 
@@ -39,7 +49,7 @@ def products(wanted: bool) -> Iterator[None]:
 
 def on(x: torch.Tensor) -> bool:
     """Whether products with x are to be FP8."""
-    return _wanted and torch.is_grad_enabled() and fused.in_bf16(x)
+    return _wanted and torch.is_grad_enabled() and cuda_ops.in_bf16(x)
 
 
 def _times(a: Rows, b: Rows) -> torch.Tensor:
@@ -78,7 +88,7 @@ def _turn_back(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     eighth, scales = _empty(dq, dq.shape[0] * dq.shape[1], 3 * dq.shape[2] * dq.shape[3])
-    fused.turn_back(dq, dk, dv, sin, cos, eighth, scales)
+    cuda_ops.turn_back(dq, dk, dv, sin, cos, eighth, scales)
     return eighth, scales
 
 
@@ -111,7 +121,7 @@ class _Heads(torch.autograd.Function):
         qkv = _times(given, (eighth, one)).view(len(x) // n, n, 3, H, -1)
         if sin is None or cos is None:
             return qkv.unbind(2)
-        return *fused.turned_pair(qkv, sin, cos), qkv[:, :, 2]
+        return *cuda_ops.turned_pair(qkv, sin, cos), qkv[:, :, 2]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -140,7 +150,7 @@ def heads(
 @torch.library.custom_op("niels_gpt::activation_fp8", mutates_args=())
 def _activate(u: torch.Tensor, gated: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Activations of u with scales, and how much larger the gradient of u can be than theirs: (M, 1)."""
-    from niels_gpt.model import fp8_kernels
+    from niels_gpt.kernels.fp8 import triton_kernels as fp8_kernels
 
     u = u.contiguous()
     M, F = len(u), u.shape[1] // (2 if gated else 1)
@@ -164,7 +174,7 @@ def _activate_back(
     dy: torch.Tensor, u: torch.Tensor, factors: torch.Tensor, shares: torch.Tensor, gated: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradient of u, rows times factors, as it is and turned; and the activations, rows times shares, turned."""
-    from niels_gpt.model import fp8_kernels
+    from niels_gpt.kernels.fp8 import triton_kernels as fp8_kernels
 
     M, F = dy.shape
     eighth, across, again = _empty_back(dy, u)

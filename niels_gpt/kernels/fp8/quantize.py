@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from niels_gpt.device import HAS_TRITON
+from niels_gpt.system.device import HAS_TRITON
 
 LARGEST = 448.0
 """Where float8_e4m3fn ends."""
@@ -39,7 +39,7 @@ def rows(x: torch.Tensor) -> Rows:
 
 
 def _rows_at_once(x: torch.Tensor) -> Rows:
-    from niels_gpt.model import fp8_kernels
+    from niels_gpt.kernels.fp8 import triton_kernels as fp8_kernels
 
     x = x.contiguous()
     (M, K), block = x.shape, 1 << (x.shape[1] - 1).bit_length()
@@ -67,7 +67,7 @@ def turned(x: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor
         scaled = x if factors is None else (x.float() * factors).to(x.dtype)
         filled = torch.nn.functional.pad(scaled.view(torch.uint8), (0, 0, 0, -len(x) % 16))
         return filled.t().contiguous().view(x.dtype)
-    from niels_gpt.model import fp8_kernels
+    from niels_gpt.kernels.fp8 import triton_kernels as fp8_kernels
 
     (M, K), made = x.shape, empty_turned(x)
     words = made.view(torch.int32)
@@ -162,7 +162,7 @@ def _empty_matrix(members: list[torch.Tensor]) -> Matrix:
 
 def _matrices_at_once(given: Given) -> list[Matrix]:
     """In two passes over all of them: one by one they would take 18 small kernels."""
-    from niels_gpt.model import fp8_kernels
+    from niels_gpt.kernels.fp8 import triton_kernels as fp8_kernels
 
     PARTS, B = 256, 64
     made: list[Matrix] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.model.kernels import activated, activation_gradients, power_of
+from niels_gpt.kernels.cuda.ops_triton import activated, activation_gradients, power_of
 
 
 @triton.jit

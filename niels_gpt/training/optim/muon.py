@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from niels_gpt.device import HAS_TRITON, imitates_bf16
-from niels_gpt.train.parallel import cut, gathered, local
+from niels_gpt.system.device import HAS_TRITON, imitates_bf16
+from niels_gpt.training.parallel.sharding import cut, gathered, local
 
 ROUNDS = 5
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
@@ -83,7 +83,7 @@ def _product(
     aligned = all(size % 16 == 0 for size in (M, N, K))
     if not (a.dtype == torch.bfloat16 and aligned and _has_kernels(a.device)):
         return a @ b if added is None else torch.baddbmm(added, a, b, beta=beta, alpha=alpha)
-    from niels_gpt.train import muon_kernels
+    from niels_gpt.kernels.cuda import muon_triton
 
     def tiles(side: int) -> int:
         down, across = -(-M // side), -(-N // side)
@@ -91,7 +91,7 @@ def _product(
 
     side = 128 if k * tiles(128) >= 100 else 64  # small ones, where a GPU would have too few of the large
     made = a.new_empty((k, M, N))
-    muon_kernels.product_kernel[(tiles(side), k)](
+    muon_triton.product_kernel[(tiles(side), k)](
         a, b, added, made, M, N, K, a.stride(0), a.stride(1), *b.stride(), alpha, beta,
         ADDED=added is not None, SYMMETRIC=symmetric, EVEN=K % 64 == 0, SIDE=side, DEPTH=64,
         num_warps=4, num_stages=3 if side == 128 else 4,

@@ -9,8 +9,8 @@ import torch
 
 from niels_gpt.config import TrainConfig
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.muon import Muon
-from niels_gpt.train.parallel import is_sharded
+from niels_gpt.training.optim.muon import Muon
+from niels_gpt.training.parallel.sharding import is_sharded
 
 
 def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:

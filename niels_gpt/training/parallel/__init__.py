@@ -1,0 +1,1 @@
+"""Training on several processes: DDP, FSDP2, and the checks that all processes agree."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.distributed import World
+from niels_gpt.system.processes import World
 
 
 class Loss(nn.Module):
@@ -135,7 +135,7 @@ def state_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
     Before the first update the optimiser has none; a step without gradient and learning rate makes them.
     """
-    from niels_gpt.model.sharded import flat
+    from niels_gpt.runs.sharded_checkpoint import flat
 
     if not flat(optimizer.state_dict()):
         _make_state(optimizer)

@@ -1,0 +1,1 @@
+"""What a run trains on: byte streams, token caches, chats or splice spans, as batches."""

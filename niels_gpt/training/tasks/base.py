@@ -8,8 +8,13 @@ from typing import NamedTuple, Protocol
 import torch
 
 from niels_gpt.model.gpt import GPT
+from niels_gpt.system.processes import (
+    ALONE,
+    WHOLE,
+    Share,
+    World,
+)
 from niels_gpt.tokenizer import AnyTokenizer
-from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
 
 
 class Batch(NamedTuple):

@@ -6,18 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt import files
 from niels_gpt.batching import Plan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
-from niels_gpt.rng import generator
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
-from niels_gpt.terminal import count
+from niels_gpt.system import files
+from niels_gpt.system.console import count
+from niels_gpt.system.processes import (
+    ALONE,
+    WHOLE,
+    Share,
+    World,
+)
+from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.train.batch import Batch, Origin, SourceRow
-from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
-from niels_gpt.train.room import NO_MEMORY, no_memory
+from niels_gpt.training.memory_limits import NO_MEMORY, no_memory
+from niels_gpt.training.tasks.base import Batch, Origin, SourceRow
 
 SOURCES = ("wiki", "roam", "primer")
 """The sources that are always there; data.sources adds others."""

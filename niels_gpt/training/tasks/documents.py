@@ -11,14 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from niels_gpt import files
-from niels_gpt.cache.opening import CacheFolder
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.config import RunConfig
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
+from niels_gpt.system import files
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.train.byte_task import SOURCES, places, stream_config
+from niels_gpt.training.tasks.byte_task import SOURCES, places, stream_config
 
 
 class Shelf(Protocol):

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from niels_gpt.config import RunConfig
-from niels_gpt.train.batch import Batch, DataTask, Origin, SourceRow, Task
-from niels_gpt.train.byte_task import SOURCES, ByteTask, eval_name, open_byte_task, stream_config
-from niels_gpt.train.splice_task import SpliceTask
-from niels_gpt.train.token_task import PretrainTask, SFTTask
+from niels_gpt.training.tasks.base import (
+    Batch,
+    DataTask,
+    Origin,
+    SourceRow,
+    Task,
+)
+from niels_gpt.training.tasks.byte_task import (
+    SOURCES,
+    ByteTask,
+    eval_name,
+    open_byte_task,
+    stream_config,
+)
+from niels_gpt.training.tasks.splice_task import SpliceTask
+from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask
 
 __all__ = [
     "SOURCES",

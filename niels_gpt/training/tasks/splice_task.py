@@ -11,23 +11,34 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
-from niels_gpt.checks import whole
 from niels_gpt.config import RunConfig
-from niels_gpt.evaluation.memorisation import text_bytes, token_sizes
+from niels_gpt.config.checks import whole
+from niels_gpt.config.splice import SpliceConfig
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.splice.dataset import metadata
 from niels_gpt.splice.frames import Spans
 from niels_gpt.splice.packing import Packed, arrange, pack
-from niels_gpt.splice.torch_face import to_tensors
+from niels_gpt.splice.tensors import to_tensors
 from niels_gpt.splice.weights import spread
-from niels_gpt.splice_config import SpliceConfig
-from niels_gpt.terminal import counted
-from niels_gpt.tokenizer import AnyTokenizer
-from niels_gpt.train.batch import Batch, Origin, SourceRow
-from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
-from niels_gpt.train.library import Contents, Library, Shelf, check_vocabulary, digest, open_library
+from niels_gpt.system.console import counted
+from niels_gpt.system.processes import (
+    ALONE,
+    WHOLE,
+    Share,
+    World,
+)
+from niels_gpt.tokenizer import AnyTokenizer, text_bytes, token_sizes
+from niels_gpt.training.tasks.base import Batch, Origin, SourceRow
+from niels_gpt.training.tasks.documents import (
+    Contents,
+    Library,
+    Shelf,
+    check_vocabulary,
+    digest,
+    open_library,
+)
 
 MAX_DETAILS = 64
 """Documents whose loss is written at each evaluation; of more, only the mean."""

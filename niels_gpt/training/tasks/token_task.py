@@ -10,22 +10,27 @@ from typing import Any
 
 import torch
 
-from niels_gpt.cache.checking import verify
+from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import past_vocabulary
 from niels_gpt.cache.mixture import MixedPlan, Mixture
-from niels_gpt.cache.opening import CacheFolder
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from niels_gpt.cache.verify import verify
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
-from niels_gpt.rng import generator
+from niels_gpt.system.processes import (
+    ALONE,
+    WHOLE,
+    Share,
+    World,
+)
+from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
-from niels_gpt.train.batch import Batch, Origin, SourceRow
-from niels_gpt.train.distributed import ALONE, WHOLE, Share, World
-from niels_gpt.train.library import check_vocabulary, open_library, uses_bytes
+from niels_gpt.training.tasks.base import Batch, Origin, SourceRow
+from niels_gpt.training.tasks.documents import check_vocabulary, open_library, uses_bytes
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:

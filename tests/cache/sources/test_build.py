@@ -16,12 +16,19 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from niels_gpt.cache import recipes
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.recipes import Settings, build, install_tokenizer, known_sources, open_tokenizer, write_placeholder
+from niels_gpt.cache.sources import build as build_module
+from niels_gpt.cache.sources.build import (
+    Settings,
+    build,
+    install_tokenizer,
+    known_sources,
+    open_tokenizer,
+    write_placeholder,
+)
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.local import DataUnavailable
+from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.roam import list_roam_paths, split_roam_paths
 from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 from tests.cache import (
@@ -851,7 +858,7 @@ def trained(data, *names, **changes):
     unreachable = {}
     known = known_sources(data)
     options = {"vocab_size": 420, **changes}
-    made_of = recipes.train_on(
+    made_of = build_module.train_on(
         [known[n] for n in names], settings(**options), lambda s, err: unreachable.update({s.name: err})
     )
     return made_of, unreachable
@@ -963,4 +970,4 @@ def test_offsets_are_those_of_the_documents(everything):
     lengths = [len(reference().encode(text.replace("\r\n", "\n"))) + 1 for text in LINES["train"] if text.strip()]
     assert starts.tolist() == [sum(lengths[:i]) for i in range(3)]
     with pytest.raises(CacheError):
-        recipes.read_meta(Path("nowhere/meta.json"))
+        build_module.read_meta(Path("nowhere/meta.json"))

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from niels_gpt.cache import partial
+from niels_gpt.cache.writing import partial_build
 from tests.cache import CASES, no_waiting, tree
 
 KINDS = ["pretrain", "sft"]
-NO_MORE = SimpleNamespace(free=partial.MARGIN_BYTES)
+NO_MORE = SimpleNamespace(free=partial_build.MARGIN_BYTES)
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_caches_are_replaced_and_what_lies_beside_them_stays(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_says_what_stays_free(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(partial.shutil, "disk_usage", lambda path: NO_MORE)
+    monkeypatch.setattr(partial_build.shutil, "disk_usage", lambda path: NO_MORE)
     with pytest.raises(OSError, match=r"16 MiB stay free.*free some space") as caught:
         CASES[kind].build(tmp_path / "c")
     assert str(tmp_path / "c") in str(caught.value)

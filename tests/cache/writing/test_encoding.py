@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.cache import encoding
-from niels_gpt.cache.encoding import default_workers, encode_chats, encode_texts, in_order
+from niels_gpt.cache.writing import encoding
+from niels_gpt.cache.writing.encoding import (
+    default_workers,
+    encode_chats,
+    encode_texts,
+    in_order,
+)
 from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, real_tokenizer, why_no_document
 
 TEXTS = st.text(st.sampled_from("ab \r\n\té😀\u2581\ufeff\x00"), max_size=10)

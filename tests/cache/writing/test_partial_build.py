@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cache import build_cache, inputs, partial
+from niels_gpt.cache import build_cache
 from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
+from niels_gpt.cache.writing import input_batches, partial_build
 from tests.cache import (
     CASES,
     EOT,
@@ -743,7 +744,7 @@ def test_a_disk_that_is_full_before_the_examples_are_split(tmp_path, whole, monk
     """The tokens of an SFT cache are there twice for a moment: room for every step, but not for all at once."""
     case, folder = CASES["sft"], tmp_path / "c"
     with monkeypatch.context() as patch:
-        patch.setattr(partial, "MARGIN_BYTES", 0)
+        patch.setattr(partial_build, "MARGIN_BYTES", 0)
         free_space(patch, [400])
         with pytest.raises(OSError, match="space") as error:
             case.build(folder, batch_items=1)
@@ -884,6 +885,6 @@ def test_the_hidden_folder_is_beside_the_cache(tmp_path):
 
 
 def test_the_default_steps():
-    assert inputs.BATCH_ITEMS >= 100
+    assert input_batches.BATCH_ITEMS >= 100
     assert build_cache.SFT_STEP_BYTES % 2 == 0
-    assert partial.MARGIN_BYTES >= 1 << 20
+    assert partial_build.MARGIN_BYTES >= 1 << 20

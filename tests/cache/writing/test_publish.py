@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cache.publishing import MOVING, move_back, move_in
+from niels_gpt.cache.writing.publish import MOVING, move_back, move_in
 from tests.cache import CASES, build_and_die, ended, no_waiting, quick_folder, start, tree
 
 KINDS = ["pretrain", "sft"]

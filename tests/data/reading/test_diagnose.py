@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
-from niels_gpt.data.unreadable import explain
+from niels_gpt.data.reading.diagnose import explain
 
 LINE = '{"text": "a good row", "id": 1}\n'
 GOOD = LINE * 20

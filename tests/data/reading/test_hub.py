@@ -25,10 +25,10 @@ from huggingface_hub.utils import hf_raise_for_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.data import hub as hub_module
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 from niels_gpt.data.gutenberg import iter_gutenberg
-from niels_gpt.data.hub import (
+from niels_gpt.data.reading import hub as hub_module
+from niels_gpt.data.reading.hub import (
     ATTEMPTS,
     DataUnavailable,
     Reader,
@@ -38,7 +38,7 @@ from niels_gpt.data.hub import (
     open_dataset,
     revision_of,
 )
-from niels_gpt.data.hub_errors import is_transient
+from niels_gpt.data.reading.hub_errors import is_transient
 from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
 
 httpx = sys.modules[huggingface_hub.errors.HTTPError.__module__.partition(".")[0]]  # what huggingface_hub talks through
@@ -731,7 +731,7 @@ def test_go_offline_also_once_everything_is_imported(tmp_path):
     script = """
         import socket, sys, time
         import datasets, huggingface_hub
-        from niels_gpt.data.hub import DataUnavailable, go_offline
+        from niels_gpt.data.reading.hub import DataUnavailable, go_offline
         from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 
         tried = []

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.data.local import builder, choose_split, find_files, find_local, suffix
+from niels_gpt.data.reading.local import (
+    builder,
+    choose_split,
+    find_files,
+    find_local,
+    suffix,
+)
 
 ID = "HuggingFaceFW/fineweb-edu"
 

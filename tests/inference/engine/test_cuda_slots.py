@@ -12,15 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
-from niels_gpt.inference import cuda_slots, decoding
+from niels_gpt.inference import decoding
 from niels_gpt.inference.decoding import Decoder, EngineDecoder, decoder_for
-from niels_gpt.inference.engine import Engine
+from niels_gpt.inference.engine import cuda_slots
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.engine.slots import PlainSlots
+from niels_gpt.inference.generation import generate, generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.inference.slots import PlainSlots
-from niels_gpt.inference.text import generate, generate_batch, stream_text
-from niels_gpt.model import decode_step
-from tests.inference.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
-from tests.model.decode_reference import Replay, kernels
+from niels_gpt.kernels.decode import step as decode_step
+from tests.inference.engine.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
+from tests.kernels.decode.decode_reference import Replay, kernels
 
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 48}, "learned": {"positions": "learned"}}
 
@@ -52,10 +53,10 @@ def device(request, monkeypatch):
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
         return "cuda"
-    import niels_gpt.model
+    import niels_gpt.kernels.decode
 
-    monkeypatch.setitem(sys.modules, "niels_gpt.model.decode_kernels", kernels)
-    monkeypatch.setattr(niels_gpt.model, "decode_kernels", kernels, raising=False)
+    monkeypatch.setitem(sys.modules, "niels_gpt.kernels.decode.triton_kernels", kernels)
+    monkeypatch.setattr(niels_gpt.kernels.decode, "triton_kernels", kernels, raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     monkeypatch.setattr(decode_step, "_shared_memory", lambda _: 166912)
     monkeypatch.setattr(torch.cuda, "Event", Stand)

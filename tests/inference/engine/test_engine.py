@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.config import MOST_TOKENS
-from niels_gpt.inference import slots
 from niels_gpt.inference.decoding import Decoder
-from niels_gpt.inference.engine import Engine
-from niels_gpt.inference.request import Request
+from niels_gpt.inference.engine import slots
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.sampling import Sampling
 
 GREEDY = Sampling(0.0, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.model import native
+from niels_gpt.kernels.cpu import native
 
 here = pytest.mark.skipif(not (shutil.which("gcc") and sys.platform.startswith("linux")), reason="needs Linux and gcc")
 
@@ -78,7 +78,7 @@ def test_torchs_threads_are_used_and_no_others() -> None:
     code = (
         "import torch\n"
         "from pathlib import Path\n"
-        "from niels_gpt.model import native\n"
+        "from niels_gpt.kernels.cpu import native\n"
         "def runtimes():\n"
         "    lines = Path('/proc/self/maps').read_text().splitlines()\n"
         "    return {line.split()[-1] for line in lines if 'omp' in line.rsplit('/', 1)[-1] and 'arm_' not in line}\n"

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.model import native, on_cpu
+from niels_gpt.kernels.cpu import native
+from niels_gpt.kernels.cpu import ops as cpu_ops
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
 
@@ -22,7 +23,7 @@ in_c = pytest.mark.skipif(not (shutil.which("gcc") and sys.platform.startswith("
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels in C for batches of any size."""
-    monkeypatch.setattr(on_cpu, "MANY", 0)
+    monkeypatch.setattr(cpu_ops, "MANY", 0)
 
 
 # GELU
@@ -30,12 +31,12 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("way", ["F.gelu", "GELUOnPlainCPU", pytest.param("GELUInC", marks=in_c)])
 def test_gelu_and_its_gradient(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_cpu, "SLOW_GELU", way == "GELUOnPlainCPU")
-    monkeypatch.setattr(on_cpu, "MANY", 0 if way == "GELUInC" else 10**9)
+    monkeypatch.setattr(cpu_ops, "SLOW_GELU", way == "GELUOnPlainCPU")
+    monkeypatch.setattr(cpu_ops, "MANY", 0 if way == "GELUInC" else 10**9)
     x = torch.cat((torch.linspace(-9, 9, 2001), torch.tensor([0.0, -0.0, 30.0, -30.0, 1e15, -1e15])))
     upstream = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
     leaf, kept = x.clone().requires_grad_(), x.clone()
-    y = on_cpu.gelu(leaf)
+    y = cpu_ops.gelu(leaf)
     assert (way if way != "F.gelu" else "Gelu") in type(y.grad_fn).__name__
     (found,) = torch.autograd.grad(y, leaf, upstream)
     for value, made, dy, dz in zip(kept.tolist(), y.tolist(), found.tolist(), upstream.tolist(), strict=True):
@@ -51,7 +52,7 @@ def test_gelu_and_its_gradient(way: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_gelu_in_c_of_any_length(n: int, always: None) -> None:
     """Numbers that do not fill the vectors, and nothing written beyond them."""
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)).requires_grad_()
-    y = on_cpu.gelu(x)
+    y = cpu_ops.gelu(x)
     assert "GELUInC" in type(y.grad_fn).__name__
     torch.testing.assert_close(y, F.gelu(x.double()).float(), rtol=1e-5, atol=1e-6)
 
@@ -59,7 +60,7 @@ def test_gelu_in_c_of_any_length(n: int, always: None) -> None:
 @in_c
 def test_gelu_in_c_keeps_nan(always: None) -> None:
     x = torch.tensor([1.0, math.nan, 2.0]).requires_grad_()
-    y = on_cpu.gelu(x)
+    y = cpu_ops.gelu(x)
     (slope,) = torch.autograd.grad(y.sum(), x)
     assert y.isnan().tolist() == slope.isnan().tolist() == [False, True, False]
 
@@ -102,8 +103,8 @@ def check_attention(B: int, n: int, H: int, D: int, turned: bool) -> None:
     generator = torch.Generator().manual_seed(n)
     qkv, upstream = torch.randn(B, n, 3, H, D, generator=generator), torch.randn(B, n, H * D, generator=generator)
     tables = tables_of(n, D) if turned else None
-    assert on_cpu.attends(qkv.view(B, n, -1), D)
-    y, gradient = both(qkv, lambda x: on_cpu.attend(x, *(tables or (None, None))), upstream)
+    assert cpu_ops.attends(qkv.view(B, n, -1), D)
+    y, gradient = both(qkv, lambda x: cpu_ops.attend(x, *(tables or (None, None))), upstream)
     expected, expected_gradient = both(qkv, lambda x: naive(x, tables), upstream)
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected_gradient.double(), rtol=1e-5, atol=3e-5)
@@ -123,7 +124,7 @@ def test_attention_in_c_of_heads_of_any_size(D: int, turned: bool, always: None)
 )
 def test_attention_in_c_of_any_shape(B: int, n: int, H: int, D: int, turned: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_cpu, "MANY", 0)
+        patch.setattr(cpu_ops, "MANY", 0)
         check_attention(B, n, H, D, turned)
 
 
@@ -137,10 +138,10 @@ def test_attention_in_c_has_the_same_bits_for_any_threads_and_neighbours(always:
         found = []
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found.append(both(qkv, lambda x: on_cpu.attend(x, *tables), upstream))
+            found.append(both(qkv, lambda x: cpu_ops.attend(x, *tables), upstream))
     finally:
         torch.set_num_threads(before)
-    alone = both(qkv[3:4].contiguous(), lambda x: on_cpu.attend(x, *tables), upstream[3:4])
+    alone = both(qkv[3:4].contiguous(), lambda x: cpu_ops.attend(x, *tables), upstream[3:4])
     for y, gradient in found:
         assert torch.equal(y, found[0][0]) and torch.equal(gradient, found[0][1])
         assert torch.equal(y[3:4], alone[0]) and torch.equal(gradient[3:4], alone[1])
@@ -149,13 +150,13 @@ def test_attention_in_c_has_the_same_bits_for_any_threads_and_neighbours(always:
 @in_c
 def test_attention_in_c_sees_nothing_of_the_future(always: None) -> None:
     qkv = torch.randn(1, 100, 3, 1, 16, generator=torch.Generator().manual_seed(0))
-    y = on_cpu.attend(qkv, None, None)
+    y = cpu_ops.attend(qkv, None, None)
     for at in (1, 15, 16, 63, 64, 99):
         other = qkv.clone()
         other[:, at:] = 1e25  # its scores are beyond float32
-        assert torch.equal(on_cpu.attend(other, None, None)[:, :at], y[:, :at])
+        assert torch.equal(cpu_ops.attend(other, None, None)[:, :at], y[:, :at])
         other[:, at:] = math.nan
-        assert on_cpu.attend(other, None, None)[:, at:].isnan().all()  # what is no number is not lost
+        assert cpu_ops.attend(other, None, None)[:, at:].isnan().all()  # what is no number is not lost
 
 
 @in_c
@@ -164,7 +165,7 @@ def test_attention_in_c_of_scores_far_apart(always: None) -> None:
     generator = torch.Generator().manual_seed(0)
     qkv, upstream = torch.randn(1, 80, 3, 1, 16, generator=generator), torch.randn(1, 80, 16, generator=generator)
     qkv[:, :, :2] *= 15
-    found = both(qkv, lambda x: on_cpu.attend(x, None, None), upstream)
+    found = both(qkv, lambda x: cpu_ops.attend(x, None, None), upstream)
     q, k, v = (qkv.double()[:, :, i].transpose(1, 2).requires_grad_() for i in range(3))
     scores = (q @ k.mT / 4).masked_fill(torch.ones(80, 80).triu(1).bool(), -math.inf)
     assert scores[scores.isfinite()].abs().max() > 200
@@ -176,26 +177,26 @@ def test_attention_in_c_of_scores_far_apart(always: None) -> None:
 
 
 def test_what_attention_in_c_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_cpu, "_attention_kernels", lambda D: object())
+    monkeypatch.setattr(cpu_ops, "_attention_kernels", lambda D: object())
     batch = torch.zeros(8, 256, 3 * 64)
-    assert on_cpu.attends(batch, 16)
-    assert not on_cpu.attends(batch[:7], 16)  # few tokens: SDPA
-    assert not on_cpu.attends(batch, 24) and not on_cpu.attends(batch, 8)
-    assert not on_cpu.attends(batch.double(), 16) and not on_cpu.attends(batch.bfloat16(), 16)
-    assert not on_cpu.attends(batch.transpose(0, 1), 16)
-    assert not on_cpu.attends(torch.zeros(1, on_cpu.LONGEST + 1, 48), 16)
+    assert cpu_ops.attends(batch, 16)
+    assert not cpu_ops.attends(batch[:7], 16)  # few tokens: SDPA
+    assert not cpu_ops.attends(batch, 24) and not cpu_ops.attends(batch, 8)
+    assert not cpu_ops.attends(batch.double(), 16) and not cpu_ops.attends(batch.bfloat16(), 16)
+    assert not cpu_ops.attends(batch.transpose(0, 1), 16)
+    assert not cpu_ops.attends(torch.zeros(1, cpu_ops.LONGEST + 1, 48), 16)
 
 
 # products
 
 
 def test_linear_with_the_matrix_turned(monkeypatch: pytest.MonkeyPatch, always: None) -> None:
-    monkeypatch.setattr(on_cpu, "WITHOUT_MKL", True)
+    monkeypatch.setattr(cpu_ops, "WITHOUT_MKL", True)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, 7, generator=generator).requires_grad_()
     weight = torch.randn(11, 7, generator=generator).requires_grad_()
     upstream = torch.randn(3, 5, 11, generator=generator)
-    y = on_cpu.linear(x, weight)
+    y = cpu_ops.linear(x, weight)
     assert "LinearWithoutMKL" in type(y.grad_fn).__name__
     dx, dweight = torch.autograd.grad(y, (x, weight), upstream)
     torch.testing.assert_close(y, torch.einsum("bti,oi->bto", x, weight), rtol=1e-5, atol=1e-5)
@@ -210,7 +211,7 @@ def test_linear_with_the_matrix_turned(monkeypatch: pytest.MonkeyPatch, always: 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """How often attention went which way."""
     counts = {"in C": 0, "SDPA": 0}
-    ours, sdpa = on_cpu.attend, F.scaled_dot_product_attention
+    ours, sdpa = cpu_ops.attend, F.scaled_dot_product_attention
 
     def count(key: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def counting(*args: object, **kwargs: object) -> torch.Tensor:
@@ -219,7 +220,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 
         return counting
 
-    monkeypatch.setattr(on_cpu, "attend", count("in C", ours))
+    monkeypatch.setattr(cpu_ops, "attend", count("in C", ours))
     monkeypatch.setattr(F, "scaled_dot_product_attention", count("SDPA", sdpa))
     return counts
 
@@ -232,15 +233,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 def test_a_model_learns_the_same_with_and_without(
     options: dict[str, str], mkl: bool, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_cpu, "WITHOUT_MKL", not mkl)
+    monkeypatch.setattr(cpu_ops, "WITHOUT_MKL", not mkl)
     torch.manual_seed(0)
     model = GPT(ModelConfig(V=40, T=72, C=32, L=2, H=2, dropout=0.0, **options))
-    assert on_cpu._attention_kernels(16) is not None, native.problem()
+    assert cpu_ops._attention_kernels(16) is not None, native.problem()
     counted["SDPA"] = 0
     x, y = torch.randint(0, 40, (2, 3, 72))
     found = []
     for many in (10**9, 0):
-        monkeypatch.setattr(on_cpu, "MANY", many)
+        monkeypatch.setattr(cpu_ops, "MANY", many)
         loss = model.loss(x, y)
         found.append((loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))))
     assert counted == {"in C": 2, "SDPA": 2}  # a call a layer
@@ -251,7 +252,7 @@ def test_a_model_learns_the_same_with_and_without(
 @in_c
 def test_a_prompt_goes_through_sdpa_and_a_batch_to_learn_from_does_not(counted: dict[str, int]) -> None:
     model = GPT(ModelConfig(V=40, T=128, C=32, L=1, H=2, dropout=0.0))
-    on_cpu._attention_kernels(16)
+    cpu_ops._attention_kernels(16)
     counted["SDPA"] = 0
     model(torch.zeros(1, 128, dtype=torch.long))
     assert counted == {"in C": 0, "SDPA": 1}
@@ -262,10 +263,10 @@ def test_a_prompt_goes_through_sdpa_and_a_batch_to_learn_from_does_not(counted: 
 @in_c
 def test_under_bf16_autocast_attention_in_c_stays_float32(counted: dict[str, int], always: None) -> None:
     model = GPT(ModelConfig(V=40, T=64, C=32, L=1, H=2, dropout=0.0))
-    on_cpu._attention_kernels(16)
+    cpu_ops._attention_kernels(16)
     x = torch.randint(0, 40, (2, 64), generator=torch.Generator().manual_seed(0))
     plain = model(x)
-    from niels_gpt.device import bf16
+    from niels_gpt.system.device import bf16
 
     with bf16("cpu"):
         rounded = model(x)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.model import short_attention
+from niels_gpt.kernels.cuda import attention as cuda_attention
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
-from tests.model.test_fused import cuda, gradients, near  # noqa: F401
+from tests.kernels.cuda.test_ops import cuda, gradients, near  # noqa: F401
 
 
 def plain(qkv, sin, cos):
@@ -25,7 +25,7 @@ def plain(qkv, sin, cos):
 
 
 def test_not_on_a_cpu():
-    assert not short_attention.usable(torch.zeros(256, 8, 3 * 64, dtype=torch.bfloat16), 1)
+    assert not cuda_attention.usable(torch.zeros(256, 8, 3 * 64, dtype=torch.bfloat16), 1)
 
 
 @pytest.mark.gpu
@@ -40,8 +40,8 @@ def test_not_on_a_cpu():
     ],
 )
 def test_where_it_computes(B, n, wide, H, fits, cuda):  # noqa: F811
-    assert short_attention.usable(torch.zeros(B, n, wide, dtype=torch.bfloat16, device=cuda), H) is fits
-    assert not short_attention.usable(torch.zeros(B, n, wide, device=cuda), H)
+    assert cuda_attention.usable(torch.zeros(B, n, wide, dtype=torch.bfloat16, device=cuda), H) is fits
+    assert not cuda_attention.usable(torch.zeros(B, n, wide, device=cuda), H)
 
 
 @pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_it_is_attention(B, n, H, D, cuda):  # noqa: F811
     qkv = (1.5 * torch.randn(B, n, 3, H, D, device=cuda)).bfloat16().requires_grad_()
     sin, cos = (table[0, 0].to(cuda) for table in rope_cache(n, D))
     weights = torch.randn(B, H, n, D, device=cuda).transpose(1, 2)  # strides of another order
-    made = short_attention.attend(qkv, sin, cos)
+    made = cuda_attention.attend(qkv, sin, cos)
     (made.float() * weights).sum().backward()
     found, qkv.grad = qkv.grad, None
     wanted = plain(qkv.float(), sin, cos)
@@ -72,7 +72,7 @@ def test_the_same_bits_again(cuda):  # noqa: F811
     sin, cos = (table[0, 0].to(cuda) for table in rope_cache(256, 64))
     made = []
     for _ in range(3):
-        y = short_attention.attend(qkv, sin, cos)
+        y = cuda_attention.attend(qkv, sin, cos)
         made.append((y, *torch.autograd.grad(y.float().square().sum(), qkv)))
     assert all(torch.equal(a, b) for again in made[1:] for a, b in zip(made[0], again, strict=True))
 
@@ -84,11 +84,11 @@ def test_a_model_learns_the_same_with_it(compiled, cuda, monkeypatch):  # noqa: 
     model = GPT(ModelConfig(V=70, T=100, C=64, L=2, H=2, dropout=0.0)).to(cuda)
     ids = torch.randint(70, (128, 101), device=cuda)
     loss = torch.compile(model.loss) if compiled else model.loss
-    calls, attend = [], short_attention.attend
-    monkeypatch.setattr(short_attention, "attend", lambda *given: calls.append(1) or attend(*given))
+    calls, attend = [], cuda_attention.attend
+    monkeypatch.setattr(cuda_attention, "attend", lambda *given: calls.append(1) or attend(*given))
     found = []
     for fewest in (256, 10**9):
-        monkeypatch.setattr(short_attention, "FEWEST", fewest)
+        monkeypatch.setattr(cuda_attention, "FEWEST", fewest)
         torch.compiler.reset()
         with torch.autocast("cuda", torch.bfloat16):
             value = loss(ids[:, :-1], ids[:, 1:])

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.device import bf16
-from niels_gpt.model import fused
+from niels_gpt.kernels.cuda import ops as cuda_ops
 from niels_gpt.model.gpt import GPT, normed
 from niels_gpt.model.loss import loss_fn
 from niels_gpt.model.rope import rope_cache
+from niels_gpt.system.device import bf16
 
 SMALL = {"V": 70, "T": 24, "C": 32, "L": 2, "H": 2, "dropout": 0.0}
 KINDS = [
@@ -99,8 +99,8 @@ def test_checkpointed_blocks_draw_the_same_dropout_twice():
 
 def test_nothing_is_fused_on_a_cpu():
     with bf16("cpu"):
-        assert not fused.in_bf16(torch.zeros(1))
-    assert not fused.usable(torch.zeros(1, dtype=torch.bfloat16))
+        assert not cuda_ops.in_bf16(torch.zeros(1))
+    assert not cuda_ops.usable(torch.zeros(1, dtype=torch.bfloat16))
 
 
 # --- on a GPU --------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ def head_of(V, N, C, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("V", "N", "C"), [(7, 5, 16), (256, 1000, 256), (16004, 3000, 512), (50304, 12000, 64)])
 def test_linear_cross_entropy(V, N, C, cuda, monkeypatch):
-    monkeypatch.setattr(fused, "LOGITS_SHARE", 0)
-    monkeypatch.setattr(fused, "LOGITS_BYTES", 1 << 27)  # several parts also here
+    monkeypatch.setattr(cuda_ops, "LOGITS_SHARE", 0)
+    monkeypatch.setattr(cuda_ops, "LOGITS_BYTES", 1 << 27)  # several parts also here
     h, weight, y, total = head_of(V, N, C, cuda)
-    (1.5 * fused.linear_cross_entropy(h, weight, y, total)).backward()
+    (1.5 * cuda_ops.linear_cross_entropy(h, weight, y, total)).backward()
     found = h.grad, weight.grad
     h.grad = weight.grad = None
     logits = h.float() @ weight.to(torch.bfloat16).float().t()
     expected = F.cross_entropy(logits, y)
-    assert torch.allclose(fused.linear_cross_entropy(h, weight, y, total), expected, rtol=1e-3)
+    assert torch.allclose(cuda_ops.linear_cross_entropy(h, weight, y, total), expected, rtol=1e-3)
     (1.5 * expected).backward()
     assert near(found[0], h.grad, 0.01)
     assert near(found[1], weight.grad, 0.01)
@@ -152,7 +152,7 @@ def test_turned_heads(B, n, H, D, cuda):
     torch.manual_seed(0)
     qkv = torch.randn(B, n, 3, H, D, device=cuda, dtype=torch.bfloat16, requires_grad=True)
     sin, cos = (table[0, 0].to(cuda) for table in rope_cache(n, D))
-    found = fused.turned_heads(qkv, sin, cos)
+    found = cuda_ops.turned_heads(qkv, sin, cos)
     weights = [torch.randn(B, H, n, D, device=cuda).transpose(1, 2) for _ in range(3)]  # strides of another order
     sum((a.float() * w).sum() for a, w in zip(found, weights, strict=True)).backward()
     got = qkv.grad.clone()
@@ -181,7 +181,7 @@ def test_activations(width, cuda):
 
     for gated, plain, size in ((False, F.gelu, width), (True, swiglu, 2 * width)):
         x = (3 * torch.randn(3, 7, size, device=cuda)).to(torch.bfloat16).requires_grad_()
-        y = fused.activation(x, gated)
+        y = cuda_ops.activation(x, gated)
         weights = torch.randn(y.shape, device=cuda)
         (y.float() * weights).sum().backward()
         found = x.grad.clone()

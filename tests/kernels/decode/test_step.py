@@ -9,8 +9,8 @@ import torch
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.sampling import Sampling, choose
-from niels_gpt.model import decode_step
-from niels_gpt.model.decode_step import (
+from niels_gpt.kernels.decode import step
+from niels_gpt.kernels.decode.step import (
     ADD,
     COLUMNS,
     GELU,
@@ -28,7 +28,7 @@ from niels_gpt.model.decode_step import (
     power,
 )
 from niels_gpt.model.kv_cache import KVCache
-from tests.model import decode_reference
+from tests.kernels.decode import decode_reference
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
@@ -48,12 +48,12 @@ def build(kind: str, device: str, **changes: int) -> GPT:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_cuda)])
 def device(request, monkeypatch):
     if request.param == "cpu":
-        import niels_gpt.model
+        import niels_gpt.kernels.decode
 
-        monkeypatch.setitem(sys.modules, "niels_gpt.model.decode_kernels", decode_reference.kernels)
-        monkeypatch.setattr(niels_gpt.model, "decode_kernels", decode_reference.kernels, raising=False)
+        monkeypatch.setitem(sys.modules, "niels_gpt.kernels.decode.triton_kernels", decode_reference.kernels)
+        monkeypatch.setattr(niels_gpt.kernels.decode, "triton_kernels", decode_reference.kernels, raising=False)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-        monkeypatch.setattr(decode_step, "_shared_memory", lambda _: 166912)
+        monkeypatch.setattr(step, "_shared_memory", lambda _: 166912)
     return request.param
 
 
@@ -136,7 +136,7 @@ def test_refresh_renews_pairs_where_they_are(device, inference):
 
 def test_which_kernel_a_product_has(device, monkeypatch):
     def products(C, d_ff, shared, V=20):
-        monkeypatch.setattr(decode_step, "_shared_memory", lambda _: shared)
+        monkeypatch.setattr(step, "_shared_memory", lambda _: shared)
         model = build("v0", device, V=V, L=1, T=8, C=C, d_ff=d_ff)
         launches = DecodeStep(Weights(model), SlotState(model, 2), 2).launches
         return [
@@ -239,7 +239,7 @@ def test_logits_of_ragged_rows_are_the_models(device, kind, batch):
 
 
 def _cuda_kernels():
-    from niels_gpt.model import decode_kernels
+    from niels_gpt.kernels.decode import triton_kernels as decode_kernels
 
     return decode_kernels
 

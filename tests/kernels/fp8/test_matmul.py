@@ -5,19 +5,21 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.device import bf16
-from niels_gpt.model import fp8, fused, in_fp8
+from niels_gpt.kernels.cuda import ops as cuda_ops
+from niels_gpt.kernels.fp8 import matmul as fp8
+from niels_gpt.kernels.fp8 import quantize
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
-from tests.model.test_fused import KINDS, gradients, head_of, near
-from tests.model.test_in_fp8 import exact, exact_matrix, whole
+from niels_gpt.system.device import bf16
+from tests.kernels.cuda.test_ops import KINDS, gradients, head_of, near
+from tests.kernels.fp8.test_quantize import exact, exact_matrix, whole
 
 
 def test_a_product_and_its_gradients():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 32).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(48, 32).requires_grad_()
-    y = fp8.product(x, weight, *in_fp8.matrices([([weight], None)]))
+    y = fp8.product(x, weight, *quantize.matrices([([weight], None)]))
     g = torch.randn(2, 20, 48).to(torch.bfloat16)
     y.backward(g)
     rows = [t.detach().float().flatten(0, -2) for t in (x, g)]
@@ -43,7 +45,7 @@ def check_mlp(M, gated, device):
     for eight in (True, False):
         x.grad = into.grad = out.grad = None
         if eight:
-            matrices = in_fp8.matrices([([into], None), ([out], None)])
+            matrices = quantize.matrices([([into], None), ([out], None)])
             y = fp8.mlp(x, into, out, (matrices[0], matrices[1]), gated=gated)
         else:
             y = ACTIVATIONS[gated](x.float() @ into.t()) @ out.t()
@@ -62,7 +64,7 @@ def kernels_in_plain_torch(monkeypatch):
 
     def activate(u, gated):
         parts = [part.float().abs().amax(1, keepdim=True) for part in u.chunk(1 + gated, -1)]
-        scales = in_fp8.power(parts[0] * parts[1] if gated else parts[0])
+        scales = quantize.power(parts[0] * parts[1] if gated else parts[0])
         reaches = torch.maximum(parts[0], 1.1 * parts[1]) if gated else torch.full_like(scales, 1.13)
         return (ACTIVATIONS[gated](u.float()) / scales).to(torch.float8_e4m3fn), scales, reaches
 
@@ -74,7 +76,7 @@ def kernels_in_plain_torch(monkeypatch):
         assert x.grad.abs().max() <= 448  # the range was known before
         assert (y * shares).abs().max() <= 448
         du = x.grad.to(torch.float8_e4m3fn)
-        return du, in_fp8.turned(du), in_fp8.turned((y.detach() * shares).to(torch.float8_e4m3fn))
+        return du, quantize.turned(du), quantize.turned((y.detach() * shares).to(torch.float8_e4m3fn))
 
     monkeypatch.setattr(fp8, "_activate", activate)
     monkeypatch.setattr(fp8, "_activate_back", activate_back)
@@ -169,10 +171,10 @@ def test_heads(turned, hopper):
 
     def plain():
         qkv = F.linear(x, weight.to(x.dtype)).view(B, n, 3, H, D)
-        return fused.turned_heads(qkv, sin, cos) if turned else qkv.unbind(2)
+        return cuda_ops.turned_heads(qkv, sin, cos) if turned else qkv.unbind(2)
 
     turn = (sin, cos) if turned else (None, None)
-    (matrix,) = in_fp8.matrices([([weight], None)])
+    (matrix,) = quantize.matrices([([weight], None)])
     for make in (lambda: fp8.heads(x, weight, matrix, *turn, H), plain):
         x.grad = weight.grad = None
         made = make()
@@ -185,13 +187,13 @@ def test_heads(turned, hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("V", "N", "C"), [(70, 48, 16), (256, 1000, 256), (16004, 3000, 512)])
 def test_the_head(V, N, C, hopper, monkeypatch):
-    monkeypatch.setattr(fused, "LOGITS_SHARE", 0)
-    monkeypatch.setattr(fused, "LOGITS_BYTES", 1 << 25)  # several parts
+    monkeypatch.setattr(cuda_ops, "LOGITS_SHARE", 0)
+    monkeypatch.setattr(cuda_ops, "LOGITS_BYTES", 1 << 25)  # several parts
     h, weight, y, total = head_of(V, N, C, hopper)
     found = []
     for eight in (True, False):
         h.grad = weight.grad = None
-        loss = fused.linear_cross_entropy(h, weight, y, total, eight=eight)
+        loss = cuda_ops.linear_cross_entropy(h, weight, y, total, eight=eight)
         (1.5 * loss).backward()
         found.append((loss.detach(), h.grad, weight.grad))
     for a, b in zip(*found, strict=True):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.model import in_fp8
-from tests.model.test_fused import near
+from niels_gpt.kernels.fp8 import quantize
+from tests.kernels.cuda.test_ops import near
 
 
 def whole(eighth, scales):
@@ -43,7 +43,7 @@ def exact_matrix(x):
 def test_rows_are_rounded_to_three_bits_of_their_largest(seed, size):
     x = size * torch.randn(3, 17, generator=torch.Generator().manual_seed(seed))
     x[1] = 0
-    found = whole(*in_fp8.rows(x))
+    found = whole(*quantize.rows(x))
     expected = exact(x)
     assert torch.equal(found, expected)  # powers of two: not a bit is left to chance
     assert ((found - x).abs() <= x.abs() / 16 + x.abs().amax(1, keepdim=True) / 448 / 512).all()
@@ -57,7 +57,7 @@ def test_what_a_norm_made_needs_one_scale(seed, K, norm):
     x[2] = 0
     x[2, seed % K] = 1e6  # as far as a norm goes: sqrt(K)
     x = getattr(F, norm)(x, (K,)).to(torch.bfloat16)
-    found, step = whole(*in_fp8.after_norm(x)), K**0.5 / 448
+    found, step = whole(*quantize.after_norm(x)), K**0.5 / 448
     assert (found - x.float()).abs().max() <= 16.5 * step  # half a step next to 448; NaN is not
     assert ((found - x.float()).abs() <= x.float().abs() / 15.5 + 2**-10 * step).all()
 
@@ -65,10 +65,10 @@ def test_what_a_norm_made_needs_one_scale(seed, K, norm):
 @given(st.integers(0, 10_000))
 def test_a_matrix_with_one_scale(seed):
     x = 0.02 * torch.randn(12, 16, generator=torch.Generator().manual_seed(seed))
-    found, scale = in_fp8.at_once(x)
+    found, scale = quantize.at_once(x)
     assert scale == x.abs().max() / 448
     assert near(whole(found, scale), exact_matrix(x), 1e-3)
-    assert (in_fp8.at_once(0 * x)[0].float() == 0).all()
+    assert (quantize.at_once(0 * x)[0].float() == 0).all()
 
 
 def check_matrices(device):
@@ -78,7 +78,7 @@ def check_matrices(device):
     given[0] = given[0][0], torch.rand(48).add(0.5).to(device)
     given[2] = given[2][0], -torch.rand(48).add(0.5).to(device)
     given[3][0][0].zero_()
-    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, in_fp8.matrices(given), strict=True):
+    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, quantize.matrices(given), strict=True):
         whole = torch.cat(members) * (1 if norm is None else norm)
         scale = whole.abs().max() / 448
         assert torch.equal(turned.float(), eighth.float().t())
@@ -102,9 +102,9 @@ def check_turned(device):
     for M, K in [(1, 16), (40, 16), (300, 208), (64, 64)]:
         x = (100 * torch.randn(M, K)).to(torch.float8_e4m3fn)
         powers = 2.0 ** -torch.randint(0, 12, (M, 1))
-        found = [in_fp8.turned(x.to(device)), in_fp8.turned(x.to(device), powers.to(device))]
+        found = [quantize.turned(x.to(device)), quantize.turned(x.to(device), powers.to(device))]
         bytes5 = torch.randint(0, 120, (M, K), dtype=torch.uint8).view(torch.float8_e5m2)
-        found.append(in_fp8.turned(bytes5.to(device)))
+        found.append(quantize.turned(bytes5.to(device)))
         expected = [x.float(), (x.float() * powers).to(torch.float8_e4m3fn).float(), bytes5.float()]
         for a, b in zip(found, expected, strict=True):
             assert a.shape == (K, -(-M // 16) * 16)
@@ -121,11 +121,11 @@ def test_turned():
 def test_a_sum_over_tokens_takes_scales_by_row_from_either_side(seed):
     torch.manual_seed(seed)
     rows, alike = torch.randn(20, 16) * 2.0 ** torch.randint(-9, 9, (20, 1)), torch.randn(20, 16)
-    (eighth, scales), (other, unit) = in_fp8.rows(rows), in_fp8.at_once(alike)
+    (eighth, scales), (other, unit) = quantize.rows(rows), quantize.at_once(alike)
     expected = exact(rows).t() @ exact_matrix(alike)
-    assert near(in_fp8.over_tokens(eighth, other, scales, unit), expected, 0.01)
-    assert near(in_fp8.over_tokens(other, eighth, scales, unit), expected.t(), 0.01)
-    found = in_fp8.over_tokens(eighth, other, scales, unit, a_turned=in_fp8.turned(eighth))
+    assert near(quantize.over_tokens(eighth, other, scales, unit), expected, 0.01)
+    assert near(quantize.over_tokens(other, eighth, scales, unit), expected.t(), 0.01)
+    found = quantize.over_tokens(eighth, other, scales, unit, a_turned=quantize.turned(eighth))
     assert near(found, expected, 0.01)
     assert found.dtype == torch.float32
 
@@ -138,7 +138,7 @@ def test_a_sum_over_tokens_takes_scales_by_row_from_either_side(seed):
 def test_rows_on_a_gpu(width, hopper):
     x = torch.randn(9, width, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     x[3] = 0
-    assert torch.equal(whole(*in_fp8.rows(x.to(hopper))).cpu(), exact(x.float()))
+    assert torch.equal(whole(*quantize.rows(x.to(hopper))).cpu(), exact(x.float()))
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from niels_gpt.train import muon
+from niels_gpt.training.optim import muon
 
 STACKS = [(1, 16, 16), (2, 48, 80), (3, 144, 160), (6, 384, 384), (8, 512, 512), (12, 512, 512), (16, 256, 1040)]
 

@@ -6,8 +6,8 @@ import torch
 
 from niels_gpt.config import TrainConfig
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.optimizer import make_optimizer
-from tests.train import same
+from niels_gpt.training.optim.optimizer import make_optimizer
+from tests.training import same
 
 SIZES = {"V": 32, "T": 8, "C": 16, "L": 2, "H": 2, "dropout": 0.0}
 LR, DECAY, BETAS = 0.02, 0.3, (0.8, 0.9)

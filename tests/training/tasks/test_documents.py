@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.config_file import load_config
-from niels_gpt.evaluation.memorisation import token_sizes
-from niels_gpt.train.library import digest, open_library, uses_bytes
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.tokenizer import token_sizes
+from niels_gpt.training.tasks.documents import digest, open_library, uses_bytes
 from tests import token_caches
 from tests.cache import no_waiting, split_rule
-from tests.train import DELIMITER, sentence
+from tests.training import DELIMITER, sentence
 
 NOTES = {
     "a.md": "# a\n\nwords of a\n",

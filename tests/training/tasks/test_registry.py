@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.rng import derive_seed, generator
-from niels_gpt.train.task import open_task
-from tests.train import DELIMITER, small_config, write_texts
+from niels_gpt.system.rng import derive_seed, generator
+from niels_gpt.training.tasks.registry import open_task
+from tests.training import DELIMITER, small_config, write_texts
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,23 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.config_file import dump_config, load_config
+from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.splice import MultiSpliceDocumentDataset
-from niels_gpt.train.loop import train
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.splice_task import SpliceTask, distinct_spans, grid, unique_names
-from niels_gpt.train.task import open_task
+from niels_gpt.training.loop import train
+from niels_gpt.training.tasks.registry import open_task
+from niels_gpt.training.tasks.splice_task import (
+    SpliceTask,
+    distinct_spans,
+    grid,
+    unique_names,
+)
 from tests import token_caches
 from tests.cache import no_waiting, split_rule
 from tests.splice import NULL, documents, example, schedules
 from tests.splice import spans as naive_spans
-from tests.train import sentence
+from tests.training import sentence
 
 T, B = 24, 6
 SMALL = [

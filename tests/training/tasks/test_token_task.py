@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.model.checkpoint import load_model, save_checkpoint
 from niels_gpt.model.gpt import GPT
-from niels_gpt.rng import generator
-from niels_gpt.train.loop import train
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.task import open_task
-from niels_gpt.train.token_task import PretrainTask, SFTTask, with_vocabulary
+from niels_gpt.runs.checkpoint import load_model, save_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.rng import generator
+from niels_gpt.training.loop import train
+from niels_gpt.training.tasks.registry import open_task
+from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
 from tests import token_caches
 from tests.token_caches import small_config
-from tests.train import metric_lines, same, weights_sha256
+from tests.training import metric_lines, same, weights_sha256
 
 T, B = 16, 6
 TEXTS = {"fineweb_edu": 0.6, "roam": 0.4}

@@ -18,17 +18,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.model.checkpoint import load_model, read_checkpoint
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train.distributed import ALONE, Share, World, check_alone, check_rows, open_world, own_device
-from niels_gpt.train.loop import train
-from niels_gpt.train.optimizer import make_optimizer
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.state import State, sharded_content
-from niels_gpt.train.task import open_task
+from niels_gpt.runs.checkpoint import load_model, read_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.processes import ALONE, Share, World, check_alone, open_world, own_device
+from niels_gpt.training.loop import train
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.parallel.agreement import check_rows
+from niels_gpt.training.resume import State, sharded_content
+from niels_gpt.training.tasks.registry import open_task
 from tests import token_caches
-from tests.train import metric_lines, same, sentence, small_config, weights_sha256, worlds, write_texts
-from tests.train.worlds import digests, run_world
+from tests.training import metric_lines, same, sentence, small_config, weights_sha256, worlds, write_texts
+from tests.training.worlds import digests, run_world
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["train.B=8", "model.L=2", "model.dropout=0.0", "train.total_steps=6", "output.checkpoint_every=100"]
@@ -433,7 +434,7 @@ def test_the_shares_of_a_packed_batch_are_its_spans(configs, size):
 
 def test_one_process_loads_nothing_for_several():
     names = tuple(f"torch.distributed.{name}" for name in ("checkpoint", "fsdp", "tensor"))
-    code = f"import sys, niels_gpt.cli.training; print([name for name in sys.modules if name.startswith({names})])"
+    code = f"import sys, niels_gpt.cli.train; print([name for name in sys.modules if name.startswith({names})])"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
     assert ran.stdout.strip() == "[]"
 

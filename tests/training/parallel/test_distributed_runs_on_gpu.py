@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch._inductor.config
 
-from niels_gpt.config_file import to_dict
-from niels_gpt.model.checkpoint import read_checkpoint
+from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
-from niels_gpt.train import muon
-from niels_gpt.train.distributed import ALONE
-from niels_gpt.train.engine import Engine
-from niels_gpt.train.optimizer import make_optimizer
-from niels_gpt.train.parallel import as_copies, in_parts, whole_model
-from niels_gpt.train.run_folder import RunFolder
-from niels_gpt.train.state import State, sharded_content
-from tests.train import same
-from tests.train.test_engine_on_gpu import batch_of, close, config_of
+from niels_gpt.runs.checkpoint import read_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.processes import ALONE
+from niels_gpt.training.optim import muon
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.parallel.sharding import as_copies, in_parts, whole_model
+from niels_gpt.training.resume import State, sharded_content
+from niels_gpt.training.step import Engine
+from tests.training import same
+from tests.training.test_step_on_gpu import batch_of, close, config_of
 
 pytestmark = pytest.mark.gpu
 STEPS = 6

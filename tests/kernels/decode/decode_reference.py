@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.inference.sampling import Sampling, choose
-from niels_gpt.model.decode_step import LOW, STORE
+from niels_gpt.kernels.decode.step import LOW, STORE
 
 
 class Kernel:
