@@ -56,10 +56,10 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
     """Ours or a peer, by its name; nothing is run yet."""
     import torch
 
-    from niels_gpt.system.device import imitates_bf16
+    from niels_gpt.system.device import emulates_bf16
 
     size, device = setting.size.scaled(quick), setting.device
-    if setting.bf16 and not quick and imitates_bf16(device):
+    if setting.bf16 and not quick and emulates_bf16(device):
         raise NotHere("the processor has no bfloat16")
     rows = 2 if quick else LOADS[device, size.name][0]
     torch.manual_seed(0)
@@ -79,14 +79,14 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
 def _our_update(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: list[str]) -> Callable[[], object]:
     from niels_gpt.config import EngineConfig, RunConfig, TrainConfig
     from niels_gpt.training.optim.optimizer import make_optimizer
-    from niels_gpt.training.step import Engine
+    from niels_gpt.training.step import StepRunner
     from niels_gpt.training.tasks.base import Batch
 
     precision: Literal["fp8", "bf16", "fp32"] = "fp8" if setting.fp8 else "bf16" if setting.bf16 else "fp32"
     train = TrainConfig(B=len(x), precision=precision, accumulate=1)  # 1: rather fail than train in parts
     settings = EngineConfig(compile=False if quick else None, checkpoint_activations=setting.checkpointed)
     config = RunConfig(model=model.config, train=train, engine=settings)
-    engine = Engine(model, make_optimizer(model, train), config, setting.device, note=notes.append)
+    engine = StepRunner(model, make_optimizer(model, train), config, setting.device, note=notes.append)
     batch = Batch(x, y)
     return lambda: engine.update(batch, step=0, lr=3e-4)
 

@@ -13,7 +13,7 @@ from niels_gpt.config.checks import check_probabilities
 BytesSources = Mapping[str, bytes]
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """Where each row of a batch comes from; the plan is the provenance."""
 
     names: list[str]
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
 
 def plan_batch(
     sources: BytesSources, *, p: Mapping[str, float], B: int, T: int, generator: torch.Generator | None = None
-) -> Plan:
+) -> RowPlan:
     """Draw B rows of T + 1 bytes: one multinomial for the sources, then one randint per row, in row order.
 
     Raises ValueError for probabilities that do not sum to 1, keys of p and sources that differ, sources
@@ -51,11 +51,11 @@ def plan_batch(
     start = torch.empty(B, dtype=torch.int64)
     for slot, i in zip(start.split(1), source, strict=True):
         slot.random_(0, highs[i], generator=generator)
-    return Plan(names, source, start.tolist())
+    return RowPlan(names, source, start.tolist())
 
 
 def gather_rows(
-    sources: BytesSources, plan: Plan, *, T: int, device: str | torch.device
+    sources: BytesSources, plan: RowPlan, *, T: int, device: str | torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x, y), each (B, T) int64 on device: the T + 1 bytes of every planned row, y one byte further."""
     arrays = [np.frombuffer(sources[name], dtype=np.uint8) for name in plan.names]

@@ -20,13 +20,13 @@ from typing import Any
 from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.config import ModelConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.byte_split import between, pieces, whole_files
+from niels_gpt.data.byte_split import byte_chunks, byte_split_files, bytes_between
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_own, kind_of, own_files
+from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
 from niels_gpt.system import files
 
@@ -152,7 +152,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
     folder = Path(cfg.cache_dir)
     found: dict[str, dict[str, Stream]] = {}
     refused: list[str] = []
-    with files.hold(folder):
+    with files.lock_folder(folder):
         for name in cfg.enabled_sources:
             try:
                 with _naming_what_is_missing():
@@ -335,13 +335,13 @@ def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
         return _cut_inputs(name, source)
     chat = kind_of(name, source) == "chat"
     sep = cfg.delimiter if chat else cfg.doc_separator
-    described = {"source": name, **asdict(source), "files": [_stat(file) for file in own_files(name, source)]}
+    described = {"source": name, **asdict(source), "files": [_stat(file) for file in user_file_paths(name, source)]}
     described |= {"sep": sep, "seed": cfg.seed, "val_frac": OWN_VAL_FRAC, "encoding_errors": cfg.encoding_errors}
     documents: list[tuple[str, str]] = []
 
     def read(split: str) -> Content:
         if not documents:
-            for sample in iter_own(name, source, errors=cfg.encoding_errors):
+            for sample in iter_user_files(name, source, errors=cfg.encoding_errors):
                 label = f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"]
                 documents.append((label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)))
         part = split_items(documents, val_frac=OWN_VAL_FRAC, seed=cfg.seed)[SPLITS.index(split)]
@@ -353,16 +353,16 @@ def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
 def _cut_inputs(name: str, source: SourceConfig) -> Inputs:
     """A source that is one run of bytes, cut where `source.split` says."""
     described: dict[str, Any] = {"source": name, "path": source.path, "field": source.field, "cut": list(source.split)}
-    described["files"] = [_stat(file) for file in whole_files(name, source)]
+    described["files"] = [_stat(file) for file in byte_split_files(name, source)]
     found = []
     if not described["files"]:  # from the Hub: only its bytes tell whether it has changed
-        found = list(pieces(name, source))
+        found = list(byte_chunks(name, source))
         described["pieces"] = files.sha256_bytes("".join(files.sha256_bytes(piece.data) for piece in found).encode())
 
     def read(split: str) -> Content:
-        found.extend([] if found else pieces(name, source))
+        found.extend([] if found else byte_chunks(name, source))
         try:
-            return between(found, *cut(sum(len(piece.data) for piece in found), source.split)[split])
+            return bytes_between(found, *cut(sum(len(piece.data) for piece in found), source.split)[split])
         except ValueError as err:
             raise ValueError(f"data.sources.{name}: {err} in {source.path}") from None
 

@@ -89,11 +89,11 @@ def _engine(config: Any, device: str) -> Any:
 
     from niels_gpt import GPT
     from niels_gpt.training.optim.optimizer import make_optimizer
-    from niels_gpt.training.step import Engine
+    from niels_gpt.training.step import StepRunner
 
     torch.manual_seed(0)
     model = GPT(config.model).to(device)
-    return Engine(model, make_optimizer(model, config.train), config, device)
+    return StepRunner(model, make_optimizer(model, config.train), config, device)
 
 
 def _resident(device: str, quick: bool) -> Work:

@@ -249,7 +249,7 @@ def build_sft_cache(
             for name, kept in zip(SPLITS, (train, val), strict=True):
                 tokens, idx = build.folder / f"{name}_tokens.bin", build.folder / f"{name}_idx.npy"
                 lengths = _copy_examples(shards, bounds, np.array(kept, dtype=np.int64), tokens)
-                with files.writing(idx) as file:
+                with files.atomic_write(idx) as file:
                     np.save(file, (lengths.cumsum() - lengths).astype(OFFSET_DTYPE))
                 meta[f"{name}_examples"] = len(kept)
                 meta[f"{name}_tokens"] = int(lengths.sum())
@@ -275,7 +275,7 @@ def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, pat
     chosen = np.zeros(len(bounds) - 1, dtype=bool)
     chosen[kept] = True
     begin = 0
-    with files.writing(path) as file:
+    with files.atomic_write(path) as file:
         for shard in shards:
             tokens = np.fromfile(shard, dtype=TOKEN_DTYPE)
             end = begin + len(tokens)

@@ -112,9 +112,9 @@ def build_all(
 ) -> None:
     """Build every cache that can be built: fineweb-edu, notes, wikitext, gutenberg; dolly, oasst1, primer."""
     from niels_gpt.cache.commands import run_build
-    from niels_gpt.cache.sources.texts import Settings
+    from niels_gpt.cache.sources.texts import BuildSettings
 
-    settings = Settings(
+    settings = BuildSettings(
         cache_dir=cache_dir,
         seed=seed,
         shard_bytes=shard_bytes,
@@ -170,13 +170,13 @@ def build(
 ) -> None:
     """Build the caches of some sources, your own included."""
     from niels_gpt.cache.commands import run_build
-    from niels_gpt.cache.sources.texts import Settings
+    from niels_gpt.cache.sources.texts import BuildSettings
 
     if path is not None and len(names) > 1:
         raise ValueError("--path goes with one source; build them one after the other")
     if test and set(names) != {"wikitext"}:
         raise ValueError("--test goes with wikitext alone, which has a test split of its own")
-    settings = Settings(
+    settings = BuildSettings(
         cache_dir=cache_dir,
         seed=seed,
         shard_bytes=shard_bytes,

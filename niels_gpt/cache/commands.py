@@ -23,7 +23,7 @@ from niels_gpt.cache.sources.build import (
     OPTIONAL,
     PRETRAIN,
     SFT,
-    Built,
+    BuildResult,
     build,
     folder_of,
     install_tokenizer,
@@ -33,19 +33,19 @@ from niels_gpt.cache.sources.build import (
     train_on,
     write_placeholder,
 )
-from niels_gpt.cache.sources.texts import Settings
+from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.cache.verify import (
     differences,
     find_caches,
     stream_slice,
-    verify,
+    verify_cache,
 )
 from niels_gpt.cache.writing.partial_build import OnProgress, Progress
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import Source
 from niels_gpt.system import files
-from niels_gpt.system.console import count, duration, told
+from niels_gpt.system.console import error_message, format_duration, short_number
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
 BUDGETS = {"fineweb_edu": "fineweb", "gutenberg": "gutenberg"}
@@ -55,7 +55,7 @@ IN_PART = 3
 
 
 def run_build(
-    settings: Settings,
+    settings: BuildSettings,
     *,
     names: list[str] | None,
     only: list[str],
@@ -110,11 +110,11 @@ def choose_sources(names: list[str] | None, only: list[str], skip: list[str], co
 
 
 def _tokenizer(
-    settings: Settings, given: Path | None, chosen: list[Source], failed: dict[str, Exception], console: Console
+    settings: BuildSettings, given: Path | None, chosen: list[Source], failed: dict[str, Exception], console: Console
 ) -> Tokenizer:
     new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
     if new:
-        files.check_place(settings.cache_dir, "--cache-dir", folder=True)
+        files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
         refuse_other_tokenizer(settings.cache_dir, chosen, given)
     if given is not None:
         return install_tokenizer(given, settings.cache_dir)
@@ -133,9 +133,9 @@ def _tokenizer(
         except ValueError as err:
             if len(failed) < len(chosen):
                 raise
-            reasons = "; ".join(f"{name}: {told(reason)}" for name, reason in failed.items())
+            reasons = "; ".join(f"{name}: {error_message(reason)}" for name, reason in failed.items())
             raise ValueError(f"no source can be read. {reasons}") from err
-    console.print(f"tokenizer: {made.vocab_size:,} ids, in {duration(time.monotonic() - began)}")
+    console.print(f"tokenizer: {made.vocab_size:,} ids, in {format_duration(time.monotonic() - began)}")
     if failed:
         unseen = ", ".join(failed)
         print(
@@ -147,8 +147,14 @@ def _tokenizer(
 
 
 def _build_one(
-    source: Source, settings: Settings, tokenizer: Tokenizer, failed: dict[str, Exception], *, force: bool, all_: bool
-) -> Built:
+    source: Source,
+    settings: BuildSettings,
+    tokenizer: Tokenizer,
+    failed: dict[str, Exception],
+    *,
+    force: bool,
+    all_: bool,
+) -> BuildResult:
     """The result; errors of the source itself become its reason, so that the others are built all the same."""
     try:
         if source.name in failed:
@@ -156,10 +162,10 @@ def _build_one(
         with _showing(source.name) as on_progress:
             return build(source, settings, tokenizer, force=force, on_progress=on_progress)
     except (OSError, ValueError) as err:
-        reason = told(err) + _remedy(err, source, all_=all_)
+        reason = error_message(err) + _remedy(err, source, all_=all_)
         if all_ and source.name in OPTIONAL and isinstance(err, DataUnavailable):
             return write_placeholder(source, settings, reason)
-        return Built(source.name, folder_of(source, settings.cache_dir), "failed", {}, reason)
+        return BuildResult(source.name, folder_of(source, settings.cache_dir), "failed", {}, reason)
 
 
 def _remedy(err: Exception, source: Source, *, all_: bool) -> str:
@@ -202,17 +208,17 @@ class _Clock:
     def text(self, progress: Progress) -> str:
         now = time.monotonic()
         began, first = self._first = self._first or (now, progress)
-        done = f"{self._name}: {count(progress.tokens)} tokens of {progress.documents:,} documents"
+        done = f"{self._name}: {short_number(progress.tokens)} tokens of {progress.documents:,} documents"
         seconds = now - began
         if seconds <= 0:
             return done
-        done += f", {count((progress.tokens - first.tokens) / seconds)} tok/s"
+        done += f", {short_number((progress.tokens - first.tokens) / seconds)} tok/s"
         if progress.share is not None and first.share is not None and progress.share > first.share:
-            done += f", {duration(seconds * (1 - progress.share) / (progress.share - first.share))} left"
+            done += f", {format_duration(seconds * (1 - progress.share) / (progress.share - first.share))} left"
         return done
 
 
-def _show_results(console: Console, results: list[Built]) -> None:
+def _show_results(console: Console, results: list[BuildResult]) -> None:
     table = Table(box=None, pad_edge=False)
     splits = max((splits_of(result.meta) for result in results), key=len)
     for name in ("cache", "", "train", "held out", *splits[2:], "left out"):
@@ -225,7 +231,7 @@ def _show_results(console: Console, results: list[Built]) -> None:
     console.print(table)
 
 
-def _plain(result: Built) -> dict[str, Any]:
+def _plain(result: BuildResult) -> dict[str, Any]:
     totals = {k: v for k, v in result.meta.items() if k.endswith(("_tokens", "_examples", "_documents"))}
     listed = {"name": result.name, "state": result.state, "folder": str(result.folder), "reason": result.reason}
     return listed | totals
@@ -234,7 +240,7 @@ def _plain(result: Built) -> dict[str, Any]:
 def _amount(meta: dict[str, Any], split: str) -> str:
     if f"{split}_tokens" not in meta:
         return ""
-    tokens = f"{count(meta[f'{split}_tokens'])} tokens"
+    tokens = f"{short_number(meta[f'{split}_tokens'])} tokens"
     return f"{meta[f'{split}_examples']:,} examples, {tokens}" if f"{split}_examples" in meta else tokens
 
 
@@ -244,14 +250,14 @@ def _amount(meta: dict[str, Any], split: str) -> str:
 def run_verify(path: Path, *, as_json: bool) -> None:
     console = Console(stderr=True)
     with console.status("verifying") as status:
-        sound = verify(path, on_file=lambda file: status.update(f"verifying {file}"))
+        sound = verify_cache(path, on_file=lambda file: status.update(f"verifying {file}"))
     if as_json:
         print(json.dumps([str(folder) for folder in sound]))
         return
     for folder in sound:
         meta = read_meta(folder / "meta.json")
         size = sum(listed["bytes"] for listed in meta["files"].values())
-        print(f"{folder}: {len(meta['files'])} files, {count(size)}B, as built")
+        print(f"{folder}: {len(meta['files'])} files, {short_number(size)}B, as built")
 
 
 def run_inspect(
@@ -306,7 +312,7 @@ def _show_inspected(console: Console, entry: dict[str, Any]) -> None:
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     listing = meta.get("files", {})
-    table.add_row("files", f"{len(listing)}, {count(sum(item['bytes'] for item in listing.values()))}B")
+    table.add_row("files", f"{len(listing)}, {short_number(sum(item['bytes'] for item in listing.values()))}B")
     for key, value in meta.items():
         if key not in ("files", "format", "split_rule"):
             table.add_row(key, escape(_shown(key, value)))

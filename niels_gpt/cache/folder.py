@@ -18,7 +18,7 @@ class CacheFolder:
 
     def __init__(self, path: str | Path) -> None:
         """Raises CacheError where there is no such folder or tokenizer."""
-        self.path = files.at_home(path)
+        self.path = files.expand_home(path)
         try:
             self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer" / "spm.model")
         except FileNotFoundError:

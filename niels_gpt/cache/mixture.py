@@ -10,14 +10,14 @@ import torch
 from niels_gpt.config.checks import check_probabilities
 
 
-class Rows(Protocol):
+class RowDataset(Protocol):
     """What a mixture needs of a dataset."""
 
     def plan(self, B: int, generator: torch.Generator | None) -> list[int]: ...
     def gather(self, rows: list[int], /) -> tuple[torch.Tensor, ...]: ...
 
 
-Dataset = TypeVar("Dataset", bound=Rows)
+Dataset = TypeVar("Dataset", bound=RowDataset)
 
 
 class MixedPlan(NamedTuple):

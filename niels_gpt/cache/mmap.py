@@ -1,7 +1,7 @@
 """Token files as arrays that stay on disk.
 
-Pages that were touched count as this process's memory until they are let go. `Files` keeps those of a small cache, and
-lets those of a large one go from time to time; the system's file cache keeps them in either case.
+Touched pages count as memory of this process until they are released. `MappedFiles` keeps the pages of a small
+cache, and releases those of a large one from time to time; the page cache of the system keeps them either way.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FAULT_BYTES = 128 << 10
 
 MAX_OPEN = 128
 """Files that are mapped at a time: a mapping holds a file descriptor, and a process may have few."""
-_open_files: collections.OrderedDict[int, Mapped] = collections.OrderedDict()
+_open_files: collections.OrderedDict[int, MappedTokens] = collections.OrderedDict()
 _opening = threading.Lock()
 
 
-class Mapped:
+class MappedTokens:
     """The tokens of one file, mapped when first used, and unmapped when many others are used."""
 
     def __init__(self, path: Path, size: int | None = None) -> None:
@@ -65,9 +65,9 @@ class Mapped:
                     _open_files.popitem(last=False)[1]._forget()
         return tokens
 
-    def __reduce__(self) -> tuple[type[Mapped], tuple[Path, int]]:
+    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int]]:
         """Another process maps the file itself."""
-        return Mapped, (self.path, self.size * TOKEN_DTYPE.itemsize)
+        return MappedTokens, (self.path, self.size * TOKEN_DTYPE.itemsize)
 
     def _forget(self) -> None:
         """Unmap; slices that are still in use stay valid until they are gone."""
@@ -88,10 +88,10 @@ class Mapped:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
 
-class Files:
+class MappedFiles:
     """Several mapped files whose touched pages are kept within bounds."""
 
-    def __init__(self, files: list[Mapped]) -> None:
+    def __init__(self, files: list[MappedTokens]) -> None:
         self.files = files
         self._bounded = sum(file.size for file in files) * TOKEN_DTYPE.itemsize > KEEP_BYTES
         self._touched = 0

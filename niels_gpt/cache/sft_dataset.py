@@ -14,7 +14,7 @@ import torch
 
 from niels_gpt.cache.formats import MAX_VOCAB, TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
-from niels_gpt.cache.mmap import Files, Mapped
+from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 
 IGNORE = -100
 _SCAN_TOKENS = 1 << 22  # tokens looked at together when spans are searched
@@ -72,8 +72,8 @@ class SFTExampleDataset:
         self.asst_id = asst_id
         if not self.tokens_path.is_file():
             raise CacheError(f"no {self.tokens_path}: build it with niels-gpt cache build")
-        self._tokens = Mapped(self.tokens_path)
-        self._files = Files([self._tokens])
+        self._tokens = MappedTokens(self.tokens_path)
+        self._files = MappedFiles([self._tokens])
         self._padding = memoryview(np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes())
         self.bounds = self._read_bounds()
         """First token of each example, and the end of the last."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
 from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files, past_vocabulary
-from niels_gpt.cache.mmap import Files, Mapped
+from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 
 
 class TokenStream:
@@ -32,8 +32,8 @@ class TokenStream:
             sizes = list(self._check_files(paths, verify))
         elif tokenizer_sha256 is not None:
             raise CacheError(f"{self.folder.parent} has no meta.json, so its tokenizer is unknown: build it again")
-        self.shards = [Mapped(path, size) for path, size in zip(paths, sizes, strict=True)]
-        self._files = Files(self.shards)
+        self.shards = [MappedTokens(path, size) for path, size in zip(paths, sizes, strict=True)]
+        self._files = MappedFiles(self.shards)
         self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
         """Shard -> its first token in the stream; at the end the number of all."""
         self._bounds: list[int] = self._firsts.tolist()

@@ -10,7 +10,7 @@ import numpy as np
 
 from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TEST, TOKEN_DTYPE, list_shards, splits_of
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
-from niels_gpt.cache.mmap import Mapped
+from niels_gpt.cache.mmap import MappedTokens
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
              "max_val_tokens", "val_frac", "split_rule", "shard_bytes", "token_dtype", "format_version")  # fmt: skip
@@ -29,7 +29,7 @@ def find_caches(root: Path) -> list[Path]:
     return found
 
 
-def verify(root: Path, *, on_file: Callable[[Path], None] = lambda path: None) -> list[Path]:
+def verify_cache(root: Path, *, on_file: Callable[[Path], None] = lambda path: None) -> list[Path]:
     """Re-hash every file of all caches below a folder; the caches, which are all sound.
 
     Raises CacheError that names the first file that is missing, is too many, or is not what meta.json says.
@@ -94,7 +94,7 @@ def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
 
 def _verify_ids(path: Path, vocab_size: int) -> int:
     """The number of tokens in a file, all within the vocabulary."""
-    file = Mapped(path)
+    file = MappedTokens(path)
     for at in range(0, file.size, 1 << 24):
         part = file.tokens[at : at + (1 << 24)]
         if int(part.max()) >= vocab_size:
@@ -152,7 +152,7 @@ def _first_difference(a: Path, b: Path, name: str) -> str | None:
     """Where two files differ; what is on disk counts, not what a meta says of it."""
     if a.suffix == ".npy":
         return None if a.read_bytes() == b.read_bytes() else f"{name}: the offsets differ"
-    x, y = Mapped(a), Mapped(b)
+    x, y = MappedTokens(a), MappedTokens(b)
     for at in range(0, min(x.size, y.size), 1 << 22):
         here, there = x.tokens[at : at + (1 << 22)], y.tokens[at : at + (1 << 22)]
         width = min(len(here), len(there))
@@ -174,7 +174,7 @@ def stream_slice(folder: Path, split: str, start: int, length: int) -> np.ndarra
     parts: list[np.ndarray] = []
     paths = list_shards(folder / split) if (folder / split).is_dir() else [folder / f"{split}_tokens.bin"]
     for path in paths:
-        file = Mapped(path)
+        file = MappedTokens(path)
         if start < file.size and length > 0:
             part = np.array(file.tokens[start : start + length])
             parts.append(part)

@@ -22,8 +22,8 @@ from niels_gpt.cli.memorize import (
 from niels_gpt.data.roam import list_roam_paths, read_text
 from niels_gpt.memorization.measure import (
     Document,
-    Measured,
-    Settings,
+    ExtractionSettings,
+    Measurement,
     measure,
 )
 from niels_gpt.memorization.membership import (
@@ -32,12 +32,12 @@ from niels_gpt.memorization.membership import (
     UNKNOWN,
     membership,
 )
-from niels_gpt.memorization.positions import at_every_place
+from niels_gpt.memorization.positions import at_every_position
 from niels_gpt.memorization.summary import report, top_passages
 from niels_gpt.report.html import one_in
-from niels_gpt.runs.loading import Loaded, load, names_a_run
+from niels_gpt.runs.loading import LoadedRun, is_run, load_run
 from niels_gpt.system import files
-from niels_gpt.system.console import counted
+from niels_gpt.system.console import plural
 from niels_gpt.tokenizer import ByteTokenizer
 
 NOT_SAFE = 3
@@ -65,9 +65,9 @@ def run_audit(
     if not 0.0 < threshold <= 1.0:
         raise ValueError(f"--threshold is a probability above 0, at most 1, got {threshold}")
     check_encoding(encoding_errors)
-    is_run = names_a_run(checkpoint)
-    loaded = load(checkpoint if is_run else None, None if is_run else checkpoint, device, tokenizer)
-    settings = Settings.fitting(loaded.model.config.T, **wanted)
+    named_run = is_run(checkpoint)
+    loaded = load_run(checkpoint if named_run else None, None if named_run else checkpoint, device, tokenizer)
+    settings = ExtractionSettings.fitting(loaded.model.config.T, **wanted)
     found, short = read_notes(notes, loaded, encoding_errors)
     where, why = membership(loaded, found)
     documents = [
@@ -91,7 +91,7 @@ def run_audit(
         measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
     if loaded.model.config.positions == "learned":
         with progress("auditing, at every place") as tell:
-            measured = at_every_place(loaded.model, measured, batch=settings.batch, progress=tell)
+            measured = at_every_position(loaded.model, measured, batch=settings.batch, progress=tell)
     result = verdict(measured, loaded, threshold, top)
     result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why, "too_short": short}
     if out is not None:
@@ -108,10 +108,10 @@ def run_audit(
         sys.exit(NOT_SAFE)
 
 
-def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_notes(folder: Path, loaded: LoadedRun, encoding_errors: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """(name -> ids of every note, the names of those too short to judge). Raises ValueError where no note is left, and
     as `list_roam_paths` and `read_text` do."""
-    root = files.at_home(folder).absolute()
+    root = files.expand_home(folder).absolute()
     found, short = {}, []
     for path in list_roam_paths(str(root)):
         name = os.fsencode(Path(path).relative_to(root).as_posix()).decode("utf-8", errors="backslashreplace")
@@ -125,7 +125,7 @@ def read_notes(folder: Path, loaded: Loaded, encoding_errors: str) -> tuple[dict
     return found, short
 
 
-def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top: int) -> dict[str, Any]:
+def verdict(measured: Sequence[Measurement], loaded: LoadedRun, threshold: float, top: int) -> dict[str, Any]:
     """Which notes have passages at or over the threshold, held-out ones too (one may be in the training text under
     another name), and what the controls reach."""
     own = [m for m in measured if m.document.source != OTHER]
@@ -161,15 +161,15 @@ def verdict(measured: Sequence[Measured], loaded: Loaded, threshold: float, top:
     }
 
 
-def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
+def show(result: dict[str, Any], settings: ExtractionSettings, out: Path | None) -> None:
     """The verdict, the ranked passages, and what to make of them."""
     status = ", ".join(f"{number} {name}" for name, number in result["statuses"].items())
     print(f"{result['checkpoint']} after {result['step']:,} updates")
-    print(f"{counted(result['notes_audited'], 'note')} audited ({status}), {counted(result['windows'], 'passage')} of "
+    print(f"{plural(result['notes_audited'], 'note')} audited ({status}), {plural(result['windows'], 'passage')} of "
           f"{settings.window} {result['unit']}s, {settings.prompt} of them given")  # fmt: skip
     if result["too_short"]:
         names = ", ".join(result["too_short"][:5]) + (", ..." if len(result["too_short"]) > 5 else "")
-        short = counted(len(result["too_short"]), "note")
+        short = plural(len(result["too_short"]), "note")
         print(f"{short} of fewer than {MIN_TOKENS} {result['unit']}s not judged: {names}")
     if UNKNOWN in result["statuses"]:
         print(f"some are {UNKNOWN}: {result['unknown_because']}")
@@ -182,7 +182,7 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
         print(f"     says   {passage['suffix'][:70]!r}")
     if result["controls"]:
         highest = result["control_max_log_p"]
-        print(f"\ncontrols, never trained on: {counted(result['controls'], 'note')}; their best known passage has "
+        print(f"\ncontrols, never trained on: {plural(result['controls'], 'note')}; their best known passage has "
               f"P(z) = {probability(float(np.exp(highest)))} ({one_in(highest)})")  # fmt: skip
         if highest >= np.log(result["threshold"]):
             print("that is over the threshold too: such text can be guessed, and is not proof of memorisation")
@@ -193,10 +193,10 @@ def show(result: dict[str, Any], settings: Settings, out: Path | None) -> None:
     limit = f"P(z) >= {result['threshold']:g}"
     if result["safe"]:
         print(
-            f"\nSAFE TO PUBLISH by this measure: no passage of {counted(result['notes_audited'], 'note')} has {limit}."
+            f"\nSAFE TO PUBLISH by this measure: no passage of {plural(result['notes_audited'], 'note')} has {limit}."
         )
         print("It says nothing of passages in other words, of shorter secrets, or of text that was not audited.")
     else:
-        print(f"\nNOT SAFE TO PUBLISH: {counted(result['windows_over'], 'passage')} of "
-              f"{counted(result['notes_exposed'], 'note')} have {limit}: they come back in "
+        print(f"\nNOT SAFE TO PUBLISH: {plural(result['windows_over'], 'passage')} of "
+              f"{plural(result['notes_exposed'], 'note')} have {limit}: they come back in "
               f"{1 / result['threshold']:,.0f} tries or fewer, on average.")  # fmt: skip

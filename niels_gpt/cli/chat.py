@@ -16,7 +16,7 @@ from niels_gpt.inference.generation import generate_batch, stream_text
 from niels_gpt.inference.int8 import Int8GPT
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.loading import load
+from niels_gpt.runs.loading import load_run
 
 HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit leaves"
 
@@ -45,7 +45,7 @@ def run_generate(
     text = _piped_in() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
-    loaded = load(run, checkpoint, device, tokenizer)
+    loaded = load_run(run, checkpoint, device, tokenizer)
     model = _with_weights(loaded.model, weights)
     generator = _generator(seed)
     if number == 1 and not as_json:
@@ -94,7 +94,7 @@ def run_chat(
     tokenizer: Path | None,
 ) -> None:
     interactive = _standard_input().isatty()
-    loaded = load(run, checkpoint, device, tokenizer)
+    loaded = load_run(run, checkpoint, device, tokenizer)
     talk = Conversation(
         _with_weights(loaded.model, weights),
         system=system,

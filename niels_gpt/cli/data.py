@@ -20,7 +20,7 @@ from niels_gpt.data.registry import Sample, Source, describe, get_source, source
 from niels_gpt.data.statistics import Statistics
 from niels_gpt.data.types import ChatSample
 from niels_gpt.report.histogram import histogram_text, plot_histogram
-from niels_gpt.system.console import count
+from niels_gpt.system.console import short_number
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` looks at in a source that is too large to read whole."""
@@ -142,7 +142,7 @@ def _show_stats(source: Source, summary: dict[str, Any], statistics: Statistics,
     part = f" (the first {first:,})" if first and summary["samples"] == first else ""
     console.print(f"[bold]{source.name}[/], {summary['split']}: {summary['samples']:,} samples{part}")
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("characters", f"{summary['characters']:,}  ({count(summary['bytes'])}B as utf-8)")
+    table.add_row("characters", f"{summary['characters']:,}  ({short_number(summary['bytes'])}B as utf-8)")
     lengths = "  ".join(f"{key} {value:,}" for key, value in summary["length_quantiles"].items())
     table.add_row("length", f"{lengths}  mean {summary['mean_length']:,}")
     for key in ("languages", "turns"):

@@ -18,9 +18,9 @@ from niels_gpt.inference.generation import generate
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import Loaded, new_run
-from niels_gpt.system.console import count, duration
-from niels_gpt.system.device import multiplies_bf16, resolve_device
+from niels_gpt.runs.loading import LoadedRun, new_run
+from niels_gpt.system.console import format_duration, short_number
+from niels_gpt.system.device import has_fast_bf16, resolve_device
 from niels_gpt.system.rng import generator
 
 STEPS = 1600
@@ -57,7 +57,7 @@ def run_demo(
     began = time.monotonic()
     console = Console(highlight=False)
     device = resolve_device(device)
-    precision = "bf16" if multiplies_bf16(device) else "fp32"
+    precision = "bf16" if has_fast_bf16(device) else "fp32"
     config = demo_config(steps=steps or STEPS, precision=precision)
     config = with_data(config, {"wiki": wiki, "roam": roam, "primer": primer})
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
@@ -67,10 +67,10 @@ def run_demo(
 
     model, step = load_model(run.best, device)
     console.print(
-        f"\n[bold]1. How well does it predict?[/]  {count(model.num_parameters())} parameters, {step} updates"
+        f"\n[bold]1. How well does it predict?[/]  {short_number(model.num_parameters())} parameters, {step} updates"
     )
     console.print("Bits per byte on text it has never seen; less is better. The model beats a tool where it is lower.")
-    show_scores(score_all(Loaded(model, step, run.best, run), data={}))
+    show_scores(score_all(LoadedRun(model, step, run.best, run), data={}))
 
     console.print("\n[bold]2. How does it write?[/]  A continuation of '# Notes on ':")
     text = generate(model, "# Notes on ", max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
@@ -82,7 +82,7 @@ def run_demo(
     console.print(f"niels> {escape(''.join(talk.reply(QUESTION)))}", style="green")
 
     place = shlex.quote(str(run.path))
-    print(f"\nDone in {duration(time.monotonic() - began)}. Everything lies in {run.path}. Three commands to try next:")
+    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
     print(f"  niels-gpt chat --run {place}")
     print(f"  niels-gpt batch show --run {place} --step 100")
     print("  niels-gpt train --roam ~/notes")

@@ -22,10 +22,10 @@ from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import (
-    Loaded,
+    LoadedRun,
     check_unchanged,
     find_run,
-    load,
+    load_run,
 )
 from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.documents import uses_bytes
@@ -55,8 +55,8 @@ def run_eval(
     for option, value, allowed in (("split", split, ("val", "test")), ("precision", precision, ("fp32", "bf16"))):
         if value not in allowed:
             raise ValueError(f"--{option} must be {' or '.join(allowed)}, got {value!r}")
-    loaded = load(run, checkpoint, device, tokenizer)
-    how = How(split, stride, limit, precision)
+    loaded = load_run(run, checkpoint, device, tokenizer)
+    how = ScoreOptions(split, stride, limit, precision)
     if isinstance(loaded.tokenizer, Tokenizer):
         scores = score_caches(loaded, how, token_cache=token_cache)
     else:
@@ -69,7 +69,7 @@ def run_eval(
     show_scores(scores)
 
 
-class How(NamedTuple):
+class ScoreOptions(NamedTuple):
     """What of the held-out text is scored, and how."""
 
     split: str = "val"
@@ -80,8 +80,8 @@ class How(NamedTuple):
 
 
 def score_all(
-    loaded: Loaded,
-    how: How = How(),
+    loaded: LoadedRun,
+    how: ScoreOptions = ScoreOptions(),
     *,
     data: Mapping[str, str | None],
     sources: Sequence[str] = (),
@@ -114,8 +114,8 @@ REFERENCE_TOKENS = 5_000_000
 
 
 def score_caches(
-    loaded: Loaded,
-    how: How = How(),
+    loaded: LoadedRun,
+    how: ScoreOptions = ScoreOptions(),
     *,
     token_cache: Path | None,
 ) -> dict[str, dict[str, float]]:

@@ -22,8 +22,8 @@ from niels_gpt.config.splice import SingleSelectMode, SpliceMultiDocumentLMConfi
 from niels_gpt.data.roam import read_text
 from niels_gpt.memorization.measure import (
     Document,
-    Measured,
-    Settings,
+    ExtractionSettings,
+    Measurement,
     measure,
 )
 from niels_gpt.memorization.membership import TRAINED, membership
@@ -36,26 +36,26 @@ from niels_gpt.memorization.summary import (
     write_windows_csv,
 )
 from niels_gpt.report.html import one_in
-from niels_gpt.report.memorization_page import memorisation_page
+from niels_gpt.report.memorization_page import memorization_page
 from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import (
-    Loaded,
+    LoadedRun,
     check_unchanged,
-    load,
-    names_a_run,
+    is_run,
+    load_run,
 )
 from niels_gpt.splice.coverage import passes
 from niels_gpt.system import files
-from niels_gpt.system.console import count
-from niels_gpt.training.tasks.documents import Contents, Library, open_library
+from niels_gpt.system.console import short_number
+from niels_gpt.training.tasks.documents import ContentIndex, SourceDocuments, open_documents
 from niels_gpt.training.tasks.splice_task import SpliceTask, choose_controls_near, unique_names
 
 DEFAULT_DOCUMENTS = 8
 DEFAULT_CONTROLS = 3
 
 
-class Chosen(NamedTuple):
+class ChosenDocuments(NamedTuple):
     """What is measured, and what is known of its training."""
 
     documents: list[Document]
@@ -91,13 +91,13 @@ def run_memorize(
     if target is not None:
         if run is not None or checkpoint is not None:
             raise ValueError(f"name one run or checkpoint: {target}, or that of --run and --checkpoint")
-        run, checkpoint = (target, None) if names_a_run(target) else (None, target)
-    loaded = load(run, checkpoint, device, tokenizer)
-    settings = Settings.fitting(loaded.model.config.T, **wanted)
+        run, checkpoint = (target, None) if is_run(target) else (None, target)
+    loaded = load_run(run, checkpoint, device, tokenizer)
+    settings = ExtractionSettings.fitting(loaded.model.config.T, **wanted)
     given = read_documents(texts, control_texts, loaded, encoding_errors)
     check_controls(loaded, given)
     if texts:
-        chosen = Chosen([*given, *_held_out(loaded, controls, {document.name for document in given})])
+        chosen = ChosenDocuments([*given, *_held_out(loaded, controls, {document.name for document in given})])
         out = out or home_of(loaded) / "memorisation-texts"  # the report on the run's own documents stays
     else:
         chosen = choose(loaded, source=source, number=number, controls=controls, select=select)
@@ -109,7 +109,7 @@ def run_memorize(
     show(found, written)
 
 
-def _held_out(loaded: Loaded, controls: int | None, taken: set[str]) -> list[Document]:
+def _held_out(loaded: LoadedRun, controls: int | None, taken: set[str]) -> list[Document]:
     """Held-out documents of the run as controls for texts of one's own; none, and a word, where they cannot be had."""
     try:
         chosen = choose(loaded, source=None, number=1, controls=controls, select="first")
@@ -119,7 +119,7 @@ def _held_out(loaded: Loaded, controls: int | None, taken: set[str]) -> list[Doc
     return [document for document in chosen.documents if document.control and document.name not in taken]
 
 
-def check_controls(loaded: Loaded, documents: Sequence[Document]) -> None:
+def check_controls(loaded: LoadedRun, documents: Sequence[Document]) -> None:
     """Raise ValueError for a control that the checkpoint was trained on: it would show nothing."""
     controls = {document.name: document.ids for document in documents if document.control}
     where = membership(loaded, controls)[0] if controls else {}
@@ -134,21 +134,23 @@ def check_encoding(errors: str) -> None:
         raise ValueError(f"--encoding-errors must be strict or replace, got {errors!r}")
 
 
-def home_of(loaded: Loaded) -> Path:
+def home_of(loaded: LoadedRun) -> Path:
     """The folder of a checkpoint's run, or the one it lies in."""
     return loaded.home.path if loaded.home else loaded.path.parent
 
 
-def measure_run(run: RunFolder, *, device: str, settings: Settings | None = None) -> dict[str, Any]:
+def measure_run(run: RunFolder, *, device: str, settings: ExtractionSettings | None = None) -> dict[str, Any]:
     """Measure the documents of a run at all its checkpoints, write the report into it, and show the table."""
-    loaded = load(run.path, None, device)
+    loaded = load_run(run.path, None, device)
     chosen = choose(loaded, source=None, number=None, controls=None, select="random")
-    found, written = measure_and_write(loaded, chosen, settings or Settings(), curve=True, out=None, top=20)
+    found, written = measure_and_write(loaded, chosen, settings or ExtractionSettings(), curve=True, out=None, top=20)
     show(found, written)
     return found
 
 
-def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: int | None, select: str) -> Chosen:
+def choose(
+    loaded: LoadedRun, *, source: str | None, number: int | None, controls: int | None, select: str
+) -> ChosenDocuments:
     """The documents of the run: those it was spliced from, or some of what it was trained on; and held-out ones.
 
     Raises ValueError where they cannot be had, have changed since the training, or were encoded by another tokenizer.
@@ -162,7 +164,7 @@ def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: 
     config = run.read_config()
     if config.task == "splice":
         return _spliced(loaded, config, source, number, controls)
-    library = open_library(config, source or main_source(config))
+    library = open_documents(config, source or main_source(config))
     _check_tokenizer(loaded, library)
     check_unchanged({library.source: library.train.sha256}, loaded.data, str(loaded.path))
     # A document needs a token to predict, and text in it; an EOT alone is none.
@@ -176,15 +178,17 @@ def choose(loaded: Loaded, *, source: str | None, number: int | None, controls: 
     train_docs = usable[picked].tolist()
     typical = float(np.median(library.train.lengths[train_docs]))
     wanted = DEFAULT_CONTROLS if controls is None else controls
-    held_out = choose_controls_near(library.held_out, wanted, typical, Contents(library.train))
-    return Chosen(_documents(library, train_docs, held_out))
+    held_out = choose_controls_near(library.held_out, wanted, typical, ContentIndex(library.train))
+    return ChosenDocuments(_documents(library, train_docs, held_out))
 
 
-def _spliced(loaded: Loaded, config: RunConfig, source: str | None, number: int | None, controls: int | None) -> Chosen:
+def _spliced(
+    loaded: LoadedRun, config: RunConfig, source: str | None, number: int | None, controls: int | None
+) -> ChosenDocuments:
     """The documents that a splice run was trained on, the first `number` of them."""
     if controls is not None:
         config = dataclasses.replace(config, splice=dataclasses.replace(config.splice, controls=controls))
-    library = open_library(config)
+    library = open_documents(config)
     if source not in (None, library.source):
         raise ValueError(f"the run was spliced from {library.source}, not from {source}")
     _check_tokenizer(loaded, library)
@@ -193,7 +197,7 @@ def _spliced(loaded: Loaded, config: RunConfig, source: str | None, number: int 
     train = config.train
     seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
     found = _documents(task.library, task.chosen[:number], task.controls)
-    return Chosen(found, int(task.dataset.lengths.sum()), seen)
+    return ChosenDocuments(found, int(task.dataset.lengths.sum()), seen)
 
 
 def main_source(config: RunConfig) -> str:
@@ -208,7 +212,7 @@ def main_source(config: RunConfig) -> str:
     return "roam" if "roam" in shares else max(shares, key=lambda name: shares[name])
 
 
-def _check_tokenizer(loaded: Loaded, library: Library) -> None:
+def _check_tokenizer(loaded: LoadedRun, library: SourceDocuments) -> None:
     if loaded.tokenizer.sha256 != library.tokenizer.sha256:
         raise ValueError(
             f"{library.place} was encoded with another tokenizer than that of {loaded.path}: the numbers would mean "
@@ -216,7 +220,7 @@ def _check_tokenizer(loaded: Loaded, library: Library) -> None:
         )
 
 
-def _documents(library: Library, trained: Sequence[int], controls: Sequence[int]) -> list[Document]:
+def _documents(library: SourceDocuments, trained: Sequence[int], controls: Sequence[int]) -> list[Document]:
     names = unique_names(library.train, trained)
     found = [
         Document(name, library.train.ids(i).astype(np.int64), source=library.source)
@@ -229,7 +233,7 @@ def _documents(library: Library, trained: Sequence[int], controls: Sequence[int]
 
 
 def read_documents(
-    texts: Sequence[Path], controls: Sequence[Path], loaded: Loaded, errors: str = "strict"
+    texts: Sequence[Path], controls: Sequence[Path], loaded: LoadedRun, errors: str = "strict"
 ) -> list[Document]:
     """Files of text as documents, encoded as the model reads. Raises ValueError or OSError for one that is no text."""
     found = []
@@ -242,7 +246,7 @@ def read_documents(
 
 
 def measure_and_write(
-    loaded: Loaded, chosen: Chosen, settings: Settings, *, curve: bool, out: Path | None, top: int
+    loaded: LoadedRun, chosen: ChosenDocuments, settings: ExtractionSettings, *, curve: bool, out: Path | None, top: int
 ) -> tuple[dict[str, Any], Path]:
     """(the report, the folder it was written into)."""
     documents = chosen.documents
@@ -268,16 +272,16 @@ def measure_and_write(
     return found, folder
 
 
-def write_all(found: dict[str, Any], measured: Sequence[Measured], folder: Path) -> None:
+def write_all(found: dict[str, Any], measured: Sequence[Measurement], folder: Path) -> None:
     """report.json, documents.csv, windows.csv and report.html."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "report.json", found)
     write_csv(folder / "documents.csv", found)
     write_windows_csv(folder / "windows.csv", measured)
-    files.write_text(folder / "report.html", memorisation_page(found))
+    files.write_text(folder / "report.html", memorization_page(found))
 
 
-def curve_of(loaded: Loaded, chosen: Chosen, settings: Settings) -> list[dict[str, Any]]:
+def curve_of(loaded: LoadedRun, chosen: ChosenDocuments, settings: ExtractionSettings) -> list[dict[str, Any]]:
     """The same documents at every checkpoint that the run has kept, without greedy decoding."""
     paths = list(reversed(loaded.home.step_files())) if loaded.home else []
     quick = dataclasses.replace(settings, greedy=0)
@@ -325,7 +329,7 @@ def show(found: dict[str, Any], folder: Path) -> None:
         greedy = d["greedy"]
         table.add_row(
             escape(d["name"]) + (" (control)" if d["control"] else "") + (" (short)" if d["short"] else ""),
-            count(d["tokens"]),
+            short_number(d["tokens"]),
             f"{d['windows']:,}",
             probability(d["mean_p"]),
             probability(d["max_p"]),

@@ -19,7 +19,7 @@ def output_option(name: str, text: str, *, folder: bool = False) -> Any:
 
     def checked(path: Place) -> Place:
         if path is not None:
-            files.check_place(path, name, folder=folder)
+            files.check_output_path(path, name, folder=folder)
         return path
 
     return typer.Option(name, callback=checked, help=text)

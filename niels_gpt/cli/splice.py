@@ -19,7 +19,7 @@ from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config.splice import SingleSelectMode, SpliceConfig, log
 from niels_gpt.config.yaml_file import load_config
-from niels_gpt.memorization.measure import Settings
+from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
 from niels_gpt.report.histogram import histogram_text
 from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
@@ -27,9 +27,9 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
 from niels_gpt.splice.frames import Spans
 from niels_gpt.system import files
-from niels_gpt.system.console import counted
+from niels_gpt.system.console import plural
 from niels_gpt.system.device import resolve_device
-from niels_gpt.training.tasks.documents import Library, open_library
+from niels_gpt.training.tasks.documents import SourceDocuments, open_documents
 from niels_gpt.training.tasks.splice_task import SpliceTask, choose_documents, unique_names
 from niels_gpt.training.tasks.token_task import with_vocabulary
 
@@ -49,7 +49,7 @@ def splice_run(config: Path | None, overrides: list[str], data: Mapping[str, str
 
 def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, str | None], as_json: bool) -> None:
     resolved = splice_run(config, overrides, data)
-    library = open_library(resolved)
+    library = open_documents(resolved)
     shelf, splice, S = library.train, resolved.splice, resolved.model.T
     choices = _policies(splice, library, S)
     fitting = splice.within_limits(shelf.lengths, ends=shelf.ends, S=S)
@@ -89,7 +89,7 @@ def _rows(documents: Iterable[tuple[int, str, int]]) -> list[dict[str, Any]]:
     return [{"document": i, "name": name, "length": length} for i, name, length in documents]
 
 
-def _policies(splice: SpliceConfig, library: Library, S: int) -> dict[str, list[int] | str]:
+def _policies(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[str, list[int] | str]:
     """What each policy would choose, or why it cannot. What they have to say is said when one is taken."""
     choices: dict[str, list[int] | str] = {}
     log.disabled = True
@@ -105,17 +105,17 @@ def _policies(splice: SpliceConfig, library: Library, S: int) -> dict[str, list[
     return choices
 
 
-def _show_candidates(library: Library, fitting: np.ndarray) -> None:
+def _show_candidates(library: SourceDocuments, fitting: np.ndarray) -> None:
     lengths = library.train.lengths
-    held_out = counted(len(library.held_out.lengths), "document")
-    print(f"{library.source} ({library.place}): {counted(len(lengths), 'document')} to train on, "
+    held_out = plural(len(library.held_out.lengths), "document")
+    print(f"{library.source} ({library.place}): {plural(len(lengths), 'document')} to train on, "
           f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
     print("tokens per document:")
     for line in histogram_text(lengths[fitting] if len(fitting) else lengths):
         print(f"  {line}")
 
 
-def _show_policies(choices: Mapping[str, list[int] | str], library: Library, splice: SpliceConfig) -> None:
+def _show_policies(choices: Mapping[str, list[int] | str], library: SourceDocuments, splice: SpliceConfig) -> None:
     """What each policy would choose, side by side."""
     table = Table(box=None, pad_edge=False, title_justify="left")
     for mode in choices:
@@ -150,10 +150,10 @@ def run_coverage(
     dataset, train = task.dataset, resolved.train
     if steps is not None:
         spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
-        title = f"{counted(steps, 'step')} of {counted(train.B, 'example')}"
+        title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
     else:
         spans = (part for epoch in range(epochs) for part in epoch_spans(dataset, epoch))
-        title = counted(epochs, "epoch")
+        title = plural(epochs, "epoch")
     lengths: list[np.ndarray] = []
     documents = cover(dataset, task.names, noted(spans, lengths))
     examples, frames = frames_needed(lengths, dataset.S, train.B, packed=task.packed)
@@ -261,7 +261,7 @@ def run_study(
     device = resolve_device(device)
     configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}
     shortest = min(resolved.model.T for resolved in configs.values())
-    settings = Settings.fitting(shortest, **wanted)  # the same for all runs, so that they compare
+    settings = ExtractionSettings.fitting(shortest, **wanted)  # the same for all runs, so that they compare
     for resolved in configs.values():  # what cannot be done is said before anything is
         SpliceTask(resolved)
     done = []

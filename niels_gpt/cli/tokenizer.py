@@ -17,9 +17,9 @@ from rich.text import Text
 
 from niels_gpt.cache.commands import choose_sources
 from niels_gpt.cache.sources.build import train_on
-from niels_gpt.cache.sources.texts import Settings, training_texts
+from niels_gpt.cache.sources.texts import BuildSettings, training_texts
 from niels_gpt.data.registry import Source
-from niels_gpt.system.console import count, duration, told
+from niels_gpt.system.console import error_message, format_duration, short_number
 from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer
 
 UNKNOWN = 0
@@ -44,7 +44,7 @@ def run_train(
             f"{out} has a tokenizer already, and caches may depend on it: choose another --out, or --force"
         )
     chosen = choose_sources(names or None, [], [], config)
-    settings = Settings(
+    settings = BuildSettings(
         cache_dir=out.parent, seed=seed, vocab_size=vocab_size, path=path, tokenizer_documents=documents
     )
     console = Console(highlight=False)
@@ -55,11 +55,11 @@ def run_train(
         if names:  # it was asked for
             raise err
         unread.append(source.name)
-        print(f"warning: {source.name} is left out: {told(err)}", file=sys.stderr)
+        print(f"warning: {source.name} is left out: {error_message(err)}", file=sys.stderr)
 
     with console.status(f"training a tokenizer of {vocab_size:,} pieces"):
         made = train_on(chosen, settings, unreachable, out=out)
-    took = duration(time.monotonic() - began)
+    took = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {made.vocab_size:,} ids, sha256 {made.sha256[:12]}..., in {took}")
     read = " ".join(source.name for source in chosen if source.name not in unread)
     options = {"--tokenizer": out, "--path": path, "--config": config}
@@ -87,7 +87,7 @@ def run_report(
         except (OSError, ValueError) as err:
             if names:
                 raise
-            print(f"warning: {source.name} is left out: {told(err)}", file=sys.stderr)
+            print(f"warning: {source.name} is left out: {error_message(err)}", file=sys.stderr)
             continue
         rows.append(row)
         used += counts
@@ -115,7 +115,7 @@ def run_report(
 
 def _measure(made: Tokenizer, source: Source, *, take: int, path: Path | None) -> tuple[dict[str, Any], np.ndarray]:
     """(numbers of a source, how often each piece occurs in it)."""
-    settings = Settings(cache_dir=Path(), path=path)
+    settings = BuildSettings(cache_dir=Path(), path=path)
     texts = [text for text in itertools.islice(training_texts(source, settings), take) if find_special(text) is None]
     if not texts:
         raise ValueError(f"{source.name} has no text")
@@ -148,11 +148,11 @@ def _show(report: dict[str, Any]) -> None:
         table.add_row(
             row["source"],
             f"{row['texts']:,}",
-            count(row["bytes"]),
-            count(row["tokens"]),
+            short_number(row["bytes"]),
+            short_number(row["tokens"]),
             f"{row['bytes_per_token']:.2f}",
             f"{row['one_byte_tokens']:.1%}",
-            count(row["tokens_per_second"]),
+            short_number(row["tokens_per_second"]),
         )
     table.add_row("[dim]GPT-2, English[/]", "", "", "", f"[dim]about {GPT2:.0f}[/]", "", "")
     table.add_row("[dim]bytes[/]", "", "", "", "[dim]1.00[/]", "[dim]100.0%[/]", "")

@@ -23,14 +23,14 @@ from niels_gpt.config.yaml_file import (
 from niels_gpt.report.curves import plot_losses
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import new_run
-from niels_gpt.system.console import count
+from niels_gpt.system.console import short_number
 from niels_gpt.system.processes import (
-    ALONE,
+    SINGLE_PROCESS,
     World,
-    check_alone,
+    check_single_process,
     open_world,
 )
-from niels_gpt.training.loop import Result, check_start, train
+from niels_gpt.training.loop import TrainResult, check_start, train
 from niels_gpt.training.progress import lasting_output, reporter, say
 from niels_gpt.training.tasks.registry import DataTask, open_task
 from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
@@ -88,7 +88,7 @@ def run_train(
             _say_next(resolved, run, result)
 
 
-def _say_next(config: RunConfig, run: RunFolder, result: Result) -> None:
+def _say_next(config: RunConfig, run: RunFolder, result: TrainResult) -> None:
     """What came out, and what to do with it."""
     if result.best:
         say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
@@ -106,7 +106,7 @@ def program(world: World) -> str:
 
 
 def exit_if_stopped(
-    name: str | None, result: Result, run: RunFolder, *, command: str | None = None, world: World = ALONE
+    name: str | None, result: TrainResult, run: RunFolder, *, command: str | None = None, world: World = SINGLE_PROCESS
 ) -> None:
     """After a signal: say how to go on, and exit with 128 + its number."""
     if name:
@@ -121,19 +121,19 @@ def train_and_report(
     run: RunFolder,
     *,
     device: str,
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
     resume: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
-) -> Result:
+) -> TrainResult:
     """Show the sources, train with a progress display, and leave loss.png whatever happens."""
     with world.together():  # before minutes go into building streams
-        check_alone(world)
+        check_single_process(world)
         check_start(config, run, device=device, world=world, resume=resume)
     task = world.in_turn(lambda: open_task(config))
     if world.is_main:
         show_sources(task)
-    result: Result | None = None
+    result: TrainResult | None = None
     try:
         result = train(
             config,
@@ -194,7 +194,7 @@ def show_sources(task: DataTask) -> None:
     table.add_column("documents", justify="right")
     table.add_column("from", overflow="fold")
     for row in task.describe():
-        sizes = (f"{count(size)}{row.unit}" for size in (row.train, row.held_out))
+        sizes = (f"{short_number(size)}{row.unit}" for size in (row.train, row.held_out))
         table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
     Console(highlight=False, file=lasting_output()).print(table)
     for note in task.notes():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
+def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
     """The int of a whole number from low to high, numpy's too, but not of a bool. Raises ValueError."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -22,10 +22,10 @@ def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
     return number
 
 
-def plain(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """A number, numpy's too, as Python's own, in a tuple or list as well; other values as they are."""
     if isinstance(value, tuple | list):
-        return type(value)(map(plain, value))
+        return type(value)(map(to_python_number, value))
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
@@ -44,7 +44,7 @@ def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
         raise ValueError(f"{name} must sum to 1 (within 1e-6), but {listed} sum to {total:.6g}")
 
 
-def unknown_key(section: str, key: str, known: list[str]) -> str:
+def unknown_key_message(section: str, key: str, known: list[str]) -> str:
     """What to say of a key that is not known: the nearest that is, or all."""
     full = f"{section}.{key}" if section else key
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from niels_gpt.config.checks import check_probabilities, unknown_key, whole
+from niels_gpt.config.checks import check_int, check_probabilities, unknown_key_message
 from niels_gpt.config.splice import SpliceConfig
 
 LAST_SEED = 2**63 - 1
@@ -74,7 +74,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
-            object.__setattr__(self, name, whole(f"model.{name}", getattr(self, name)))
+            object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name)))
         if self.C % self.H:
             raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = self.C // self.H
@@ -90,7 +90,7 @@ class ModelConfig:
                 raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
-        object.__setattr__(self, "d_ff", whole("model.d_ff", self.d_ff))
+        object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
         if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
         if type(self.dropout) not in (int, float):
@@ -109,7 +109,7 @@ class ModelConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in config:
             if key not in known:
-                raise ValueError(unknown_key("model", key, known))
+                raise ValueError(unknown_key_message("model", key, known))
         made = cls(**config)
         if "D" in config and config["D"] != made.D:
             raise ValueError(f"D={config['D']} disagrees with C // H = {made.C} // {made.H} = {made.D}")
@@ -174,8 +174,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
-            object.__setattr__(self, name, whole(f"train.{name}", getattr(self, name), low))
-        object.__setattr__(self, "seed", whole("train.seed", self.seed, 0, LAST_SEED))
+            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low))
+        object.__setattr__(self, "seed", check_int("train.seed", self.seed, 0, LAST_SEED))
         if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows do not split into train.accumulate={self.accumulate} parts")
         for name in ("base_lr", "min_lr", "weight_decay", "clip_norm"):
@@ -267,7 +267,7 @@ class DataConfig:
         for name in ("roam_val_frac", "primer_val_frac"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"data.{name} must be in [0, 1], got {getattr(self, name)!r}")
-        object.__setattr__(self, "seed", whole("data.seed", self.seed, 0, LAST_SEED))
+        object.__setattr__(self, "seed", check_int("data.seed", self.seed, 0, LAST_SEED))
         if self.retain:
             check_probabilities(self.retain, name="data.retain")
         for name in self.sources:
@@ -300,7 +300,7 @@ class OutputConfig:
         for f in dataclasses.fields(self):
             if f.type == "int":
                 low, high = int(f.name != "sample_every"), MOST_TOKENS if f.name == "sample_tokens" else None
-                object.__setattr__(self, f.name, whole(f"output.{f.name}", getattr(self, f.name), low, high))
+                object.__setattr__(self, f.name, check_int(f"output.{f.name}", getattr(self, f.name), low, high))
         if not self.sample_prompt:
             raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")
 

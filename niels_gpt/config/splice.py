@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from niels_gpt.config.checks import plain, whole
+from niels_gpt.config.checks import check_int, to_python_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ _WHY = {
 
 def count(name: str, value: Any, low: int = 1, high: int = MOST) -> int:
     """The int of a whole number from low to high. Raises ValueError; of one that is too small it names low alone."""
-    return whole(name, whole(name, value, low), low, high)
+    return check_int(name, check_int(name, value, low), low, high)
 
 
 def check_options(values: dict[str, Any], *, section: str = "") -> dict[str, Any]:
@@ -87,11 +87,11 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
         raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
     if name in _AT_LEAST:
         try:
-            whole(f"{prefix}{name}", value, _AT_LEAST[name])
+            check_int(f"{prefix}{name}", value, _AT_LEAST[name])
         except ValueError as err:
             raise ValueError(f"{err}: {_WHY[name]}" if name in _WHY else str(err)) from None
         return count(f"{prefix}{name}", value, _AT_LEAST[name])
-    value = plain(value)
+    value = to_python_number(value)
     if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{prefix}{name} must be a number, got {value!r}")
     if name == "balance_tau" and not 0.0 <= value <= 1.0:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from niels_gpt.config.checks import unknown_key
+from niels_gpt.config.checks import unknown_key_message
 from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig
 from niels_gpt.config.splice import SpliceConfig
 
@@ -61,7 +61,7 @@ def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = 
     where = "config" if path is None else str(path)
     for key in tree:
         if key not in ("data", "pretrain", "sft"):
-            raise ValueError(f"{where}: {unknown_key('', str(key), ['data', 'pretrain', 'sft'])}")
+            raise ValueError(f"{where}: {unknown_key_message('', str(key), ['data', 'pretrain', 'sft'])}")
     for key, section in tree.items():
         if not isinstance(section, Mapping):
             raise ValueError(f"{where}: {key} must be a section, got {section!r}")
@@ -232,7 +232,7 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
     hints = get_type_hints(cls)
     for key, value in tree.items():
         if key not in hints:
-            raise ValueError(f"{where}: {unknown_key(prefix.rstrip('.'), str(key), list(hints))}")
+            raise ValueError(f"{where}: {unknown_key_message(prefix.rstrip('.'), str(key), list(hints))}")
         if dataclasses.is_dataclass(hints[key]):
             _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")
         elif hints[key] == dict[str, SourceConfig] and isinstance(value, Mapping):

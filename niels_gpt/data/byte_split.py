@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.reading.diagnose import explain
-from niels_gpt.data.reading.hub import TABLE_ROWS, Request, open_dataset
+from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
 from niels_gpt.data.reading.local import (
     ROW_SUFFIXES,
     DataUnavailable,
@@ -21,14 +21,14 @@ from niels_gpt.data.reading.local import (
     suffix,
 )
 from niels_gpt.data.reading.text_rows import check_take, text_key
-from niels_gpt.data.roam import decode
+from niels_gpt.data.roam import decode_utf8
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.data.user_files import (
     TEXT_SUFFIXES,
     holds_text_files,
-    own_files,
-    place_of,
+    path_of_source,
+    user_file_paths,
 )
 
 HUB = "hub:"
@@ -37,7 +37,7 @@ ORDER = ("train", "validation", "test")
 PACKED = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
 
 
-class Piece(NamedTuple):
+class ByteChunk(NamedTuple):
     """A file, or the text of a row."""
 
     name: str
@@ -52,13 +52,13 @@ def hub_dataset(config: SourceConfig) -> tuple[str, str | None] | None:
     return dataset_id, revision or None
 
 
-def whole_files(name: str, config: SourceConfig) -> list[str]:
+def byte_split_files(name: str, config: SourceConfig) -> list[str]:
     """The local files that a source is read from, sorted; none where it comes from the Hub."""
     place = _local(name, config)
-    return [] if place is None else own_files(name, SourceConfig(str(place)))
+    return [] if place is None else user_file_paths(name, SourceConfig(str(place)))
 
 
-def pieces(name: str, config: SourceConfig) -> Iterator[Piece]:
+def byte_chunks(name: str, config: SourceConfig) -> Iterator[ByteChunk]:
     """What a source consists of, in its order: joined, the pieces are its bytes. Those without any are left out.
 
     A plain file is not decoded; of rows the text is taken. Raises ValueError or OSError for what cannot be read.
@@ -68,13 +68,13 @@ def pieces(name: str, config: SourceConfig) -> Iterator[Piece]:
         found = _rows(name, config, place)
     elif place.is_dir():
         paths = sorted(list_files(place, TEXT_SUFFIXES, visible_only=True), key=_by_split)
-        found = (Piece(Path(path).relative_to(place).as_posix(), _read(Path(path))) for path in paths)
+        found = (ByteChunk(Path(path).relative_to(place).as_posix(), _read(Path(path))) for path in paths)
     else:
-        found = iter([Piece(place.name, _read(place))])
+        found = iter([ByteChunk(place.name, _read(place))])
     return (piece for piece in found if piece.data)
 
 
-def between(found: Sequence[Piece], first: int, end: int) -> tuple[bytes, list[str], list[int]]:
+def bytes_between(found: Sequence[ByteChunk], first: int, end: int) -> tuple[bytes, list[str], list[int]]:
     """The bytes first .. end - 1 of the joined pieces, the name of each piece in them, and where it begins there.
 
     The name of one that begins before says which of its bytes comes first.
@@ -91,7 +91,7 @@ def between(found: Sequence[Piece], first: int, end: int) -> tuple[bytes, list[s
     return b"".join(data), names, starts
 
 
-def iter_whole(
+def iter_byte_split(
     name: str,
     config: SourceConfig,
     *,
@@ -108,16 +108,16 @@ def iter_whole(
     check_take(take)
     if split != "train":
         raise ValueError(f"{name} has no split {split!r}: data.sources.{name}.split cuts it by bytes; it has train")
-    found = shuffled(list(pieces(name, config)), seed) if shuffle else pieces(name, config)
+    found = shuffled(list(byte_chunks(name, config)), seed) if shuffle else byte_chunks(name, config)
     for piece in itertools.islice(found, take):
-        text = decode(piece.data, where=f"{name}, {piece.name},", errors=errors)
+        text = decode_utf8(piece.data, where=f"{name}, {piece.name},", errors=errors)
         yield PretrainSample(text, name, {"piece": piece.name})
 
 
 def _local(name: str, config: SourceConfig) -> Path | None:
     """The file or folder of a source; None: it is the Hub's."""
     dataset = hub_dataset(config)
-    return place_of(name, config) if dataset is None else find_local(dataset[0])
+    return path_of_source(name, config) if dataset is None else find_local(dataset[0])
 
 
 def _holds_rows(place: Path) -> bool:
@@ -141,9 +141,9 @@ def _read(path: Path) -> bytes:
         raise ValueError(explain([path]) or f"cannot read {path}: {err}") from None
 
 
-def _rows(name: str, config: SourceConfig, place: Path | None) -> Iterator[Piece]:
+def _rows(name: str, config: SourceConfig, place: Path | None) -> Iterator[ByteChunk]:
     dataset_id, revision = hub_dataset(config) or (name, None)
-    request = Request(dataset_id, None, None, path=place, revision=revision)
+    request = HubRequest(dataset_id, None, None, path=place, revision=revision)
     try:
         tables = open_dataset(request)
     except DataUnavailable as err:
@@ -157,7 +157,7 @@ def _rows(name: str, config: SourceConfig, place: Path | None) -> Iterator[Piece
     several = len(tables) > 1
     for split in sorted(tables, key=ORDER.index):
         for number, text in enumerate(_texts(tables[split], config.field, name)):
-            yield Piece(f"{split} row {number}" if several else f"row {number}", text.encode("utf-8"))
+            yield ByteChunk(f"{split} row {number}" if several else f"row {number}", text.encode("utf-8"))
 
 
 def _texts(table: Any, field: str, name: str) -> Iterator[str]:

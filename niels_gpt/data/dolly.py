@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.data.reading.drops import Drops, is_text
-from niels_gpt.data.reading.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.types import ChatMessage, ChatSample
 
@@ -32,7 +32,7 @@ def iter_dolly_sft(
     """
     check_take(take)
     given = 0
-    reader = Reader(Request(DATASET_ID, None, split, path=path), shuffle=Shuffle(seed) if shuffle else None)
+    reader = HubReader(HubRequest(DATASET_ID, None, split, path=path), shuffle=Shuffle(seed) if shuffle else None)
     with Drops("dolly15k", stats) as drops:
         if take == 0:
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from niels_gpt.data.reading.hub import Request, Shuffle
-from niels_gpt.data.reading.text_rows import documents, select_text_field
+from niels_gpt.data.reading.hub import HubRequest, Shuffle
+from niels_gpt.data.reading.text_rows import iter_text_samples, select_text_field
 from niels_gpt.data.types import PretrainSample
 
 __all__ = ["DATASET_ID", "iter_fineweb_edu", "select_text_field"]
@@ -32,6 +32,6 @@ def iter_fineweb_edu(
     `path` is a local file or folder with the same rows. What is left out is counted in `stats`.
     Raises DataUnavailable (a ValueError) where the rows cannot be had.
     """
-    request = Request(dataset_id or DATASET_ID, name, split, streaming, path, text_file_is_document=True)
+    request = HubRequest(dataset_id or DATASET_ID, name, split, streaming, path, text_file_is_document=True)
     order = Shuffle(seed, shuffle_buffer_size) if shuffle else None
-    return documents(request, source="fineweb_edu", shuffle=order, take=take, stats=stats)
+    return iter_text_samples(request, source="fineweb_edu", shuffle=order, take=take, stats=stats)

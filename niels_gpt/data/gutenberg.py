@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from niels_gpt.data.reading.hub import Request, Shuffle
-from niels_gpt.data.reading.text_rows import documents
+from niels_gpt.data.reading.hub import HubRequest, Shuffle
+from niels_gpt.data.reading.text_rows import iter_text_samples
 from niels_gpt.data.types import PretrainSample
 
 DATASET_ID = "nikolina-p/gutenberg_clean_en_splits"
@@ -30,6 +30,6 @@ def iter_gutenberg(
     `path` is a local file or folder with the same rows, or with a .txt file per book.
     Raises DataUnavailable (a ValueError) where the rows cannot be had.
     """
-    request = Request(dataset_id, None, split, streaming, path, text_file_is_document=True)
+    request = HubRequest(dataset_id, None, split, streaming, path, text_file_is_document=True)
     order = Shuffle(seed, shuffle_buffer_size) if shuffle else None
-    return documents(request, source="gutenberg", shuffle=order, take=take, stats=stats)
+    return iter_text_samples(request, source="gutenberg", shuffle=order, take=take, stats=stats)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.data.reading.drops import Drops, is_text
-from niels_gpt.data.reading.hub import Reader, Request
+from niels_gpt.data.reading.hub import HubReader, HubRequest
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.types import ChatMessage, ChatSample, Role
 
@@ -38,7 +38,7 @@ def iter_oasst1_sft(
     """
     check_take(take_trees, "take_trees")
     _check_length(max_messages)
-    reader = Reader(Request(DATASET_ID, None, split, path=path, columns=COLUMNS))
+    reader = HubReader(HubRequest(DATASET_ID, None, split, path=path, columns=COLUMNS))
     with Drops("oasst1", stats, unit="message or thread") as drops:
         if take_trees == 0:
             return

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.byte_split import hub_dataset, iter_whole, whole_files
+from niels_gpt.data.byte_split import byte_split_files, hub_dataset, iter_byte_split
 from niels_gpt.data.dolly import DATASET_ID as DOLLY
 from niels_gpt.data.dolly import iter_dolly_sft
 from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
@@ -37,11 +37,11 @@ from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_own, kind_of, own_files
+from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
-from niels_gpt.system.files import at_home
+from niels_gpt.system.files import expand_home
 
 GROUP = "niels_gpt.sources"
 ROAM, PRIMER = ".roam-data", "data/primer.txt"
@@ -49,7 +49,7 @@ ROAM, PRIMER = ".roam-data", "data/primer.txt"
 Sample = PretrainSample | ChatSample
 
 
-class Origin(NamedTuple):
+class SourceLocation(NamedTuple):
     """Where a source would come from now."""
 
     kind: Literal["local", "embedded", "cache", "hub", "missing"]
@@ -65,7 +65,7 @@ class Source:
     licence: str
     open: Callable[..., Iterator[Sample]]
     """Called with split, take, shuffle, seed, path, stats (see `samples`) and options of its own."""
-    where: Callable[[], Origin]
+    where: Callable[[], SourceLocation]
     dataset_id: str | None = None
     """On the Hub."""
     large: bool = False
@@ -179,7 +179,7 @@ def _built_in() -> list[Source]:
             _usual(ROAM),
             splits=("train",),
             decodes=True,
-            files=lambda subset, path: list_roam_paths(str(roam_place(path))),
+            files=lambda subset, path: list_roam_paths(str(roam_path(path))),
         ),
         Source(
             "primer",
@@ -189,7 +189,7 @@ def _built_in() -> list[Source]:
             _usual(PRIMER),
             splits=("train",),
             decodes=True,
-            files=lambda subset, path: [str(primer_place(path))],
+            files=lambda subset, path: [str(primer_path(path))],
         ),
         Source(
             "stdlib",
@@ -215,22 +215,22 @@ def _oasst1(*, take: int | None, shuffle: bool, **rest: Any) -> Iterator[Sample]
     return itertools.islice(iter_oasst1_sft(shuffle_trees=shuffle, **rest), take)
 
 
-def roam_place(path: str | Path | None = None) -> Path:
+def roam_path(path: str | Path | None = None) -> Path:
     """The folder of notes: `path` if given, else `.roam-data/` if it exists, else the embedded ones."""
     return Path(path) if path is not None else Path(ROAM) if Path(ROAM).exists() else embedded.NOTES
 
 
-def primer_place(path: str | Path | None = None) -> Path:
+def primer_path(path: str | Path | None = None) -> Path:
     """The file of dialogues: `path` if given, else `data/primer.txt` if it exists, else the embedded ones."""
     return Path(path) if path is not None else Path(PRIMER) if Path(PRIMER).exists() else embedded.PRIMER
 
 
 def _roam(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
-    return _in_order(iter_roam, roam_place(path), **rest)
+    return _in_order(iter_roam, roam_path(path), **rest)
 
 
 def _primer(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:
-    return _in_order(iter_primer_sft, primer_place(path), **rest)
+    return _in_order(iter_primer_sft, primer_path(path), **rest)
 
 
 def _in_order(
@@ -261,20 +261,20 @@ def _stdlib(*, take: int | None, shuffle: bool, seed: int, path: str | Path | No
 # --- where they are ----------------------------------------------------------------------------------
 
 
-def _hub(dataset_id: str, config: str | None = None) -> Callable[[], Origin]:
-    def where() -> Origin:
+def _hub(dataset_id: str, config: str | None = None) -> Callable[[], SourceLocation]:
+    def where() -> SourceLocation:
         try:
             place = find_local(dataset_id)
         except ValueError as err:
-            return Origin("missing", str(err))
+            return SourceLocation("missing", str(err))
         if place is not None:
-            return Origin("local", str(place))
+            return SourceLocation("local", str(place))
         cached = _cached(dataset_id, config)
         if cached is not None:
-            return Origin("cache", str(cached))
+            return SourceLocation("cache", str(cached))
         if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-            return Origin("missing", "offline, and neither cached nor in NIELS_GPT_DATA")
-        return Origin("hub", dataset_id)
+            return SourceLocation("missing", "offline, and neither cached nor in NIELS_GPT_DATA")
+        return SourceLocation("hub", dataset_id)
 
     return where
 
@@ -291,8 +291,8 @@ def _hub_files(dataset_id: str, config: str | None = None) -> Callable[[str | No
 
 def _cached(dataset_id: str, config: str | None) -> Path | None:
     """Where `datasets` keeps its copy, if it has one; found without importing it."""
-    home = at_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    root = at_home(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
+    home = expand_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    root = expand_home(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         place = folder / config if config else folder
         # `datasets` has changed its mind about capitals.
@@ -301,13 +301,17 @@ def _cached(dataset_id: str, config: str | None) -> Path | None:
     return None
 
 
-def _this_python() -> Origin:
-    return Origin("embedded", "docstrings of this Python")
+def _this_python() -> SourceLocation:
+    return SourceLocation("embedded", "docstrings of this Python")
 
 
-def _usual(path: str) -> Callable[[], Origin]:
-    def where() -> Origin:
-        return Origin("local", path) if Path(path).exists() else Origin("embedded", "shipped with niels-gpt")
+def _usual(path: str) -> Callable[[], SourceLocation]:
+    def where() -> SourceLocation:
+        return (
+            SourceLocation("local", path)
+            if Path(path).exists()
+            else SourceLocation("embedded", "shipped with niels-gpt")
+        )
 
     return where
 
@@ -321,15 +325,19 @@ def _own(name: str, config: SourceConfig) -> Source:
 
     def open_(*, path: str | Path | None, stats: dict[str, int] | None, **rest: Any) -> Iterator[Sample]:
         if config.split:  # every byte counts: nothing is left out
-            return iter_whole(name, at(path), **rest)
-        return iter_own(name, at(path), stats=stats, **rest)
+            return iter_byte_split(name, at(path), **rest)
+        return iter_user_files(name, at(path), stats=stats, **rest)
 
-    def where() -> Origin:
+    def where() -> SourceLocation:
         dataset = hub_dataset(config)
         if dataset is not None:
             return _hub(dataset[0])()
-        place = at_home(config.path)
-        return Origin("local", str(place)) if place.exists() else Origin("missing", f"{place} does not exist")
+        place = expand_home(config.path)
+        return (
+            SourceLocation("local", str(place))
+            if place.exists()
+            else SourceLocation("missing", f"{place} does not exist")
+        )
 
     kind: Any = "text" if config.split else config.kind
     if kind == "auto" and where().kind == "local":
@@ -337,7 +345,7 @@ def _own(name: str, config: SourceConfig) -> Source:
             kind = kind_of(name, config)
 
     def files(subset: str | None, path: str | Path | None) -> list[str]:
-        return whole_files(name, at(path)) if config.split else own_files(name, at(path))
+        return byte_split_files(name, at(path)) if config.split else user_file_paths(name, at(path))
 
     options = {
         key: value

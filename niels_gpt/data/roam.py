@@ -18,7 +18,7 @@ def list_roam_paths(root_dir: str) -> list[str]:
 
     Raises FileNotFoundError if the folder does not exist, NotADirectoryError if it is a file.
     """
-    root = files.at_home(root_dir).absolute()
+    root = files.expand_home(root_dir).absolute()
     if not root.exists():
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
@@ -37,10 +37,10 @@ def load_texts(paths: Sequence[str], *, errors: str = "strict") -> list[str]:
 
 def read_text(path: str | Path, *, errors: str = "strict") -> str:
     """One utf-8 file, as `load_texts` reads it."""
-    return decode(Path(path).read_bytes(), where=str(path), errors=errors)
+    return decode_utf8(Path(path).read_bytes(), where=str(path), errors=errors)
 
 
-def decode(data: bytes, *, where: str, errors: str = "strict") -> str:
+def decode_utf8(data: bytes, *, where: str, errors: str = "strict") -> str:
     """The bytes as utf-8. Raises ValueError with the offset of the first that is not."""
     try:
         return data.decode("utf-8", errors=errors)
@@ -68,7 +68,7 @@ def iter_roam(
     Notes that are empty or blank are left out and counted. Raises as `list_roam_paths` and `load_texts` do.
     """
     check_take(take)
-    root = files.at_home(root_dir).absolute()
+    root = files.expand_home(root_dir).absolute()
     given = 0
     with Drops("roam", stats, unit="note") as drops:
         for path in list_roam_paths(str(root)):

@@ -10,7 +10,7 @@ from typing import Any
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.reading.drops import Drops, is_text
-from niels_gpt.data.reading.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files
 from niels_gpt.data.reading.text_rows import check_take, text_key
 from niels_gpt.data.roam import read_text
@@ -25,12 +25,12 @@ FIRST_ROWS = 100
 
 
 def kind_of(name: str, config: SourceConfig, *, split: str = "train") -> str:
-    """`text` or `chat`: by the first row that tells, where the config says `auto`. Raises as `iter_own` does."""
+    """`text` or `chat`: by the first row that tells, where the config says `auto`. Raises as `iter_user_files` does."""
     if config.kind != "auto":
         return config.kind
-    place = place_of(name, config)
+    place = path_of_source(name, config)
     if not holds_text_files(place):
-        for _, row in itertools.islice(Reader(_request(name, place, split)), FIRST_ROWS):
+        for _, row in itertools.islice(HubReader(_request(name, place, split)), FIRST_ROWS):
             if isinstance(row.get(config.field or "messages"), list):
                 return "chat"
             if isinstance(row.get(config.field or "text"), str):
@@ -38,7 +38,7 @@ def kind_of(name: str, config: SourceConfig, *, split: str = "train") -> str:
     return "text"
 
 
-def iter_own(
+def iter_user_files(
     name: str,
     config: SourceConfig,
     *,
@@ -57,14 +57,14 @@ def iter_own(
     check_take(take)
     if take == 0:
         return
-    kind, place, given = kind_of(name, config, split=split), place_of(name, config), 0
+    kind, place, given = kind_of(name, config, split=split), path_of_source(name, config), 0
     order = Shuffle(seed) if shuffle else None
     if holds_text_files(place):
         if split != "train":
             raise ValueError(f"{place} has no split {split!r}; it has train")
         found: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(place, errors, order)
     else:
-        reader = Reader(_request(name, place, split, streaming=not shuffle), shuffle=order)
+        reader = HubReader(_request(name, place, split, streaming=not shuffle), shuffle=order)
         found = ((row, {"row": number}) for number, row in reader)
     with Drops(name, stats) as drops:
         for row, meta in found:
@@ -76,9 +76,9 @@ def iter_own(
                     return
 
 
-def own_files(name: str, config: SourceConfig) -> list[str]:
+def user_file_paths(name: str, config: SourceConfig) -> list[str]:
     """The files that a source is read from, sorted."""
-    place = place_of(name, config)
+    place = path_of_source(name, config)
     if place.is_file():
         return [str(place)]
     return list_files(place, TEXT_SUFFIXES if holds_text_files(place) else ROW_SUFFIXES, visible_only=True)
@@ -148,9 +148,9 @@ def holds_text_files(place: Path) -> bool:
     return True
 
 
-def place_of(name: str, config: SourceConfig) -> Path:
+def path_of_source(name: str, config: SourceConfig) -> Path:
     """Where a source lies. Raises FileNotFoundError where there is nothing."""
-    place = files.at_home(config.path).absolute()
+    place = files.expand_home(config.path).absolute()
     if not place.exists():
         raise FileNotFoundError(
             f"the source {name} should lie in {place}, but there is no such file or folder: set "
@@ -159,5 +159,5 @@ def place_of(name: str, config: SourceConfig) -> Path:
     return place
 
 
-def _request(name: str, place: Path, split: str = "train", *, streaming: bool = True) -> Request:
-    return Request(name, None, split, streaming, place, text_file_is_document=True)
+def _request(name: str, place: Path, split: str = "train", *, streaming: bool = True) -> HubRequest:
+    return HubRequest(name, None, split, streaming, place, text_file_is_document=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.data.reading.drops import Drops, is_text
-from niels_gpt.data.reading.hub import Request, open_dataset
+from niels_gpt.data.reading.hub import HubRequest, open_dataset
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
-from niels_gpt.data.reading.text_rows import documents
+from niels_gpt.data.reading.text_rows import iter_text_samples
 from niels_gpt.data.types import PretrainSample
 
 DATASET_ID = "wikitext"
@@ -30,8 +30,8 @@ def iter_wikitext(
 
     Raises DataUnavailable (a ValueError) where the rows cannot be had.
     """
-    request = Request(DATASET_ID, config, SPLITS.get(split, split), path=path)
-    return documents(request, source="wikitext", take=take, stats=stats)
+    request = HubRequest(DATASET_ID, config, SPLITS.get(split, split), path=path)
+    return iter_text_samples(request, source="wikitext", take=take, stats=stats)
 
 
 def load_wikitext(
@@ -48,7 +48,7 @@ def load_wikitext(
     Raises DataUnavailable (a ValueError) that says what to do where neither can be had, ValueError for rows without a
     column `text`.
     """
-    splits = open_dataset(Request(dataset_id, config, split=None, path=path))
+    splits = open_dataset(HubRequest(dataset_id, config, split=None, path=path))
     place = find_local(dataset_id, path)
     missing = [hub for hub in ("train", "validation") if hub not in splits]
     if missing:
@@ -69,7 +69,7 @@ def load_wikitext(
 
 
 def _texts(column: Iterable[Any], drops: Drops) -> Iterator[str]:
-    """What is text of a column, as `documents` takes it from rows."""
+    """What is text of a column, as `iter_text_samples` takes it from rows."""
     for text in column:
         if not isinstance(text, str):
             drops.add("without text")

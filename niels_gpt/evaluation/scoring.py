@@ -12,7 +12,7 @@ import torch
 
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
-from niels_gpt.system.device import bf16
+from niels_gpt.system.device import bf16_autocast
 
 Count = Callable[[int], None]
 """Is told how many rows were done since it was last called."""
@@ -118,7 +118,7 @@ def token_scores(
     """
     asked = targets.flatten() != -100
     places, wanted = asked.nonzero().squeeze(1).to(x.device), targets.flatten()[asked].to(x.device)
-    with bf16(x.device.type, precision == "bf16"):
+    with bf16_autocast(x.device.type, precision == "bf16"):
         h = model.hidden(x, positions=positions)
     h = h.flatten(0, 1)[places]
     h = h.float() if precision == "bf16" else h

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from niels_gpt.config.checks import whole
+from niels_gpt.config.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sampling:
                 raise ValueError(f"{name} must be a number, got {value!r}")
             object.__setattr__(self, name, float(value))
         if self.top_k is not None:
-            object.__setattr__(self, "top_k", whole("top_k (None for all tokens)", self.top_k))
+            object.__setattr__(self, "top_k", check_int("top_k (None for all tokens)", self.top_k))
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature!r}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:

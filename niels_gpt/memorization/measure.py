@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niels_gpt.config.checks import whole
+from niels_gpt.config.checks import check_int
 from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import continue_greedily, longest_run
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, token_sizes
 
-MEMORISED = 0.5
+MEMORIZED = 0.5
 """A window with this P(z) or more counts as memorised."""
 
 
@@ -35,7 +35,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExtractionSettings:
     """Which windows are measured, and how."""
 
     window: int = 100
@@ -53,7 +53,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, low in (("window", 2), ("prompt", 1), ("stride", 1), ("greedy", 0), ("batch", 0)):
-            object.__setattr__(self, name, whole(name, getattr(self, name), low))
+            object.__setattr__(self, name, check_int(name, getattr(self, name), low))
         if self.prompt >= self.window:
             raise ValueError(
                 f"a prompt of {self.prompt} tokens leaves nothing of a window of {self.window}: "
@@ -70,7 +70,7 @@ class Settings:
         greedy: int | None,
         stride: int,
         whole_window: bool = False,
-    ) -> Settings:
+    ) -> ExtractionSettings:
         """The settings asked for; where none are (None), the usual ones, smaller for a model of a small T.
 
         Raises ValueError for what was asked for and does not fit.
@@ -105,11 +105,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What was measured of one document. Arrays have one entry per window."""
 
     document: Document
-    settings: Settings
+    settings: ExtractionSettings
     bytes: int
     """Of the document's text."""
     starts: np.ndarray
@@ -195,19 +195,19 @@ def measure(
     model: GPT,
     documents: Sequence[Document],
     tokenizer: AnyTokenizer,
-    settings: Settings | None = None,
+    settings: ExtractionSettings | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Everything about every document, in their order. `progress` is told how many rows of how many are done.
 
     Windows of all documents share the batches. Raises ValueError for settings that do not fit the model, for documents
     with nothing to predict, and for weights that give no numbers.
     """
-    settings = settings or Settings()
+    settings = settings or ExtractionSettings()
     settings.check(model)
     check_documents(model, documents, tokenizer)
-    plans = [Plan.of(len(document.ids), settings) for document in documents]
+    plans = [WindowPlan.of(len(document.ids), settings) for document in documents]
     pairs = list(zip(documents, plans, strict=True))
     total = sum(len(plan.starts) + plan.decodable for plan in plans)
     done = 0
@@ -232,7 +232,7 @@ def measure(
         share, run, longest = _greedy(model, document.ids, plan, decoded[at : at + plan.decodable], own_led)
         at += plan.decodable
         measured.append(
-            Measured(
+            Measurement(
                 document=document,
                 settings=settings,
                 bytes=int(sizes[document.ids].sum()),
@@ -251,7 +251,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """The windows of a document of some length, shorter ones for a short one."""
 
     starts: np.ndarray
@@ -262,7 +262,7 @@ class Plan:
     """How many of the starts, from the first on, have a token to compare after their greedy prompt."""
 
     @classmethod
-    def of(cls, length: int, settings: Settings) -> Plan:
+    def of(cls, length: int, settings: ExtractionSettings) -> WindowPlan:
         window, prompt = settings.window, settings.prompt
         if length < window:
             window, prompt = length, min(length - 1, max(1, round(prompt * length / window)))
@@ -272,7 +272,7 @@ class Plan:
 
 
 def _greedy(
-    model: GPT, ids: np.ndarray, plan: Plan, decoded: np.ndarray, led: np.ndarray
+    model: GPT, ids: np.ndarray, plan: WindowPlan, decoded: np.ndarray, led: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
     """The share of equal tokens and the run of each window, and the longest run, from the decoded tokens (rows for the
     first starts) and from how many tokens of each window's suffix are first choices."""

@@ -9,12 +9,12 @@ import numpy as np
 from niels_gpt.config import RunConfig
 from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import Loaded
+from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.training.tasks.documents import (
-    Shelf,
+    DocumentSet,
     content_key,
-    open_library,
+    open_documents,
     uses_bytes,
 )
 from niels_gpt.training.tasks.splice_task import SpliceTask
@@ -22,7 +22,7 @@ from niels_gpt.training.tasks.splice_task import SpliceTask
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
 
 
-def membership(loaded: Loaded, notes: Mapping[str, np.ndarray]) -> tuple[dict[str, str], str]:
+def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict[str, str], str]:
     """(trained on, held out or unknown, for each note; why some are unknown). Notes are compared by content, so it does
     not matter where they lie now. Where the data is not what it was at the training, all are unknown."""
     trained, held_out = set[bytes](), set[bytes]()
@@ -32,7 +32,7 @@ def membership(loaded: Loaded, notes: Mapping[str, np.ndarray]) -> tuple[dict[st
         for source in _sources(config):
             try:
                 task = SpliceTask(config) if config.task == "splice" else None
-                library = task.library if task else open_library(config, source)
+                library = task.library if task else open_documents(config, source)
                 now = task.fingerprint() if task else {library.source: library.train.sha256}
                 if any(data.get(name) != sha for name, sha in now.items()):
                     raise ValueError(f"{library.place} has changed since the training")
@@ -54,7 +54,7 @@ def membership(loaded: Loaded, notes: Mapping[str, np.ndarray]) -> tuple[dict[st
     return where, why
 
 
-def _history(loaded: Loaded, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
+def _history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
     """(config, data of the checkpoint) of the checkpoint's run, then of the run its weights came from, and so on."""
     path, run, data = loaded.path, loaded.home, loaded.data
     while True:
@@ -65,7 +65,7 @@ def _history(loaded: Loaded, problems: list[str]) -> Iterator[tuple[RunConfig, M
         yield config, data
         if not config.init_from:
             return
-        path = files.at_home(config.init_from)
+        path = files.expand_home(config.init_from)
         run = RunFolder(path.parent.parent)
         try:
             data = read_checkpoint(path, "cpu")["extra"].get("data", {})
@@ -81,6 +81,6 @@ def _sources(config: RunConfig) -> list[str | None]:
     return [name for name, share in config.train.p_train.items() if share and config.task != "sft"]
 
 
-def _keys(shelf: Shelf, indices: Sequence[int] | None = None) -> set[bytes]:
+def _keys(shelf: DocumentSet, indices: Sequence[int] | None = None) -> set[bytes]:
     """What identifies each document of a shelf."""
     return {content_key(shelf.ids(i)) for i in (range(len(shelf.lengths)) if indices is None else indices)}

@@ -12,20 +12,20 @@ from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import log_probabilities
 from niels_gpt.memorization.measure import (
     Document,
-    Measured,
-    Plan,
-    Settings,
+    ExtractionSettings,
+    Measurement,
+    WindowPlan,
 )
 from niels_gpt.model.gpt import GPT
 
 
-def at_every_place(
+def at_every_position(
     model: GPT,
-    measured: Sequence[Measured],
+    measured: Sequence[Measurement],
     *,
     batch: int = 0,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """The same with the largest P(z) of each window over all places of the frame that it may begin at.
 
     For learned positions: a model may know a passage at one place, and nothing of it one token further on. Takes as
@@ -54,7 +54,7 @@ def at_every_place(
     return [dataclasses.replace(m, log_p=log_p) for m, log_p in zip(measured, best, strict=True)]
 
 
-def frame_places(T: int, window: int, number: int) -> list[int]:
+def frame_positions(T: int, window: int, number: int) -> list[int]:
     """Where a window may begin in a frame of T tokens: the first and the last place, and others evenly between."""
     found: list[int] = np.unique(np.linspace(0, T - (window - 1), number).round().astype(int)).tolist()
     return found
@@ -63,7 +63,7 @@ def frame_places(T: int, window: int, number: int) -> list[int]:
 def position_map(
     model: GPT,
     documents: Sequence[Document],
-    settings: Settings | None = None,
+    settings: ExtractionSettings | None = None,
     *,
     offsets: int = 9,
     most_windows: int = 200,
@@ -76,12 +76,12 @@ def position_map(
     """
     if getattr(model.config, "positions", "rope") == "rope":
         return None
-    settings = settings or Settings()
+    settings = settings or ExtractionSettings()
     settings.check(model)
-    places = frame_places(model.config.T, settings.window, offsets)
+    places = frame_positions(model.config.T, settings.window, offsets)
     found = []
     for document in documents:
-        plan = Plan.of(len(document.ids), settings)
+        plan = WindowPlan.of(len(document.ids), settings)
         some = np.unique(np.linspace(0, len(plan.starts) - 1, most_windows).round().astype(int))
         each = [
             log_probabilities(
@@ -107,7 +107,9 @@ def position_map(
     return {"offsets": places, "documents": found}
 
 
-def _best_place(model: GPT, ids: np.ndarray, plan: Plan, settings: Settings, number: int) -> dict[str, Any]:
+def _best_place(
+    model: GPT, ids: np.ndarray, plan: WindowPlan, settings: ExtractionSettings, number: int
+) -> dict[str, Any]:
     """The largest P(z) of a few windows at any place, and the place."""
     some = plan.starts[np.unique(np.linspace(0, len(plan.starts) - 1, max(number, 1)).round().astype(int))]
     rows, prompts = [ids[s : s + plan.window] for s in some.tolist()], np.full(len(some), plan.prompt)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.memorization.measure import MEMORISED, Measured, Settings, chance
+from niels_gpt.memorization.measure import MEMORIZED, ExtractionSettings, Measurement, chance
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system import files
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, text_bytes, token_sizes
@@ -26,7 +26,7 @@ CHANCES = (0.1, 0.5, 0.9)
 
 def report(
     model: GPT,
-    measured: Sequence[Measured],
+    measured: Sequence[Measurement],
     tokenizer: AnyTokenizer,
     *,
     title: str = "",
@@ -68,12 +68,12 @@ def report(
     }
 
 
-def _settings(settings: Settings) -> dict[str, Any]:
+def _settings(settings: ExtractionSettings) -> dict[str, Any]:
     shown = {name: getattr(settings, name) for name in ("window", "prompt", "stride", "greedy")}
     return {**shown, "map": "window" if settings.whole_window else "suffix"}
 
 
-def document_row(measured: Measured, tokenizer: AnyTokenizer) -> dict[str, Any]:
+def document_row(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, Any]:
     """The numbers of one document. `longest_run.start` is the index of the run's first token, after its prompt."""
     document, p = measured.document, measured.p
     complete = measured.greedy_share[~np.isnan(measured.greedy_share)]
@@ -114,7 +114,7 @@ def discoverable(log_p: np.ndarray) -> dict[str, dict[str, int]]:
 
 
 def top_passages(
-    measured: Sequence[Measured], tokenizer: AnyTokenizer, *, most: int = 20, least: float = 0.0
+    measured: Sequence[Measurement], tokenizer: AnyTokenizer, *, most: int = 20, least: float = 0.0
 ) -> list[dict[str, Any]]:
     """The likeliest windows of all documents, best first, at most `most`, with P(z) of at least `least`.
 
@@ -152,7 +152,7 @@ def top_passages(
     return found
 
 
-def strip(measured: Measured, tokenizer: AnyTokenizer) -> dict[str, Any]:
+def strip(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, Any]:
     """The map of a document: its text, and for every character the largest P(z) of the windows that cover it, to four
     digits; 0 where none does (with suffixes, the first prompt)."""
     document = measured.document
@@ -167,7 +167,7 @@ def strip(measured: Measured, tokenizer: AnyTokenizer) -> dict[str, Any]:
     }
 
 
-def character_map(measured: Measured, tokenizer: AnyTokenizer) -> tuple[str, np.ndarray]:
+def character_map(measured: Measurement, tokenizer: AnyTokenizer) -> tuple[str, np.ndarray]:
     """The text of a document, and for every character the largest P(z) of the windows whose suffix (or any part, by
     the settings) has a token that holds a byte of it. A byte that makes no character is a U+FFFD of its own."""
     ids = measured.document.ids
@@ -186,7 +186,7 @@ def character_map(measured: Measured, tokenizer: AnyTokenizer) -> tuple[str, np.
     return text, np.maximum.reduceat(by_byte, np.cumsum(sizes) - sizes)
 
 
-def curve_entry(step: int, measured: Sequence[Measured]) -> dict[str, Any]:
+def curve_entry(step: int, measured: Sequence[Measurement]) -> dict[str, Any]:
     """The numbers of all documents at a checkpoint along the run, for the report's `checkpoints`."""
     documents = [
         {
@@ -196,7 +196,7 @@ def curve_entry(step: int, measured: Sequence[Measured]) -> dict[str, Any]:
             "median_p": float(np.median(one.p)),
             "max_p": float(one.p.max()),
             "mean_log_p": float(one.log_p.mean()),
-            "memorised": float((one.p >= MEMORISED).mean()),
+            "memorised": float((one.p >= MEMORIZED).mean()),
             "nats_per_token": one.score.nats_per_token,
         }
         for one in measured
@@ -215,7 +215,7 @@ def write_csv(path: str | Path, found: dict[str, Any]) -> None:
     _write_rows(path, list(rows[0]), [list(row.values()) for row in rows])
 
 
-def write_windows_csv(path: str | Path, measured: Sequence[Measured]) -> None:
+def write_windows_csv(path: str | Path, measured: Sequence[Measurement]) -> None:
     """Write one line per window. `greedy_run` counts the decoded tokens only, `greedy_share` is empty where the text
     ends before they do."""
     header = ["document", "control", "start", "end", "log_p", "p", "greedy_share", "greedy_run"]

@@ -25,7 +25,7 @@ from niels_gpt.report.html import (
     shortened,
     table,
 )
-from niels_gpt.system.console import counted
+from niels_gpt.system.console import plural
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST_PANELS = 24
@@ -33,7 +33,7 @@ _MOST_CHARTS = 100
 _BINS = 200
 
 
-class Covered(Protocol):
+class CoveredDocument(Protocol):
     """A document and, for each of its tokens, how often it lay in a frame and how often it was a target."""
 
     @property
@@ -56,7 +56,7 @@ def bin_means(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def coverage_text(
-    documents: Sequence[Covered], *, title: str, examples: int, frames: int, width: int = 50
+    documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int, width: int = 50
 ) -> list[str]:
     """One line per document: its tokens from left to right in `width` blocks, then numbers.
 
@@ -98,7 +98,7 @@ def _columns(row: Sequence[str]) -> str:
     return f"  {row[0]}  {' '.join(row[1:4])}  {' '.join(row[4:7])}  {row[7]}"
 
 
-def coverage_png(documents: Sequence[Covered], path: Path, *, title: str, examples: int, frames: int) -> None:
+def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str, examples: int, frames: int) -> None:
     """A panel per document, at most 24 of them; written whole or not at all."""
     from matplotlib.figure import Figure
 
@@ -134,7 +134,7 @@ def coverage_png(documents: Sequence[Covered], path: Path, *, title: str, exampl
     save_png(figure, path)
 
 
-def coverage_page(documents: Sequence[Covered], *, title: str, examples: int, frames: int) -> str:
+def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int) -> str:
     """All numbers in a table and a chart per document (of the first hundred), as a page that needs nothing else."""
     _check(documents)
     whole, tokens = _total_seen(documents), max(sum(d.length for d in documents), 1)
@@ -191,7 +191,7 @@ def coverage_page(documents: Sequence[Covered], *, title: str, examples: int, fr
     return page(title, body)
 
 
-def _lines(document: Covered) -> list[Series]:
+def _lines(document: CoveredDocument) -> list[Series]:
     """Seen and supervised, as steps."""
     lines = []
     for name, values, colour in (("supervised", document.supervised, "c1"), ("seen", document.seen, "c0")):
@@ -201,7 +201,7 @@ def _lines(document: Covered) -> list[Series]:
     return lines
 
 
-def _check(documents: Sequence[Covered]) -> None:
+def _check(documents: Sequence[CoveredDocument]) -> None:
     for d in documents:
         if not len(d.seen) == len(d.supervised) == d.length:
             raise ValueError(
@@ -210,18 +210,18 @@ def _check(documents: Sequence[Covered]) -> None:
             )
 
 
-def _summary(title: str, documents: Sequence[Covered], examples: int, frames: int) -> str:
+def _summary(title: str, documents: Sequence[CoveredDocument], examples: int, frames: int) -> str:
     tokens = sum(d.length for d in documents)
-    inside = f"{counted(examples, 'example')} in {counted(frames, 'frame')}"
-    text = f"{counted(len(documents), 'document')}, {counted(tokens, 'token')}; {inside}"
+    inside = f"{plural(examples, 'example')} in {plural(frames, 'frame')}"
+    text = f"{plural(len(documents), 'document')}, {plural(tokens, 'token')}; {inside}"
     return f"{title}: {text}" if title else text
 
 
-def _total_seen(documents: Sequence[Covered]) -> int:
+def _total_seen(documents: Sequence[CoveredDocument]) -> int:
     return max(sum(int(d.seen.sum()) for d in documents), 1)
 
 
-def _highest(documents: Sequence[Covered]) -> float:
+def _highest(documents: Sequence[CoveredDocument]) -> float:
     """The highest bin of all."""
     means = [bin_means(values, _BINS)[1] for d in documents for values in (d.seen, d.supervised)]
     return max((float(mean.max()) for mean in means if len(mean)), default=0.0)

@@ -20,7 +20,7 @@ from niels_gpt.report.html import (
     paragraph,
     table,
 )
-from niels_gpt.system.console import counted
+from niels_gpt.system.console import plural
 
 _LN10 = math.log(10)
 
@@ -127,7 +127,7 @@ def law_text(law: Law) -> list[str]:
         told = "unidentifiable" if value is None else f"{value:.4g}" + ("" if error is None else f" ± {error:.2g}")
         lines.append(f"c{i + 1} ({name}): {told}")
     r2 = "unknown" if law.r2 is None else f"{law.r2:.4f}"
-    lines.append(f"R² {r2}, {counted(law.points, 'point')}")
+    lines.append(f"R² {r2}, {plural(law.points, 'point')}")
     above = sum(value > 0 for value in law.fitted)
     if above:
         lines.append(f"{above:,} fitted values are above P(z) = 1: the law does not know that it must level off there")

@@ -22,7 +22,7 @@ from niels_gpt.report.html import (
     table,
 )
 from niels_gpt.report.memorization_text import how_to_read, passages, strips
-from niels_gpt.system.console import count, counted
+from niels_gpt.system.console import plural, short_number
 
 Document = dict[str, Any]
 """A document of the report: see `niels_gpt.evaluation`."""
@@ -32,7 +32,7 @@ _LN10 = math.log(10)
 _MOST_BARS = 60
 
 
-def memorisation_page(report: dict[str, Any]) -> str:
+def memorization_page(report: dict[str, Any]) -> str:
     """The report as a page that needs nothing but itself; see the section "How to read this" on it."""
     documents = report["documents"]
     trained = [d for d in documents if not d["control"]]
@@ -63,7 +63,7 @@ def _head(report: dict[str, Any], title: str, unit: str) -> list[str]:
     facts = [
         report["checkpoint"],
         f"step {report['step']:,}",
-        f"{count(report['parameters'])} parameters",
+        f"{short_number(report['parameters'])} parameters",
         f"{report['positions']} positions",
     ]
     text = (
@@ -79,16 +79,16 @@ def _headline(report: dict[str, Any], trained: list[Document], controls: list[Do
     windows, memorised = _total(trained, _MEMORISED)
     if trained:
         having = sum(d["over"][_MEMORISED] > 0 for d in trained)
-        number = counted(len(trained), "trained document")
+        number = plural(len(trained), "trained document")
         if having:
             lines.append(
                 f"{having:,} of {number} can be recited, at least in part: after a true prompt, {memorised:,} of "
-                f"{counted(windows, 'window')} ({percent(memorised / windows)}) come back word for word with a "
+                f"{plural(windows, 'window')} ({percent(memorised / windows)}) come back word for word with a "
                 "probability of 50% or more."
             )
         else:
             lines.append(
-                f"0 of {number} can be recited: after a true prompt, none of {counted(windows, 'window')} comes back "
+                f"0 of {number} can be recited: after a true prompt, none of {plural(windows, 'window')} comes back "
                 "word for word with a probability of 50% or more."
             )
         best = max(trained, key=lambda d: _best_log_p(report, d))
@@ -104,7 +104,7 @@ def _headline(report: dict[str, Any], trained: list[Document], controls: list[Do
     windows, guessed = _total(controls, _MEMORISED)
     strongest = max(_best_log_p(report, d) for d in controls)
     text = (
-        f"Of {counted(len(controls), 'control document')}, never trained on, {guessed:,} of {windows:,} windows come "
+        f"Of {plural(len(controls), 'control document')}, never trained on, {guessed:,} of {windows:,} windows come "
         f"back so; the strongest is {one_in(strongest)}."
     )
     if trained:
@@ -235,11 +235,11 @@ def _series(
     for document, xs, ys in zip(documents, x, y, strict=True):
         name = document["name"]
         if document["control"]:
-            label, colour, look = counted(len(documents) - trained, "control document"), "ctl", "dash"
+            label, colour, look = plural(len(documents) - trained, "control document"), "ctl", "dash"
         elif colours:
             label, colour, look = name, colours.get(name, "c0"), ""
         else:
-            label, colour, look = counted(trained, "trained document"), "c0", "faint"
+            label, colour, look = plural(trained, "trained document"), "c0", "faint"
         hover = f"{name} (control)" if document["control"] else name
         lines.append(Series(hover, xs, ys, colour=colour, label=shortened(label, 40, end=14), style=look, **style))
     return sorted(lines, key=lambda line: line.colour != "ctl")

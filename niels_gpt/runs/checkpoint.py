@@ -56,7 +56,7 @@ def save_checkpoint(
     if problem := wrong_kind(payload):
         raise TypeError(f"cannot write {path}: its {problem}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with files.writing(path) as file:
+    with files.atomic_write(path) as file:
         _check_readable({key: value for key, value in payload.items() if key != "model"})
         try:
             torch.save(payload, file)

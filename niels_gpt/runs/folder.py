@@ -52,7 +52,7 @@ class RunFolder:
             with files.lock(self.path / "run.lock", wait=False):
                 for folder in (self.checkpoints, self.samples):
                     folder.mkdir(parents=True, exist_ok=True)
-                    files.remove_leftovers(folder, ours=True)
+                    files.remove_temporaries(folder, ours=True)
                 yield
         except BlockingIOError:
             raise ValueError(
@@ -144,7 +144,7 @@ class RunFolder:
             save_checkpoint(path, model, optimizer, step, model.config, extra=extra)
         if numbered:
             if best:
-                files.link(path, self.best)
+                files.link_or_copy(path, self.best)
             self._point_to(path)
             self._retain(keep)
 
@@ -175,7 +175,7 @@ class RunFolder:
                 write_head(temporary, head, written)
                 _remove(folder)  # a damaged one, which the run went back before
                 temporary.rename(folder)
-                files.sync_folder(self.checkpoints)
+                files.fsync_folder(self.checkpoints)
                 self._point_to(folder)
                 self._retain(keep)
 
@@ -186,10 +186,10 @@ class RunFolder:
             pointer.unlink(missing_ok=True)
             pointer.symlink_to(path.name)
             pointer.replace(self.checkpoints / "latest")
-            files.sync_folder(self.checkpoints)
+            files.fsync_folder(self.checkpoints)
             (self.checkpoints / "latest.pt").unlink(missing_ok=True)  # of a run before that was not sharded
         else:
-            files.link(path, self.checkpoints / "latest.pt")
+            files.link_or_copy(path, self.checkpoints / "latest.pt")
             (self.checkpoints / "latest").unlink(missing_ok=True)  # of a sharded run before
 
     def _retain(self, keep: int) -> None:

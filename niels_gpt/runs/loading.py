@@ -21,7 +21,7 @@ from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 RUNS = Path("runs")
 
 
-class Loaded(NamedTuple):
+class LoadedRun(NamedTuple):
     """A model ready for use, and where it comes from."""
 
     model: GPT
@@ -64,12 +64,12 @@ def find_run(path: Path | None) -> RunFolder:
     return newest
 
 
-def names_a_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether a path given for either is that of a run, not of a checkpoint: a file, or a sharded one's folder."""
     return path.is_dir() and not (path / "checkpoint.json").is_file()
 
 
-def load(run: Path | None, checkpoint: Path | None, device: str, tokenizer: Path | None = None) -> Loaded:
+def load_run(run: Path | None, checkpoint: Path | None, device: str, tokenizer: Path | None = None) -> LoadedRun:
     """The model of a checkpoint, or the best one of a run, with its tokenizer.
 
     Raises ValueError or OSError where it cannot be loaded, or its tokenizer is not to be found.
@@ -89,7 +89,7 @@ def load(run: Path | None, checkpoint: Path | None, device: str, tokenizer: Path
         raise ValueError(
             f"{path} was trained with another tokenizer than the one given: use tokenizer.model of its run"
         )
-    return Loaded(model, saved["step"], path, folder, found, data)
+    return LoadedRun(model, saved["step"], path, folder, found, data)
 
 
 def _tokenizer_of(model: GPT, path: Path, run: RunFolder | None, given: Path | None) -> AnyTokenizer:

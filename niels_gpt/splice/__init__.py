@@ -2,14 +2,14 @@
 
 from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 from niels_gpt.splice.dataset import MultiSpliceDocumentDataset, SpliceDocumentDataset
-from niels_gpt.splice.frames import Frames, Origin, Spans
-from niels_gpt.splice.packing import Packed
+from niels_gpt.splice.frames import Frames, SpanOrigin, Spans
+from niels_gpt.splice.packing import PackedFrames
 
 __all__ = [
     "Frames",
     "MultiSpliceDocumentDataset",
-    "Origin",
-    "Packed",
+    "PackedFrames",
+    "SpanOrigin",
     "Spans",
     "SpliceDocumentDataset",
     "SpliceMultiDocumentLMConfig",

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 
-from niels_gpt.config.checks import whole
+from niels_gpt.config.checks import check_int
 from niels_gpt.config.splice import (
     MOST,
     check_options,
@@ -21,11 +21,11 @@ from niels_gpt.config.splice import (
     log,
 )
 from niels_gpt.splice.documents import MAX_ID, Documents
-from niels_gpt.splice.frames import FrameBuilder, Frames, Origin, Plan, Spans
+from niels_gpt.splice.frames import FrameBuilder, Frames, SpanOrigin, Spans, StepPlan
 from niels_gpt.splice.layout import Layout
-from niels_gpt.splice.packing import Packed, pack
+from niels_gpt.splice.packing import PackedFrames, pack
 from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
-from niels_gpt.splice.weights import AliasTable, EdgeWeights, Shares, read_groups, read_weights, spread
+from niels_gpt.splice.weights import AliasTable, DocumentShares, EdgeWeights, read_groups, read_weights, spread
 from niels_gpt.system.allocator import keep_freed_memory
 from niels_gpt.system.rng import derive_seed
 
@@ -76,7 +76,7 @@ class SpliceDataset:
             raise ValueError("what fills a frame? pass pad_token_id, or eos_token_id to fill with that")
         for name, value in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
             if value is not None:
-                whole(name, value, -MAX_ID, MAX_ID)
+                check_int(name, value, -MAX_ID, MAX_ID)
         self.S, self.documents = layout.S, documents
         self.pad_token_id = int(pad_token_id if pad_token_id is not None else eos_token_id)  # type: ignore[arg-type]
         self.eos_token_id = eos_token_id
@@ -162,7 +162,7 @@ class SpliceDataset:
             chosen = np.zeros(len(self.lengths), dtype=bool)
             chosen[self._usable] = True
             tau = _TAU.get(self.balance_mode, self.balance_tau)
-            shares = Shares(self.lengths, chosen, tau, self.doc_weights, self.groups)
+            shares = DocumentShares(self.lengths, chosen, tau, self.doc_weights, self.groups)
             self._quotas = shares.quotas(self.epoch_length or int(self._counts.sum()))[self._usable]
             if self.sampler == "stream":
                 self._alias = AliasTable(shares.floats()[self._usable])
@@ -177,9 +177,9 @@ class SpliceDataset:
         return self._all_quotas().tolist()
 
     def _all_quotas(self) -> np.ndarray:
-        whole = np.zeros(len(self.lengths), dtype=np.int64)
-        whole[self._usable] = self._quotas
-        return whole
+        check_int = np.zeros(len(self.lengths), dtype=np.int64)
+        check_int[self._usable] = self._quotas
+        return check_int
 
     def spans(self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0) -> Spans:
         """What examples are made of. Raises IndexError for a number outside the dataset."""
@@ -238,10 +238,10 @@ class SpliceDataset:
     @overload
     def get_batch(
         self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0, *, packed: Literal[True]
-    ) -> Packed: ...
+    ) -> PackedFrames: ...
     def get_batch(
         self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0, *, packed: bool = False
-    ) -> Frames | Packed:
+    ) -> Frames | PackedFrames:
         """The frames of examples, arrays (n, S); packed: several examples in each. Jitter and the stream sampler differ
         from epoch to epoch."""
         spans = self.spans(indices, epoch)
@@ -262,7 +262,7 @@ class SpliceDataset:
 
     def __getitem__(self, index: int) -> Frames:
         batch = self.get_batch([index])
-        origin = Origin(*(int(part[0]) for part in batch.origin))  # type: ignore[index]
+        origin = SpanOrigin(*(int(part[0]) for part in batch.origin))  # type: ignore[index]
         return Frames(batch.tokens[0], batch.loss_mask[0], batch.segment_ids[0], origin)
 
     def __iter__(self) -> Iterator[Frames]:
@@ -299,7 +299,9 @@ class SpliceDataset:
             return len(self._usable)
         return min(1 + step // self.curriculum, len(self._usable))
 
-    def plan(self, seed: int, step: int, B: int, rank: int = 0, world_size: int = 1, *, shuffle: bool = True) -> Plan:
+    def plan(
+        self, seed: int, step: int, B: int, rank: int = 0, world_size: int = 1, *, shuffle: bool = True
+    ) -> StepPlan:
         """The examples of a training step, a pure function of its arguments: B rows for all ranks together, of which
         rank r has r, r + world_size, ... Epoch follows epoch; a document that joins begins a new one.
 
@@ -318,13 +320,13 @@ class SpliceDataset:
             for epoch in np.unique(epochs).tolist():
                 rows = epochs == epoch
                 indices[rows] = dataset._order(stage_seed, epoch)(within[rows])
-        return Plan(indices, epochs, documents)
+        return StepPlan(indices, epochs, documents)
 
-    def gather(self, plan: Plan) -> Frames:
+    def gather(self, plan: StepPlan) -> Frames:
         """The frames of a plan."""
         return self.first(plan.documents).get_batch(plan.indices, plan.epochs)
 
-    def planned(self, plan: Plan) -> Spans:
+    def planned(self, plan: StepPlan) -> Spans:
         """What the examples of a plan are made of."""
         return self.first(plan.documents).spans(plan.indices, plan.epochs)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Origin(NamedTuple):
+class SpanOrigin(NamedTuple):
     """Where the tokens of a frame come from: `length` tokens of document `doc_idx` from `t` on, at place `s`.
 
     Integers for one example, arrays (n,) for a batch.
@@ -28,7 +28,7 @@ class Frames(NamedTuple):
     """1 where a position predicts the next token: on the span but its last token."""
     segment_ids: np.ndarray
     """1 from the span's beginning on, 0 before it: the span does not attend to what lies before it."""
-    origin: Origin
+    origin: SpanOrigin
 
 
 class Spans(NamedTuple):
@@ -40,7 +40,7 @@ class Spans(NamedTuple):
     length: np.ndarray
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """The examples of a training step."""
 
     indices: np.ndarray
@@ -75,7 +75,7 @@ class FrameBuilder:
                 self._surround(tokens[i], mask[i], segments[i], s, length)
         for row, (doc, t, s, length) in zip(tokens, rows, strict=True):
             read(doc, t, row[s : s + length])
-        return Frames(tokens, mask, segments, Origin(*spans))
+        return Frames(tokens, mask, segments, SpanOrigin(*spans))
 
     def _surround(self, tokens: np.ndarray, mask: np.ndarray, segments: np.ndarray, s: int, length: int) -> None:
         """Fill what is not tokens of one row, or of all (tokens transposed)."""

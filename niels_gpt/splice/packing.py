@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from niels_gpt.splice.frames import Origin, Spans
+from niels_gpt.splice.frames import SpanOrigin, Spans
 
 
-class Reader(Protocol):
+class SpanReader(Protocol):
     """What packing needs of a dataset."""
 
     S: int
@@ -23,7 +23,7 @@ class Reader(Protocol):
         """Fill `out` with tokens of a document from t on."""
 
 
-class Packed(NamedTuple):
+class PackedFrames(NamedTuple):
     """m frames of `width` <= S tokens; arrays (m, width) of int32."""
 
     tokens: np.ndarray
@@ -33,7 +33,7 @@ class Packed(NamedTuple):
     """1, 2, ... for the spans of a frame; 0 for filler."""
     positions: np.ndarray
     """The place of each token in a frame of its own; 0 for filler."""
-    origin: Origin
+    origin: SpanOrigin
     """The n spans, in the order they were given."""
     frame: np.ndarray
     """(n,) the frame of each span."""
@@ -56,7 +56,7 @@ def arrange(lengths: np.ndarray, S: int) -> tuple[np.ndarray, np.ndarray]:
     return frame, start
 
 
-def pack(dataset: Reader, spans: Spans) -> Packed:
+def pack(dataset: SpanReader, spans: Spans) -> PackedFrames:
     """The spans of a dataset in as few frames as it takes (first fit), cut to the longest of them."""
     frame, start = arrange(spans.length, dataset.S)
     n = len(frame)
@@ -73,4 +73,4 @@ def pack(dataset: Reader, spans: Spans) -> Packed:
         mask[row, at : end - 1] = 1
         segments[row, at:end] = count[row]
         positions[row, at:end] = np.arange(s, s + length)
-    return Packed(tokens, mask, segments, positions, Origin(*spans), frame, start)
+    return PackedFrames(tokens, mask, segments, positions, SpanOrigin(*spans), frame, start)

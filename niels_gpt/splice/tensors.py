@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from niels_gpt.splice.frames import Frames
-from niels_gpt.splice.packing import Packed
+from niels_gpt.splice.packing import PackedFrames
 
 
-class Tensors(NamedTuple):
+class FrameTensors(NamedTuple):
     """What a forward pass and its loss need."""
 
     x: torch.Tensor
@@ -24,7 +24,7 @@ class Tensors(NamedTuple):
     """(n, S) int64; None: 0, 1, 2, ..."""
 
 
-def to_tensors(frames: Frames | Packed, device: str | torch.device = "cpu") -> Tensors:
+def to_tensors(frames: Frames | PackedFrames, device: str | torch.device = "cpu") -> FrameTensors:
     """The tensors of a batch of frames."""
     x = torch.from_numpy(frames.tokens.astype(np.int64))
     following = np.zeros_like(frames.tokens)
@@ -32,5 +32,5 @@ def to_tensors(frames: Frames | Packed, device: str | torch.device = "cpu") -> T
     targets = torch.from_numpy(np.where(frames.loss_mask != 0, following, -100).astype(np.int64))
     whole = not frames.segment_ids.size or bool((frames.segment_ids == 1).all())
     segments = None if whole else torch.from_numpy(frames.segment_ids)
-    positions = torch.from_numpy(frames.positions.astype(np.int64)) if isinstance(frames, Packed) else None
-    return Tensors(x.to(device), targets.to(device), segments, None if positions is None else positions.to(device))
+    positions = torch.from_numpy(frames.positions.astype(np.int64)) if isinstance(frames, PackedFrames) else None
+    return FrameTensors(x.to(device), targets.to(device), segments, None if positions is None else positions.to(device))

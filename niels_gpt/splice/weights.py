@@ -36,7 +36,7 @@ def read_groups(given: Any, number: int) -> list[Hashable]:
     return labels
 
 
-class Shares:
+class DocumentShares:
     """P(document), in proportion to weight * length ** tau among the usable ones; groups get equal shares."""
 
     def __init__(

@@ -45,7 +45,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     except (ValueError, OSError, ArithmeticError) as err:
         if os.environ.get("NIELS_GPT_DEBUG"):
             raise
-        print(f"error: {told(err)}", file=sys.stderr)
+        print(f"error: {error_message(err)}", file=sys.stderr)
         if any(getattr(reason, "leave_at_once", False) for reason in (err, err.__cause__)):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -56,7 +56,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
 def _at_home(word: str) -> str:
     """--run-dir=~/x as the shell would have it: it leaves a ~ that follows a sign."""
     option, _, value = word.partition("=")
-    return f"{option}={files.at_home(value)}" if option.startswith("--") and value.startswith("~/") else word
+    return f"{option}={files.expand_home(value)}" if option.startswith("--") and value.startswith("~/") else word
 
 
 def _check_values(arguments: list[str]) -> None:
@@ -69,12 +69,12 @@ def _check_values(arguments: list[str]) -> None:
             raise ValueError(f"the value of {option} is empty: give one, or leave {option} out")
 
 
-def told(err: BaseException) -> str:
+def error_message(err: BaseException) -> str:
     """What an error says in one line; one of the system with what to do about it."""
-    return files.told(err) if isinstance(err, OSError) else str(err)
+    return files.describe_os_error(err) if isinstance(err, OSError) else str(err)
 
 
-def count(number: float) -> str:
+def short_number(number: float) -> str:
     """12.3k, 4.5M: a number as a person reads it."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= 0.9995 * size:
@@ -82,13 +82,13 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """0:41, 3:07, 1:12:30."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """1 window, 1,200 windows."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -39,7 +39,7 @@ def resolve_device(name: str = "auto") -> str:
     return name
 
 
-def multiplies_bf16(device: str) -> bool:
+def has_fast_bf16(device: str) -> bool:
     """Whether matrices are multiplied faster in bfloat16 than in float32 there: CUDA, or Intel AMX."""
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -50,20 +50,20 @@ def _onednn_has_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def imitates_bf16(device: str) -> bool:
+def emulates_bf16(device: str) -> bool:
     """Whether torch does bfloat16 there number by number: right, but 270 times slower than float32 (Neoverse-N1)."""
     return torch.device(device).type == "cpu" and not _onednn_has_bf16()
 
 
 @contextlib.contextmanager
-def bf16(kind: str, wanted: bool = True, *, keep_casts: bool = True) -> Iterator[None]:
+def bf16_autocast(kind: str, wanted: bool = True, *, keep_casts: bool = True) -> Iterator[None]:
     """Products in bfloat16 on a kind of device, if wanted, for the block: autocast.
 
     On a CPU where oneDNN has no bfloat16, torch tries it once, warns with a page of addresses, and does without oneDNN
     for the rest of the process: then float32 is rounded otherwise too, and a resumed run differs in its last bits. So
     there oneDNN is put aside, for the block alone.
     """
-    aside = wanted and imitates_bf16(kind)
+    aside = wanted and emulates_bf16(kind)
     onednn = torch.backends.mkldnn
     before = onednn.enabled
     if aside:

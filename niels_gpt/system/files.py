@@ -1,6 +1,6 @@
 """Files that are written whole or not at all, hashes, and locks.
 
-A file that matters goes through `writing`: temporary name, fsync, rename, fsync of the folder. A kill
+A file that matters goes through `atomic_write`: temporary name, fsync, rename, fsync of the folder. A kill
 at any instant leaves the old file or the new one, and never half of one under its final name.
 """
 
@@ -21,17 +21,17 @@ from typing import IO, Any
 _counter = itertools.count()
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REMEDIES = {
     **dict.fromkeys(NO_SPACE, "free some space"),
-    **dict.fromkeys(NO_RIGHT, "change the rights, or choose another place"),
+    **dict.fromkeys(NO_PERMISSION, "change the rights, or choose another place"),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a folder should be; choose another place"),
     errno.EISDIR: "a folder is where a file should be; remove it, or choose another place",
     errno.ENOENT: "check the path",
 }
 
 
-def told(err: OSError) -> str:
+def describe_os_error(err: OSError) -> str:
     """What an error says in one line. One of the system gets what to do about it; ours say that themselves."""
     if err.errno is None or not err.strerror or err.filename is None:
         return err.strerror or str(err)
@@ -39,7 +39,7 @@ def told(err: OSError) -> str:
     return f"cannot open {os.fsdecode(err.filename)}: {err.strerror}" + (f": {remedy}" if remedy else "")
 
 
-def at_home(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """A path whose ~ is the home folder; a name that only begins with one, or with that of nobody here, stays."""
     try:
         return Path(path).expanduser()
@@ -54,7 +54,7 @@ def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
 
 
 @contextlib.contextmanager
-def writing(path: str | Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """A binary file that appears under `path` when the block ends, and not at all if it fails.
 
     Raises OSError that names the path and says that what was there before is intact.
@@ -67,7 +67,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
     except OSError as err:
         temporary.unlink(missing_ok=True)
         if err.errno is None:
@@ -78,7 +78,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def check_place(path: str | Path, option: str, *, folder: bool = False) -> None:
+def check_output_path(path: str | Path, option: str, *, folder: bool = False) -> None:
     """Raise ValueError where no file, or no folder, can be made at `path`: before work whose result is to go there.
 
     `option`: what the user named the path with.
@@ -99,7 +99,7 @@ def check_place(path: str | Path, option: str, *, folder: bool = False) -> None:
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a whole file, atomically."""
-    with writing(path) as file:
+    with atomic_write(path) as file:
         file.write(data)
 
 
@@ -120,24 +120,24 @@ def write_json(path: str | Path, value: Any) -> None:
     write_bytes(path, data + b"\n")
 
 
-def link(existing: Path, path: Path) -> None:
+def link_or_copy(existing: Path, path: Path) -> None:
     """Let `path` be the same file as `existing`, atomically: a hard link, or a copy where none can be."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
     try:
         os.link(existing, temporary)
     except OSError:
-        with existing.open("rb") as source, writing(path) as target:
+        with existing.open("rb") as source, atomic_write(path) as target:
             shutil.copyfileobj(source, target)
         return
     temporary.replace(path)
     temporary.unlink(missing_ok=True)  # where both were the same file already, rename leaves it
-    sync_folder(path.parent)
+    fsync_folder(path.parent)
 
 
-def remove_leftovers(folder: Path, *, ours: bool = False) -> None:
+def remove_temporaries(folder: Path, *, ours: bool = False) -> None:
     """Delete the temporary files that a killed writer left in a folder; call it under its lock.
 
-    Those that bear a name of `writing`; in a folder that is `ours` alone all hidden ones, folders too.
+    Those that bear a name of `atomic_write`; in a folder that is `ours` alone all hidden ones, folders too.
     """
     for temporary in folder.glob(".*.tmp"):
         if not ours and (not _TEMPORARY.fullmatch(temporary.name) or temporary.is_dir()):
@@ -183,19 +183,19 @@ def lock(path: str | Path, *, wait: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold a folder for reading and writing, what a killed writer left removed; one that is read-only needs no lock."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(folder / "build.lock"))
-            remove_leftovers(folder)
+            remove_temporaries(folder)
         except OSError as err:
-            if err.errno not in NO_RIGHT or not folder.is_dir():
+            if err.errno not in NO_PERMISSION or not folder.is_dir():
                 raise
         yield
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make a rename durable. Some file systems cannot, and then it is as durable as they make it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

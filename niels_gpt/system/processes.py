@@ -30,7 +30,7 @@ PATIENCE = timedelta(days=7)
 T = TypeVar("T")
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """Part `rank` of `size` of what is split over processes; by default the whole."""
 
     rank: int = 0
@@ -41,7 +41,7 @@ class Share(NamedTuple):
         return slice(self.rank * number // self.size, (self.rank + 1) * number // self.size)
 
 
-WHOLE = Share()
+ALL_ROWS = RankShare()
 """All of it."""
 
 
@@ -64,9 +64,9 @@ class World:
         return self.rank == 0
 
     @property
-    def share(self) -> Share:
+    def share(self) -> RankShare:
         """Its rows of anything that is split."""
-        return Share(self.rank, self.size)
+        return RankShare(self.rank, self.size)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all processes, in its place; on a GPU nothing waits for it."""
@@ -142,7 +142,7 @@ class World:
         return made[0]
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 """A run in one process."""
 
 
@@ -159,7 +159,7 @@ def open_world(device: str = "auto") -> Iterator[World]:
         return
     rank, local = _variable("RANK"), _variable("LOCAL_RANK")
     try:
-        own = own_device(resolve_device(device), local)
+        own = device_of_rank(resolve_device(device), local)
         with _lost(size):
             control = _connect(own, rank, size, restarts)
             yield World(rank, size, own, restarts, control)
@@ -188,7 +188,7 @@ def _variable(name: str, default: int | None = None) -> int:
         raise ValueError(f"the environment variable {name} must be a number, got {text!r}") from None
 
 
-def own_device(device: str, local_rank: int) -> str:
+def device_of_rank(device: str, local_rank: int) -> str:
     """The device of a process: one GPU each, or the CPU for all. Raises ValueError where that cannot be."""
     kind, _, index = device.partition(":")
     if index or kind not in ("cpu", "cuda"):
@@ -240,7 +240,7 @@ _SIGNS = ("gloo", "Gloo", "NCCL", "Broken pipe", "Connection reset", "Connection
 """Of an exchange that failed, in torch's words; the plainest last."""
 
 
-def check_alone(world: World) -> None:
+def check_single_process(world: World) -> None:
     """Raise ValueError where torchrun has started several processes for a command that each would do by itself."""
     if world.size == 1 and _variable("WORLD_SIZE", 1) > 1:
         raise ValueError("only niels-gpt train and pipeline share their work out over processes: start this one alone")

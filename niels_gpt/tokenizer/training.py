@@ -46,7 +46,7 @@ def train_tokenizer(
         raise ValueError(f"vocab_size must be in 258..{MAX_VOCAB} (ids are stored in 16 bits), got {vocab_size!r}")
     if sample_chunks < 1:
         raise ValueError(f"sample_chunks must be at least 1, got {sample_chunks}")
-    files.check_place(out_dir, "out_dir", folder=True)
+    files.check_output_path(out_dir, "out_dir", folder=True)
     inputs = _Inputs()
     sample = reservoir(_chunks(inputs.watch(texts)), sample_chunks, seed=seed)
     if not sample:

@@ -25,30 +25,30 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.system import files
 from niels_gpt.system.device import check_precision
-from niels_gpt.system.processes import ALONE, World
+from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, generator, set_seed
 from niels_gpt.training.memory_limits import (
     OutOfMemory,
     check_size,
-    needing_memory,
+    reporting_out_of_memory,
     weights_text,
 )
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.optim.schedule import lr_at_step
 from niels_gpt.training.parallel.agreement import check_rows, check_same
 from niels_gpt.training.parallel.sharding import spread, whole_model
-from niels_gpt.training.prefetch import Feeder
+from niels_gpt.training.prefetch import Prefetcher
 from niels_gpt.training.progress import Reporter, Silent
 from niels_gpt.training.resume import (
-    State,
+    TrainState,
     identity,
-    initialise,
+    initialize,
     restore,
     sharded_content,
 )
-from niels_gpt.training.step import Engine, deterministic, first_line
+from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.registry import Batch, Task, open_task
-from niels_gpt.training.throughput import Meter, flops_per_token
+from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
 
 class TrainingDiverged(FloatingPointError):
@@ -63,7 +63,7 @@ class DeviceFailed(ValueError):
 
 
 @dataclass
-class Result:
+class TrainResult:
     """How a run ended."""
 
     step: int
@@ -84,12 +84,12 @@ def train(
     *,
     task: Task | None = None,
     device: str = "cpu",
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
     resume: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
     report: Reporter | None = None,
-) -> Result:
+) -> TrainResult:
     """Train from scratch, or go on from the newest checkpoint, until train.total_steps or a signal.
 
     Several processes call it together, each with its `world`; only the main one writes and reports.
@@ -112,15 +112,15 @@ def train(
                 _check_folder(run, resume)  # another process may have been here since
         held.enter_context(deterministic(config.engine.deterministic, device))
         caught = held.enter_context(_signals())
-        with needing_memory(f"a model of {weights_text(config.model)} on {device}: take a smaller one"):
+        with reporting_out_of_memory(f"a model of {weights_text(config.model)} on {device}: take a smaller one"):
             state = _start(config, device, world)
             if resume:
                 restore(state, config, task, run, device, allow_data_change, allow_config_change, report, world)
             with world.together():
                 if config.init_from and state.step == 0:
-                    initialise(state, config, task, device)
+                    initialize(state, config, task, device)
         with world.together():
-            engine = Engine(
+            engine = StepRunner(
                 state.model, state.optimizer, config, device, world=world, module=state.module, note=report.note
             )
             log = None
@@ -142,7 +142,7 @@ def train(
 
 
 @contextlib.contextmanager
-def _on(device: str, state: State, run: RunFolder) -> Iterator[None]:
+def _on(device: str, state: TrainState, run: RunFolder) -> Iterator[None]:
     """Raise DeviceFailed where the device does, with how to go on."""
     try:
         yield
@@ -152,20 +152,22 @@ def _on(device: str, state: State, run: RunFolder) -> Iterator[None]:
         raise DeviceFailed(f"{device} failed after {state.step} updates ({first_line(err)}): {then}") from err
 
 
-def check_start(config: RunConfig, run: RunFolder, *, device: str, world: World = ALONE, resume: bool = False) -> None:
+def check_start(
+    config: RunConfig, run: RunFolder, *, device: str, world: World = SINGLE_PROCESS, resume: bool = False
+) -> None:
     """Raise ValueError for a run that cannot begin, as far as that is known without its data."""
     lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # refuses a long warm-up
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
-    if config.init_from and not resume and not files.at_home(config.init_from).exists():
+    if config.init_from and not resume and not files.expand_home(config.init_from).exists():
         raise ValueError(f"init_from: no checkpoint {config.init_from}")
     if world.is_main:
         _check_folder(run, resume)
 
 
 def _check_folder(run: RunFolder, resume: bool) -> None:
-    files.check_place(run.path, "--run-dir", folder=True)
+    files.check_output_path(run.path, "--run-dir", folder=True)
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:
@@ -175,33 +177,33 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
         raise ValueError(f"{run.path} holds {left.relative_to(run.path)} of a run without its config.yaml: {remedy}")
 
 
-def _start(config: RunConfig, device: str, world: World) -> State:
+def _start(config: RunConfig, device: str, world: World) -> TrainState:
     """The same weights on every process; with engine.shard each keeps a part of them."""
     set_seed(derive_seed(config.train.seed, "init"))
     model = GPT(config.model)
     shard = config.engine.shard and world.size > 1
     module = spread(model if shard else model.to(device), world, shard=shard)
-    return State(model, make_optimizer(model, config.train), module=module)
+    return TrainState(model, make_optimizer(model, config.train), module=module)
 
 
 def _loop(
-    state: State,
+    state: TrainState,
     config: RunConfig,
     task: Task,
     run: RunFolder,
     device: str,
-    engine: Engine,
+    engine: StepRunner,
     world: World,
     log: MetricsLog | None,
     report: Reporter,
     caught: list[str],
-) -> Result:
+) -> TrainResult:
     """Update after update, with what comes between them. Only the main process has a log, checks and writes."""
     total, out, settings = config.train.total_steps, config.output, config.train
     fingerprint = task.fingerprint()
     evals: dict[str, float] = {}
     flops = flops_per_token(config.model, state.model.num_parameters())
-    meter = Meter(device, flops=flops, processes=world.size)
+    meter = ThroughputMeter(device, flops=flops, processes=world.size)
     several = (world,) if world.size > 1 else ()
 
     def tell(lines: list[dict[str, Any]]) -> None:
@@ -231,7 +233,7 @@ def _loop(
     def make(step: int) -> Batch:
         return task.batch(step, "cpu", *(other.share for other in several))
 
-    with Feeder(make, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as feeder:
+    with Prefetcher(make, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as feeder:
         while state.step < total:
             lr = lr_at_step(
                 state.step,
@@ -241,7 +243,7 @@ def _loop(
                 min_lr=settings.min_lr,
             )
             meter.begin()
-            with needing_memory(f"a batch of {settings.B} rows of T={config.model.T}: take a smaller train.B"):
+            with reporting_out_of_memory(f"a batch of {settings.B} rows of T={config.model.T}: take a smaller train.B"):
                 batch = feeder.next()
             meter.fed()
             try:
@@ -269,7 +271,7 @@ def _loop(
             improved = False
             if evaluating:
                 try:
-                    with engine.evaluating(), needing_memory("the evaluation;"):
+                    with engine.evaluating(), reporting_out_of_memory("the evaluation;"):
                         evals, value = task.evaluate(model, device, *several)
                 except OutOfMemory as err:
                     tell([line])
@@ -288,15 +290,15 @@ def _loop(
                 save(model, numbered=due, best=improved)
             if sampling and world.is_main:  # after the save: what it fails of costs no update
                 try:
-                    with needing_memory("the sample text;"):
+                    with reporting_out_of_memory("the sample text;"):
                         _write_sample(model, state.step, config, task, run)
                 except OutOfMemory as err:
                     raise rescued(err, "--set output.sample_every=0") from err
             del model  # of a sharded run a whole copy
             world.barrier()  # here it may take long; in the exchange of an update it may not
             if stopping and not last:
-                return Result(state.step, stopped_by=stopping, evals=evals, best=state.best, signal=stopping)
-    return Result(state.step, evals=evals, best=state.best, signal=_agreed(caught, world))
+                return TrainResult(state.step, stopped_by=stopping, evals=evals, best=state.best, signal=stopping)
+    return TrainResult(state.step, evals=evals, best=state.best, signal=_agreed(caught, world))
 
 
 def _agreed(caught: list[str], world: World) -> str | None:

@@ -17,22 +17,22 @@ class OutOfMemory(ValueError):
 
 
 NO_MEMORY = (RuntimeError, MemoryError)
-"""What is raised where there is no room, on a GPU or for this process; and for much else: see `no_memory`."""
+"""What is raised where there is no room, on a GPU or for this process; and for much else: see `is_out_of_memory`."""
 
 
-def no_memory(err: Exception) -> bool:
+def is_out_of_memory(err: Exception) -> bool:
     """Whether an error says that there was no room."""
     signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "a primitive")  # the last is all that oneDNN says
     return isinstance(err, torch.OutOfMemoryError | MemoryError) or any(sign in str(err) for sign in signs)
 
 
 @contextlib.contextmanager
-def needing_memory(what: str, error: type[ValueError] = OutOfMemory) -> Iterator[None]:
+def reporting_out_of_memory(what: str, error: type[ValueError] = OutOfMemory) -> Iterator[None]:
     """Raise `error` where the block finds no memory, with what it was needed for."""
     try:
         yield
     except NO_MEMORY as err:
-        if not no_memory(err):
+        if not is_out_of_memory(err):
             raise
         raise error(f"no memory is left for {what}") from err
 

@@ -12,7 +12,7 @@ import torch
 from niels_gpt.training.tasks.base import Batch
 
 
-class Feeder:
+class Prefetcher:
     """The batches of steps first, first + 1, ..., in order; as a context it ends its thread.
 
     On CUDA up to `ahead` of them are made in a thread, pinned, and copied on a stream of their own while the device
@@ -72,7 +72,7 @@ class Feeder:
                 continue
         return False
 
-    def __enter__(self) -> Feeder:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import IO, Any, Protocol, cast
 
-from niels_gpt.system.console import count, duration
+from niels_gpt.system.console import format_duration, short_number
 
 
 class _Lasting:
@@ -165,7 +165,7 @@ class _Clock:
     def text(self, line: dict[str, Any]) -> str:
         parts = [f"loss {line['loss']:.3f}"]
         parts += [f"{name} {value:.3f}" for name, value in shown(line.get("evals") or {}).items()]
-        parts.append(f"{count(self._rate)} tok/s")
+        parts.append(f"{short_number(self._rate)} tok/s")
         if "mfu" in line:
             parts.append(f"{line['mfu']:.0%} MFU")
         if "memory_gib" in line:
@@ -173,7 +173,7 @@ class _Clock:
         if self.done > self._first + 1 or self.done == self.total:
             began, step = self._since
             per_step = (time.monotonic() - began) / max(self.done - step, 1)
-            parts.append(f"{duration(per_step * (self.total - self.done))} left")
+            parts.append(f"{format_duration(per_step * (self.total - self.done))} left")
         return "  ".join(parts)
 
 

@@ -35,7 +35,7 @@ from niels_gpt.training.tasks.base import Task
 
 
 @dataclass
-class State:
+class TrainState:
     """What changes from update to update."""
 
     model: GPT
@@ -61,7 +61,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-def sharded_content(state: State, extra: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def sharded_content(state: TrainState, extra: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """(tensors, what else there is) of a sharded checkpoint."""
     from niels_gpt.runs.sharded_checkpoint import without_tensors
 
@@ -74,10 +74,10 @@ def sharded_content(state: State, extra: dict[str, Any]) -> tuple[dict[str, torc
     }
 
 
-def initialise(state: State, config: RunConfig, task: Task, device: str) -> None:
+def initialize(state: TrainState, config: RunConfig, task: Task, device: str) -> None:
     """Take the weights of another run. Raises CheckpointError where they are of another model or tokenizer."""
     where = config.init_from
-    saved = read_checkpoint(files.at_home(where), "cpu" if state.sharded else device)
+    saved = read_checkpoint(files.expand_home(where), "cpu" if state.sharded else device)
     theirs, ours = to_dict(model_config(saved["config"], where=where)), to_dict(config.model)
     for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp", "positions"):
         if theirs[key] != ours[key]:
@@ -91,7 +91,7 @@ def initialise(state: State, config: RunConfig, task: Task, device: str) -> None
 
 
 def restore(
-    state: State,
+    state: TrainState,
     config: RunConfig,
     task: Task,
     run: RunFolder,
@@ -196,7 +196,7 @@ def _check_kinds(path: Path, extra: dict[str, Any]) -> None:
             )
 
 
-def optimizer_state(state: State, saved: Any, *, where: str) -> dict[str, Any]:
+def optimizer_state(state: TrainState, saved: Any, *, where: str) -> dict[str, Any]:
     """What the optimiser can load: a saved state, with the settings of this config, which may be others on purpose.
 
     Raises CheckpointError where it is not that of these weights: torch would take it, and read past its end.
@@ -245,7 +245,7 @@ def _moments(kind: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": weight, "exp_avg_sq": weight}
 
 
-def _load_weights(state: State, weights: dict[str, torch.Tensor], *, where: str) -> None:
+def _load_weights(state: TrainState, weights: dict[str, torch.Tensor], *, where: str) -> None:
     """Whole weights into the model, of which this process may have only a part."""
     if state.sharded:
         check_weights(state.model, weights, where=where)
@@ -254,7 +254,7 @@ def _load_weights(state: State, weights: dict[str, torch.Tensor], *, where: str)
         load_weights(state.model, weights, where=where)
 
 
-def _fill(state: State, path: Path, saved: dict[str, Any], world: World) -> None:
+def _fill(state: TrainState, path: Path, saved: dict[str, Any], world: World) -> None:
     """A checkpoint into a sharded state: from a folder each process reads its parts, of a .pt it keeps them."""
     from niels_gpt.runs.sharded_checkpoint import fill_from_folder, flat
 

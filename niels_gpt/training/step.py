@@ -20,16 +20,16 @@ from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
 from niels_gpt.kernels.fp8 import matmul as fp8
 from niels_gpt.model.gpt import GPT
-from niels_gpt.system.device import bf16, check_precision, imitates_bf16
-from niels_gpt.system.processes import ALONE, World
+from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
+from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, set_seed
 from niels_gpt.training.memory_limits import (
     NO_MEMORY,
     OutOfMemory,
     gib,
+    is_out_of_memory,
     machine_memory,
-    needing_memory,
-    no_memory,
+    reporting_out_of_memory,
     weights_text,
 )
 from niels_gpt.training.optim.optimizer import set_lr
@@ -42,7 +42,7 @@ WARM_UP = 3
 """Updates before a capture: libraries choose their kernels and allocate their buffers in the first ones."""
 
 
-class Update(NamedTuple):
+class StepResult(NamedTuple):
     """What an update measured; numbers on the device, which may still be working on them."""
 
     loss: torch.Tensor
@@ -50,7 +50,7 @@ class Update(NamedTuple):
     """Of the gradient, before it was clipped."""
 
 
-class Engine:
+class StepRunner:
     """Makes the updates of a run. `note` takes what a person should know."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Engine:
         config: RunConfig,
         device: str,
         *,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
         module: nn.Module | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -69,7 +69,7 @@ class Engine:
         Raises ValueError for an arithmetic that the device does not have.
         """
         check_precision(config.train.precision, device)
-        if config.train.precision == "bf16" and imitates_bf16(device):
+        if config.train.precision == "bf16" and emulates_bf16(device):
             slow = "torch imitates it, in products hundreds of times slower than float32: use fp32"
             note(f"train.precision=bf16: this processor has no bfloat16; {slow}")
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, torch.device(device)
@@ -98,7 +98,7 @@ class Engine:
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         # The rounded weights that autocast keeps for the next pass are none of the gathered ones of a sharded model:
         # their gradients would be lost.
-        half = bf16(self.device.type, precision in ("bf16", "fp8"), keep_casts=not self._sharded)
+        half = bf16_autocast(self.device.type, precision in ("bf16", "fp8"), keep_casts=not self._sharded)
         try:
             with (
                 half,
@@ -115,7 +115,7 @@ class Engine:
         with self.arithmetic() if self._cuda else contextlib.nullcontext():
             yield
 
-    def update(self, batch: Batch, *, step: int, lr: float) -> Update:
+    def update(self, batch: Batch, *, step: int, lr: float) -> StepResult:
         """Learn from a batch. Raises OutOfMemory, or ValueError if already the first batch does not fit."""
         set_lr(self.optimizer, lr)
         rank = [self._world.rank] if self._world.rank else []  # other masks for other rows
@@ -129,7 +129,7 @@ class Engine:
             set_seed(seed)
             made = self._step(batch)
         except NO_MEMORY as err:
-            if not no_memory(err):
+            if not is_out_of_memory(err):
                 raise
             made = None  # what the error still holds is free only after this block
         if made is None:
@@ -145,16 +145,16 @@ class Engine:
             self._capture(batch)
         return made
 
-    def _step(self, batch: Batch) -> Update:
+    def _step(self, batch: Batch) -> StepResult:
         self.model.train()
         with self.arithmetic():
             loss = self._backward(batch)
         norm = clip_gradients(self.model.parameters(), self.config.train.clip_norm)
         what = f"what {self.config.train.optimizer} keeps of {weights_text(self.config.model)}: take a smaller model"
-        with needing_memory(what, ValueError):
+        with reporting_out_of_memory(what, ValueError):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return Update(loss, norm.detach())
+        return StepResult(loss, norm.detach())
 
     def _backward(self, batch: Batch) -> torch.Tensor:
         """`_gradients`, of which what is compiled may fail the first time: then it is done again as it is written."""
@@ -163,7 +163,7 @@ class Engine:
             self._compile_works = self._compiled is not None
             return loss
         except Exception as err:  # what it still holds is free only after this block
-            if not self._compile or self._compile_works or no_memory(err):
+            if not self._compile or self._compile_works or is_out_of_memory(err):
                 raise
             why = first_line(err)
         self._compile = False
@@ -215,7 +215,7 @@ class Engine:
 
     def _agree_on_parts(self, batch: Batch) -> None:
         """As many parts as the process with the least room needs."""
-        alone = Engine(self.model, self.optimizer, self.config, str(self.device), note=self._note)
+        alone = StepRunner(self.model, self.optimizer, self.config, str(self.device), note=self._note)
         alone._compile = False
         if not alone._fits(batch):
             alone._find_room(batch)
@@ -245,7 +245,7 @@ class Engine:
             with self.arithmetic():
                 self._backward(batch)
         except NO_MEMORY as err:
-            if not no_memory(err):
+            if not is_out_of_memory(err):
                 raise
             fits = False  # what the error still holds is free only after this block
         self._free()
@@ -281,7 +281,7 @@ class Engine:
 class _Graph:
     """A whole update, recorded once and played again with other rows."""
 
-    def __init__(self, batch: Batch, step: Callable[[Batch], Update]) -> None:
+    def __init__(self, batch: Batch, step: Callable[[Batch], StepResult]) -> None:
         """Record; nothing is computed yet."""
         torch.cuda.empty_cache()  # what the updates before have left would lie beside the graph's own memory
         self._batch = Batch(batch.x.clone(), batch.targets.clone())
@@ -294,11 +294,11 @@ class _Graph:
         """Whether a batch has the shape that was recorded."""
         return batch.x.shape == self._batch.x.shape and not batch.structure()
 
-    def replay(self, batch: Batch) -> Update:
+    def replay(self, batch: Batch) -> StepResult:
         self._batch.x.copy_(batch.x)
         self._batch.targets.copy_(batch.targets)
         self._graph.replay()
-        return Update(*(number.clone() for number in self._made))  # the next replay writes over them
+        return StepResult(*(number.clone() for number in self._made))  # the next replay writes over them
 
 
 _BACKENDS = [

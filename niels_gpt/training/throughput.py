@@ -32,7 +32,7 @@ class _Update:
     ended: torch.cuda.Event
 
 
-class Meter:
+class ThroughputMeter:
     """Takes updates as they are launched, gives lines as they are done.
 
     A line has step, loss, lr, grad_norm, tokens_per_s; on CUDA also mfu (where the peak of the device is known),

@@ -5,13 +5,13 @@ import pytest
 
 from niels_gpt.cache import mmap
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.mmap import Files, Mapped
+from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 from tests.cache import write_tokens
 
 
 def test_the_tokens_of_a_file(tmp_path):
     tokens = [0, 1, 255, 256, 65_535, 7]
-    mapped = Mapped(write_tokens(tmp_path / "a.bin", tokens))
+    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", tokens))
     assert mapped.size == 6
     assert mapped.tokens.dtype.str == "<u2"
     assert mapped.tokens.tolist() == tokens
@@ -21,7 +21,7 @@ def test_the_tokens_of_a_file(tmp_path):
 def test_they_stay_on_disk(tmp_path):
     """A change of the file shows through: it is mapped, not read."""
     path = write_tokens(tmp_path / "a.bin", list(range(10_000)))
-    mapped = Mapped(path)
+    mapped = MappedTokens(path)
     assert mapped.tokens[9000] == 9000
     with path.open("r+b") as file:
         file.seek(18_000)
@@ -30,22 +30,22 @@ def test_they_stay_on_disk(tmp_path):
 
 
 def test_they_cannot_be_changed(tmp_path):
-    mapped = Mapped(write_tokens(tmp_path / "a.bin", [1, 2]))
+    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 2]))
     with pytest.raises(ValueError, match="read-only"):
         mapped.tokens[0] = 5
 
 
 def test_the_bytes_of_a_file(tmp_path):
-    mapped = Mapped(write_tokens(tmp_path / "a.bin", [1, 65_535, 258]))
+    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 65_535, 258]))
     assert bytes(mapped.data) == b"\x01\x00\xff\xff\x02\x01"
     assert bytes(mapped.data[2:4]) == b"\xff\xff"
     with pytest.raises(TypeError, match="read-only"):
         mapped.data[0] = 5
-    assert bytes(Mapped(write_tokens(tmp_path / "b.bin", [])).data) == b""
+    assert bytes(MappedTokens(write_tokens(tmp_path / "b.bin", [])).data) == b""
 
 
 def test_an_empty_file(tmp_path):
-    mapped = Mapped(write_tokens(tmp_path / "a.bin", []))
+    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", []))
     assert mapped.size == 0
     assert mapped.tokens.tolist() == []
     assert mapped.tokens.dtype.str == "<u2"
@@ -56,13 +56,13 @@ def test_an_empty_file(tmp_path):
 def test_half_a_token_is_an_error_that_names_the_file(tmp_path, size):
     (tmp_path / "a.bin").write_bytes(bytes(size))
     with pytest.raises(CacheError, match=r"a\.bin has 1?,?\d+ bytes, an odd number"):
-        Mapped(tmp_path / "a.bin")
+        MappedTokens(tmp_path / "a.bin")
     with pytest.raises(CacheError, match="odd"):
-        Mapped(write_tokens(tmp_path / "b.bin", [1, 2]), size)
+        MappedTokens(write_tokens(tmp_path / "b.bin", [1, 2]), size)
 
 
 def test_a_file_that_has_become_shorter_before_its_first_use(tmp_path):
-    mapped = Mapped(write_tokens(tmp_path / "a.bin", [1, 2, 3]))
+    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 2, 3]))
     os.truncate(tmp_path / "a.bin", 2)
     with pytest.raises(CacheError, match=r"a\.bin has become shorter"):
         mapped.tokens  # noqa: B018
@@ -70,7 +70,7 @@ def test_a_file_that_has_become_shorter_before_its_first_use(tmp_path):
 
 def test_tokens_are_the_same_after_a_release(tmp_path):
     tokens = np.arange(100_000) % 65_536
-    mapped = Mapped(write_tokens(tmp_path / "a.bin", tokens.tolist()))
+    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", tokens.tolist()))
     mapped.release()  # not mapped yet
     view = mapped.tokens
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_tokens_are_the_same_after_a_release(tmp_path):
         mapped.release()
 
 
-class Counting(Mapped):
+class Counting(MappedTokens):
     released = 0
 
     def release(self):
@@ -93,7 +93,7 @@ def test_pages_of_large_caches_are_let_go_from_time_to_time(tmp_path, monkeypatc
     monkeypatch.setattr(mmap, "RELEASE_BYTES", 400)
     monkeypatch.setattr(mmap, "FAULT_BYTES", 100)
     mapped = [Counting(write_tokens(tmp_path / name, [1] * 500)) for name in ("a", "b")]
-    files = Files(mapped)
+    files = MappedFiles(mapped)
     seen = []
     for rows in (1, 2, 1, 3, 9):
         files.touched(rows, 10)

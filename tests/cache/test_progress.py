@@ -8,7 +8,7 @@ import pytest
 from niels_gpt.cache import commands
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.formats import NO_LIMIT
-from niels_gpt.cache.sources.texts import Again
+from niels_gpt.cache.sources.texts import Rereadable
 from niels_gpt.cache.writing import input_batches
 from niels_gpt.cache.writing.partial_build import Progress
 from tests.cache import ByteTokenizer
@@ -65,7 +65,7 @@ def test_counting_reads_once_and_says_nothing(caplog):
         logging.getLogger("niels_gpt.data").warning("left out")
         yield from "abc"
 
-    items = Again(read)
+    items = Rereadable(read)
     assert (items.count(), items.count(), len(opened), caplog.records) == (3, 3, 1, [])
     assert list(items) == ["a", "b", "c"]
     assert items.dropped == {"empty": 2} and [r.getMessage() for r in caplog.records] == ["left out"]
@@ -76,4 +76,4 @@ def test_a_known_number_is_not_counted(number):
     def read(dropped):
         raise AssertionError("it was read")
 
-    assert Again(read, number).count() == number
+    assert Rereadable(read, number).count() == number

@@ -9,7 +9,7 @@ import pytest
 from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.token_stream import TokenStream
-from niels_gpt.cache.verify import verify
+from niels_gpt.cache.verify import verify_cache
 from tests.cache import (
     EOT,
     UNLIMITED,
@@ -98,7 +98,7 @@ def test_a_test_split_that_is_no_longer_asked_for_goes():
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     build(test_texts=None)
     assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "notes.txt", "train", "val"]
-    assert verify(folder) == [folder]
+    assert verify_cache(folder) == [folder]
 
 
 def test_a_killed_build_goes_on_in_the_test_split():
@@ -125,7 +125,7 @@ def test_a_killed_build_goes_on_in_the_test_split():
 @pytest.mark.parametrize("damage", ["flipped", "missing", "extra", "offsets", "count"])
 def test_damage_is_found(damage):
     folder = build()
-    assert verify(folder) == [folder]
+    assert verify_cache(folder) == [folder]
     shard = folder / "test" / "shard_00001.bin"
     if damage == "flipped":
         shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
@@ -139,7 +139,7 @@ def test_damage_is_found(damage):
         meta = meta_of(folder)
         (folder / "meta.json").write_text(json.dumps({**meta, "test_tokens": 5}), encoding="utf-8")
     with pytest.raises(CacheError, match="test"):
-        verify(folder)
+        verify_cache(folder)
 
 
 # --- wikitext ----------------------------------------------------------------------------------------

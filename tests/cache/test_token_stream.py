@@ -109,7 +109,7 @@ def test_what_lies_outside_is_refused(stream, start, number):
 
 
 def test_nothing_is_read_when_it_is_opened(cache, monkeypatch):
-    monkeypatch.setattr(mmap.Mapped, "tokens", property(lambda self: pytest.fail("a shard was mapped")))
+    monkeypatch.setattr(mmap.MappedTokens, "tokens", property(lambda self: pytest.fail("a shard was mapped")))
     stream = TokenStream(cache / "train")
     assert stream.num_tokens == len(plain())
     assert stream.document_lengths().tolist() == [len(ids) for ids in expected()]

@@ -14,7 +14,7 @@ from niels_gpt.cache.verify import (
     differences,
     find_caches,
     stream_slice,
-    verify,
+    verify_cache,
 )
 from niels_gpt.cache.writing.partial_build import PartialBuild
 from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
@@ -109,7 +109,7 @@ def replace_file(folder, name, data):
 def complaint(root):
     """What verify says; one line, of its own kind."""
     with pytest.raises(CacheError) as caught:
-        verify(root)
+        verify_cache(root)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -131,7 +131,7 @@ def test_caches_are_found_and_sorted(cache):
 def test_no_caches(cache, tmp_path, place):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x", "utf-8")
-    for function in (find_caches, verify):
+    for function in (find_caches, verify_cache):
         with pytest.raises(CacheError) as caught:
             function(tmp_path / place)
         assert f"no cache at {tmp_path / place}" in str(caught.value)
@@ -143,7 +143,7 @@ def test_no_caches(cache, tmp_path, place):
 def test_sound_caches(cache):
     before = tree(cache)
     looked_at = []
-    sound = verify(cache, on_file=looked_at.append)
+    sound = verify_cache(cache, on_file=looked_at.append)
     assert sound == [cache / "pretrain" / "books", cache / "pretrain" / "notes", cache / "sft" / "talk"]
     listed = {folder / name for folder in sound for name in meta_of(folder)["files"]}
     assert set(looked_at) == listed and len(looked_at) == len(listed)
@@ -157,15 +157,15 @@ def test_sound_caches(cache):
 
 def test_a_single_cache(cache):
     for folder in (cache / "pretrain" / "notes", cache / "sft" / "talk"):
-        assert verify(folder) == [folder]
+        assert verify_cache(folder) == [folder]
     flip(cache / "sft" / "talk" / "val_tokens.bin")
-    assert verify(cache / "pretrain" / "notes")
+    assert verify_cache(cache / "pretrain" / "notes")
     assert "val_tokens.bin" in complaint(cache / "sft" / "talk")
 
 
 def test_a_cache_without_held_out_text(cache):
     assert read_offsets(cache / "pretrain" / "books" / "val" / "documents.npy") == []
-    assert verify(cache / "pretrain" / "books")
+    assert verify_cache(cache / "pretrain" / "books")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "empty", "missing", "a folder"])
@@ -194,7 +194,7 @@ def test_every_file_counts(cache, damage):
         if damage == "a folder":
             path.rmdir()
         path.write_bytes(data)
-    assert verify(cache)
+    assert verify_cache(cache)
 
 
 @given(seed=st.integers(0, 10**6), bit=st.integers(0, 7))
@@ -305,7 +305,7 @@ def test_tokens_past_the_vocabulary(cache):
         tokens[37] = value
         replace_file(folder, "train/shard_00001.bin", np.array(tokens, dtype="<u2").tobytes())
         if value < size:
-            assert verify(cache)
+            assert verify_cache(cache)
         else:
             message = complaint(cache)
             assert "shard_00001.bin" in message and "token 37" in message and str(value) in message
@@ -336,7 +336,7 @@ def test_what_a_killed_build_left_is_passed_over(cache, monkeypatch):
     (hidden,) = cache.glob("pretrain/.*/meta.json")
     flip(hidden.parent / "train" / "shard_00000.bin")
     assert [folder.name for folder in find_caches(cache)] == ["books", "gutenberg", "notes", "talk"]
-    assert [folder.name for folder in verify(cache)] == ["books", "notes", "talk"]
+    assert [folder.name for folder in verify_cache(cache)] == ["books", "notes", "talk"]
 
 
 # --- differences -------------------------------------------------------------------------------------

@@ -164,9 +164,9 @@ def test_a_study_from_end_to_end(place, capsys):
 def test_a_study_that_was_interrupted_goes_on(place, capsys, monkeypatch):
     import signal
 
-    from niels_gpt.training.step import Engine
+    from niels_gpt.training.step import StepRunner
 
-    update, done = Engine.update, []
+    update, done = StepRunner.update, []
 
     def interrupted(self, batch, *, step, lr):
         done.append(step)
@@ -175,7 +175,7 @@ def test_a_study_that_was_interrupted_goes_on(place, capsys, monkeypatch):
         return update(self, batch, step=step, lr=lr)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "update", interrupted)
+        patch.setattr(StepRunner, "update", interrupted)
         assert call("splice", "study", *STUDY, *VARY) == 130
     assert done == [0, 1, 2, 3, 4, 5, 0, 1, 2]
     text, errors = capsys.readouterr()

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from niels_gpt.config.checks import (
+    check_int,
     check_probabilities,
-    plain,
-    unknown_key,
-    whole,
+    to_python_number,
+    unknown_key_message,
 )
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
 def test_a_whole_number(value):
-    found = whole("k", value, 1, 3)
+    found = check_int("k", value, 1, 3)
     assert type(found) is int
     assert found == 3
 
@@ -23,18 +23,18 @@ def test_a_whole_number(value):
 @pytest.mark.parametrize("value", [True, 2.0, "2", None, np.float32(2), [2], math.nan])
 def test_no_whole_number(value):
     with pytest.raises(ValueError, match=r"^k must be an integer of at least 1, got "):
-        whole("k", value)
+        check_int("k", value)
 
 
 @pytest.mark.parametrize("value", [-1, 4, 10**30])
 def test_a_number_outside_the_limits(value):
     with pytest.raises(ValueError, match=rf"^k must be an integer from 0 to 3, got {value}$"):
-        whole("k", value, 0, 3)
+        check_int("k", value, 0, 3)
 
 
 def test_plain_numbers():
     given = (np.int64(3), np.float32(0.5), [np.uint8(1), "a", None], True, 2, 1.5)
-    found = plain(given)
+    found = to_python_number(given)
     assert found == (3, 0.5, [1, "a", None], True, 2, 1.5)
     assert [type(value) for value in (*found, *found[2])] == [int, float, list, bool, int, float, int, str, type(None)]
 
@@ -62,5 +62,8 @@ def test_no_distribution(p, said):
 
 
 def test_an_unknown_key():
-    assert unknown_key("train", "base_lrr", ["B", "base_lr"]) == "unknown key train.base_lrr; did you mean base_lr?"
-    assert unknown_key("", "zzz", ["data", "sft"]) == "unknown key zzz; known keys: data, sft"
+    assert (
+        unknown_key_message("train", "base_lrr", ["B", "base_lr"])
+        == "unknown key train.base_lrr; did you mean base_lr?"
+    )
+    assert unknown_key_message("", "zzz", ["data", "sft"]) == "unknown key zzz; known keys: data, sft"

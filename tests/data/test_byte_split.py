@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data.byte_split import (
-    Piece,
-    between,
-    iter_whole,
-    pieces,
-    whole_files,
+    ByteChunk,
+    byte_chunks,
+    byte_split_files,
+    bytes_between,
+    iter_byte_split,
 )
 from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import describe, get_source
@@ -33,7 +33,7 @@ def source(path, **options):
 
 
 def read(path, **options):
-    return list(pieces("mine", source(path, **options)))
+    return list(byte_chunks("mine", source(path, **options)))
 
 
 def whole(path, **options):
@@ -58,8 +58,8 @@ def write_rows(path, rows):
 def test_a_plain_file_is_its_bytes(tmp_path, name, packed):
     file = tmp_path / (name + ".gz" * packed)
     file.write_bytes(gzip.compress(EVERY_BYTE, mtime=0) if packed else EVERY_BYTE)
-    assert read(file) == [Piece(file.name, EVERY_BYTE)]
-    assert whole_files("mine", source(file)) == [str(file)]
+    assert read(file) == [ByteChunk(file.name, EVERY_BYTE)]
+    assert byte_split_files("mine", source(file)) == [str(file)]
 
 
 def test_gzip_data_in_several_members(tmp_path):
@@ -83,7 +83,7 @@ def test_a_folder_of_texts_is_the_files_end_to_end(tmp_path, names, order):
         (tmp_path / name).write_bytes(EVERY_BYTE + name.encode())
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "picture.png").write_bytes(b"not this")
-    assert read(tmp_path) == [Piece(name, EVERY_BYTE + name.encode()) for name in order]
+    assert read(tmp_path) == [ByteChunk(name, EVERY_BYTE + name.encode()) for name in order]
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.XZ", "a.tgz", "a.txt.bz2"])
@@ -118,8 +118,8 @@ def test_rows_are_joined_with_nothing_between(tmp_path, name):
     file = write_rows(tmp_path / name, ROWS)
     wanted = [(0, "one\n"), (2, " \t"), (3, "zwei é"), (5, "\n")]
     for place in (file, tmp_path):
-        assert read(place) == [Piece(f"row {i}", text.encode()) for i, text in wanted]
-        assert whole_files("mine", source(place)) == [str(file)]
+        assert read(place) == [ByteChunk(f"row {i}", text.encode()) for i, text in wanted]
+        assert byte_split_files("mine", source(place)) == [str(file)]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -169,7 +169,7 @@ def test_a_dataset_of_the_hub(monkeypatch, revision, options):
     path = f"hub:karpathy/tiny_shakespeare{revision}"
     assert whole(path) == b"a b?c\n"
     assert calls == [(("karpathy/tiny_shakespeare",), {"revision": options} if options else {})]
-    assert whole_files("mine", source(path)) == []
+    assert byte_split_files("mine", source(path)) == []
 
 
 def test_files_with_the_rows_of_a_hub_id(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_files_with_the_rows_of_a_hub_id(tmp_path, monkeypatch):
     file.parent.mkdir()
     file.write_bytes(EVERY_BYTE)
     assert whole("hub:karpathy/tiny_shakespeare") == EVERY_BYTE
-    assert whole_files("mine", source("hub:karpathy/tiny_shakespeare")) == [str(file)]
+    assert byte_split_files("mine", source("hub:karpathy/tiny_shakespeare")) == [str(file)]
 
 
 def test_a_dataset_that_is_a_script(monkeypatch):
@@ -207,11 +207,11 @@ def test_the_hub_needs_a_split():
 
 @given(st.lists(st.binary(min_size=1, max_size=6), max_size=6), st.data())
 def test_every_byte_of_a_part_knows_its_piece(datas, data):
-    found = [Piece(f"piece {i}", part) for i, part in enumerate(datas)]
+    found = [ByteChunk(f"piece {i}", part) for i, part in enumerate(datas)]
     joined = b"".join(datas)
     first = data.draw(st.integers(0, len(joined)))
     end = data.draw(st.integers(first, len(joined)))
-    part, names, starts = between(found, first, end)
+    part, names, starts = bytes_between(found, first, end)
     assert part == joined[first:end]
     owners = [(i, j) for i, piece in enumerate(datas) for j in range(len(piece))]  # of each byte
     assert len(names) == len(starts) == len({i for i, _ in owners[first:end]})
@@ -227,22 +227,22 @@ def test_every_byte_of_a_part_knows_its_piece(datas, data):
 def test_pieces_as_texts(tmp_path):
     file = write_rows(tmp_path / "a.jsonl", [{"text": f"text {i} é"} for i in range(5)])
     config = source(file)
-    samples = list(iter_whole("mine", config))
+    samples = list(iter_byte_split("mine", config))
     assert [(s.text, s.source, s.meta) for s in samples] == [
         (f"text {i} é", "mine", {"piece": f"row {i}"}) for i in range(5)
     ]
-    assert list(iter_whole("mine", config, take=2)) == samples[:2]
-    mixed = list(iter_whole("mine", config, shuffle=True, seed=3))
+    assert list(iter_byte_split("mine", config, take=2)) == samples[:2]
+    mixed = list(iter_byte_split("mine", config, shuffle=True, seed=3))
     assert mixed != samples and sorted(mixed, key=lambda s: s.text) == samples
     with pytest.raises(ValueError, match=r"mine has no split 'test'"):
-        next(iter_whole("mine", config, split="test"))
+        next(iter_byte_split("mine", config, split="test"))
 
 
 def test_pieces_that_are_not_utf8(tmp_path):
     (tmp_path / "x").write_bytes(b"caf\xe9")
     with pytest.raises(ValueError, match=r"mine, x, is not utf-8.*offset 3"):
-        list(iter_whole("mine", source(tmp_path / "x")))
-    assert [s.text for s in iter_whole("mine", source(tmp_path / "x"), errors="replace")] == ["caf\ufffd"]
+        list(iter_byte_split("mine", source(tmp_path / "x")))
+    assert [s.text for s in iter_byte_split("mine", source(tmp_path / "x"), errors="replace")] == ["caf\ufffd"]
 
 
 def test_in_the_registry(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_own, kind_of, own_files
+from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
 
 USER_HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 BAD_ROLE = "with a role other than system, user, assistant"
@@ -38,7 +38,7 @@ def write_rows(path, rows):
 def read(place, *, stats=None, **options):
     """All samples of a place; the options of a config among those of the function."""
     config = {key: options.pop(key) for key in ("kind", "field") if key in options}
-    return list(iter_own("mine", SourceConfig(str(place), **config), stats=stats, **options))
+    return list(iter_user_files("mine", SourceConfig(str(place), **config), stats=stats, **options))
 
 
 def said(samples):
@@ -95,7 +95,7 @@ def test_a_place_below_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "notes" / "a.md", "at home")
     assert said(read("~/notes")) == ["at home"]
-    assert own_files("mine", SourceConfig("~/notes")) == [str(tmp_path / "notes" / "a.md")]
+    assert user_file_paths("mine", SourceConfig("~/notes")) == [str(tmp_path / "notes" / "a.md")]
 
 
 def test_a_place_relative_to_the_working_directory(tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_take_reads_no_more_than_it_gives(tmp_path, take):
 def test_samples_come_one_at_a_time(tmp_path):
     write(tmp_path / "a.txt", "first")
     (tmp_path / "b.txt").write_bytes(b"\xff")
-    samples = iter_own("mine", SourceConfig(str(tmp_path)))
+    samples = iter_user_files("mine", SourceConfig(str(tmp_path)))
     assert next(samples).text == "first"
     with pytest.raises(ValueError, match=r"b\.txt"):
         next(samples)
@@ -164,7 +164,7 @@ def test_hidden_folders_are_no_part_of_it(tmp_path):
     config = SourceConfig(str(tmp_path))
     assert kind_of("mine", config) == "text"
     assert said(read(tmp_path)) == ["a note"]
-    assert own_files("mine", config) == [str(tmp_path / "note.md")]
+    assert user_file_paths("mine", config) == [str(tmp_path / "note.md")]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_suffixes_in_capitals(tmp_path, name, text):
     file = write(tmp_path / name, text)
     assert said(read(file)) == ["a text"]
     assert said(read(tmp_path)) == ["a text"]
-    assert own_files("mine", SourceConfig(str(tmp_path))) == [str(file)]
+    assert user_file_paths("mine", SourceConfig(str(tmp_path))) == [str(file)]
 
 
 def test_a_compressed_text_is_read_or_refused_but_not_misread(tmp_path):
@@ -307,7 +307,7 @@ def test_rows_win_over_a_readme_beside_them(tmp_path, name):
     write(tmp_path / name, "# how these rows were made")
     file = write_rows(tmp_path / "train.jsonl", [{"text": "a row"}])
     assert said(read(tmp_path)) == ["a row"]
-    assert own_files("mine", SourceConfig(str(tmp_path))) == [str(file)]
+    assert user_file_paths("mine", SourceConfig(str(tmp_path))) == [str(file)]
 
 
 def test_two_kinds_of_rows_are_one_clear_error(tmp_path):
@@ -489,10 +489,14 @@ def test_own_files(tmp_path):
     for name in names:
         write(tmp_path / "texts" / name, "t")
     config = SourceConfig(str(tmp_path / "texts"))
-    assert own_files("mine", config) == [str(tmp_path / "texts" / name) for name in ("a.md", "b.txt", "sub/c.txt")]
-    assert own_files("mine", SourceConfig(str(tmp_path / "texts" / "b.txt"))) == [str(tmp_path / "texts" / "b.txt")]
+    assert user_file_paths("mine", config) == [
+        str(tmp_path / "texts" / name) for name in ("a.md", "b.txt", "sub/c.txt")
+    ]
+    assert user_file_paths("mine", SourceConfig(str(tmp_path / "texts" / "b.txt"))) == [
+        str(tmp_path / "texts" / "b.txt")
+    ]
     rows = [write_rows(tmp_path / "rows" / name, ROWS) for name in ("a.jsonl", "b.jsonl.gz", "sub/c.jsonl")]
     write(tmp_path / "rows" / "README.md", "about")
-    assert own_files("mine", SourceConfig(str(tmp_path / "rows"))) == [str(file) for file in rows]
+    assert user_file_paths("mine", SourceConfig(str(tmp_path / "rows"))) == [str(file) for file in rows]
     with pytest.raises(FileNotFoundError, match="gone"):
-        own_files("mine", SourceConfig(str(tmp_path / "gone")))
+        user_file_paths("mine", SourceConfig(str(tmp_path / "gone")))

@@ -19,7 +19,7 @@ from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import continue_greedily, log_probabilities, longest_run
 from niels_gpt.memorization.measure import (
     Document,
-    Settings,
+    ExtractionSettings,
     chance,
     measure,
     window_starts,
@@ -27,7 +27,7 @@ from niels_gpt.memorization.measure import (
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.memorization.models import chain_model, letters, some_ids, some_model, taught_model
 
-SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
+SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 
 
 def direct(model: GPT, window: list[int], prompt: int) -> float:
@@ -241,7 +241,7 @@ def test_greedy_scores_against_a_loop() -> None:
     model, text = taught_model()
     ids = text.copy()
     ids[[17, 43, 80]] = 30
-    chosen = Settings(window=20, prompt=8, stride=3, greedy=8)
+    chosen = ExtractionSettings(window=20, prompt=8, stride=3, greedy=8)
     [one] = measure(model, [Document("a", ids)], letters(), chosen)
     shares, runs = [], []
     for s in one.starts.tolist():
@@ -261,7 +261,7 @@ def test_the_longest_run_against_a_loop(window: int, prompt: int, greedy: int, w
     model, text = taught_model()
     ids = text.copy()
     ids[wrong] = 30
-    [one] = measure(model, [Document("a", ids)], letters(), Settings(window, prompt, 7, greedy))
+    [one] = measure(model, [Document("a", ids)], letters(), ExtractionSettings(window, prompt, 7, greedy))
     runs = {s: run_from(model, ids.tolist(), s, greedy) for s in one.starts.tolist()}
     tokens, where = one.longest
     assert tokens == max(runs.values())
@@ -279,7 +279,7 @@ def test_runs_of_a_chain(length: int, wrong: set[int], T: int, greedy: int) -> N
     """What the model says after an id does not depend on those before, so runs can be counted on the text alone."""
     ids = np.arange(length) % 40
     ids[[i for i in wrong if i < length]] = 39
-    chosen = Settings(window=12, prompt=5, stride=2, greedy=greedy)
+    chosen = ExtractionSettings(window=12, prompt=5, stride=2, greedy=greedy)
     [one] = measure(chain_model(T=T), [Document("a", ids)], letters(), chosen)
     right = [i > 0 and ids[i] == (ids[i - 1] + 1) % 40 for i in range(length)] + [False]
     runs = {}
@@ -311,7 +311,7 @@ def test_a_text_known_by_heart_costs_little_to_follow() -> None:
 
 
 def test_without_greedy_decoding() -> None:
-    [one] = measure(some_model(), [Document("a", some_ids(60))], letters(), Settings(12, 5, 3, greedy=0))
+    [one] = measure(some_model(), [Document("a", some_ids(60))], letters(), ExtractionSettings(12, 5, 3, greedy=0))
     assert np.isnan(one.greedy_share).all() and not one.greedy_run.any()
     assert (one.greedy_exact, one.longest) == (0, (0, 0))
 
@@ -358,7 +358,7 @@ def test_any_settings_cover_every_token_after_the_first_prompt(
 ) -> None:
     prompt = min(prompt, window - 1)
     stride = min(stride, window - prompt)
-    chosen = Settings(window, prompt, stride, greedy=0)
+    chosen = ExtractionSettings(window, prompt, stride, greedy=0)
     [one] = measure(chain_model(), [Document("a", np.arange(length) % 39)], letters(), chosen)
     assert 1 <= one.prompt < one.window <= length
     covered = {i for s in one.starts.tolist() for i in range(s + one.prompt, s + one.window)}
@@ -386,7 +386,13 @@ def test_bytes() -> None:
 def test_progress_reaches_the_end() -> None:
     seen: list[tuple[int, int]] = []
     documents = [Document("a", some_ids(60)), Document("b", some_ids(7, V=39))]
-    measure(some_model(), documents, letters(), Settings(12, 5, 3, 4, batch=4), progress=lambda *now: seen.append(now))
+    measure(
+        some_model(),
+        documents,
+        letters(),
+        ExtractionSettings(12, 5, 3, 4, batch=4),
+        progress=lambda *now: seen.append(now),
+    )
     total = 2 * (17 + 1)
     assert seen[-1] == (total, total)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -424,30 +430,30 @@ def test_the_mode_is_left_as_found(training: bool, random_states) -> None:
 )
 def test_settings_that_make_no_sense(values: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Settings(**values)
+        ExtractionSettings(**values)
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
 def test_settings_of_numpy_are_plain_numbers(kind: type) -> None:
-    given = Settings(window=kind(40), prompt=kind(20), stride=kind(5), greedy=kind(8), batch=kind(4))
-    assert given == Settings(window=40, prompt=20, stride=5, greedy=8, batch=4)
+    given = ExtractionSettings(window=kind(40), prompt=kind(20), stride=kind(5), greedy=kind(8), batch=kind(4))
+    assert given == ExtractionSettings(window=40, prompt=20, stride=5, greedy=8, batch=4)
     assert {type(value) for value in dataclasses.asdict(given).values()} == {int, bool}
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (Settings(window=50, prompt=10), "windows of 50 tokens .* T=48: set --window to 49 or less"),
-        (Settings(window=49, prompt=10, greedy=25), "T=48: set --greedy to 24 or less"),
+        (ExtractionSettings(window=50, prompt=10), "windows of 50 tokens .* T=48: set --window to 49 or less"),
+        (ExtractionSettings(window=49, prompt=10, greedy=25), "T=48: set --greedy to 24 or less"),
     ],
 )
-def test_settings_that_do_not_fit_the_model(chosen: Settings, message: str) -> None:
+def test_settings_that_do_not_fit_the_model(chosen: ExtractionSettings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         measure(some_model(), [Document("a", some_ids(60))], letters(), chosen)
 
 
 def test_settings_that_just_fit() -> None:
-    chosen = Settings(window=49, prompt=10, greedy=24)
+    chosen = ExtractionSettings(window=49, prompt=10, greedy=24)
     [one] = measure(some_model(), [Document("a", some_ids(60))], letters(), chosen)
     assert one.log_p[0] == pytest.approx(direct(some_model(), some_ids(49).tolist(), 10), abs=1e-4)
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from niels_gpt.memorization.extraction import log_probabilities
-from niels_gpt.memorization.measure import Document, Settings, measure
-from niels_gpt.memorization.positions import at_every_place, position_map
+from niels_gpt.memorization.measure import Document, ExtractionSettings, measure
+from niels_gpt.memorization.positions import at_every_position, position_map
 from tests.memorization.models import letters, some_ids, some_model
 
-SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
+SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 
 
 def test_no_position_map_for_rope() -> None:
@@ -54,7 +54,7 @@ def test_the_best_of_all_places() -> None:
     documents = [Document("a", some_ids(60)), Document("b", some_ids(7, V=39)), Document("c", some_ids(30))]
     told: list[tuple[int, int]] = []
     ones = measure(model, documents, letters(), SMALL)
-    found = at_every_place(model, ones, progress=lambda done, total: told.append((done, total)))
+    found = at_every_position(model, ones, progress=lambda done, total: told.append((done, total)))
     for document, one, best in zip(documents, ones, found, strict=True):
         each = [
             log_probabilities(model, document.ids, one.starts, window=one.window, prompt=one.prompt, offset=place)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from niels_gpt.evaluation.exact import Score
 from niels_gpt.memorization.measure import (
     Document,
-    Measured,
-    Settings,
+    ExtractionSettings,
+    Measurement,
     measure,
 )
 from niels_gpt.memorization.positions import position_map
@@ -38,11 +38,11 @@ from niels_gpt.memorization.summary import (
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.memorization.models import Pieces, letters, some_ids, some_model, taught_model
 
-SMALL = Settings(window=12, prompt=5, stride=3, greedy=4)
+SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 LEVELS = {"0.0001": 1e-4, "0.01": 0.01, "0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
 
 
-def made(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measured:
+def made(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measurement:
     """As if measured."""
     chosen = changes.pop("settings", SMALL)
     values = {
@@ -59,11 +59,11 @@ def made(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> M
         "greedy_run": np.zeros(len(starts), dtype=int),
         "longest": (0, 0),
     }
-    return Measured(**{**values, **changes})
+    return Measurement(**{**values, **changes})
 
 
 @functools.cache
-def measured() -> tuple[Measured, ...]:
+def measured() -> tuple[Measurement, ...]:
     """A text known by heart, with an end; one with errors; a control; a short one."""
     model, text = taught_model()
     wrong = text.copy()
@@ -89,7 +89,7 @@ def whole_report() -> dict:
 # --- the map ---------------------------------------------------------------------------------------
 
 
-def naive_map(one: Measured, pieces: list[bytes], end: int, whole: bool) -> tuple[str, list[float]]:
+def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> tuple[str, list[float]]:
     """Character by character: the bytes it has, the tokens that hold them, the windows that cover these."""
     owners = [i for i, t in enumerate(one.document.ids.tolist()) if t != end for _ in pieces[t]]
     text = b"".join(pieces[t] for t in one.document.ids.tolist() if t != end).decode()
@@ -122,7 +122,7 @@ def test_the_map_with_characters_that_tokens_cut(
         pieces.append(data[:n])
         data = data[n:]
     ids = np.append(np.arange(len(pieces)), len(pieces))  # and the end
-    chosen = Settings(window=4, prompt=2, stride=stride, whole_window=whole)
+    chosen = ExtractionSettings(window=4, prompt=2, stride=stride, whole_window=whole)
     starts = sorted({*range(0, len(ids) - 4 + 1, stride), max(0, len(ids) - 4)})
     draw = random.Random(seed)
     log_p = [draw.uniform(-5, 0) for _ in starts]
@@ -139,7 +139,12 @@ def test_the_map_of_a_worked_example() -> None:
     ids = np.arange(6)
     pieces = [b"ab", b"c", b"d\xc3", b"\xa9", b"e", b"fg"]
     one = made(
-        ids, [0, 1, 2], [math.log(p) for p in (0.25, 0.5, 0.125)], settings=Settings(4, 2, 1), window=4, prompt=2
+        ids,
+        [0, 1, 2],
+        [math.log(p) for p in (0.25, 0.5, 0.125)],
+        settings=ExtractionSettings(4, 2, 1),
+        window=4,
+        prompt=2,
     )
     text, found = character_map(one, Pieces(pieces))
     assert text == "abcdéefg"
@@ -150,7 +155,12 @@ def test_bytes_that_make_no_character() -> None:
     """As where a document is cut amid a character: one sign for each byte, each with its own number."""
     data = b"ab\xe6\xbcc\xf0\x9f\x98"
     one = made(
-        np.frombuffer(data, np.uint8), [0, 3, 4], [-3.0, -2.0, -1.0], settings=Settings(4, 1, 3), window=4, prompt=1
+        np.frombuffer(data, np.uint8),
+        [0, 3, 4],
+        [-3.0, -2.0, -1.0],
+        settings=ExtractionSettings(4, 1, 3),
+        window=4,
+        prompt=1,
     )
     text, found = character_map(one, ByteTokenizer())
     assert text == "ab\ufffd\ufffdc\ufffd\ufffd\ufffd"
@@ -315,7 +325,7 @@ def test_strips_of_the_likeliest_documents() -> None:
 
 def test_other_options() -> None:
     model = some_model(V=256, positions="learned")
-    chosen = Settings(window=12, prompt=5, greedy=0, whole_window=True)
+    chosen = ExtractionSettings(window=12, prompt=5, greedy=0, whole_window=True)
     document = Document("a", np.frombuffer(b"hello world, hello", np.uint8))
     ones = measure(model, [document], ByteTokenizer(), chosen)
     found = report(model, ones, ByteTokenizer(), position_map=position_map(model, [document], chosen))
@@ -329,7 +339,7 @@ def test_reports_that_cannot_be() -> None:
     model, _ = taught_model()
     with pytest.raises(ValueError, match="no document"):
         report(model, [], letters())
-    other = made(np.arange(12), [0], [-1.0], settings=Settings(12, 6, 3, 4))
+    other = made(np.arange(12), [0], [-1.0], settings=ExtractionSettings(12, 6, 3, 4))
     with pytest.raises(ValueError, match="different settings"):
         report(model, [*measured(), other], letters())
 

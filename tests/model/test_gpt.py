@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
 from niels_gpt.model.gpt import RMSNorm, SwiGLU, number_of_weights, weight_shapes
-from niels_gpt.system.device import bf16
+from niels_gpt.system.device import bf16_autocast
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
 V1 = {"norm": "rmsnorm", "mlp": "swiglu"}
@@ -168,7 +168,7 @@ def test_rms_norm_has_the_gradient_of_torch(autocast: bool) -> None:
     found, expected = [], []
     for function, into in ((norm, found), (lambda x: F.rms_norm(x, (24,), norm.weight, 1e-5), expected)):
         leaf = x.clone().requires_grad_()
-        with bf16("cpu", autocast and function is norm):
+        with bf16_autocast("cpu", autocast and function is norm):
             into += torch.autograd.grad(function(leaf), (leaf, norm.weight), upstream)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert all(gradient.dtype == torch.float32 for gradient in found)
@@ -475,7 +475,7 @@ def test_bf16_autocast_is_close_and_keeps_the_stream_in_float32(options: dict[st
             module.register_forward_hook(
                 lambda module, args, output, kind=kind: seen.setdefault(kind, set()).add((args[0].dtype, output.dtype))
             )
-    with bf16("cpu"):
+    with bf16_autocast("cpu"):
         with torch.no_grad():
             still = model(ids)
         logits = model(ids)

@@ -19,7 +19,7 @@ from niels_gpt.model import segments as segments_module
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.rope import rotate
 from niels_gpt.model.segments import Segments
-from niels_gpt.system.device import bf16
+from niels_gpt.system.device import bf16_autocast
 
 T, V = 40, 61
 CONFIG = ModelConfig(V=V, T=T, C=32, L=2, H=4, d_ff=48, dropout=0.0)
@@ -373,7 +373,7 @@ def test_attention_stays_float32_under_autocast(way: Callable[[pytest.MonkeyPatc
     model, x, segments = make(), some_ids(2, 20), torch.tensor([ids_of(8, 12), ids_of(3, 17)])
     exact = model(x, segments=segments)
     dtypes.clear()
-    with bf16("cpu"):
+    with bf16_autocast("cpu"):
         rounded = model(x, segments=segments)
     assert dtypes == {torch.float32}
     assert (rounded.float() - exact).abs().max() < 0.05 * exact.abs().max()

@@ -26,7 +26,7 @@ from niels_gpt.report.html import (
     shortened,
     table,
 )
-from niels_gpt.system.console import counted
+from niels_gpt.system.console import plural
 from tests.report.pages import Page, read
 
 # --- numbers -----------------------------------------------------------------------------------------
@@ -106,9 +106,9 @@ def test_no_probability_below_one_is_shown_as_one_nor_one_above_zero_as_zero(p):
 
 
 def test_words():
-    assert counted(1, "window") == "1 window"
-    assert counted(0, "window") == "0 windows"
-    assert counted(1200, "window") == "1,200 windows"
+    assert plural(1, "window") == "1 window"
+    assert plural(0, "window") == "0 windows"
+    assert plural(1200, "window") == "1,200 windows"
     assert power(-12) == "10⁻¹²"
     assert shortened("a\n b", 10) == "a b"
     assert shortened("abcdefghij", 10) == "abcdefghij"

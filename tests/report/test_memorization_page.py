@@ -5,7 +5,7 @@ import math
 import pytest
 
 from niels_gpt.report import memorization_text
-from niels_gpt.report.memorization_page import memorisation_page
+from niels_gpt.report.memorization_page import memorization_page
 from tests.report.pages import read
 
 NASTY = "<script>alert('x')</script> & \"q\" </div><!-- https://example.org/?a=1&b=2 -->"
@@ -109,7 +109,7 @@ def checkpoints(documents, steps):
 
 @pytest.fixture(scope="module")
 def found():
-    return read(memorisation_page(make()))
+    return read(memorization_page(make()))
 
 
 def test_the_headline_says_what_came_out(found):
@@ -127,11 +127,11 @@ def test_the_headline_says_what_came_out(found):
 
 
 def test_what_is_said_where_nothing_is_memorised_or_there_is_no_control():
-    [text] = read(memorisation_page(make([document("a", memorised=0, max_p=1e-3)]))).texts("div", "lead")
+    [text] = read(memorization_page(make([document("a", memorised=0, max_p=1e-3)]))).texts("div", "lead")
     assert "0 of 1 trained document can be recited: after a true prompt, none of 100 windows" in text
     assert "0.1%, 1 in 1,000" in text
     assert "There are no control documents" in text
-    [text] = read(memorisation_page(make([document("a", control=True)]))).texts("div", "lead")
+    [text] = read(memorization_page(make([document("a", control=True)]))).texts("div", "lead")
     assert "There are no trained documents" in text and "times as likely" not in text
 
 
@@ -140,10 +140,10 @@ def test_a_strongest_passage_whose_p_is_no_float():
     report = make(documents)
     documents[1].update(max_p=0.0)
     report["passages"][0].update(document="c", p=0.0, log_p=-2000 * math.log(10))
-    [text] = read(memorisation_page(report)).texts("div", "lead")
+    [text] = read(memorization_page(report)).texts("div", "lead")
     assert "the strongest is 1 in 10²⁰⁰⁰" in text
     report["passages"] = []
-    assert "the strongest is never" in read(memorisation_page(report)).texts("div", "lead")[0]
+    assert "the strongest is never" in read(memorization_page(report)).texts("div", "lead")[0]
 
 
 def test_everything_from_outside_is_shown_as_text(found):
@@ -217,8 +217,8 @@ def test_strips_join_to_the_texts(found):
 
 def test_the_page_says_what_rope_means_or_draws_a_map():
     sentence = "P(z) does not depend on where in the frame the text lies"
-    assert sentence in memorisation_page(make())
-    learned = memorisation_page(make(positions="learned"))
+    assert sentence in memorization_page(make())
+    learned = memorization_page(make(positions="learned"))
     assert sentence not in learned and "Place in the frame" not in learned
     documents = make()["documents"]
     drawn = {
@@ -235,7 +235,7 @@ def test_the_page_says_what_rope_means_or_draws_a_map():
             for d in documents
         ],
     }
-    html = memorisation_page(make(positions="learned", position_map=drawn))
+    html = memorization_page(make(positions="learned", position_map=drawn))
     page = read(html)
     assert sentence not in html and "Place in the frame" in page.texts("h2")
     assert "tokens before the text" in page.texts("text")
@@ -245,10 +245,10 @@ def test_the_page_says_what_rope_means_or_draws_a_map():
 
 def test_curves_over_checkpoints():
     report = make()
-    assert "Over training" not in memorisation_page(report)
+    assert "Over training" not in memorization_page(report)
     report["checkpoints"] = checkpoints(report["documents"], [100, 300, 200])
     report["checkpoints"][1]["documents"].pop(0)
-    page = read(memorisation_page(report))
+    page = read(memorization_page(report))
     assert "Over training" in page.texts("h2")
     names = [text for tag, _, text, around in page.elements if tag == "title" and around[-2:] == ["svg", "g"]]
     assert names.count("held out (control)") == names.count("alpha") - 1 == 5, "four curves, thresholds; and a bar"
@@ -258,8 +258,8 @@ def test_curves_over_checkpoints():
 def test_many_documents_share_a_colour():
     few = make([*(document(f"d{i}") for i in range(8)), document("c", control=True)])
     many = make([*(document(f"d{i}") for i in range(30)), document("c", control=True)])
-    assert "d7" in read(memorisation_page(few)).texts("span", "c7")
-    page = read(memorisation_page(many))
+    assert "d7" in read(memorization_page(few)).texts("span", "c7")
+    page = read(memorization_page(many))
     assert page.texts("span", "c0") == ["30 trained documents"]
     assert page.texts("span", "ctl") == ["1 control document"]
     names = [text for tag, _, text, around in page.elements if tag == "title" and "svg" in around]
@@ -272,7 +272,7 @@ def test_a_long_document_stays_small():
     p = [(i // 40 * 7919 % 101) / 100 for i in range(size)]  # another probability every 40 characters
     report = make([document("long", windows=8000)])
     report["strips"] = [{"document": "long", "control": False, "text": text, "p": p}]
-    html = memorisation_page(report)
+    html = memorization_page(report)
     assert len(html) < 250_000
     page = read(html)
     spans = [a for tag, a, _, around in page.elements if tag == "span" and "details" in around and "title" in a]
@@ -285,7 +285,7 @@ def test_a_long_document_stays_small():
 def test_what_is_left_out_is_said(monkeypatch):
     report = make([document(f"d{i}") for i in range(50)])
     monkeypatch.setattr(memorization_text, "_MOST_CHARACTERS", 3 * len(TEXT))
-    page = read(memorisation_page(report))
+    page = read(memorization_page(report))
     soft = page.texts("p", "soft")
     assert "47 more are in the JSON file." in soft and "10 more are in the JSON file." in soft
     assert page.texts("div", "text").count(TEXT) == 3
@@ -297,20 +297,20 @@ def test_what_is_left_out_is_said(monkeypatch):
     [("passages", "Strongest passages"), ("strips", "Where in the text"), ("documents", "How much of each document")],
 )
 def test_parts_may_be_empty(empty, without):
-    whole, part = (read(memorisation_page(report)).texts("h2") for report in (make(), make() | {empty: []}))
+    whole, part = (read(memorization_page(report)).texts("h2") for report in (make(), make() | {empty: []}))
     assert without in whole and without not in part
 
 
 def test_what_is_not_known_is_a_dash_or_left_out():
     unknown = document("a", nats_per_token=math.nan, bits_per_byte=math.nan)
-    page = read(memorisation_page(make([unknown], title="", checkpoint="")))
+    page = read(memorization_page(make([unknown], title="", checkpoint="")))
     assert page.texts("h1") == ["What was memorised"]
     assert page.texts("p", "soft")[0].startswith("step 1,200, 3.41M parameters")
     assert page.texts("td").count("-") == 2 and "nan" not in page.texts("main")[0]
 
 
 def test_without_greedy_decoding():
-    page = read(memorisation_page(make(settings={**make()["settings"], "greedy": 0})))
+    page = read(memorization_page(make(settings={**make()["settings"], "greedy": 0})))
     assert "Loss" in page.texts("h3") and "longest verbatim run" not in page.texts("th")
     flat = page.texts("td")
     assert flat[flat.index("alpha") :][:3] == ["alpha", "1.234", "0.457"]
@@ -318,21 +318,21 @@ def test_without_greedy_decoding():
 
 
 def test_bytes_are_called_bytes():
-    text = read(memorisation_page(make(unit="byte"))).texts("body")[0]
+    text = read(memorization_page(make(unit="byte"))).texts("body")[0]
     assert "Windows of 100 bytes" in text and "nats per token" not in text
 
 
 def test_the_report_is_left_as_it_was_and_the_page_depends_on_it_alone():
     report = make()
     before = copy.deepcopy(report)
-    first = memorisation_page(report)
+    first = memorization_page(report)
     assert report == before
-    assert memorisation_page(json.loads(json.dumps(report))) == first, "JSON is enough"
+    assert memorization_page(json.loads(json.dumps(report))) == first, "JSON is enough"
 
 
 def test_the_reader_is_told_what_words_mean(found):
     terms = found.texts("dt")
     assert {"Window z", "P(z)", "Memorised", "Control", "Greedy", "Longest verbatim run"} <= set(terms)
     assert len(found.texts("dd")) == len(terms)
-    other = read(memorisation_page(make(settings={**make()["settings"], "map": "window"})))
+    other = read(memorization_page(make(settings={**make()["settings"], "map": "window"})))
     assert "in the prompt of a window as well" in other.texts("dd")[-1]

@@ -309,7 +309,7 @@ def test_nothing_is_read_before_it_is_asked_for(cache, monkeypatch):
     from niels_gpt.cache import mmap
 
     with monkeypatch.context() as patch:
-        patch.setattr(mmap.Mapped, "tokens", property(lambda self: pytest.fail("a shard was mapped")))
+        patch.setattr(mmap.MappedTokens, "tokens", property(lambda self: pytest.fail("a shard was mapped")))
         dataset = MultiSpliceDocumentDataset.from_cache(cache, S=S)
         assert len(dataset) == sum(max(length - S + 1, 1) for length in (17, 2, 26, 10, 71, 8, 19))
         dataset.triples()

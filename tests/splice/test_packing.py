@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from niels_gpt.splice import MultiSpliceDocumentDataset, Spans, SpliceDocumentDataset
-from niels_gpt.splice.packing import Packed, arrange, pack
+from niels_gpt.splice.packing import PackedFrames, arrange, pack
 from tests.splice import BOUNDS, CONTENT_MODES, NULL, documents, schedules
 from tests.splice import spans as naive_spans
 
@@ -207,7 +207,7 @@ def test_no_spans_make_no_frames():
 def test_a_packed_batch_is_the_packing_of_its_spans():
     ds = SpliceDocumentDataset(S=8, doc_tokens=np.arange(10, 19), pad_token_id=0, content_length=3)
     found, wanted = ds.get_batch([0, 2, -1], packed=True), pack(ds, ds.spans([0, 2, -1]))
-    assert isinstance(found, Packed)
+    assert isinstance(found, PackedFrames)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert len(found.tokens) == 2  # two spans of 3 in the first frame, one in the second

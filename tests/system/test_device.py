@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from niels_gpt.system import device
-from niels_gpt.system.device import get_device, multiplies_bf16, resolve_device
+from niels_gpt.system.device import get_device, has_fast_bf16, resolve_device
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_what_is_no_device_is_refused(machine, name):
 @pytest.mark.parametrize("has_amx", [False, True])
 def test_bf16_pays_where_the_hardware_multiplies_it(monkeypatch, has_amx):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    assert multiplies_bf16("cpu") == has_amx
-    assert not multiplies_bf16("mps")
+    assert has_fast_bf16("cpu") == has_amx
+    assert not has_fast_bf16("mps")
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -71,16 +71,16 @@ def test_bf16_on_a_cpu_leaves_float32_as_it_was(known, monkeypatch, recwarn):
         monkeypatch.setattr(device, "_onednn_has_bf16", lambda: False)
     before = torch.backends.mkldnn.enabled
     weight = torch.randn(96, 64, requires_grad=True)
-    with device.bf16("cpu"):
+    with device.bf16_autocast("cpu"):
         assert known or not torch.backends.mkldnn.enabled
         made = torch.nn.functional.linear(torch.randn(32, 64), weight)
         assert made.dtype == torch.bfloat16
         made.float().square().mean().backward()
     assert torch.backends.mkldnn.enabled == before
-    with device.bf16("cpu", False):
+    with device.bf16_autocast("cpu", False):
         assert torch.backends.mkldnn.enabled == before
         assert torch.nn.functional.linear(torch.randn(32, 64), weight).dtype == torch.float32
-    with pytest.raises(ZeroDivisionError), device.bf16("cpu"):
+    with pytest.raises(ZeroDivisionError), device.bf16_autocast("cpu"):
         raise ZeroDivisionError
     assert torch.backends.mkldnn.enabled == before
     assert not [str(warning.message) for warning in recwarn if "mkldnn" in str(warning.message)]

@@ -36,7 +36,7 @@ def names_in(folder):
 
 def test_a_file_appears_only_when_the_block_ends(tmp_path):
     path = tmp_path / "data.bin"
-    with files.writing(path) as file:
+    with files.atomic_write(path) as file:
         file.write(b"one")
         file.flush()
         assert not path.exists()
@@ -49,7 +49,7 @@ def test_a_file_appears_only_when_the_block_ends(tmp_path):
 def test_the_old_file_stays_until_the_block_ends(tmp_path):
     path = tmp_path / "data.bin"
     path.write_bytes(b"old")
-    with files.writing(str(path)) as file:
+    with files.atomic_write(str(path)) as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
@@ -58,7 +58,7 @@ def test_the_old_file_stays_until_the_block_ends(tmp_path):
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
     path = tmp_path / "data.bin"
-    with files.writing(path) as first, files.writing(path) as second:
+    with files.atomic_write(path) as first, files.atomic_write(path) as second:
         first.write(b"a" * 10)
         second.write(b"b" * 5)
     assert path.read_bytes() == b"a" * 10  # the outer block ends last
@@ -118,7 +118,7 @@ def test_a_failure_anywhere_leaves_the_old_file(old, pieces, failure, where, dat
             path.write_bytes(old)
         if where in ("fsync", "replace"):
             patch.setattr(os, where, fail)
-        with pytest.raises(type(failure)) as caught, files.writing(path) as file:
+        with pytest.raises(type(failure)) as caught, files.atomic_write(path) as file:
             for number, piece in enumerate(pieces):
                 if where == "block" and number == moment:
                     raise failure
@@ -168,7 +168,7 @@ def test_sudden_death_in_mid_write(tmp_path):
     assert start_python(code, path).wait() == 9
     assert path.read_bytes() == b"old"
     assert len(names_in(tmp_path)) == 4  # the dead writer's temporary file lies there
-    files.remove_leftovers(tmp_path)
+    files.remove_temporaries(tmp_path)
     assert names_in(tmp_path) == [".hidden", "data.bin", "notes.tmp"]
     files.write_bytes(path, b"new")
     assert path.read_bytes() == b"new"
@@ -178,9 +178,9 @@ def test_leftovers_of_others_stay(tmp_path):
     (tmp_path / ".draft.tmp").write_bytes(b"somebody else's")
     (tmp_path / ".notes.7.1.tmp").mkdir()
     (tmp_path / ".data.bin.7.1.tmp").write_bytes(b"a dead writer's")
-    files.remove_leftovers(tmp_path)
+    files.remove_temporaries(tmp_path)
     assert names_in(tmp_path) == [".draft.tmp", ".notes.7.1.tmp"]
-    files.remove_leftovers(tmp_path, ours=True)
+    files.remove_temporaries(tmp_path, ours=True)
     assert names_in(tmp_path) == []
 
 
@@ -194,10 +194,10 @@ def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
 def test_a_place_is_checked_before_anything_is_written(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in ("new", "a/b/c"):
-        files.check_place(tmp_path / path, "--out")
-        files.check_place(tmp_path / path, "--out", folder=True)
-    files.check_place(tmp_path / "file", "--out")
-    files.check_place(tmp_path, "--out", folder=True)
+        files.check_output_path(tmp_path / path, "--out")
+        files.check_output_path(tmp_path / path, "--out", folder=True)
+    files.check_output_path(tmp_path / "file", "--out")
+    files.check_output_path(tmp_path, "--out", folder=True)
     assert names_in(tmp_path) == ["file"]
 
 
@@ -214,15 +214,15 @@ def test_a_place_where_nothing_can_be(tmp_path, monkeypatch, path, folder, messa
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        files.check_place(path, "--out", folder=folder)
+        files.check_output_path(path, "--out", folder=folder)
 
 
 def test_a_place_that_may_not_be_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(ValueError, match=f"you may not write to {tmp_path}"):
-        files.check_place(tmp_path / "a" / "b", "--out")
+        files.check_output_path(tmp_path / "a" / "b", "--out")
     with pytest.raises(ValueError, match=f"you may not write to {tmp_path}"):
-        files.check_place(tmp_path, "--out", folder=True)
+        files.check_output_path(tmp_path, "--out", folder=True)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -292,9 +292,9 @@ def test_link_is_the_same_file(tmp_path):
     first, second, name = tmp_path / "first", tmp_path / "second", tmp_path / "best"
     first.write_bytes(b"1")
     second.write_bytes(b"2")
-    files.link(first, name)
+    files.link_or_copy(first, name)
     assert name.samefile(first)
-    files.link(second, name)
+    files.link_or_copy(second, name)
     assert name.samefile(second)
     assert (first.read_bytes(), second.read_bytes()) == (b"1", b"2")
     assert names_in(tmp_path) == ["best", "first", "second"]
@@ -315,13 +315,13 @@ def test_link_is_the_same_file(tmp_path):
 )
 def test_an_error_of_the_system_is_told_with_its_path_and_what_to_do(number, remedy):
     for name in ("/a/b", b"/a/b"):
-        text = files.told(OSError(number, os.strerror(number), name))
+        text = files.describe_os_error(OSError(number, os.strerror(number), name))
         assert text.startswith(f"cannot open /a/b: {os.strerror(number)}") and remedy in text
 
 
 def test_errors_that_say_it_themselves_are_told_as_they_are():
-    assert files.told(OSError(28, "cannot write x: full")) == "cannot write x: full"
-    assert files.told(OSError("no such thing")) == "no such thing"
+    assert files.describe_os_error(OSError(28, "cannot write x: full")) == "cannot write x: full"
+    assert files.describe_os_error(OSError("no such thing")) == "no such thing"
 
 
 @pytest.mark.parametrize(("name", "named"), [("file/x.lock", "file"), ("file/below/x.lock", "file/below")])
@@ -345,21 +345,21 @@ def test_a_folder_that_is_read_only_is_held_without_a_lock(tmp_path, monkeypatch
     def refuse(self, *args, **kwargs):
         raise OSError(number, os.strerror(number), str(self))
 
-    with files.hold(tmp_path):
+    with files.lock_folder(tmp_path):
         assert names_in(tmp_path) == ["build.lock"]
     monkeypatch.setattr(Path, "open", refuse)
-    with files.hold(tmp_path):
+    with files.lock_folder(tmp_path):
         pass
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(OSError, match=r"cannot write .*nowhere"), files.hold(tmp_path / "nowhere"):
+    with pytest.raises(OSError, match=r"cannot write .*nowhere"), files.lock_folder(tmp_path / "nowhere"):
         pytest.fail("there is nothing to hold")
 
 
 def test_link_again_leaves_nothing_behind(tmp_path):
     first, name = tmp_path / "first", tmp_path / "best"
     first.write_bytes(b"1")
-    files.link(first, name)
-    files.link(first, name)  # rename(2) between two names of one file does nothing, and keeps both
+    files.link_or_copy(first, name)
+    files.link_or_copy(first, name)  # rename(2) between two names of one file does nothing, and keeps both
     assert name.samefile(first)
     assert names_in(tmp_path) == ["best", "first"]
 
@@ -372,7 +372,7 @@ def test_link_copies_where_there_are_no_hard_links(tmp_path, monkeypatch):
     first.write_bytes(b"1" * 100_000)
     name.write_bytes(b"old")
     monkeypatch.setattr(os, "link", refuse)
-    files.link(first, name)
+    files.link_or_copy(first, name)
     assert name.read_bytes() == b"1" * 100_000
     assert not name.samefile(first)
     assert names_in(tmp_path) == ["best", "first"]
@@ -382,7 +382,7 @@ def test_link_to_nothing_leaves_the_old_file(tmp_path):
     name = tmp_path / "best"
     name.write_bytes(b"old")
     with pytest.raises(FileNotFoundError):
-        files.link(tmp_path / "nowhere", name)
+        files.link_or_copy(tmp_path / "nowhere", name)
     assert name.read_bytes() == b"old"
     assert names_in(tmp_path) == ["best"]
 
@@ -471,7 +471,7 @@ def test_the_system_frees_the_lock_of_a_killed_process(tmp_path):
 
 def test_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert files.at_home("~/notes") == Path("/home/somebody/notes")
-    assert files.at_home("~") == Path("/home/somebody")
+    assert files.expand_home("~/notes") == Path("/home/somebody/notes")
+    assert files.expand_home("~") == Path("/home/somebody")
     for name in ("~nobody-of-that-name/x", "~draft.txt", "a/~/b", "/a", "b"):
-        assert files.at_home(name) == Path(name)
+        assert files.expand_home(name) == Path(name)

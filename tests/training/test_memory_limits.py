@@ -9,20 +9,20 @@ from niels_gpt.training.memory_limits import (
     OutOfMemory,
     check_size,
     machine_memory,
-    needing_memory,
+    reporting_out_of_memory,
 )
 from tests.training.test_step import SIZES, config_of, too_much
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_errors_that_mean_no_memory(kind):
-    with pytest.raises(OutOfMemory, match="no memory is left for the tea"), needing_memory("the tea"):
+    with pytest.raises(OutOfMemory, match="no memory is left for the tea"), reporting_out_of_memory("the tea"):
         too_much(kind)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("x")])
 def test_errors_that_mean_something_else(error):
-    with pytest.raises(type(error)) as raised, needing_memory("the tea"):
+    with pytest.raises(type(error)) as raised, reporting_out_of_memory("the tea"):
         raise error
     assert raised.value is error
 

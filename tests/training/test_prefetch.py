@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from niels_gpt.training.prefetch import Feeder
+from niels_gpt.training.prefetch import Prefetcher
 from niels_gpt.training.tasks.base import Batch
 
 
@@ -26,7 +26,7 @@ def test_without_a_gpu_each_batch_is_made_when_it_is_asked_for():
         made.append(step)
         return make(step)
 
-    with Feeder(remembered, first=4, last=9, device="cpu", ahead=2) as feeder:
+    with Prefetcher(remembered, first=4, last=9, device="cpu", ahead=2) as feeder:
         assert made == []
         for step in range(4, 9):
             batch = feeder.next()
@@ -40,7 +40,7 @@ def test_an_error_comes_out():
     def broken(step):
         raise OSError("the disk is gone")
 
-    with Feeder(broken, first=0, last=2, device="cpu", ahead=2) as feeder, pytest.raises(OSError, match="gone"):
+    with Prefetcher(broken, first=0, last=2, device="cpu", ahead=2) as feeder, pytest.raises(OSError, match="gone"):
         feeder.next()
 
 
@@ -63,7 +63,7 @@ def test_batches_arrive_in_order_and_whole(ahead, cuda):
         x, targets, *_ = make(step)
         return Batch(x, targets, segments, x % 7)
 
-    with Feeder(with_structure, first=2, last=40, device=cuda, ahead=ahead) as feeder:
+    with Prefetcher(with_structure, first=2, last=40, device=cuda, ahead=ahead) as feeder:
         for step in range(2, 40):
             batch, expected = feeder.next(), with_structure(step)
             assert batch.x.is_cuda
@@ -81,7 +81,7 @@ def test_an_error_in_the_thread_comes_out_after_what_was_good(cuda):
             raise OSError("the disk is gone")
         return make(step)
 
-    with Feeder(broken_at_three, first=0, last=10, device=cuda, ahead=2) as feeder:
+    with Prefetcher(broken_at_three, first=0, last=10, device=cuda, ahead=2) as feeder:
         for step in range(3):
             assert torch.equal(feeder.next().x.cpu(), make(step).x)
         with pytest.raises(OSError, match="gone"):
@@ -90,6 +90,6 @@ def test_an_error_in_the_thread_comes_out_after_what_was_good(cuda):
 
 @pytest.mark.gpu
 def test_leaving_early_ends_the_thread(cuda):
-    with Feeder(make, first=0, last=10**9, device=cuda, ahead=2) as feeder:
+    with Prefetcher(make, first=0, last=10**9, device=cuda, ahead=2) as feeder:
         feeder.next()
     assert feeding() == []

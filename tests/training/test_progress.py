@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from niels_gpt.system.console import count, duration
+from niels_gpt.system.console import format_duration, short_number
 from niels_gpt.training import progress
 from niels_gpt.training.progress import (
     Bar,
@@ -34,7 +34,7 @@ from niels_gpt.training.progress import (
     ],
 )
 def test_count(number, text):
-    assert count(number) == text
+    assert short_number(number) == text
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_count(number, text):
     ],
 )
 def test_duration(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system.processes import ALONE
+from niels_gpt.system.processes import SINGLE_PROCESS
 from niels_gpt.training.loop import train
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.progress import Silent
 from niels_gpt.training.resume import (
-    State,
+    TrainState,
     optimizer_state,
     restore,
     sharded_content,
@@ -62,13 +62,13 @@ def rewrite(run, saved):
 def fresh(config):
     torch.manual_seed(0)
     model = GPT(config.model)
-    return State(model, make_optimizer(model, config.train))
+    return TrainState(model, make_optimizer(model, config.train))
 
 
 def resume(config, task, run, state=None):
     """The state of a run after its checkpoint."""
     state = fresh(config) if state is None else state
-    restore(state, config, task, run, "cpu", False, False, Silent(), ALONE)
+    restore(state, config, task, run, "cpu", False, False, Silent(), SINGLE_PROCESS)
     return state
 
 

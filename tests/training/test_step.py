@@ -14,9 +14,9 @@ from niels_gpt.system import device as device_module
 from niels_gpt.system.device import check_precision, peak_flops
 from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer, set_lr
-from niels_gpt.training.step import Engine, deterministic
+from niels_gpt.training.step import StepRunner, deterministic
 from niels_gpt.training.tasks.base import Batch
-from niels_gpt.training.throughput import Meter, flops_per_token
+from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
 SIZES = {"V": 50, "T": 12, "C": 16, "L": 2, "H": 2, "dropout": 0.0}
 
@@ -42,7 +42,7 @@ def model_of():
 
 def run(config, steps=6, notes=None):
     model = model_of()
-    engine = Engine(
+    engine = StepRunner(
         model,
         make_optimizer(model, config.train),
         config,
@@ -89,7 +89,7 @@ def test_dropout_depends_on_seed_and_step_alone():
     for before in (1, 99):
         torch.manual_seed(3)
         model = GPT(config.model)
-        engine = Engine(model, make_optimizer(model, config.train), config, "cpu")
+        engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu")
         torch.manual_seed(before)
         losses.append([engine.update(batch_of(0), step=step, lr=0.0).loss.item() for step in (4, 5, 4)])
     assert losses[0] == losses[1]
@@ -209,7 +209,7 @@ def test_not_even_one_row(room):
 def test_no_room_in_mid_run_leaves_the_weights(room):
     config = config_of()
     model = model_of()
-    engine = Engine(model, make_optimizer(model, config.train), config, "cpu")
+    engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu")
     engine.update(batch_of(0), step=0, lr=0.01)
     before = copy.deepcopy(model.state_dict())
     room(5)
@@ -308,7 +308,7 @@ def test_flops_per_token():
 def test_a_line_of_metrics(monkeypatch):
     now = [10.0]
     monkeypatch.setattr("niels_gpt.training.throughput.time.perf_counter", lambda: now[0])
-    meter = Meter("cpu", flops=1)
+    meter = ThroughputMeter("cpu", flops=1)
     meter.begin()
     now[0] = 12.5
     meter.fed()

@@ -15,7 +15,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.training.loop import train
 from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer
-from niels_gpt.training.step import Engine
+from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.base import Batch
 from tests.training import SMALL, data_options, metric_lines, small_config, weights_sha256, write_texts
 from tests.training.test_loop import Crash, crash_at
@@ -51,7 +51,7 @@ def batch_of(step, B=8, T=64, device="cuda"):
 def run_engine(config, device="cuda", notes=None, steps=STEPS):
     torch.manual_seed(0)
     model = GPT(config.model).to(device)
-    engine = Engine(
+    engine = StepRunner(
         model, make_optimizer(model, config.train), config, device, note=notes.append if notes is not None else print
     )
     losses = []
@@ -159,7 +159,7 @@ def large_engine(notes, **options):
     config = config_of(model=LARGE, B=64, precision="fp32", **options)
     torch.manual_seed(0)
     model = GPT(config.model).to("cuda")
-    return Engine(model, make_optimizer(model, config.train), config, "cuda", note=notes.append)
+    return StepRunner(model, make_optimizer(model, config.train), config, "cuda", note=notes.append)
 
 
 def test_a_batch_that_does_not_fit_is_split(little_memory):
@@ -204,7 +204,7 @@ def test_every_update_drops_other_elements(compiled):
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(4)  # else the logits hardly depend on anything
-        made = Engine(model, make_optimizer(model, config.train), config, "cuda", note=pytest.fail)
+        made = StepRunner(model, make_optimizer(model, config.train), config, "cuda", note=pytest.fail)
         found = [made.update(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(200)]
         again = [made.update(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(100, 110)]
         assert again == pytest.approx(found[100:110], rel=1e-3)

@@ -23,7 +23,7 @@ from niels_gpt.training.loop import train
 from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.progress import Silent
-from niels_gpt.training.step import Engine
+from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.registry import open_task
 
 SECONDS = 120
@@ -199,14 +199,14 @@ def refused(world, pairs, place):
 
 def failing(world, config, folder, kind):
     """Train until the second process fails in its fourth update."""
-    update = Engine.update
+    update = StepRunner.update
 
     def fail(self, batch, *, step, lr):
         if world.rank == 1 and step == 3:
             raise OutOfMemory("no room;") if kind == "memory" else KeyError("a bug")
         return update(self, batch, step=step, lr=lr)
 
-    Engine.update = fail
+    StepRunner.update = fail
     try:
         train(config, RunFolder(folder), world=world)
     except (OutOfMemory, KeyError) as err:
@@ -239,7 +239,7 @@ def parts_that_fit(world, config):
 
     GPT.loss = limited
     model = GPT(config.model)
-    engine = Engine(model, make_optimizer(model, config.train), config, "cpu", world=world)
+    engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu", world=world)
     engine._agree_on_parts(open_task(config).batch(0, "cpu", world.share))
     return engine.parts
 

@@ -14,7 +14,7 @@ from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.meta import CacheError, read_meta, write_meta
 from niels_gpt.cache.sources.texts import (
-    Settings,
+    BuildSettings,
     budgets_of,
     chats_of,
     identity_of,
@@ -37,7 +37,7 @@ OPTIONAL = ("gutenberg",)
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildResult:
     """What became of a cache."""
 
     name: str
@@ -108,7 +108,7 @@ def refuse_other_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Pat
 
 def train_on(
     chosen: Iterable[Source],
-    settings: Settings,
+    settings: BuildSettings,
     unreachable: Callable[[Source, Exception], None],
     *,
     out: Path | None = None,
@@ -131,12 +131,12 @@ def train_on(
 
 def build(
     source: Source,
-    settings: Settings,
+    settings: BuildSettings,
     tokenizer: Tokenizer,
     *,
     force: bool = False,
     on_progress: OnProgress | None = None,
-) -> Built:
+) -> BuildResult:
     """Build the cache of a source, or leave it as it is if nothing it depends on has changed.
 
     Raises ValueError or OSError where it cannot be built; an older cache then stays as it was.
@@ -156,8 +156,8 @@ def build(
         options = {"seed": settings.seed, "shard_bytes": settings.shard_bytes, **budgets_of(source, settings)}
         options["shuffle_buffer"] = 0  # fineweb-edu comes shuffled; the others keep their order
     if not force and _unchanged(folder, {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}):
-        return Built(source.name, folder, "up to date", read_meta(folder / "meta.json"))
-    files.check_place(folder.parent, "--cache-dir", folder=True)
+        return BuildResult(source.name, folder, "up to date", read_meta(folder / "meta.json"))
+    files.check_output_path(folder.parent, "--cache-dir", folder=True)
     common: dict[str, Any] = {
         "tokenizer": tokenizer,
         "workers": settings.workers,
@@ -184,17 +184,17 @@ def build(
             also_dropped=None if texts.val is None else texts.dropped,
             **common,
         )
-    return Built(source.name, folder, "built", read_meta(folder / "meta.json"))
+    return BuildResult(source.name, folder, "built", read_meta(folder / "meta.json"))
 
 
-def write_placeholder(source: Source, settings: Settings, reason: str) -> Built:
+def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> BuildResult:
     """Folders and a meta.json that says that there is no cache; an existing cache is left alone."""
     folder = folder_of(source, settings.cache_dir)
     path = folder / "meta.json"
     with contextlib.suppress(CacheError):
         found = read_meta(path)
         if found.get("built") is not False:
-            return Built(source.name, folder, "up to date", found, reason)
+            return BuildResult(source.name, folder, "up to date", found, reason)
     for split in formats.SPLITS:
         (folder / split).mkdir(parents=True, exist_ok=True)
     stored = reason
@@ -202,7 +202,7 @@ def write_placeholder(source: Source, settings: Settings, reason: str) -> Built:
         stored = stored.replace(str(place), "...") if place else stored  # a cache tells nothing of this machine
     meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": stored}
     write_meta(path, meta)
-    return Built(source.name, folder, "not built", meta, reason)
+    return BuildResult(source.name, folder, "not built", meta, reason)
 
 
 def _unchanged(folder: Path, wanted: dict[str, Any]) -> bool:

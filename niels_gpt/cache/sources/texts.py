@@ -14,7 +14,7 @@ from niels_gpt.cache.build_cache import Message
 from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes, check_val_frac
 from niels_gpt.data.reading.local import find_files, find_local
-from niels_gpt.data.registry import Source, roam_place
+from niels_gpt.data.registry import Source, roam_path
 from niels_gpt.data.roam import list_roam_paths, read_text, split_roam_paths
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
@@ -24,7 +24,7 @@ from niels_gpt.system import files
 
 
 @dataclass(frozen=True)
-class Settings:
+class BuildSettings:
     """The constants of a build; every one is a flag of the commands."""
 
     cache_dir: Path
@@ -68,7 +68,7 @@ class Settings:
         return self.path or {"roam": self.roam, "primer": self.primer}.get(name)
 
 
-def training_texts(source: Source, settings: Settings) -> Iterator[str]:
+def training_texts(source: Source, settings: BuildSettings) -> Iterator[str]:
     """The texts of a source that its cache is trained on (of chats: all messages)."""
     if source.kind == "chat":
         for example in chats_of(source, settings):
@@ -77,15 +77,15 @@ def training_texts(source: Source, settings: Settings) -> Iterator[str]:
         yield from texts_of(source, settings).train
 
 
-class Texts(NamedTuple):
+class SplitTexts(NamedTuple):
     """What a pretrain cache is made of."""
 
-    train: Again
-    val: Again | None = None
+    train: Rereadable
+    val: Rereadable | None = None
     """None: by budget."""
-    test: Again | None = None
+    test: Rereadable | None = None
 
-    def given(self) -> list[Again]:
+    def given(self) -> list[Rereadable]:
         return [texts for texts in self if texts is not None]
 
     def documents(self) -> int:
@@ -98,13 +98,13 @@ class Texts(NamedTuple):
         return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
 
 
-def texts_of(source: Source, settings: Settings) -> Texts:
+def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
     """The texts of a source, by split."""
     name = source.name
     if name == "fineweb_edu":
-        return Texts(_samples(source, settings, shuffle=True, **_fineweb_options(settings)))
+        return SplitTexts(_samples(source, settings, shuffle=True, **_fineweb_options(settings)))
     if name == "gutenberg":
-        return Texts(_samples(source, settings))
+        return SplitTexts(_samples(source, settings))
     if name == "wikitext":
         local = _splits(settings)
         if "" in local:
@@ -112,11 +112,11 @@ def texts_of(source: Source, settings: Settings) -> Texts:
                 f"{local[''][0]} is one file for all splits of wikitext: give a folder with train and validation files"
             )
         test = _samples(source, settings, split="test") if settings.test else None
-        return Texts(_samples(source, settings), _samples(source, settings, split="validation"), test)
+        return SplitTexts(_samples(source, settings), _samples(source, settings, split="validation"), test)
     if name == "roam":
-        paths = list_roam_paths(str(roam_place(settings.place_of("roam"))))
+        paths = list_roam_paths(str(roam_path(settings.place_of("roam"))))
         train, val = split_roam_paths(paths, val_frac=settings.roam_val_frac, seed=settings.seed)
-        return Texts(_notes(train, settings.errors), _notes(val, settings.errors))
+        return SplitTexts(_notes(train, settings.errors), _notes(val, settings.errors))
     if "split" in source.options:
         raise ValueError(
             f"{name} is cut by bytes (data.sources.{name}.split), which makes byte streams: train on it with task "
@@ -125,21 +125,21 @@ def texts_of(source: Source, settings: Settings) -> Texts:
     everything = _samples(source, settings)
     number = everything.count()  # read twice rather than kept: it may be large
     train_rows, val_rows = split_items(range(number), val_frac=settings.val_frac, seed=settings.seed)
-    return Texts(_chosen(everything, train_rows), _chosen(everything, val_rows))
+    return SplitTexts(_chosen(everything, train_rows), _chosen(everything, val_rows))
 
 
-def _splits(settings: Settings) -> dict[str, list[str]]:
+def _splits(settings: BuildSettings) -> dict[str, list[str]]:
     """Split -> its files, of a local wikitext."""
     place = find_local(WIKITEXT, settings.place_of("wikitext"))
     return find_files(place, settings.wikitext_config or WIKITEXT_CONFIG) if place is not None else {}
 
 
-def _fineweb_options(settings: Settings) -> dict[str, Any]:
+def _fineweb_options(settings: BuildSettings) -> dict[str, Any]:
     options: dict[str, Any] = {"streaming": settings.fineweb_streaming, "shuffle_buffer_size": settings.shuffle_buffer}
     return options | ({"dataset_id": settings.fineweb_id} if settings.fineweb_id else {})
 
 
-def budgets_of(source: Source, settings: Settings) -> dict[str, int]:
+def budgets_of(source: Source, settings: BuildSettings) -> dict[str, int]:
     if source.name == "fineweb_edu":
         train, val = settings.fineweb_train_tokens, settings.fineweb_val_tokens
     elif source.name == "gutenberg":
@@ -149,7 +149,7 @@ def budgets_of(source: Source, settings: Settings) -> dict[str, int]:
     return {"max_train_tokens": train, "max_val_tokens": val}
 
 
-class Again:
+class Rereadable:
     """An input that can be read several times: each iteration opens it anew."""
 
     def __init__(self, open_: Callable[[dict[str, int]], Iterator[Any]], number: int | None = None) -> None:
@@ -176,17 +176,17 @@ class Again:
         return self.number
 
 
-def _samples(source: Source, settings: Settings, **options: Any) -> Again:
+def _samples(source: Source, settings: BuildSettings, **options: Any) -> Rereadable:
     """The texts of a source."""
 
     def read(dropped: dict[str, int]) -> Iterator[str]:
         samples = _open(source, settings, stats=dropped, **options)
         return (sample.text for sample in samples if isinstance(sample, PretrainSample))
 
-    return Again(read)
+    return Rereadable(read)
 
 
-def _notes(paths: list[str], errors: str | None) -> Again:
+def _notes(paths: list[str], errors: str | None) -> Rereadable:
     """The notes of these files that are not blank."""
 
     def read(dropped: dict[str, int]) -> Iterator[str]:
@@ -197,10 +197,10 @@ def _notes(paths: list[str], errors: str | None) -> Again:
             else:
                 dropped["empty"] = dropped.get("empty", 0) + 1
 
-    return Again(read, len(paths))
+    return Rereadable(read, len(paths))
 
 
-def _chosen(items: Again, numbers: list[int]) -> Again:
+def _chosen(items: Rereadable, numbers: list[int]) -> Rereadable:
     """The items of certain numbers, which are sorted."""
 
     def read(_: dict[str, int]) -> Iterator[str]:
@@ -211,12 +211,12 @@ def _chosen(items: Again, numbers: list[int]) -> Again:
                 yield item
                 number = next(wanted, None)
 
-    made = Again(read, len(numbers))
+    made = Rereadable(read, len(numbers))
     made.dropped = items.dropped
     return made
 
 
-def chats_of(source: Source, settings: Settings) -> Again:
+def chats_of(source: Source, settings: BuildSettings) -> Rereadable:
     """The conversations of a source."""
 
     def read(dropped: dict[str, int]) -> Iterator[list[Message]]:
@@ -224,10 +224,12 @@ def chats_of(source: Source, settings: Settings) -> Again:
             if isinstance(sample, ChatSample):
                 yield [Message(role=message.role, content=message.content) for message in sample.messages]
 
-    return Again(read)
+    return Rereadable(read)
 
 
-def _open(source: Source, settings: Settings, *, split: str = "train", shuffle: bool = False, **options: Any) -> Any:
+def _open(
+    source: Source, settings: BuildSettings, *, split: str = "train", shuffle: bool = False, **options: Any
+) -> Any:
     errors = settings.errors if source.decodes else None
     return source.samples(
         subset=subset_of(source, settings),
@@ -240,12 +242,12 @@ def _open(source: Source, settings: Settings, *, split: str = "train", shuffle: 
     )
 
 
-def subset_of(source: Source, settings: Settings) -> str | None:
+def subset_of(source: Source, settings: BuildSettings) -> str | None:
     wikitext = settings.wikitext_config or WIKITEXT_CONFIG
     return {"fineweb_edu": settings.fineweb_config, "wikitext": wikitext}.get(source.name)
 
 
-def identity_of(source: Source, settings: Settings) -> dict[str, Any]:
+def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
     """What a source depends on beside the settings that the builders record: options of its own, and the local files it
     is read from, by content (none where it comes from the Hub)."""
     identity: dict[str, Any] = dict(source.options)
@@ -268,7 +270,7 @@ def identity_of(source: Source, settings: Settings) -> dict[str, Any]:
     return identity
 
 
-def _files(source: Source, settings: Settings) -> list[str]:
+def _files(source: Source, settings: BuildSettings) -> list[str]:
     """The local files a source is read from."""
     if source.name == "fineweb_edu" and settings.fineweb_id:
         place = find_local(settings.fineweb_id, settings.path)
@@ -277,7 +279,7 @@ def _files(source: Source, settings: Settings) -> list[str]:
     return source.files(subset_of(source, settings), settings.place_of(source.name))
 
 
-def revision_of(source: Source, settings: Settings) -> str | None:
+def revision_of(source: Source, settings: BuildSettings) -> str | None:
     """The commit of a dataset on the Hub, from its first row."""
     options = _fineweb_options(settings) if source.name == "fineweb_edu" else {}
     sample = next(iter(_open(source, settings, take=1, **options)), None)

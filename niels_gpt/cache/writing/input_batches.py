@@ -13,7 +13,7 @@ BATCH_BYTES = 1 << 17
 BATCH_ITEMS = 1024
 
 
-class Batch(NamedTuple):
+class InputBatch(NamedTuple):
     first: int
     """Number of its first item."""
     items: list[Any]
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
         return hashed
 
 
-class Reader:
+class InputReader:
     """Items one after the other, counted and hashed."""
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -58,9 +58,9 @@ class Reader:
         """Whether nothing more comes."""
         return not any(True for _ in self._items)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[InputBatch]:
         while True:
-            batch, size, parts = Batch(self._number, [], self.hash.copy()), 0, []
+            batch, size, parts = InputBatch(self._number, [], self.hash.copy()), 0, []
             for item in self._items:
                 data = _bytes(item)
                 parts.append(data)

@@ -23,7 +23,7 @@ import numpy as np
 from niels_gpt.cache.formats import OFFSET_DTYPE
 from niels_gpt.cache.writing.checks import check_same_disk
 from niels_gpt.cache.writing.encoding import Encoded, in_order
-from niels_gpt.cache.writing.input_batches import Batch, Reader
+from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
 from niels_gpt.cache.writing.publish import move_back, move_in
 from niels_gpt.cache.writing.shards import (
     MARGIN_BYTES,
@@ -163,22 +163,22 @@ class PartialBuild:
         apart. Raises Changed where a resumed build meets other items than it met before; see `runs`.
         """
         saved = self._runs.get(name) or _nothing()
-        reader = Reader(items)
+        reader = InputReader(items)
         reader.skip(saved["items"])
         if reader.hash.hexdigest() != saved["sha256"]:
-            raise Changed
+            raise InputChanged
         if saved["within"]:  # the last complete shard ends inside this item
             if reader.peek().hexdigest() != saved["next_sha256"]:
-                raise Changed
+                raise InputChanged
         elif saved["ended"] == "input" and not reader.at_end():
-            raise Changed
+            raise InputChanged
         if saved["items"] or saved["within"]:
             log.warning("%s: going on with an interrupted build, after %d items", self.out_dir, saved["items"])
         if saved["ended"]:
             return
         state = _Run(name, saved, splits)
         done, ended = saved["items"], "input"
-        last = Batch(done, [], reader.hash.copy())
+        last = InputBatch(done, [], reader.hash.copy())
         if not any(self.splits[split].room for split in splits):
             ended = "budget"
         else:
@@ -208,7 +208,7 @@ class PartialBuild:
         shares = [n / whole for n, whole in zip((tokens, documents), self._expected, strict=True) if whole]
         self._on_progress(Progress(split, tokens, documents, min(max(shares), 1.0) if shares else None))
 
-    def _take(self, state: _Run, batch: Batch, encoded: Encoded) -> int:
+    def _take(self, state: _Run, batch: InputBatch, encoded: Encoded) -> int:
         """Write a batch; how many of its items were used."""
         tokens, ends = encoded.tokens, encoded.lengths.cumsum()
         begins = ends - encoded.lengths
@@ -343,7 +343,7 @@ class PartialBuild:
         """
         try:
             step()
-        except Changed:
+        except InputChanged:
             if not again:
                 self.discard()
                 raise ValueError(
@@ -355,7 +355,7 @@ class PartialBuild:
             step()
 
 
-class Changed(ValueError):
+class InputChanged(ValueError):
     """The input of a resumed build is not what it was."""
 
 

@@ -33,7 +33,7 @@ def move_in(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
                 (out_dir / name).rename(folder / OLD / name)
         for name in made:
             (folder / name).rename(out_dir / name)
-        files.sync_folder(out_dir)
+        files.fsync_folder(out_dir)
     except BaseException:
         with contextlib.suppress(OSError):  # the next build tries again
             move_back(folder, out_dir)
@@ -55,5 +55,5 @@ def move_back(folder: Path, out_dir: Path) -> None:
     for name in names:
         if (folder / OLD / name).exists() and not (out_dir / name).exists():
             (folder / OLD / name).rename(out_dir / name)
-    files.sync_folder(out_dir)
+    files.fsync_folder(out_dir)
     (folder / MOVING).unlink()

@@ -95,7 +95,7 @@ class ShardWriter:
 
     def write_documents(self) -> None:
         """documents.npy, beside the shards."""
-        with files.writing(self.folder / DOCUMENTS) as file:
+        with files.atomic_write(self.folder / DOCUMENTS) as file:
             np.save(file, np.array(self.starts, dtype=OFFSET_DTYPE))
 
 
@@ -111,7 +111,7 @@ def cannot_write(err: OSError, place: Path) -> OSError:
     if number in files.NO_SPACE:
         reason += f" ({MARGIN_BYTES >> 20} MiB stay free)" if number == errno.ENOSPC else ""
         remedy = "free some space and run it again: it goes on from the last complete shard"
-    elif number in files.NO_RIGHT:
+    elif number in files.NO_PERMISSION:
         remedy = "choose a folder that can be written"
     else:
         remedy = "nothing incomplete was left under a final name"

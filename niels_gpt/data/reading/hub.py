@@ -55,7 +55,7 @@ TABLE_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Request:
+class HubRequest:
     """Which rows to read."""
 
     dataset_id: str
@@ -85,14 +85,14 @@ class Shuffle:
     buffer_size: int = 10_000
 
 
-class Reader:
+class HubReader:
     """Iterates over (row number, row) of one split; the number is None where a shuffled stream does not tell it.
 
     A stream that breaks is opened again and goes on: the same order, nothing twice, nothing lost (the rows
     before are read again, for only so is a shuffle buffer what it was). Raises DataUnavailable.
     """
 
-    def __init__(self, request: Request, *, shuffle: Shuffle | None = None) -> None:
+    def __init__(self, request: HubRequest, *, shuffle: Shuffle | None = None) -> None:
         self.request, self.shuffle = request, shuffle
         self.revision: str | None = None
         """The commit of the dataset, once rows have come and if the Hub tells it."""
@@ -126,7 +126,7 @@ class Reader:
                 failures.wait_or_raise(err, after=done, place=_place_of(dataset))
 
 
-def open_dataset(request: Request) -> Any:
+def open_dataset(request: HubRequest) -> Any:
     """The `datasets` object itself, transient failures waited out; {split: dataset} where no split is asked for.
 
     Raises DataUnavailable.
@@ -167,7 +167,7 @@ def revision_of(dataset: Any) -> str | None:
 Files = dict[str, list[str]]  # split -> its files
 
 
-def _local_files(request: Request) -> Files | None:
+def _local_files(request: HubRequest) -> Files | None:
     """The local files of the split (or of all) that are asked for; None: it is the Hub's."""
     place = find_local(request.dataset_id, request.path)
     if place is None:
@@ -185,7 +185,7 @@ def _local_files(request: Request) -> Files | None:
     return files
 
 
-def _load(request: Request, files: Files | None) -> Any:
+def _load(request: HubRequest, files: Files | None) -> Any:
     import datasets
 
     with _quiet(datasets, local=files is not None):
@@ -200,7 +200,7 @@ def _load(request: Request, files: Files | None) -> Any:
         return {split: _load_local(request, {split: files[split]}, split) for split in files}
 
 
-def _load_local(request: Request, files: Files, split: str) -> Any:
+def _load_local(request: HubRequest, files: Files, split: str) -> Any:
     """One split of local files: with others beside it, it would have to have their columns."""
     import datasets
 
@@ -221,7 +221,7 @@ def _stamp(files: Files) -> str:
     return "at-" + hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def _shuffled_stream(dataset: Any, request: Request, shuffle: Shuffle | None) -> Any:
+def _shuffled_stream(dataset: Any, request: HubRequest, shuffle: Shuffle | None) -> Any:
     """A stream with its shuffle buffer; what is no stream, as it is."""
     if shuffle is None or not request.streaming or hasattr(dataset, "__len__"):
         return dataset
@@ -243,7 +243,7 @@ def _place_of(dataset: Any) -> tuple[int, int] | None:
         return None
 
 
-def _iterate(dataset: Any, request: Request, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
+def _iterate(dataset: Any, request: HubRequest, shuffle: Shuffle | None) -> Iterator[tuple[int | None, dict[str, Any]]]:
     if request.streaming and not hasattr(dataset, "__len__"):
         for number, row in enumerate(dataset):
             yield (number if shuffle is None else None), row
@@ -304,7 +304,7 @@ class _Failures:
     """Counts the failures since a stream last got further: waits after those that may pass, raises what the user
     should read."""
 
-    def __init__(self, request: Request, files: Files | None) -> None:
+    def __init__(self, request: HubRequest, files: Files | None) -> None:
         self.request, self.files = request, files
         self.number = 0
         self._spent = 0.0
@@ -340,7 +340,7 @@ class _Failures:
         time.sleep(pause)
 
 
-def _final(request: Request, err: Exception, failures: int, after: int) -> DataUnavailable:
+def _final(request: HubRequest, err: Exception, failures: int, after: int) -> DataUnavailable:
     """What the user reads: which dataset, what happened, the two ways out."""
     code = next(filter(None, map(status, chain(err))), None)
     text = " ".join(str(e) for e in chain(err)).lower()

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from niels_gpt.system.files import at_home
+from niels_gpt.system.files import expand_home
 
 VARIABLE = "NIELS_GPT_DATA"
 """The environment variable: a folder with one sub-folder per Hub id, or a YAML file `id: path`."""
@@ -41,11 +41,11 @@ def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
     Raises DataUnavailable for a path that does not exist, or a NIELS_GPT_DATA that cannot be used.
     """
     if path is not None:
-        return _existing(at_home(path), f"the local path for {dataset_id}")
+        return _existing(expand_home(path), f"the local path for {dataset_id}")
     value = os.environ.get(VARIABLE)
     if not value:
         return None
-    root = _existing(at_home(value), VARIABLE)
+    root = _existing(expand_home(value), VARIABLE)
     names = (dataset_id, dataset_id.rpartition("/")[2])
     if root.is_dir():
         return next((root / name for name in names if (root / name).exists()), None)
@@ -53,7 +53,7 @@ def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
     found = next((places[name] for name in names if name in places), None)
     if found is None:
         return None
-    return _existing(root.parent / at_home(found), f"{dataset_id} in {root}")
+    return _existing(root.parent / expand_home(found), f"{dataset_id} in {root}")
 
 
 def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from niels_gpt.data.reading.drops import Drops, is_text
-from niels_gpt.data.reading.hub import Reader, Request, Shuffle
+from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.types import PretrainSample
 
 TEXTLESS_ROWS = 100
@@ -32,8 +32,8 @@ def text_key(sample: Mapping[str, Any]) -> str:
     raise ValueError(f"no text in this row: none of its fields is a string ({', '.join(map(str, sample))})")
 
 
-def documents(
-    request: Request,
+def iter_text_samples(
+    request: HubRequest,
     *,
     source: str,
     shuffle: Shuffle | None = None,
@@ -48,7 +48,7 @@ def documents(
     """
     check_take(take)
     given = 0
-    reader = Reader(request, shuffle=shuffle)
+    reader = HubReader(request, shuffle=shuffle)
     textless: ValueError | None = None  # of the first row, while no row has had a text
     with Drops(source, stats) as drops:
         if take == 0:

@@ -18,7 +18,7 @@ from niels_gpt.inference.engine.request import (
     new_tokens,
     prompt_ids,
 )
-from niels_gpt.inference.engine.slots import Flight, PlainSlots, Slots
+from niels_gpt.inference.engine.slots import PendingTokens, PlainSlots, Slots
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.eval_mode import at_rest, evaluating
 from niels_gpt.model.gpt import GPT
@@ -56,7 +56,7 @@ class Engine:
         self._reading: deque[Request] = deque()
         self._inside: list[Request] = []  # decoded from the cache
         self._outside: list[Request] = []  # past T: each token needs the whole window
-        self._flights: deque[list[Flight]] = deque()
+        self._flights: deque[list[PendingTokens]] = deque()
 
     def submit(
         self,
@@ -219,7 +219,7 @@ class Engine:
         (self._outside if outside else self._inside).append(request)
         self._slots.start(request)
 
-    def _launch(self) -> list[Flight]:
+    def _launch(self) -> list[PendingTokens]:
         """A token or more for everyone who has started."""
         T = self.model.config.T
         window = self._slots.window(list(self._outside)) if self._outside else None
@@ -237,7 +237,7 @@ class Engine:
                     self._outside.remove(request)
         return flights
 
-    def _land(self, flight: Flight) -> list[Event]:
+    def _land(self, flight: PendingTokens) -> list[Event]:
         """Hand out the tokens of a launch; those of a request that has ended meanwhile are nobody's."""
         events = []
         for request, tokens in zip(flight.requests, flight.tokens(), strict=True):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from niels_gpt.config import MOST_TOKENS
-from niels_gpt.config.checks import whole
+from niels_gpt.config.checks import check_int
 from niels_gpt.inference.sampling import Sampling
 
 End = Literal["stop", "length", "cancelled"]
@@ -49,7 +49,7 @@ class Request:
 def prompt_ids(prompt: Iterable[int], V: int, name: str = "the prompt") -> list[int]:
     """The ids of a prompt as ints. Raises ValueError for an empty one and for what is no id of the vocabulary."""
     what = f"{name}: an id of the vocabulary"
-    ids = [whole(what, i, 0, V - 1) for i in prompt]
+    ids = [check_int(what, i, 0, V - 1) for i in prompt]
     if not ids:
         raise ValueError(f"{name} is empty: give at least one token to continue")
     return ids
@@ -57,7 +57,7 @@ def prompt_ids(prompt: Iterable[int], V: int, name: str = "the prompt") -> list[
 
 def new_tokens(number: int, low: int) -> int:
     """max_new_tokens as an int. Raises ValueError outside low..MOST_TOKENS."""
-    return whole("max_new_tokens", number, low, MOST_TOKENS)
+    return check_int("max_new_tokens", number, low, MOST_TOKENS)
 
 
 class Event(NamedTuple):

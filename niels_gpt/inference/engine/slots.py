@@ -17,7 +17,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 
 
-class Flight(Protocol):
+class PendingTokens(Protocol):
     """Tokens on their way."""
 
     requests: list[Request]
@@ -45,17 +45,17 @@ class Slots(Protocol):
     def drop(self, request: Request) -> None:
         """Forget a request."""
 
-    def decode(self) -> Flight | None:
+    def decode(self) -> PendingTokens | None:
         """Launch a token or more for all that have started and lie within T; None where there are none."""
 
-    def window(self, requests: list[Request]) -> Flight | None:
+    def window(self, requests: list[Request]) -> PendingTokens | None:
         """Launch a token for requests past T, from their last T tokens. None: not before all of theirs have landed."""
 
     def release(self, *, keep: bool) -> None:
         """No request is left, and none will come. `keep` what the next engine of the model can use."""
 
 
-class Landed:
+class ReadyTokens:
     """Tokens that are there."""
 
     def __init__(self, requests: list[Request], tokens: list[int]) -> None:
@@ -122,7 +122,7 @@ class PlainSlots:
             lengths.pop()
             self._cache.buffer = self._whole[:, :last]
 
-    def decode(self) -> Flight | None:
+    def decode(self) -> PendingTokens | None:
         if not self._rows:
             return None
         last = torch.tensor([request.ids[-1] for request in self._rows], device=self._model.device)
@@ -133,14 +133,14 @@ class PlainSlots:
             self._cache.lengths = lengths  # nobody has got a token: the next call begins where this one did
             raise
 
-    def window(self, requests: list[Request]) -> Flight | None:
+    def window(self, requests: list[Request]) -> PendingTokens | None:
         ids = torch.tensor([request.ids[-self._model.config.T :] for request in requests], device=self._model.device)
         return self._chosen(requests, self._model.lm_head(self._model.hidden(ids)[:, -1]))
 
     def release(self, *, keep: bool) -> None:
         self._rows.clear()
 
-    def _chosen(self, requests: list[Request], logits: torch.Tensor) -> Landed:
+    def _chosen(self, requests: list[Request], logits: torch.Tensor) -> ReadyTokens:
         """A token of each: requests of one kind of sampling together."""
         kinds: dict[Sampling, list[int]] = {}
         for row, request in enumerate(requests):
@@ -152,7 +152,7 @@ class PlainSlots:
             some = logits if len(kinds) == 1 else logits[rows]
             for row, token in zip(rows, choose(some, sampling, uniform).tolist(), strict=True):
                 tokens[row] = token
-        return Landed(requests, tokens)
+        return ReadyTokens(requests, tokens)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:

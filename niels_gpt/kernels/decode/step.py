@@ -143,7 +143,7 @@ class SlotState:
         self.counts = torch.full((slots + 1,), config.V, device=device, dtype=torch.int32)  # top_k
 
 
-class Rows:
+class DecodeRows:
     """Rows of a batch, each a slot of a state or idle. `ring` (RING, batch) takes their tokens, step by step."""
 
     launches: list[Launch]
@@ -223,7 +223,7 @@ class Rows:
         return graph
 
 
-class DecodeStep(Rows):
+class DecodeStep(DecodeRows):
     """A step of `batch` rows from the cache."""
 
     def __init__(self, weights: Weights, state: SlotState, batch: int) -> None:
@@ -320,7 +320,7 @@ class DecodeStep(Rows):
         self.moments[:, 0, 1] = exact.square().sum(1)
 
 
-class WindowStep(Rows):
+class WindowStep(DecodeRows):
     """A step of `batch` rows past T: each from its last T tokens, all computed anew."""
 
     def __init__(self, model: GPT, weights: Weights, state: SlotState, batch: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from niels_gpt.system.device import HAS_TRITON, imitates_bf16
+from niels_gpt.system.device import HAS_TRITON, emulates_bf16
 from niels_gpt.training.parallel.sharding import cut, gathered, local
 
 ROUNDS = 5
@@ -107,5 +107,5 @@ def _has_kernels(device: torch.device) -> bool:
 @functools.cache
 def _dtype(device: str) -> torch.dtype:
     """bfloat16 is enough here, and twice as fast where the processor multiplies it; elsewhere it is slow."""
-    fast = device == "cuda" or (device == "cpu" and not imitates_bf16(device))
+    fast = device == "cuda" or (device == "cpu" and not emulates_bf16(device))
     return torch.bfloat16 if fast else torch.float32

@@ -18,7 +18,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import World
 
 
-class Loss(nn.Module):
+class LossModule(nn.Module):
     """The loss of a model as a module."""
 
     def __init__(self, model: GPT) -> None:
@@ -41,7 +41,9 @@ def as_copies(model: GPT) -> nn.Module:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*broadcast_buffers")  # torch 2.13 renames it; 2.9 does not yet
         # Without device_ids nothing is moved: segments stay on the CPU.
-        return nn.parallel.DistributedDataParallel(Loss(model), gradient_as_bucket_view=True, broadcast_buffers=False)
+        return nn.parallel.DistributedDataParallel(
+            LossModule(model), gradient_as_bucket_view=True, broadcast_buffers=False
+        )
 
 
 def in_parts(model: GPT, device: str) -> nn.Module:
@@ -51,7 +53,7 @@ def in_parts(model: GPT, device: str) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     # Weights travel as float32 and autocast rounds them, as it does on one device: the same numbers.
-    module = Loss(model)
+    module = LossModule(model)
     mesh = init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

@@ -9,9 +9,9 @@ import torch
 
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import (
-    ALONE,
-    WHOLE,
-    Share,
+    ALL_ROWS,
+    SINGLE_PROCESS,
+    RankShare,
     World,
 )
 from niels_gpt.tokenizer import AnyTokenizer
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """Where a row of a batch comes from."""
 
     row: int
@@ -76,10 +76,10 @@ class Task(Protocol):
     tokenizer: AnyTokenizer
     """What the ids of its batches mean."""
 
-    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
         """The rows of an update, or a share of them; the same for the same step, always."""
 
-    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """(loss per held-out set, the one number that chooses the best checkpoint); each process measures its share,
         and all get the result."""
 
@@ -93,7 +93,7 @@ class Task(Protocol):
 class DataTask(Task, Protocol):
     """A task over text, which can tell where its rows come from."""
 
-    def origins(self, step: int) -> list[Origin]:
+    def origins(self, step: int) -> list[RowOrigin]:
         """Source, document, offset and text of every row of a step."""
 
     def describe(self) -> list[SourceRow]:

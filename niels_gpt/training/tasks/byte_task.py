@@ -6,23 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt.batching import Plan, gather_rows, plan_batch
+from niels_gpt.batching import RowPlan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
 from niels_gpt.system import files
-from niels_gpt.system.console import count
+from niels_gpt.system.console import short_number
 from niels_gpt.system.processes import (
-    ALONE,
-    WHOLE,
-    Share,
+    ALL_ROWS,
+    SINGLE_PROCESS,
+    RankShare,
     World,
 )
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.training.memory_limits import NO_MEMORY, no_memory
-from niels_gpt.training.tasks.base import Batch, Origin, SourceRow
+from niels_gpt.training.memory_limits import NO_MEMORY, is_out_of_memory
+from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
 
 SOURCES = ("wiki", "roam", "primer")
 """The sources that are always there; data.sources adds others."""
@@ -51,18 +51,18 @@ class ByteTask:
         self._p = {name: share for name, share in config.train.p_train.items() if share}
         self._train = {name: streams[name]["train"].data for name in self._p}
 
-    def plan(self, step: int) -> Plan:
+    def plan(self, step: int) -> RowPlan:
         """Which windows the rows of a step are."""
         drawn_from = generator(self.config.train.seed, "batch", step)
         return plan_batch(self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=drawn_from)
 
-    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
         names, source, start = self.plan(step)
         rows = share.of(len(start))
-        plan = Plan(names, source[rows], start[rows])
+        plan = RowPlan(names, source[rows], start[rows])
         return Batch(*gather_rows(self._train, plan, T=self.config.model.T, device=device))
 
-    def origins(self, step: int) -> list[Origin]:
+    def origins(self, step: int) -> list[RowOrigin]:
         """Source, document, offset and text of every row of a step."""
         plan = self.plan(step)
         rows = []
@@ -71,10 +71,10 @@ class ByteTask:
             stream = self.streams[name]["train"]
             document, offset = stream.locate(start)
             text = stream.data[start : start + self.config.model.T].decode("utf-8", errors="replace")
-            rows.append(Origin(row, name, document, offset, start, text))
+            rows.append(RowOrigin(row, name, document, offset, start, text))
         return rows
 
-    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """Sampled loss on the sources of p_val; the same windows every time, so that steps compare."""
         weights = {name: w for name, w in self.config.train.p_val.items() if w}
         losses = self._losses(model, device, list(weights), world.share.of(self.config.train.B))
@@ -97,7 +97,7 @@ class ByteTask:
                 generator=generator(self.config.train.seed, "eval"),
             )
         except NO_MEMORY as err:  # what it still holds is free only after this block
-            if not no_memory(err) or rows.stop - rows.start < 2:
+            if not is_out_of_memory(err) or rows.stop - rows.start < 2:
                 raise
         middle = (rows.start + rows.stop) // 2
         first, second = (
@@ -122,7 +122,7 @@ class ByteTask:
             train, val = streams["train"], streams["val"]
             state = "cached" if all(stream.cached for stream in streams.values()) else "built"
             if "test" in streams:
-                state += f"; {count(len(streams['test'].data))}B to test on"
+                state += f"; {short_number(len(streams['test'].data))}B to test on"
             rows.append(
                 SourceRow(
                     name,
@@ -176,13 +176,13 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
     def place(value: str, usual: str) -> str:
         if value == "auto":
             return usual if Path(usual).exists() else "embedded"
-        return value if value == "embedded" else str(files.at_home(value))
+        return value if value == "embedded" else str(files.expand_home(value))
 
     return StreamBuildConfig(
         roam_root=place(data.roam, ".roam-data"),
         primer_path=place(data.primer, "data/primer.txt"),
         wiki={"auto": "embedded", "hub": "hub"}.get(data.wiki) or place(data.wiki, ""),
-        cache_dir=str(files.at_home(data.cache_dir)),
+        cache_dir=str(files.expand_home(data.cache_dir)),
         roam_val_frac=data.roam_val_frac,
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,

@@ -21,7 +21,7 @@ from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.training.tasks.byte_task import SOURCES, places, stream_config
 
 
-class Shelf(Protocol):
+class DocumentSet(Protocol):
     """The documents of one source and split."""
 
     lengths: np.ndarray
@@ -42,7 +42,7 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True)
-class Library:
+class SourceDocuments:
     """The documents of a source: to train on, and held out."""
 
     source: str
@@ -50,11 +50,11 @@ class Library:
     unit: str
     """Of a token: `B` for bytes, else ` tokens`."""
     tokenizer: AnyTokenizer
-    train: Shelf
-    held_out: Shelf
+    train: DocumentSet
+    held_out: DocumentSet
 
 
-class ByteShelf:
+class ByteDocumentSet:
     """Documents of a byte stream, without what stands between them."""
 
     def __init__(self, stream: Stream) -> None:
@@ -76,7 +76,7 @@ class ByteShelf:
         return ArrayDocuments([self.ids(i) for i in indices])
 
 
-class TokenShelf:
+class TokenDocumentSet:
     """Documents of a token cache; they stay on disk. Each ends with one EOT.
 
     Reading one with an id past the vocabulary raises CacheError.
@@ -115,7 +115,7 @@ def check_vocabulary(config: RunConfig, tokenizer: AnyTokenizer, place: str) -> 
         )
 
 
-def open_library(config: RunConfig, source: str | None = None) -> Library:
+def open_documents(config: RunConfig, source: str | None = None) -> SourceDocuments:
     """The documents of a source that a config can train on; by default the one its splice section names, else the only
     one it has, or notes. Raises ValueError where there is none of that name."""
     name = source or config.splice.dataset_name
@@ -135,18 +135,18 @@ def open_library(config: RunConfig, source: str | None = None) -> Library:
         )
     place = folder.path / "pretrain" / name
     shelves = [_token_shelf(folder, name, split) for split in ("train", "val")]
-    return Library(name, str(place), " tokens", folder.tokenizer, shelves[0], shelves[1])
+    return SourceDocuments(name, str(place), " tokens", folder.tokenizer, shelves[0], shelves[1])
 
 
-def _token_shelf(folder: CacheFolder, name: str, split: str) -> Shelf:
+def _token_shelf(folder: CacheFolder, name: str, split: str) -> DocumentSet:
     place, tokenizer = folder.path / "pretrain" / name / split, folder.tokenizer
     if not place.is_dir():
-        return EmptyShelf()
+        return EmptyDocumentSet()
     stream = TokenStream(place, tokenizer_sha256=tokenizer.sha256)
-    return TokenShelf(stream, folder.fingerprint("pretrain", name, split), tokenizer.vocab_size)
+    return TokenDocumentSet(stream, folder.fingerprint("pretrain", name, split), tokenizer.vocab_size)
 
 
-class EmptyShelf:
+class EmptyDocumentSet:
     """A split that has no documents."""
 
     lengths = ends = np.empty(0, dtype=np.int64)
@@ -162,7 +162,7 @@ class EmptyShelf:
         raise IndexError(indices)
 
 
-def _byte_library(config: RunConfig, name: str) -> Library:
+def _byte_library(config: RunConfig, name: str) -> SourceDocuments:
     known = (*SOURCES, *config.data.sources)
     if name not in known:
         raise ValueError(f"unknown source {name!r}; the sources of bytes are {', '.join(known)}")
@@ -170,14 +170,14 @@ def _byte_library(config: RunConfig, name: str) -> Library:
     train = dataclasses.replace(config.train, p_train=only, p_val=only)
     cfg = stream_config(dataclasses.replace(config, task="bytes", train=train))
     streams = load_streams(cfg, T=-1)[name]  # a folder with one note has none to hold out
-    shelves = (ByteShelf(streams[split]) for split in ("train", "val"))
-    return Library(name, places(cfg)[name], "B", ByteTokenizer(), *shelves)
+    shelves = (ByteDocumentSet(streams[split]) for split in ("train", "val"))
+    return SourceDocuments(name, places(cfg)[name], "B", ByteTokenizer(), *shelves)
 
 
-class Contents:
+class ContentIndex:
     """Documents of a shelf by what is in them; they are read when one as long is asked for."""
 
-    def __init__(self, shelf: Shelf, indices: Sequence[int] | None = None) -> None:
+    def __init__(self, shelf: DocumentSet, indices: Sequence[int] | None = None) -> None:
         """`indices`: which documents; None: all."""
         self._shelf = shelf
         self._indices = np.arange(len(shelf.lengths)) if indices is None else np.array(indices, dtype=np.int64)
@@ -196,6 +196,6 @@ def content_key(ids: np.ndarray) -> bytes:
     return hashlib.sha256(np.asarray(ids, dtype="<i4").tobytes()).digest()
 
 
-def digest(parts: Iterable[int]) -> str:
+def digest_indices(parts: Iterable[int]) -> str:
     """What identifies a choice of documents."""
     return files.sha256_bytes(",".join(map(str, parts)).encode("utf-8"))

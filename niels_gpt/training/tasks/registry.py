@@ -6,7 +6,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.training.tasks.base import (
     Batch,
     DataTask,
-    Origin,
+    RowOrigin,
     SourceRow,
     Task,
 )
@@ -25,8 +25,8 @@ __all__ = [
     "Batch",
     "ByteTask",
     "DataTask",
-    "Origin",
     "PretrainTask",
+    "RowOrigin",
     "SFTTask",
     "SourceRow",
     "SpliceTask",

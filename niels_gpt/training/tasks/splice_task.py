@@ -12,32 +12,32 @@ import numpy as np
 import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
-from niels_gpt.config.checks import whole
+from niels_gpt.config.checks import check_int
 from niels_gpt.config.splice import SpliceConfig
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.splice.dataset import metadata
 from niels_gpt.splice.frames import Spans
-from niels_gpt.splice.packing import Packed, arrange, pack
+from niels_gpt.splice.packing import PackedFrames, arrange, pack
 from niels_gpt.splice.tensors import to_tensors
 from niels_gpt.splice.weights import spread
-from niels_gpt.system.console import counted
+from niels_gpt.system.console import plural
 from niels_gpt.system.processes import (
-    ALONE,
-    WHOLE,
-    Share,
+    ALL_ROWS,
+    SINGLE_PROCESS,
+    RankShare,
     World,
 )
 from niels_gpt.tokenizer import AnyTokenizer, text_bytes, token_sizes
-from niels_gpt.training.tasks.base import Batch, Origin, SourceRow
+from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
 from niels_gpt.training.tasks.documents import (
-    Contents,
-    Library,
-    Shelf,
+    ContentIndex,
+    DocumentSet,
+    SourceDocuments,
     check_vocabulary,
-    digest,
-    open_library,
+    digest_indices,
+    open_documents,
 )
 
 MAX_DETAILS = 64
@@ -49,18 +49,18 @@ PROMPT_TOKENS = 32
 class SpliceTask:
     """Spans of the chosen documents; `library` is where they were chosen from."""
 
-    def __init__(self, config: RunConfig, library: Library | None = None) -> None:
+    def __init__(self, config: RunConfig, library: SourceDocuments | None = None) -> None:
         """Raises ValueError for a choice of documents that cannot be made, or that gives no example."""
         self.config = config
-        self.library = library = open_library(config) if library is None else library
+        self.library = library = open_documents(config) if library is None else library
         self.tokenizer: AnyTokenizer = library.tokenizer
         check_vocabulary(config, self.tokenizer, library.place)
         for name in ("pad_token_id", "eos_token_id"):
             if (given := getattr(config.splice, name)) is not None:
-                whole(f"splice.{name}", given, 0, self.tokenizer.vocab_size - 1)
+                check_int(f"splice.{name}", given, 0, self.tokenizer.vocab_size - 1)
         self.chosen, self.dataset = build_dataset(config, library)
         self.names = unique_names(library.train, self.chosen)
-        trained = Contents(library.train, self.chosen)
+        trained = ContentIndex(library.train, self.chosen)
         self.controls = choose_controls(library.held_out, config.splice.controls, self.dataset, trained)
         self._control_set = self._lay_out_controls() if self.controls else None
         relative = config.model.positions == "rope"
@@ -81,7 +81,7 @@ class SpliceTask:
         plan = self.dataset.plan(train.seed, step, train.B, shuffle=self.config.splice.shuffle)
         return self.dataset.planned(plan)
 
-    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
         """A share is of the spans, and packed by itself: packing changes neither loss nor gradients."""
         return Batch(*self._tensors(self.dataset, _part(self.spans(step), share), device)[0])
 
@@ -89,7 +89,7 @@ class SpliceTask:
         frames = pack(dataset, spans) if self.packed else dataset.frames(spans)
         return to_tensors(frames, device), frames
 
-    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """`splice` and `control`: the mean loss of the chosen documents and of the controls, each on its fixed grid of
         spans; under `loss/` and `bpb/` those of each document."""
         losses, bits = self._measure(model, self.dataset, device, world)
@@ -121,7 +121,9 @@ class SpliceTask:
                 logits = model(tensors.x, **Batch(*tensors).structure())
                 losses = F.cross_entropy(logits.flatten(0, 1).float(), tensors.targets.flatten(), reduction="none")
                 rows = losses.view(tensors.targets.shape).double().cpu().numpy()
-                row, at = (frames.frame, frames.start) if isinstance(frames, Packed) else (range(len(part.doc)), part.s)
+                row, at = (
+                    (frames.frame, frames.start) if isinstance(frames, PackedFrames) else (range(len(part.doc)), part.s)
+                )
                 for doc, i, start, length in zip(part.doc, row, at, part.length, strict=True):
                     here = slice(int(start), int(start + length) - 1)
                     nats[doc] += rows[i, here].sum()
@@ -132,7 +134,7 @@ class SpliceTask:
         return nats[used] / tokens[used], nats[used] / np.maximum(size[used], 1) / np.log(2)
 
     def fingerprint(self) -> dict[str, str]:
-        found = {self.library.source: self.library.train.sha256, "documents": digest(self.chosen)}
+        found = {self.library.source: self.library.train.sha256, "documents": digest_indices(self.chosen)}
         return found if self.tokenizer.sha256 is None else {**found, "tokenizer": str(self.tokenizer.sha256)}
 
     def sample_prompt(self) -> str:
@@ -142,7 +144,7 @@ class SpliceTask:
         text = self.tokenizer.decode(ids[: min(PROMPT_TOKENS, len(ids) // 2)].tolist()).rstrip("\ufffd")
         return text or self.config.output.sample_prompt
 
-    def origins(self, step: int) -> list[Origin]:
+    def origins(self, step: int) -> list[RowOrigin]:
         spans = self.spans(step)
         rows = []
         for row, (doc, t, s, length) in enumerate(zip(*(part.tolist() for part in spans), strict=True)):
@@ -151,7 +153,7 @@ class SpliceTask:
             text = self.tokenizer.decode(tokens.tolist())
             shelf, number = self.library.train, self.chosen[doc]
             start = int(shelf.ends[number] - shelf.lengths[number]) + t
-            rows.append(Origin(row, self.library.source, f"{self.names[doc]} at s={s}", t, start, text))
+            rows.append(RowOrigin(row, self.library.source, f"{self.names[doc]} at s={s}", t, start, text))
         return rows
 
     def describe(self) -> list[SourceRow]:
@@ -164,8 +166,8 @@ class SpliceTask:
         """What is trained on, what packing saves, and what a sweep over positions is worth."""
         dataset, model = self.dataset, self.config.model
         lines = [
-            f"splice: {counted(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
-            f"{len(dataset):,} examples per epoch, {counted(len(self.controls), 'held-out control')}"
+            f"splice: {plural(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
+            f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}"
         ]
         spans = self.spans(0)
         frame, start = arrange(spans.length, dataset.S)
@@ -189,13 +191,13 @@ class SpliceTask:
         return lines
 
 
-def build_dataset(config: RunConfig, library: Library) -> tuple[list[int], MultiSpliceDocumentDataset]:
+def build_dataset(config: RunConfig, library: SourceDocuments) -> tuple[list[int], MultiSpliceDocumentDataset]:
     """(the chosen documents' numbers, their dataset). Raises ValueError."""
     chosen = choose_documents(config.splice, library, config.model.T)
     return chosen, _dataset(config, library, library.train, chosen, config.splice.dataset_options())
 
 
-def choose_documents(splice: SpliceConfig, library: Library, S: int) -> list[int]:
+def choose_documents(splice: SpliceConfig, library: SourceDocuments, S: int) -> list[int]:
     """The numbers of the documents to train on. Raises ValueError where they cannot be chosen."""
     shelf = library.train
     if splice.doc_key is None:
@@ -212,7 +214,7 @@ def choose_documents(splice: SpliceConfig, library: Library, S: int) -> list[int
 
 
 def _dataset(
-    config: RunConfig, library: Library, shelf: Shelf, indices: list[int], options: dict[str, Any]
+    config: RunConfig, library: SourceDocuments, shelf: DocumentSet, indices: list[int], options: dict[str, Any]
 ) -> MultiSpliceDocumentDataset:
     special = library.tokenizer.special_token_ids()
     documents = shelf.documents(indices)
@@ -226,25 +228,27 @@ def _dataset(
     )
 
 
-def choose_controls(shelf: Shelf, number: int, dataset: MultiSpliceDocumentDataset, trained: Contents) -> list[int]:
+def choose_controls(
+    shelf: DocumentSet, number: int, dataset: MultiSpliceDocumentDataset, trained: ContentIndex
+) -> list[int]:
     """Held-out documents that give examples, those nearest in length to the chosen ones; no copy of a trained one."""
     usable = np.flatnonzero(dataset.layout.counts(shelf.lengths)) if len(shelf.lengths) else np.empty(0, dtype=int)
     return _nearest(shelf, usable, number, float(np.median(dataset.lengths)), trained)
 
 
-def choose_controls_near(shelf: Shelf, number: int, length: float, trained: Contents) -> list[int]:
+def choose_controls_near(shelf: DocumentSet, number: int, length: float, trained: ContentIndex) -> list[int]:
     """Held-out documents of more than two tokens, those nearest to a length; no copy of a trained one."""
     return _nearest(shelf, np.flatnonzero(shelf.lengths > 2), number, length, trained)
 
 
-def _nearest(shelf: Shelf, usable: np.ndarray, number: int, length: float, trained: Contents) -> list[int]:
+def _nearest(shelf: DocumentSet, usable: np.ndarray, number: int, length: float, trained: ContentIndex) -> list[int]:
     """The usable documents nearest in length whose content was not trained on; ties go to the lower number."""
     distance = np.abs(shelf.lengths[usable] - length)
     order = usable[np.argsort(distance, kind="stable")].tolist()
     return list(itertools.islice((i for i in order if shelf.ids(i) not in trained), number))
 
 
-def unique_names(shelf: Shelf, indices: Iterable[int]) -> list[str]:
+def unique_names(shelf: DocumentSet, indices: Iterable[int]) -> list[str]:
     """The names of documents; where two are the same, with their numbers."""
     names = [(i, shelf.name(i)) for i in indices]
     times = Counter(name for _, name in names)
@@ -271,9 +275,9 @@ def distinct_spans(dataset: MultiSpliceDocumentDataset) -> int:
     for length, number in zip(*np.unique(lengths, return_counts=True), strict=True):
         starts = int(layout.starts(np.array([length]))[0])
         left = length - np.arange(starts) * layout.k_t
-        whole = np.minimum(layout.K, np.full_like(left, length) if layout.kind == "cyclic_roll" else left)
+        check_int = np.minimum(layout.K, np.full_like(left, length) if layout.kind == "cyclic_roll" else left)
         # At the right end of the frame a span is cut shorter with every offset, down to min_copy_len.
-        cut = (layout.S - layout.m) // layout.k_s - (layout.S - whole) // layout.k_s
+        cut = (layout.S - layout.m) // layout.k_s - (layout.S - check_int) // layout.k_s
         found += int(number) * int((1 + cut).sum())
     return found
 
@@ -284,7 +288,7 @@ def sizes(lengths: np.ndarray) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _part(spans: Spans, share: Share) -> Spans:
+def _part(spans: Spans, share: RankShare) -> Spans:
     """A share of the spans; the order stays."""
     return Spans(*(part[share.of(len(part))] for part in spans))
 

@@ -15,22 +15,22 @@ from niels_gpt.cache.meta import past_vocabulary
 from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
-from niels_gpt.cache.verify import verify
+from niels_gpt.cache.verify import verify_cache
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import (
-    ALONE,
-    WHOLE,
-    Share,
+    ALL_ROWS,
+    SINGLE_PROCESS,
+    RankShare,
     World,
 )
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
-from niels_gpt.training.tasks.base import Batch, Origin, SourceRow
-from niels_gpt.training.tasks.documents import check_vocabulary, open_library, uses_bytes
+from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
+from niels_gpt.training.tasks.documents import check_vocabulary, open_documents, uses_bytes
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
@@ -46,7 +46,7 @@ def verify_caches(config: RunConfig) -> None:
     if uses_bytes(config):
         return
     if config.task == "splice":
-        verify(Path(open_library(config).place))
+        verify_cache(Path(open_documents(config).place))
         return
     folder = CacheFolder(config.data.token_cache)
     shares = {**config.train.p_train, **config.train.p_val}
@@ -55,7 +55,7 @@ def verify_caches(config: RunConfig) -> None:
         there = folder.names("pretrain")
         kinds += [("pretrain", name) for name, share in config.data.retain.items() if share and name in there]
     for kind, name in kinds:
-        verify(folder.path / kind / name)
+        verify_cache(folder.path / kind / name)
 
 
 class _TokenTask(abc.ABC):
@@ -90,7 +90,7 @@ class _TokenTask(abc.ABC):
         shas = {name: self.folder.fingerprint(self.kind, name) for name in self._train.weights}
         return {**shas, "tokenizer": str(self.tokenizer.sha256)}
 
-    def _rows(self, step: int, share: Share) -> tuple[torch.Tensor, ...]:
+    def _rows(self, step: int, share: RankShare) -> tuple[torch.Tensor, ...]:
         """What a share of a step learns from."""
         whole = self.plan(step)
         rows = share.of(len(whole.row))
@@ -158,17 +158,17 @@ class PretrainTask(_TokenTask):
     def _open(self, name: str, split: str) -> PretrainTokenStreamDataset:
         return self.folder.pretrain(name, split, T=self.config.model.T)
 
-    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
         x, y = self._rows(step, share)
         return Batch(x.to(device), y.to(device))
 
-    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """The loss of every held-out cache, and `val_pretrain`, their mean by p_val."""
         losses = self._losses(model, self._val, device, world)
         whole = _mixed(losses, self.config.train.p_val)
         return {**{f"val_{name}": loss for name, loss in losses.items()}, "val_pretrain": whole}, whole
 
-    def origins(self, step: int) -> list[Origin]:
+    def origins(self, step: int) -> list[RowOrigin]:
         plan = self.plan(step)
         x = self._train.gather(plan)[0]
         rows = []
@@ -176,7 +176,7 @@ class PretrainTask(_TokenTask):
             dataset = self._train.datasets[name]
             document, offset = dataset.locate(window)
             text = self.folder.tokenizer.render(x[row].tolist())
-            rows.append(Origin(row, name, f"document {document}", offset, dataset.position(window), text))
+            rows.append(RowOrigin(row, name, f"document {document}", offset, dataset.position(window), text))
         return rows
 
     def sample_prompt(self) -> str:
@@ -203,11 +203,11 @@ class SFTTask(_TokenTask):
     def _open(self, name: str, split: str) -> SFTExampleDataset:
         return self.folder.sft(name, split, T=self.config.model.T)
 
-    def batch(self, step: int, device: str, share: Share = WHOLE) -> Batch:
+    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
         x, _, targets = self._rows(step, share)
         return Batch(x.to(device), targets.to(device))
 
-    def evaluate(self, model: GPT, device: str, world: World = ALONE) -> tuple[dict[str, float], float]:
+    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """The loss of every held-out cache, their mean by p_val (`val_sft`), and `val_pretrain`: is it forgetting?"""
         losses = self._losses(model, self._val, device, world)
         whole = _mixed(losses, self.config.train.p_val)
@@ -216,14 +216,14 @@ class SFTTask(_TokenTask):
             found["val_pretrain"] = _mixed(self._losses(model, self._retained, device, world), self.config.data.retain)
         return found, whole
 
-    def origins(self, step: int) -> list[Origin]:
+    def origins(self, step: int) -> list[RowOrigin]:
         plan = self.plan(step)
         rows = []
         for row, (name, example) in enumerate(zip(plan.source, plan.row, strict=True)):
             dataset = self._train.datasets[name]
             tokens = dataset.example(example)[: self.config.model.T]
             start = int(dataset.bounds[example])
-            rows.append(Origin(row, name, f"example {example}", 0, start, self.folder.tokenizer.render(tokens)))
+            rows.append(RowOrigin(row, name, f"example {example}", 0, start, self.folder.tokenizer.render(tokens)))
         return rows
 
     def sample_prompt(self) -> list[int]:

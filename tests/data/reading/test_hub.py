@@ -31,8 +31,8 @@ from niels_gpt.data.reading import hub as hub_module
 from niels_gpt.data.reading.hub import (
     ATTEMPTS,
     DataUnavailable,
-    Reader,
-    Request,
+    HubReader,
+    HubRequest,
     Shuffle,
     go_offline,
     open_dataset,
@@ -44,8 +44,8 @@ from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
 httpx = sys.modules[huggingface_hub.errors.HTTPError.__module__.partition(".")[0]]  # what huggingface_hub talks through
 
 NAME = "someone/some-texts"
-STREAM = Request(NAME, "some-config", "train", streaming=True)
-TABLE = Request(NAME, "some-config", "train")
+STREAM = HubRequest(NAME, "some-config", "train", streaming=True)
+TABLE = HubRequest(NAME, "some-config", "train")
 TWO_WAYS = (NAME, "connect to the Hub", "path=", "NIELS_GPT_DATA")
 
 
@@ -108,7 +108,7 @@ def fake(monkeypatch):
 
 
 def read(request=STREAM, shuffle=None):
-    return [row for _, row in Reader(request, shuffle=shuffle)]
+    return [row for _, row in HubReader(request, shuffle=shuffle)]
 
 
 def unbroken(rows, shuffle, files=1):
@@ -158,14 +158,14 @@ def caused(error, cause):
 def test_a_stream_gives_its_rows_and_their_numbers(fake):
     rows = numbered(12)
     hub = fake(rows)
-    assert list(Reader(STREAM)) == list(enumerate(rows))
+    assert list(HubReader(STREAM)) == list(enumerate(rows))
     assert hub.calls == [((NAME, "some-config"), {"split": "train", "streaming": True})]
     assert hub.pauses == []
 
 
 def test_without_a_config_none_is_passed_on(fake):
     hub = fake(numbered(1))
-    assert len(list(Reader(Request(NAME, streaming=True)))) == 1
+    assert len(list(HubReader(HubRequest(NAME, streaming=True)))) == 1
     assert hub.calls[0][0] in ((NAME,), (NAME, None))
 
 
@@ -174,7 +174,7 @@ def test_a_shuffled_stream_is_in_the_order_of_datasets(fake, files):
     rows, shuffle = numbered(50), Shuffle(7, 8)
     wanted = unbroken(rows, shuffle, files)
     fake(rows, files=files)
-    found = list(Reader(STREAM, shuffle=shuffle))
+    found = list(HubReader(STREAM, shuffle=shuffle))
     assert [row for _, row in found] == wanted
     assert wanted != rows
     assert sorted(row["number"] for row in wanted) == list(range(50))
@@ -185,31 +185,31 @@ def test_a_shuffled_stream_is_in_the_order_of_datasets(fake, files):
 def test_a_table_gives_its_rows_and_their_numbers(fake, n):
     rows = numbered(n)
     fake(rows)
-    assert list(Reader(TABLE)) == list(enumerate(rows))
+    assert list(HubReader(TABLE)) == list(enumerate(rows))
 
 
 @pytest.mark.parametrize("n", [1, 1000, 2500])
 def test_a_shuffled_table_has_every_row_once_with_its_number(fake, n):
     rows = numbered(n)
     fake(rows)
-    found = list(Reader(TABLE, shuffle=Shuffle(3)))
+    found = list(HubReader(TABLE, shuffle=Shuffle(3)))
     order = torch.randperm(n, generator=torch.Generator().manual_seed(3)).tolist()
     assert found == [(i, rows[i]) for i in order]
-    assert found == list(Reader(TABLE, shuffle=Shuffle(3)))
+    assert found == list(HubReader(TABLE, shuffle=Shuffle(3)))
     if n > 1:
-        assert found != list(Reader(TABLE, shuffle=Shuffle(4)))
+        assert found != list(HubReader(TABLE, shuffle=Shuffle(4)))
 
 
 def test_only_the_columns_that_are_asked_for(fake):
     fake([{"text": "a", "number": 1, "rest": "x"}, {"text": "b", "number": 2, "rest": "y"}])
-    request = Request(NAME, columns=("number", "text", "not there"))
-    assert list(Reader(request)) == [(0, {"text": "a", "number": 1}), (1, {"text": "b", "number": 2})]
+    request = HubRequest(NAME, columns=("number", "text", "not there"))
+    assert list(HubReader(request)) == [(0, {"text": "a", "number": 1}), (1, {"text": "b", "number": 2})]
 
 
 def test_a_reader_can_be_read_twice(fake):
     rows = numbered(5)
     fake(rows)
-    reader = Reader(STREAM)
+    reader = HubReader(STREAM)
     assert list(reader) == list(reader) == list(enumerate(rows))
 
 
@@ -222,7 +222,7 @@ def test_rows_come_one_at_a_time(monkeypatch):
             yield row
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.IterableDataset.from_generator(generate))
-    rows = list(itertools.islice(Reader(STREAM), 7))
+    rows = list(itertools.islice(HubReader(STREAM), 7))
     assert [row for _, row in rows] == numbered(7)
     assert len(pulled) == 7
 
@@ -267,7 +267,7 @@ def test_a_shuffled_stream_of_several_files(fake, at):
 def test_the_numbers_go_on_after_a_break(fake):
     rows = numbered(9)
     fake(rows, [(4, reset()), (7, reset())])
-    assert list(Reader(STREAM)) == list(enumerate(rows))
+    assert list(HubReader(STREAM)) == list(enumerate(rows))
 
 
 @given(
@@ -308,7 +308,7 @@ def test_rows_read_again_are_no_progress(fake):
     hub = fake(numbered(20), [(10, reset()), (9, reset()), (5, reset()), (10, reset()), (0, reset()), (19, reset())])
     found = []
     with pytest.raises(DataUnavailable, match="10 rows"):
-        for row in Reader(STREAM):
+        for row in HubReader(STREAM):
             found.append(row)
     assert found == list(enumerate(numbered(10)))
     assert len(hub.calls) == ATTEMPTS
@@ -318,7 +318,7 @@ def test_a_stream_that_always_breaks_at_one_row_ends(fake):
     hub = fake(numbered(20), [(3, reset()) for _ in range(50)])
     found = []
     with pytest.raises(DataUnavailable) as caught:
-        for _, row in Reader(STREAM):
+        for _, row in HubReader(STREAM):
             found.append(row)
     assert found == numbered(3)
     assert len(hub.calls) == ATTEMPTS == 5
@@ -330,7 +330,7 @@ def test_a_stream_that_always_breaks_at_one_row_ends(fake):
 @pytest.mark.parametrize("at", range(3, 20))
 def test_a_reader_that_is_left_early_does_not_see_the_break_after_it(fake, at):
     hub = fake(numbered(20), [(at, reset())])
-    assert [row for _, row in itertools.islice(Reader(STREAM), 3)] == numbered(3)
+    assert [row for _, row in itertools.islice(HubReader(STREAM), 3)] == numbered(3)
     assert len(hub.calls) == 1
 
 
@@ -339,7 +339,7 @@ def test_a_shuffled_reader_that_is_left_early_leaves_no_noise(fake, monkeypatch)
     monkeypatch.setattr(sys, "unraisablehook", lambda event: noise.append(str(event.exc_value)))
     for at in range(20):
         fake(numbered(20), [(at, reset())])
-        assert len(list(itertools.islice(Reader(STREAM, shuffle=Shuffle(0, 4)), 2))) == 2
+        assert len(list(itertools.islice(HubReader(STREAM, shuffle=Shuffle(0, 4)), 2))) == 2
     assert noise == []
 
 
@@ -360,7 +360,7 @@ def test_another_revision_in_the_middle_is_refused(fake):
     hub = fake(numbered(10), [(4, reset())], revisions=[OLD, NEW, NEW, NEW, NEW, NEW])
     found = []
     with pytest.raises(DataUnavailable) as caught:
-        for _, row in Reader(STREAM):
+        for _, row in HubReader(STREAM):
             found.append(row)
     assert found == numbered(4)
     assert len(hub.calls) == 2  # no use in trying again
@@ -370,14 +370,14 @@ def test_another_revision_in_the_middle_is_refused(fake):
 
 def test_another_revision_before_the_first_row_is_fine(fake):
     fake(numbered(10), [(0, reset())], revisions=[OLD, NEW])
-    reader = Reader(STREAM)
+    reader = HubReader(STREAM)
     assert [row for _, row in reader] == numbered(10)
     assert reader.revision == NEW
 
 
 def test_the_same_revision_goes_on(fake):
     fake(numbered(10), [(4, reset())], revisions=[OLD, OLD])
-    reader = Reader(STREAM)
+    reader = HubReader(STREAM)
     assert [row for _, row in reader] == numbered(10)
     assert reader.revision == OLD
 
@@ -415,7 +415,7 @@ def test_revision_of_a_dataset():
 def test_local_files_have_no_revision(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     for streaming in (True, False):
-        assert revision_of(open_dataset(Request(NAME, streaming=streaming, path=tmp_path))) is None
+        assert revision_of(open_dataset(HubRequest(NAME, streaming=streaming, path=tmp_path))) is None
 
 
 # --- pauses ------------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ def test_open_dataset_waits_too(fake):
 
 def test_open_dataset_without_a_split_asks_for_all(hub):
     hub.rows = {"train": ["a", "b"], "validation": ["c"], "test": []}
-    splits = open_dataset(Request("wikitext", "wikitext-103-raw-v1", split=None))
+    splits = open_dataset(HubRequest("wikitext", "wikitext-103-raw-v1", split=None))
     assert {name: list(rows["text"]) for name, rows in splits.items()} == hub.rows
     assert hub.calls == [("wikitext", "wikitext-103-raw-v1")]
 
@@ -638,21 +638,21 @@ def test_missing_as_the_hub_says_it_to_who_is_not_logged_in(fake):
 
 def test_an_id_with_gated_in_it_is_not_gated(fake):
     error = ConnectionError("Couldn't reach 'me/aggregated-books' on the Hub (OfflineModeIsEnabled)")
-    message = said_of(fake, error, Request("me/aggregated-books", streaming=True))
+    message = said_of(fake, error, HubRequest("me/aggregated-books", streaming=True))
     assert "It is gated" not in message
     assert "connect to the Hub" in message
 
 
 @pytest.mark.parametrize("name", ["unknown split", "bad split"])
 def test_an_unknown_split_names_those_there_are(fake, name):
-    message = said_of(fake, FINAL[name], Request(NAME, "some-config", "nosuch", streaming=True))
+    message = said_of(fake, FINAL[name], HubRequest(NAME, "some-config", "nosuch", streaming=True))
     for part in (NAME, "nosuch", "'train', 'test'"):
         assert part in message
     assert "connect" not in message and "log in" not in message
 
 
 def test_a_bad_config_names_those_there_are(fake):
-    message = said_of(fake, FINAL["bad config"], Request(NAME, "nosuch", streaming=True))
+    message = said_of(fake, FINAL["bad config"], HubRequest(NAME, "nosuch", streaming=True))
     for part in (NAME, "nosuch", "'one', 'two'"):
         assert part in message
     assert "connect" not in message and "log in" not in message
@@ -772,10 +772,10 @@ def test_datasets_logs_and_bars_are_left_as_they_were(fake, tmp_path, disabled, 
         logger.setLevel(17)
         (datasets.utils.disable_progress_bars if disabled else datasets.utils.enable_progress_bars)()
         if works:
-            assert len(list(Reader(Request(NAME, path=tmp_path)))) == 1
+            assert len(list(HubReader(HubRequest(NAME, path=tmp_path)))) == 1
         else:
             with pytest.raises(ValueError, match=r"train\.jsonl"):
-                list(Reader(Request(NAME, path=tmp_path)))
+                list(HubReader(HubRequest(NAME, path=tmp_path)))
         assert logger.level == 17
         assert datasets.utils.are_progress_bars_disabled() is disabled
     finally:
@@ -825,13 +825,13 @@ def test_a_name_is_a_name_and_no_pattern(tmp_path, monkeypatch, name, streaming)
     (folder / "b2.jsonl").write_text('{"text": "another"}\n', encoding="utf-8")
     for path in (folder / f"{name}.jsonl", f"{name}.jsonl"):
         monkeypatch.chdir(folder)
-        assert read(Request(NAME, streaming=streaming, path=path)) == [{"text": "mine"}]
-    assert {row["text"] for row in read(Request(NAME, streaming=streaming, path=folder))} == {"mine", "another"}
-    splits = open_dataset(Request(NAME, split=None, path=folder / f"{name}.jsonl"))
+        assert read(HubRequest(NAME, streaming=streaming, path=path)) == [{"text": "mine"}]
+    assert {row["text"] for row in read(HubRequest(NAME, streaming=streaming, path=folder))} == {"mine", "another"}
+    splits = open_dataset(HubRequest(NAME, split=None, path=folder / f"{name}.jsonl"))
     assert list(splits["train"]["text"]) == ["mine"]
 
 
-@pytest.mark.parametrize("request_", [Request(NAME), Request(NAME, split=None), Request(NAME, streaming=True)])
+@pytest.mark.parametrize("request_", [HubRequest(NAME), HubRequest(NAME, split=None), HubRequest(NAME, streaming=True)])
 def test_a_name_that_datasets_takes_apart_is_refused(tmp_path, request_):
     (tmp_path / "a::b").mkdir()
     path = tmp_path / "a::b" / "train.jsonl"
@@ -846,5 +846,5 @@ def test_files_of_a_split_with_other_columns_say_what_to_do(tmp_path):
     (tmp_path / "train-00000-of-00002.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     (tmp_path / "train-00001-of-00002.jsonl").write_text('{"text": "a", "url": "b"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="the same columns") as caught:
-        read(Request(NAME, path=tmp_path))
+        read(HubRequest(NAME, path=tmp_path))
     assert str(tmp_path / "train-00001-of-00002.jsonl") in str(caught.value) and "\n" not in str(caught.value)

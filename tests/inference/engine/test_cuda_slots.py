@@ -61,9 +61,9 @@ def device(request, monkeypatch):
     monkeypatch.setattr(decode_step, "_shared_memory", lambda _: 166912)
     monkeypatch.setattr(torch.cuda, "Event", Stand)
     monkeypatch.setattr(cuda_slots, "usable", lambda model: True)
-    monkeypatch.setattr(decode_step.Rows, "compile", lambda self: None)
-    monkeypatch.setattr(decode_step.Rows, "capture", lambda self, steps: Replay(self, steps))
-    monkeypatch.setattr(decode_step.WindowStep, "capture", decode_step.Rows.capture)
+    monkeypatch.setattr(decode_step.DecodeRows, "compile", lambda self: None)
+    monkeypatch.setattr(decode_step.DecodeRows, "capture", lambda self, steps: Replay(self, steps))
+    monkeypatch.setattr(decode_step.WindowStep, "capture", decode_step.DecodeRows.capture)
     return "cpu"
 
 
@@ -142,8 +142,8 @@ def test_more_numbers_than_lie_on_the_device(device, monkeypatch):
 def test_tokens_before_the_kernels_are_compiled_and_after(device, monkeypatch):
     """The request goes on where it was: a token more or less before the change makes no difference."""
     gate = threading.Event()
-    compile_ = decode_step.Rows.compile
-    monkeypatch.setattr(decode_step.Rows, "compile", lambda self: (gate.wait(30), compile_(self)))
+    compile_ = decode_step.DecodeRows.compile
+    monkeypatch.setattr(decode_step.DecodeRows, "compile", lambda self: (gate.wait(30), compile_(self)))
     model = build("v0", device)
     for early in (0, 1, 4, T + 2):
         gate.clear()
@@ -166,7 +166,7 @@ def test_where_nothing_compiles_there_is_one_warning_and_all_tokens(device, monk
     def fail(self):
         raise RuntimeError("no compiler\nat all")
 
-    monkeypatch.setattr(decode_step.Rows, "compile", fail)
+    monkeypatch.setattr(decode_step.DecodeRows, "compile", fail)
     model = build("v0", device)
     engine = engine_of(model)
     request = engine.submit([1, 2], max_new_tokens=5, sampling=GREEDY)

@@ -266,9 +266,9 @@ def test_under_bf16_autocast_attention_in_c_stays_float32(counted: dict[str, int
     cpu_ops._attention_kernels(16)
     x = torch.randint(0, 40, (2, 64), generator=torch.Generator().manual_seed(0))
     plain = model(x)
-    from niels_gpt.system.device import bf16
+    from niels_gpt.system.device import bf16_autocast
 
-    with bf16("cpu"):
+    with bf16_autocast("cpu"):
         rounded = model(x)
     assert counted["in C"] == 2
     torch.testing.assert_close(rounded.float(), plain, rtol=0.05, atol=0.05)

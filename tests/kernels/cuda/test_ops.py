@@ -9,7 +9,7 @@ from niels_gpt.kernels.cuda import ops as cuda_ops
 from niels_gpt.model.gpt import GPT, normed
 from niels_gpt.model.loss import loss_fn
 from niels_gpt.model.rope import rope_cache
-from niels_gpt.system.device import bf16
+from niels_gpt.system.device import bf16_autocast
 
 SMALL = {"V": 70, "T": 24, "C": 32, "L": 2, "H": 2, "dropout": 0.0}
 KINDS = [
@@ -98,7 +98,7 @@ def test_checkpointed_blocks_draw_the_same_dropout_twice():
 
 
 def test_nothing_is_fused_on_a_cpu():
-    with bf16("cpu"):
+    with bf16_autocast("cpu"):
         assert not cuda_ops.in_bf16(torch.zeros(1))
     assert not cuda_ops.usable(torch.zeros(1, dtype=torch.bfloat16))
 

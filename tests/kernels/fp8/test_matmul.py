@@ -10,7 +10,7 @@ from niels_gpt.kernels.fp8 import matmul as fp8
 from niels_gpt.kernels.fp8 import quantize
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
-from niels_gpt.system.device import bf16
+from niels_gpt.system.device import bf16_autocast
 from tests.kernels.cuda.test_ops import KINDS, gradients, head_of, near
 from tests.kernels.fp8.test_quantize import exact, exact_matrix, whole
 
@@ -89,7 +89,7 @@ def test_mlp(M, gated, kernels_in_plain_torch):
 
 
 def test_never_on_a_cpu_and_never_without_gradients():
-    with fp8.products(True), bf16("cpu"):
+    with fp8.products(True), bf16_autocast("cpu"):
         assert not fp8.on(torch.zeros(1))
 
 

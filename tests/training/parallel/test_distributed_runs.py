@@ -21,11 +21,18 @@ from hypothesis import strategies as st
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system.processes import ALONE, Share, World, check_alone, open_world, own_device
+from niels_gpt.system.processes import (
+    SINGLE_PROCESS,
+    RankShare,
+    World,
+    check_single_process,
+    device_of_rank,
+    open_world,
+)
 from niels_gpt.training.loop import train
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.parallel.agreement import check_rows
-from niels_gpt.training.resume import State, sharded_content
+from niels_gpt.training.resume import TrainState, sharded_content
 from niels_gpt.training.tasks.registry import open_task
 from tests import token_caches
 from tests.training import metric_lines, same, sentence, small_config, weights_sha256, worlds, write_texts
@@ -140,7 +147,7 @@ def test_only_one_process_writes(several):
 
 def test_each_process_drops_other_things(texts, tmp_path):
     config = small_config(texts, *QUICK, "model.dropout=0.3", "train.total_steps=3", "output.eval_every=100")
-    alone = worlds.masks(ALONE, config, tmp_path / "one")
+    alone = worlds.masks(SINGLE_PROCESS, config, tmp_path / "one")
     first, second = run_world(2, worlds.masks, config, tmp_path / "two")
     assert len(alone) == len(set(alone)) == 3 * 5
     # The pass before the first update draws too.
@@ -176,7 +183,7 @@ def stopped(texts, tmp_path_factory):
     config = small_config(texts, *QUICK, "output.checkpoint_every=1")
     shard = dataclasses.replace(config, engine=dataclasses.replace(config.engine, shard=True))
     run_world(2, worlds.stop, shard, place / "folder", 2)
-    worlds.stop(ALONE, config, place / "file", 2)
+    worlds.stop(SINGLE_PROCESS, config, place / "file", 2)
     train(config, RunFolder(place / "whole"))
     return place, config, shard
 
@@ -318,7 +325,7 @@ def test_rows_that_cannot_be_shared_out(texts):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_pointers_and_retention_hold_for_folders_and_files_alike(texts, tmp_path):
     run, model = RunFolder(tmp_path / "run"), GPT(small_config(texts).model)
-    state = State(model, make_optimizer(model, small_config(texts).train))
+    state = TrainState(model, make_optimizer(model, small_config(texts).train))
     extra = {"best": None, "data": {}, "config": {}}
 
     def names():
@@ -327,7 +334,7 @@ def test_pointers_and_retention_hold_for_folders_and_files_alike(texts, tmp_path
     def save(step, *, sharded):
         state.step = step
         if sharded:
-            run.save_sharded(*sharded_content(state, extra), ALONE, keep=2)
+            run.save_sharded(*sharded_content(state, extra), SINGLE_PROCESS, keep=2)
         else:
             run.save(model, state.optimizer, step, extra, numbered=True, best=False, keep=2)
         path, saved, damaged = run.newest_checkpoint("cpu")
@@ -359,23 +366,23 @@ def test_pointers_and_retention_hold_for_folders_and_files_alike(texts, tmp_path
 @given(st.integers(0, 200), st.integers(1, 40))
 def test_shares_follow_each_other_and_are_even(number, size):
     rows = list(range(number))
-    parts = [rows[Share(rank, size).of(number)] for rank in range(size)]
+    parts = [rows[RankShare(rank, size).of(number)] for rank in range(size)]
     assert list(chain(*parts)) == rows
     assert max(map(len, parts)) - min(map(len, parts)) <= (0 if number % size == 0 else 1)
 
 
 def test_alone_everything_is_at_hand():
     tensor = torch.ones(2)
-    assert ALONE.sum(tensor) is tensor
-    assert ALONE.is_main and ALONE.share == Share(0, 1)
-    nats, table = ALONE.total(1.5, np.arange(4).reshape(2, 2))
+    assert SINGLE_PROCESS.sum(tensor) is tensor
+    assert SINGLE_PROCESS.is_main and SINGLE_PROCESS.share == RankShare(0, 1)
+    nats, table = SINGLE_PROCESS.total(1.5, np.arange(4).reshape(2, 2))
     assert (float(nats), table.tolist()) == (1.5, [[0, 1], [2, 3]])
-    assert ALONE.highest(3) == 3
-    assert ALONE.gather("a") == ["a"]
-    assert ALONE.broadcast("a") == "a"
-    assert ALONE.in_turn(lambda: 7) == 7
-    ALONE.barrier()
-    with pytest.raises(KeyError, match="b"), ALONE.together():
+    assert SINGLE_PROCESS.highest(3) == 3
+    assert SINGLE_PROCESS.gather("a") == ["a"]
+    assert SINGLE_PROCESS.broadcast("a") == "a"
+    assert SINGLE_PROCESS.in_turn(lambda: 7) == 7
+    SINGLE_PROCESS.barrier()
+    with pytest.raises(KeyError, match="b"), SINGLE_PROCESS.together():
         raise KeyError("b")
     assert not torch.distributed.is_initialized()
 
@@ -385,7 +392,7 @@ def test_a_world_from_the_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with open_world("cpu") as world:
         assert world == World(device="cpu")
-        check_alone(world)
+        check_single_process(world)
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     with open_world("cpu") as world:
@@ -395,7 +402,7 @@ def test_a_world_from_the_environment(monkeypatch):
     with pytest.raises(ValueError, match="not RANK: start several processes with torchrun"), open_world("cpu"):
         pass
     with pytest.raises(ValueError, match="start this one alone"):
-        check_alone(ALONE)
+        check_single_process(SINGLE_PROCESS)
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(ValueError, match="WORLD_SIZE must be a number, got 'two'"), open_world("cpu"):
         pass
@@ -403,13 +410,13 @@ def test_a_world_from_the_environment(monkeypatch):
 
 def test_each_process_has_a_device_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert own_device("cpu", 7) == "cpu"
-    assert [own_device("cuda", local) for local in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert device_of_rank("cpu", 7) == "cpu"
+    assert [device_of_rank("cuda", local) for local in (0, 1)] == ["cuda:0", "cuda:1"]
     with pytest.raises(ValueError, match="no GPU: there are 2; --nproc-per-node=2"):
-        own_device("cuda", 2)
+        device_of_rank("cuda", 2)
     for device in ("mps", "cuda:0"):
         with pytest.raises(ValueError, match=f"not on {device}"):
-            own_device(device, 0)
+            device_of_rank(device, 0)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -418,7 +425,7 @@ def test_the_shares_of_a_batch_are_its_rows(configs, kind, size):
     task = open_task(configs[kind])
     for step in (0, 5):
         whole = task.batch(step, "cpu")
-        parts = [task.batch(step, "cpu", Share(rank, size)) for rank in range(size)]
+        parts = [task.batch(step, "cpu", RankShare(rank, size)) for rank in range(size)]
         for i, column in enumerate(whole[:2]):
             assert torch.equal(torch.cat([part[i] for part in parts]), column)
 
@@ -427,7 +434,7 @@ def test_the_shares_of_a_batch_are_its_rows(configs, kind, size):
 def test_the_shares_of_a_packed_batch_are_its_spans(configs, size):
     task = open_task(configs["packed"])
     for step in (0, 5):
-        parts = [task.batch(step, "cpu", Share(rank, size)) for rank in range(size)]
+        parts = [task.batch(step, "cpu", RankShare(rank, size)) for rank in range(size)]
         assert sorted(chain(*map(digests, parts))) == sorted(digests(task.batch(step, "cpu")))
         assert {len(digests(part)) for part in parts} == {8 // size}
 
@@ -441,4 +448,7 @@ def test_one_process_loads_nothing_for_several():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_signal_has_its_name(texts, tmp_path, number):
-    assert worlds.stop(ALONE, small_config(texts, *QUICK), tmp_path / "run", 1, number=number) == (2, number.name)
+    assert worlds.stop(SINGLE_PROCESS, small_config(texts, *QUICK), tmp_path / "run", 1, number=number) == (
+        2,
+        number.name,
+    )

@@ -12,12 +12,12 @@ from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system.processes import ALONE
+from niels_gpt.system.processes import SINGLE_PROCESS
 from niels_gpt.training.optim import muon
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.parallel.sharding import as_copies, in_parts, whole_model
-from niels_gpt.training.resume import State, sharded_content
-from niels_gpt.training.step import Engine
+from niels_gpt.training.resume import TrainState, sharded_content
+from niels_gpt.training.step import StepRunner
 from tests.training import same
 from tests.training.test_step_on_gpu import batch_of, close, config_of
 
@@ -49,7 +49,7 @@ def run(config, spread):
         model.to("cuda:0")
     module = None if spread is None else spread(model, "cuda:0") if spread is in_parts else spread(model)
     optimizer = make_optimizer(model, config.train)
-    engine = Engine(model, optimizer, config, "cuda:0", module=module, note=pytest.fail)
+    engine = StepRunner(model, optimizer, config, "cuda:0", module=module, note=pytest.fail)
     made = [engine.update(batch_of(step), step=step, lr=1e-2 / (1 + step)) for step in range(STEPS)]
     return [(update.loss.item(), update.norm.item()) for update in made], model, optimizer
 
@@ -94,7 +94,7 @@ def test_a_folder_from_the_gpu(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
         extra = {"best": None, "data": {}, "config": {}}
-        folder.save_sharded(*sharded_content(State(model, optimizer, step=STEPS), extra), ALONE, keep=1)
+        folder.save_sharded(*sharded_content(TrainState(model, optimizer, step=STEPS), extra), SINGLE_PROCESS, keep=1)
     saved = read_checkpoint(folder.latest, "cpu")
     assert saved["config"] == to_dict(model.config)
     assert same(saved["model"], {name: weight.cpu() for name, weight in whole_model(model).state_dict().items()})

@@ -9,7 +9,7 @@ import pytest
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.tokenizer import token_sizes
-from niels_gpt.training.tasks.documents import digest, open_library, uses_bytes
+from niels_gpt.training.tasks.documents import digest_indices, open_documents, uses_bytes
 from tests import token_caches
 from tests.cache import no_waiting, split_rule
 from tests.training import DELIMITER, sentence
@@ -86,7 +86,7 @@ def split_of_notes(val_frac=0.1, seed=42):
 @pytest.mark.parametrize("seed", [42, 1, 5])
 @pytest.mark.parametrize("val_frac", [0.1, 0.5])
 def test_notes_are_the_files_exactly(notes, tmp_path, seed, val_frac):
-    library = open_library(byte_config(tmp_path, f"data.seed={seed}", f"data.roam_val_frac={val_frac}"))
+    library = open_documents(byte_config(tmp_path, f"data.seed={seed}", f"data.roam_val_frac={val_frac}"))
     parts = split_of_notes(val_frac, seed)
     for shelf, names in ((library.train, parts["train"]), (library.held_out, parts["val"])):
         assert texts_of(shelf) == [(name.split("/")[-1], NOTES[name].encode("utf-8")) for name in names]
@@ -102,11 +102,11 @@ def test_a_note_may_end_as_dialogues_are_kept_apart(notes, tmp_path):
     text = "how dialogues are kept apart:\n\n<dialogue>"
     for path in notes.rglob("*.md"):
         path.write_text(text, encoding="utf-8")
-    assert {content for _, content in texts_of(open_library(byte_config(tmp_path)).train)} == {text.encode("utf-8")}
+    assert {content for _, content in texts_of(open_documents(byte_config(tmp_path)).train)} == {text.encode("utf-8")}
 
 
 def test_ends_are_places_in_the_stream(notes, tmp_path):
-    library = open_library(byte_config(tmp_path))
+    library = open_documents(byte_config(tmp_path))
     stream = (tmp_path / "streams" / "roam_train.bin").read_bytes()
     shelf = library.train
     for i, (end, length) in enumerate(zip(shelf.ends.tolist(), shelf.lengths.tolist(), strict=True)):
@@ -115,11 +115,11 @@ def test_ends_are_places_in_the_stream(notes, tmp_path):
 
 
 def test_the_second_time_they_come_from_the_cache(notes, tmp_path):
-    first, second = (open_library(byte_config(tmp_path)) for _ in range(2))
+    first, second = (open_documents(byte_config(tmp_path)) for _ in range(2))
     assert texts_of(first.train) == texts_of(second.train)
     assert first.train.sha256 == second.train.sha256
     (notes / "i.md").write_text("changed", encoding="utf-8")
-    third = open_library(byte_config(tmp_path))
+    third = open_documents(byte_config(tmp_path))
     changed = [shelf for shelf in ("train", "held_out") if b"changed" in dict(texts_of(getattr(third, shelf))).values()]
     assert len(changed) == 1
     assert getattr(third, changed[0]).sha256 != getattr(first, changed[0]).sha256
@@ -129,7 +129,7 @@ def test_one_note_is_a_library_too(tmp_path):
     """Nothing is left to hold out, and a study of one document needs nothing held out."""
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "only.md").write_text("the one document\n", encoding="utf-8")
-    library = open_library(byte_config(tmp_path, "splice.controls=0"))
+    library = open_documents(byte_config(tmp_path, "splice.controls=0"))
     assert texts_of(library.train) == [("only.md", b"the one document\n")]
     assert len(library.held_out.lengths) == 0
 
@@ -137,7 +137,7 @@ def test_one_note_is_a_library_too(tmp_path):
 def test_no_notes_at_all_is_an_error_that_names_the_place(tmp_path):
     (tmp_path / "notes").mkdir()
     with pytest.raises(ValueError, match=r"roam: no \.md file below .*notes"):
-        open_library(byte_config(tmp_path))
+        open_documents(byte_config(tmp_path))
 
 
 # --- other sources of bytes --------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_no_notes_at_all_is_an_error_that_names_the_place(tmp_path):
 def test_dialogues(tmp_path):
     dialogues = [f"user: {sentence(i, 4)}?\nassistant: {sentence(i, 9)}." for i in range(20)]
     (tmp_path / "primer.txt").write_text(DELIMITER.join(dialogues), encoding="utf-8")
-    library = open_library(byte_config(tmp_path), "primer")
+    library = open_documents(byte_config(tmp_path), "primer")
     parts = split_rule(list(enumerate(dialogues)), 0.1, 42)
     for shelf, part in ((library.train, parts["train"]), (library.held_out, parts["val"])):
         assert texts_of(shelf) == [(f"dialogue {i}", text.encode("utf-8")) for i, text in part]
@@ -159,7 +159,7 @@ def test_a_source_of_ones_own(tmp_path):
     for name, text in texts.items():
         (tmp_path / "mine" / name).write_text(text, encoding="utf-8")
     config = byte_config(tmp_path, f"data.sources.mine.path={tmp_path / 'mine'}", "splice.dataset_name=mine")
-    library = open_library(config)
+    library = open_documents(config)
     parts = split_rule(list(texts), 0.1, 42)
     assert (library.source, library.place) == ("mine", str(tmp_path / "mine"))
     for shelf, names in ((library.train, parts["train"]), (library.held_out, parts["val"])):
@@ -170,12 +170,12 @@ def test_a_source_of_ones_own(tmp_path):
 def test_an_unknown_source_is_refused_with_the_known_ones(tmp_path):
     config = byte_config(tmp_path, "splice.dataset_name=fineweb", "data.sources.mine.path=rows.jsonl")
     with pytest.raises(ValueError, match=r"'fineweb'.*wiki, roam, primer, mine"):
-        open_library(config)
+        open_documents(config)
 
 
 def test_the_argument_goes_before_the_config(notes, tmp_path):
     config = byte_config(tmp_path, "splice.dataset_name=fineweb")
-    assert open_library(config, "roam").source == "roam"
+    assert open_documents(config, "roam").source == "roam"
 
 
 def test_what_is_bytes(tmp_path):
@@ -187,7 +187,7 @@ def test_what_is_bytes(tmp_path):
 
 def test_a_byte_run_has_its_documents_too(notes, tmp_path):
     """For a look into what it learned by heart."""
-    library = open_library(byte_config(tmp_path, "task=bytes"))
+    library = open_documents(byte_config(tmp_path, "task=bytes"))
     assert [name for name, _ in texts_of(library.train)] == [n.split("/")[-1] for n in split_of_notes()["train"]]
 
 
@@ -197,7 +197,7 @@ def test_a_byte_run_has_its_documents_too(notes, tmp_path):
 @pytest.mark.parametrize("name", ["roam", "fineweb_edu"])
 def test_documents_of_a_cache(name):
     root = token_caches.folder()
-    library = open_library(token_config(root, f"splice.dataset_name={name}"))
+    library = open_documents(token_config(root, f"splice.dataset_name={name}"))
     eot = token_caches.special("eot")
     found = []
     for split, shelf in (("val", library.held_out), ("train", library.train)):
@@ -219,43 +219,43 @@ def test_documents_of_a_cache(name):
 
 
 def test_of_several_caches_the_notes_are_taken():
-    assert open_library(token_config(token_caches.folder())).source == "roam"
+    assert open_documents(token_config(token_caches.folder())).source == "roam"
 
 
 def test_the_only_cache_is_taken(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     shutil.rmtree(root / "pretrain" / "roam")
-    assert open_library(token_config(root)).source == "fineweb_edu"
+    assert open_documents(token_config(root)).source == "fineweb_edu"
 
 
 def test_of_several_others_one_must_be_named(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     (root / "pretrain" / "roam").rename(root / "pretrain" / "books")
     with pytest.raises(ValueError, match=r"which cache.*books, fineweb_edu.*splice\.dataset_name"):
-        open_library(token_config(root))
-    assert open_library(token_config(root), "books").source == "books"
+        open_documents(token_config(root))
+    assert open_documents(token_config(root), "books").source == "books"
     shutil.rmtree(root / "pretrain")
     with pytest.raises(ValueError, match=r"which cache.*none"):
-        open_library(token_config(root))
+        open_documents(token_config(root))
 
 
 def test_an_unknown_cache_is_refused_with_those_there():
     with pytest.raises(ValueError, match=r"wikitext.*fineweb_edu, roam"):
-        open_library(token_config(token_caches.folder(), "splice.dataset_name=wikitext"))
+        open_documents(token_config(token_caches.folder(), "splice.dataset_name=wikitext"))
 
 
 def test_the_folder_of_the_splice_section_goes_first(tmp_path):
     config = token_config(tmp_path / "nowhere", f"splice.base={token_caches.folder()}")
-    assert open_library(config).source == "roam"
+    assert open_documents(config).source == "roam"
     with pytest.raises(CacheError, match="nowhere"):
-        open_library(token_config(tmp_path / "nowhere"))
+        open_documents(token_config(tmp_path / "nowhere"))
 
 
 def test_a_cache_without_offsets_is_refused(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     (root / "pretrain" / "roam" / "train" / "documents.npy").unlink()
     with pytest.raises(CacheError, match=r"documents\.npy is missing"):
-        open_library(token_config(root))
+        open_documents(token_config(root))
 
 
 def test_a_cache_of_another_tokenizer_is_refused(tmp_path):
@@ -264,7 +264,7 @@ def test_a_cache_of_another_tokenizer_is_refused(tmp_path):
     shutil.rmtree(root / "pretrain" / "roam")
     shutil.copytree(tmp_path / "others" / "pretrain" / "roam", root / "pretrain" / "roam")
     with pytest.raises(CacheError, match="tokenizer"):
-        open_library(token_config(root))
+        open_documents(token_config(root))
 
 
 def test_a_cache_without_a_held_out_split(tmp_path):
@@ -273,7 +273,7 @@ def test_a_cache_without_a_held_out_split(tmp_path):
     meta = json.loads((place / "meta.json").read_text(encoding="utf-8"))
     assert meta["val_tokens"] > 0
     shutil.rmtree(place / "val")
-    library = open_library(token_config(root))
+    library = open_documents(token_config(root))
     assert len(library.held_out.lengths) == 0
     assert len(library.train.lengths) > 0
 
@@ -282,7 +282,7 @@ def test_a_cache_without_a_held_out_split(tmp_path):
 
 
 def test_sizes_of_tokens_are_their_bytes(notes, tmp_path):
-    assert token_sizes(open_library(byte_config(tmp_path)).tokenizer).tolist() == [1] * 256
+    assert token_sizes(open_documents(byte_config(tmp_path)).tokenizer).tolist() == [1] * 256
     tokenizer = token_caches.tokenizer()
     sizes = token_sizes(tokenizer)
     assert len(sizes) == tokenizer.vocab_size
@@ -293,5 +293,5 @@ def test_sizes_of_tokens_are_their_bytes(notes, tmp_path):
 
 def test_a_digest_tells_choices_apart():
     choices = [[], [1], [1, 2], [2, 1], [12], [1, 2, 3]]
-    assert len({digest(choice) for choice in choices}) == len(choices)
-    assert digest([1, 2]) == digest(iter([1, 2]))
+    assert len({digest_indices(choice) for choice in choices}) == len(choices)
+    assert digest_indices([1, 2]) == digest_indices(iter([1, 2]))
