@@ -249,8 +249,8 @@ def test_the_tree_as_it_is(tree):
 @pytest.mark.parametrize(
     ("key", "wanted", "lost"),
     [
-        ("a2", ["p1 a1 p2", "p1 a1 p3", "p1 a3"], 0),  # p2 has no child left: it is a leaf
-        ("p2", ["p1 a1 p3", "p1 a3"], 1),  # a1 has a child left: it is none
+        ("a2", ["p1 a1 p2", "p1 a1 p3", "p1 a3"], 0),  # p2 has no child any more: it is a leaf
+        ("p2", ["p1 a1 p3", "p1 a3"], 1),  # a1 still has a child: it is not a leaf
         ("p3", ["p1 a1 p2 a2", "p1 a3"], 0),
         ("a1", ["p1 a3"], 3),
         ("a3", ["p1 a1 p2 a2", "p1 a1 p3"], 0),
@@ -495,10 +495,10 @@ def test_a_deep_chain():
     records = chain(MANY)
     (short,) = reconstruct_threads(records)
     assert short.meta["message_ids"] == [str(i) for i in range(32)]
-    (whole,) = reconstruct_threads(records[::-1], max_messages=MANY + 1)
-    assert len(whole.messages) == MANY
-    assert whole.meta["leaf_message_id"] == str(MANY - 1)
-    assert (whole.messages[0].role, whole.messages[-1].role) == ("user", "assistant")
+    (long,) = reconstruct_threads(records[::-1], max_messages=MANY + 1)
+    assert len(long.messages) == MANY
+    assert long.meta["leaf_message_id"] == str(MANY - 1)
+    assert (long.messages[0].role, long.messages[-1].role) == ("user", "assistant")
 
 
 def test_a_wide_star():

@@ -277,6 +277,13 @@ def test_json_bytes_do_not_depend_on_the_order_of_keys(tmp_path):
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+def test_json_with_a_file_name_that_is_not_utf8(tmp_path):
+    files.write_json(tmp_path / "a.json", {"é": "caf\udce9"})
+    assert (tmp_path / "a.json").read_bytes() == b'{\n  "\\u00e9": "caf\\udce9"\n}\n'
+    files.write_json(tmp_path / "b.json", {"é": 1})
+    assert (tmp_path / "b.json").read_bytes() == '{\n  "é": 1\n}\n'.encode()
+
+
 def test_large_json_is_one_line(tmp_path):
     """Up to 2**20 characters it is indented, above that it is one line."""
     overhead = len(json.dumps({"a": ""}, indent=2))
@@ -483,5 +490,5 @@ def test_expand_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     assert files.expand_home("~/notes") == Path("/home/someone/notes")
     assert files.expand_home("~") == Path("/home/someone")
-    for name in ("~nobody-of-that-name/x", "~draft.txt", "a/~/b", "/a", "b"):
+    for name in ("~unknown-user/x", "~draft.txt", "a/~/b", "/a", "b"):
         assert files.expand_home(name) == Path(name)
