@@ -9,7 +9,7 @@ from typing import Any
 
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files
 from niels_gpt.data.reading.text_rows import check_take, text_key
@@ -99,15 +99,11 @@ def _sample(
     except ValueError:
         used = ""
     text = row.get(used)
-    if not isinstance(text, str):
-        drops.add("without text")
-    elif not text.strip():
-        drops.add("empty")
-    elif not is_text(text):
-        drops.add("not utf-8")
-    else:
-        return PretrainSample(text, name, {**_without(row, used), **meta})
-    return None
+    problem = text_problem(text)
+    if problem:
+        drops.add(problem)
+        return None
+    return PretrainSample(str(text), name, {**_without(row, used), **meta})
 
 
 def _without(row: Mapping[str, Any], used: str) -> dict[str, Any]:

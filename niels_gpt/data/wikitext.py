@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, text_problem
 from niels_gpt.data.reading.hub import HubRequest, open_dataset
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.reading.text_rows import iter_text_samples
@@ -71,11 +71,8 @@ def load_wikitext(
 def _texts(column: Iterable[Any], drops: Drops) -> Iterator[str]:
     """Yield the valid texts of a column, by the rules of `iter_text_samples`."""
     for text in column:
-        if not isinstance(text, str):
-            drops.add("without text")
-        elif not text or text.isspace():
-            drops.add("empty")
-        elif not is_text(text):
-            drops.add("not utf-8")
+        problem = text_problem(text)
+        if problem:
+            drops.add(problem)
         else:
             yield text

@@ -110,6 +110,10 @@ def test_a_quantile_is_the_length_of_a_sample():
     assert summary["mean_length"] == 265.0
 
 
+def test_the_mean_has_one_decimal():
+    assert Statistics().add_all([text("x"), text("x"), text("xx")]).summary()["mean_length"] == 1.3
+
+
 def test_characters_are_not_bytes():
     summary = Statistics().add_all([text("é中😀"), text("abc")]).summary()
     assert (summary["samples"], summary["characters"], summary["bytes"]) == (2, 6, 2 + 3 + 4 + 3)

@@ -338,6 +338,9 @@ def test_errors_of_the_system_have_a_path_and_a_remedy(number, remedy):
 def test_messages_with_a_remedy_are_unchanged():
     assert files.describe_os_error(OSError(28, "cannot write x: full")) == "cannot write x: full"
     assert files.describe_os_error(OSError("no such thing")) == "no such thing"
+    without_number = OSError("some text")
+    without_number.strerror, without_number.filename = "as it is", "/a"
+    assert files.describe_os_error(without_number) == "as it is"
 
 
 @pytest.mark.parametrize(("name", "named"), [("file/x.lock", "file"), ("file/below/x.lock", "file/below")])

@@ -35,6 +35,15 @@ class Drops:
             log.warning("%s: dropped %d %s: %s", self.source, total, unit, listed)
 
 
+def text_problem(value: object) -> str | None:
+    """Return the reason to drop a text (not a string, blank, or not utf-8), or None."""
+    if not isinstance(value, str):
+        return "without text"
+    if not value or value.isspace():
+        return "empty"
+    return None if is_text(value) else "not utf-8"
+
+
 def is_text(value: object) -> bool:
     """Whether a value is a string that can be encoded as utf-8 (it has no lone surrogate)."""
     if not isinstance(value, str):

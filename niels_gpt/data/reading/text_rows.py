@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.types import PretrainSample
 
@@ -67,11 +67,9 @@ def iter_text_samples(
                     continue
             textless = None
             text: str = row[key]
-            if not text or text.isspace():
-                drops.add("empty")
-                continue
-            if not is_text(text):
-                drops.add("not utf-8")
+            problem = text_problem(text)
+            if problem:
+                drops.add(problem)
                 continue
             meta = row.copy()
             del meta[key]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from tests.data import dropped_lines
 
 
@@ -40,6 +40,22 @@ def test_nothing_dropped_is_not_logged(caplog):
     with Drops("s", {}):
         pass
     assert dropped_lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (None, "without text"),
+        (b"bytes", "without text"),
+        ("", "empty"),
+        (" \n\u3000", "empty"),
+        ("a\ud800", "not utf-8"),
+        (" a ", None),
+        ("é", None),
+    ],
+)
+def test_text_problem(value, problem):
+    assert text_problem(value) == problem
 
 
 def test_is_text():

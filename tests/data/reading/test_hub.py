@@ -650,6 +650,27 @@ def test_time_between_rows_does_not_count(fake, monkeypatch, plan):
     assert read() == rows
 
 
+def test_two_slow_failures_are_final(fake, monkeypatch):
+    """The first slow failure is retried; after PATIENCE seconds in failing calls there is no further attempt."""
+    hub = fake([], [(None, reset()) for _ in range(9)])
+    now = itertools.count(step=hub_module.PATIENCE + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    with pytest.raises(DataUnavailable):
+        read()
+    assert len(hub.calls) == 2
+    hub = fake(numbered(2), [(None, reset())])
+    assert read() == numbered(2)
+
+
+def test_failures_up_to_the_patience_are_retried(fake, monkeypatch):
+    hub = fake([], [(None, reset()) for _ in range(9)])
+    now = itertools.count(step=hub_module.PATIENCE / 3)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    with pytest.raises(DataUnavailable):
+        read()
+    assert len(hub.calls) == 4  # 10, 20 and 30 seconds are not above 30
+
+
 # --- names of local files ----------------------------------------------------------------------------
 
 ODD_NAMES = ["a[1]", "b*", "c?d", "e[!f]", "g[", "h]", "i{1,2}", "j%20", "k#l", "m n"]
