@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 .PHONY: setup demo test check bench bench-peers clean help
 
 help:
-	@echo "make demo         train, measure and talk to a small model, offline (two to three minutes on two fast cores)"
+	@echo "make demo         train, measure and chat with a small model, offline (two to three minutes on two fast cores)"
 	@echo "make test         the tests"
-	@echo "make check        ruff, mypy, and the floors (import-linter)"
+	@echo "make check        ruff, mypy, and the layers (import-linter)"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
 
