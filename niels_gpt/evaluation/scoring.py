@@ -125,7 +125,7 @@ def token_scores(
     size = max(1, logits_budget(model) // (4 * model.config.V))
     log_p, first = [], []
     for part, ids in zip(h.split(size), wanted.split(size), strict=True):
-        logits = model.lm_head(part)
+        logits = model.logits(part)
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         top, choice = logits.max(dim=-1, keepdim=True)

@@ -28,7 +28,7 @@ class KVCache:
         self.T = config.T if room is None else room
         if buffer is None:
             # (L, B, 2, H, T, D): keys at [:, :, 0], values at [:, :, 1]
-            buffer = torch.zeros((config.L, batch, 2, config.H, self.T, config.D), device=device, dtype=dtype)
+            buffer = torch.zeros((config.L, batch, 2, config.kv_heads, self.T, config.D), device=device, dtype=dtype)
         self.buffer = buffer
         self.lengths: list[int] = [0] * batch
         self.mask: torch.Tensor | None = None  # (n, S) or (B, 1, n, S), True where a key may be seen

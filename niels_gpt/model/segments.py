@@ -42,8 +42,14 @@ class Segments:
         self._lengths = np.diff(self._starts, append=B * n)
 
     def attend(self, qk: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """What the heads bring back (B, n, C), for queries and keys (B, n, 2, H, D) and values (B, n, H, D)."""
-        B, n, H, D = v.shape
+        """Attention (B, n, C) of H query heads, then G key heads (B, n, H + G, D), and values (B, n, G, D)."""
+        B, n, G, D = v.shape
+        H = qk.shape[2] - G
+        if G < H:  # grouped-query attention: repeat keys and values for each query head
+            q, k = qk.split((H, G), dim=2)
+            k, v = (t.repeat_interleave(H // G, dim=2) for t in (k, v))
+            qk = torch.cat((q, k), dim=2)
+        qk = qk.unflatten(2, (2, H))
         if fits_varlen(v):
             y = self._in_one_call(qk.reshape(B * n, 2, H, D), v.reshape(B * n, H, D))
         elif self._worth_grouping:

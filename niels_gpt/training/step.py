@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
-from niels_gpt.kernels.fp8 import matmul as fp8
+from niels_gpt.model.backend import Use, choose, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -90,8 +90,8 @@ class StepRunner:
         model.checkpoint_activations = settings.checkpoint_activations
 
     @contextlib.contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        """The precision of train.precision, and the fastest attention, for the block."""
+    def arithmetic(self, use: Use = "training") -> Iterator[None]:
+        """Compute in train.precision, with the fastest kernels for it, inside the block."""
         before = torch.get_float32_matmul_precision()
         precision = self.config.train.precision
         if self._cuda:
@@ -102,7 +102,7 @@ class StepRunner:
         try:
             with (
                 half,
-                fp8.products(precision == "fp8"),
+                use_backend(self.model, choose(self.device, precision=precision, use=use)),
                 sdpa_kernel(_BACKENDS, set_priority=True) if self._cuda else contextlib.nullcontext(),
             ):
                 yield
@@ -112,7 +112,7 @@ class StepRunner:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """On CUDA the arithmetic of training, which is many times as fast; elsewhere float32."""
-        with self.arithmetic() if self._cuda else contextlib.nullcontext():
+        with self.arithmetic("scoring") if self._cuda else contextlib.nullcontext():
             yield
 
     def update(self, batch: Batch, *, step: int, lr: float) -> StepResult:

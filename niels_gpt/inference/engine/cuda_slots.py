@@ -48,6 +48,7 @@ def usable(model: GPT) -> bool:
     return (
         HAS_TRITON
         and plain
+        and not model.config.n_kv_heads  # attend_kernel has one head of keys per query head
         and type(model).forward is GPT.forward
         and torch.cuda.get_device_capability(model.device)[0] >= 8
     )
@@ -78,8 +79,8 @@ class CudaSlots:
     def __init__(self, model: GPT, slots: int) -> None:
         self._size = slots
         self._memory = [p.data_ptr() for p in model.parameters()]
-        self._weights = Weights(model)
-        self._state = SlotState(model, slots)
+        self._weights = Weights(model.config, model.weights())
+        self._state = SlotState(model.config, slots, model.device)
         self._model: GPT | None = None  # only while in use: what is kept for later does not keep the model
         self._rows: list[Request] = []
         self._fresh: list[Request] = []
@@ -201,7 +202,7 @@ class CudaSlots:
                 return None
             if size not in self._outside:
                 assert self._model is not None
-                self._outside[size] = _Batch(WindowStep(self._model, self._weights, self._state, size))
+                self._outside[size] = _Batch(WindowStep(self._model.hidden, self._weights, self._state, size))
             batch = self._outside[size]
             batch.prepare(1)
             batch.rows.load([r.slot for r in requests], [r.ids[-T:] for r in requests], [r.launched for r in requests])

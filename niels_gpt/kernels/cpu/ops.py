@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from niels_gpt.kernels.cpu import native
-from niels_gpt.model.rope import rotate
 
 MANY = 2048
 """Tokens from which on what stands here is used: those of a batch to learn from, not those of a prompt."""
@@ -28,7 +27,7 @@ SLOW_GELU = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 """Whether torch computes GELU's way back number by number: where it has no AVX (ARM)."""
 
 
-class RMSNormOnCPU(torch.autograd.Function):
+class _RMSNormOnCPU(torch.autograd.Function):
     """RMSNorm for training on a CPU, where torch has no kernel of its own but strings seven operations together.
 
     For 8192 x 512 floats there and back takes 10 ms here, 56 with F.rms_norm, 5 for LayerNorm (one thread). Forward
@@ -56,6 +55,14 @@ class RMSNormOnCPU(torch.autograd.Function):
         return dx.add_(through_mean.mul_(scale).div_(x.shape[-1])), dweight, None
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    if x.requires_grad and x.dtype in (torch.float32, torch.float64):
+        result: torch.Tensor = _RMSNormOnCPU.apply(x, weight, eps)
+        return result
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
 def _many(x: torch.Tensor) -> bool:
     """Whether x (..., width) is that of a batch to learn from, on a CPU, which pays to be treated otherwise."""
     return (
@@ -67,19 +74,14 @@ def _many(x: torch.Tensor) -> bool:
     )
 
 
-class Linear(torch.nn.Linear):
-    """nn.Linear without a bias, by `linear`."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight)
+def transposes(x: torch.Tensor) -> bool:
+    """Whether `linear` transposes the matrix first: a large batch, and torch without MKL."""
+    return WITHOUT_MKL and _many(x) and not torch.is_autocast_enabled("cpu")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x weight^T."""
-    if WITHOUT_MKL and _many(x) and not torch.is_autocast_enabled("cpu"):
+    if transposes(x):
         result: torch.Tensor = _LinearWithoutMKL.apply(x, weight)
         return result
     return F.linear(x, weight)
@@ -233,9 +235,13 @@ def _attention_kernels(D: int) -> _AttentionKernels | None:
     angles = torch.arange(n)[:, None] / torch.arange(1, D // 2 + 1)
     sin, cos = angles.sin(), angles.cos()
 
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
     def plain(qkv: torch.Tensor) -> torch.Tensor:
         q, k, v = qkv.transpose(1, 3).unbind(2)
-        return F.scaled_dot_product_attention(rotate(q, sin, cos), rotate(k, sin, cos), v, is_causal=True)
+        return F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
 
     def ours(qkv: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = _AttentionInC.apply(qkv, sin, cos, kernels)

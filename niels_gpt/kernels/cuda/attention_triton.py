@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.kernels.cuda.ops_triton import LOG2E, turned
+from niels_gpt.kernels.cuda.ops_triton import LOG2E, rotated
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -78,8 +78,8 @@ def forward_kernel(
         k = _block(source + H * D, row, BLOCK, 3 * H * D, N, D)
         vs = vs + (_block(source + 2 * H * D, row, BLOCK, 3 * H * D, N, D),)
         s, c = _angles(sin, cos, row, BLOCK, N, D)
-        ks = ks + (turned(k.to(tl.float32), s, c).to(k.dtype),)
-        q = turned(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
+        ks = ks + (rotated(k.to(tl.float32), s, c).to(k.dtype),)
+        q = rotated(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
         top = tl.full((BLOCK,), -float("inf"), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         made = tl.zeros((BLOCK, D), tl.float32)
@@ -126,10 +126,10 @@ def backward_kernel(
         q = _block(source, col, BLOCK, 3 * H * D, N, D, True)
         g = _block(dy + across, col, BLOCK, H * D, N, D, True)
         out = _block(y + across, col, BLOCK, H * D, N, D, True)
-        q = turned(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
+        q = rotated(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
         _put_numbers(deltas, col, BLOCK, tl.sum(g.to(tl.float32) * out.to(tl.float32), 1), N)
         qs, gs, dqs = qs + (q,), gs + (g,), dqs + (tl.zeros((BLOCK, D), tl.float32),)
-        k = turned(k.to(tl.float32), s, c).to(k.dtype)
+        k = rotated(k.to(tl.float32), s, c).to(k.dtype)
         tl.debug_barrier()  # threads read deltas that others have written
         dk = tl.zeros((BLOCK, D), tl.float32)
         dv = tl.zeros((BLOCK, D), tl.float32)
@@ -148,7 +148,7 @@ def backward_kernel(
             dqs = dqs[:t] + (dq,) + dqs[t + 1 :]
             if done == LAST:
                 s, c = _angles(sin, cos, row, BLOCK, N, D, True)
-                _put(target, row, BLOCK, 3 * H * D, turned(dq * D**-0.5, -s, c), N, D, True)
+                _put(target, row, BLOCK, 3 * H * D, rotated(dq * D**-0.5, -s, c), N, D, True)
         s, c = _angles(sin, cos, col, BLOCK, N, D, True)
-        _put(target + H * D, col, BLOCK, 3 * H * D, turned(dk * LN2, -s, c), N, D, True)
+        _put(target + H * D, col, BLOCK, 3 * H * D, rotated(dk * LN2, -s, c), N, D, True)
         _put(target + 2 * H * D, col, BLOCK, 3 * H * D, dv, N, D, True)

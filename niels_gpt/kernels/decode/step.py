@@ -7,12 +7,14 @@ launch before it has read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from niels_gpt.model.gpt import GPT, SwiGLU
+from niels_gpt.config import ModelConfig
+from niels_gpt.kernels.weights import ModelWeights
 
 RING = 64
 """Steps whose tokens are kept on the device."""
@@ -40,6 +42,7 @@ WIDE_TILE = {"M": 32, "BN": 128, "BK": 64, "STAGES": 3, "num_warps": 8}
 WIDE_SHARED = 90112
 """Bytes of shared memory that a program of it takes with these."""
 
+Hidden = Callable[[torch.Tensor], torch.Tensor]
 Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 """Kernel, grid, arguments, constants."""
 
@@ -61,26 +64,24 @@ class Weights:
     memory. Does not keep the model. `refresh` takes over weights that have changed since.
     """
 
-    def __init__(self, model: GPT) -> None:
-        self.config = model.config
-        self.norm_kind = 2 if model.config.norm == "rmsnorm" else 1
-        self.eps = model.norm.eps
-        self.embedding = model.tok_emb.weight.detach()
-        self.places = None if model.pos_emb is None else model.pos_emb.weight.detach()
+    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+        self.config = config
+        self.norm_kind = 2 if weights.norm.rms else 1
+        self.eps = weights.norm.eps
+        self.embedding, self.head = weights.embedding.detach(), weights.head.detach()
+        self.positions = None if weights.positions is None else weights.positions.detach()
         unused = self.embedding
-        self.sin, self.cos = (unused, unused) if self.places is not None else (model.sin, model.cos)
+        self.sin = unused if weights.sin is None else weights.sin
+        self.cos = unused if weights.cos is None else weights.cos
         self._sources: list[tuple[list[torch.Tensor], torch.Tensor]] = []  # matrices, the norm before them
         self.normed: list[tuple[torch.Tensor, torch.Tensor]] = []  # their product, and the sums of its rows
         self.plain: list[tuple[torch.Tensor, torch.Tensor]] = []  # out and down of every layer
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # `normed` again, once `paired` was called
-        for block in model.layers():
-            mlp = block.mlp
-            self._add([block.attn.qkv.weight], block.norm_attn.weight)
-            self._add(
-                [mlp.up.weight, mlp.gate.weight] if isinstance(mlp, SwiGLU) else [mlp.up.weight], block.norm_mlp.weight
-            )
-            self.plain.append((block.attn.out.weight.detach(), mlp.down.weight.detach()))
-        self._add([model.lm_head.weight], model.norm.weight)
+        for block in weights.blocks:
+            self._add([block.qkv], block.norm_attn.weight)
+            self._add([block.up] if block.gate is None else [block.up, block.gate], block.norm_mlp.weight)
+            self.plain.append((block.out.detach(), block.down.detach()))
+        self._add([weights.head], weights.norm.weight)
         self.refresh()
 
     def _add(self, matrices: list[torch.Tensor], norm: torch.Tensor) -> None:
@@ -130,8 +131,7 @@ def _pair(matrix: torch.Tensor, both: torch.Tensor, factor: torch.Tensor) -> Non
 class SlotState:
     """What is kept of every request while it is decoded. Slot number `slots` is nobody's: idle rows live there."""
 
-    def __init__(self, model: GPT, slots: int) -> None:
-        config, device = model.config, model.device
+    def __init__(self, config: ModelConfig, slots: int, device: torch.device) -> None:
         self.slots = slots
         shape = (config.L, slots + 1, 2, config.H, config.T, config.D)
         self.cache = torch.zeros(shape, device=device)  # as KVCache.buffer
@@ -171,13 +171,13 @@ class DecodeRows:
         VP = power(V)
         scratch = torch.zeros((self.batch, VP), device=self.device, dtype=torch.float64)
         args = (
-            self.logits, w.embedding, w.embedding if w.places is None else w.places, self.h, self.moments, s.lengths,
-            s.tokens, self.slots, self.ring, self.clock, s.uniform, s.drawn, s.numbers, s.counts, scratch,
+            self.logits, w.embedding, w.embedding if w.positions is None else w.positions, self.h, self.moments,
+            s.lengths, s.tokens, self.slots, self.ring, self.clock, s.uniform, s.drawn, s.numbers, s.counts, scratch,
             V, w.config.T, C, self.parts, RING, s.slots, STOCK,
         )  # fmt: skip
         constants = {
             "VP": VP, "BITS": VP.bit_length() - 1, "GROUP": 1 << VP.bit_length() // 2, "CP": power(C),
-            "PARTS": power(self.parts), "LEARNED": w.places is not None,
+            "PARTS": power(self.parts), "LEARNED": w.positions is not None,
             "num_warps": 4 if VP <= 1024 else (8 if VP <= 4096 else 32),
         }  # fmt: skip
         return kernels.choose_kernel, (self.batch,), args, constants | self.extra
@@ -249,7 +249,7 @@ class DecodeStep(DecodeRows):
         for kept, (out, down) in zip(s.cache, w.plain, strict=True):
             self._linear(self.h, *next(products), qkv, STORE, norm=True)
             args = (qkv, w.sin, w.cos, kept, part, edges, arrived, y, s.lengths, self.slots, T, H, span, D**-0.5)
-            constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "ROPE": w.places is None}
+            constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "ROPE": w.positions is None}
             # What follows vector_kernel comes up before that has waited, so nothing may be read early.
             constants |= {"EARLY": batch > 1}
             block = 2 * 4 * constants["BS"] * power(D)  # bytes of keys and values; up to two are on their way
@@ -312,8 +312,8 @@ class DecodeStep(DecodeRows):
         self.seat(slots)
         at = self.slots.long()
         torch.index_select(self.weights.embedding, 0, self.state.tokens[at], out=self.h)
-        if self.weights.places is not None:
-            self.h += self.weights.places[self.state.lengths[at].long()]
+        if self.weights.positions is not None:
+            self.h += self.weights.positions[self.state.lengths[at].long()]
         exact = self.h.double()  # in float32 torch's order, and so the last bit, would depend on the number of rows
         self.moments.zero_()
         self.moments[:, 0, 0] = exact.sum(1)
@@ -323,11 +323,12 @@ class DecodeStep(DecodeRows):
 class WindowStep(DecodeRows):
     """A step of `batch` rows past T: each from its last T tokens, all computed anew."""
 
-    def __init__(self, model: GPT, weights: Weights, state: SlotState, batch: int) -> None:
+    def __init__(self, hidden: Hidden, weights: Weights, state: SlotState, batch: int) -> None:
+        """`hidden` maps ids (batch, T) to the input of the head (batch, T, C)."""
         super().__init__(weights, state, batch)
         self.ids = torch.zeros((batch, weights.config.T), device=self.device, dtype=torch.int64)
         self.launches = [self.choice()]
-        self._model: GPT | None = model
+        self._hidden: Hidden | None = hidden
 
     def load(self, slots: list[int], windows: list[list[int]], drawn: list[int]) -> None:
         """Seat these slots, with their last T tokens and how many numbers each has used."""
@@ -339,8 +340,8 @@ class WindowStep(DecodeRows):
         state.lengths[at] = self.weights.config.T
 
     def __call__(self) -> None:
-        assert self._model is not None
-        torch.mm(self._model.hidden(self.ids)[:, -1], self.weights.embedding.t(), out=self.logits)
+        assert self._hidden is not None
+        torch.mm(self._hidden(self.ids)[:, -1], self.weights.head.t(), out=self.logits)
         super().__call__()
         self.ids[:, :-1] = self.ids[:, 1:].clone()
         self.ids[:, -1] = self.state.tokens[self.slots.long()]
@@ -349,5 +350,5 @@ class WindowStep(DecodeRows):
         """Once: the model is not kept."""
         self()  # what the libraries set up at first cannot be captured
         graph = super().capture(steps)
-        self._model = None
+        self._hidden = None
         return graph

@@ -14,8 +14,6 @@ kernel that the compiler makes of it, so this pays only in compiled runs.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,24 +31,6 @@ from niels_gpt.kernels.fp8.quantize import (
     turned,
 )
 
-_wanted = False
-
-
-@contextlib.contextmanager
-def products(wanted: bool) -> Iterator[None]:
-    """Whether training computes in FP8, for the block; evaluation never does."""
-    global _wanted
-    before, _wanted = _wanted, wanted
-    try:
-        yield
-    finally:
-        _wanted = before
-
-
-def on(x: torch.Tensor) -> bool:
-    """Whether products with x are to be FP8."""
-    return _wanted and torch.is_grad_enabled() and cuda_ops.in_bf16(x)
-
 
 def _times(a: Rows, b: Rows) -> torch.Tensor:
     """a b^T in bfloat16, for a (M, K) and b (N, K), both with a scale per row or both with one."""
@@ -61,7 +41,7 @@ def _times(a: Rows, b: Rows) -> torch.Tensor:
 # The functions below take a weight for its gradient alone: what they compute with is its Matrix.
 
 
-class _Product(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
         eighth, across, _, by_row, by_column = matrix
@@ -74,25 +54,25 @@ class _Product(torch.autograd.Function):
         return _times(rows(g), (across, by_column)), (g.t() @ x).to(torch.float32), *[None] * 5
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """x weight^T in bfloat16, for x (..., K) of any type and weight (N, K), K and N multiples of 16."""
     flat = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
-    return _Product.apply(flat, weight, *matrix).view(*x.shape[:-1], -1)
+    return _Linear.apply(flat, weight, *matrix).view(*x.shape[:-1], -1)
 
 
 # --- heads -----------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("niels_gpt::turned_heads_backward_fp8", mutates_args=())
-def _turn_back(
+@torch.library.custom_op("niels_gpt::rotated_heads_backward_fp8", mutates_args=())
+def _gradient_of_qkv(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     eighth, scales = _empty(dq, dq.shape[0] * dq.shape[1], 3 * dq.shape[2] * dq.shape[3])
-    cuda_ops.turn_back(dq, dk, dv, sin, cos, eighth, scales)
+    cuda_ops.rotate_back(dq, dk, dv, sin, cos, eighth, scales)
     return eighth, scales
 
 
-@_turn_back.register_fake
+@_gradient_of_qkv.register_fake
 def _(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
@@ -121,12 +101,12 @@ class _Heads(torch.autograd.Function):
         qkv = _times(given, (eighth, one)).view(len(x) // n, n, 3, H, -1)
         if sin is None or cos is None:
             return qkv.unbind(2)
-        return *cuda_ops.turned_pair(qkv, sin, cos), qkv[:, :, 2]
+        return *cuda_ops.rotated_queries_and_keys(qkv, sin, cos), qkv[:, :, 2]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, x_scale, across, by_column, sin, cos = ctx.saved_tensors
-        g, scales = _turn_back(*gradients, sin, cos)
+        g, scales = _gradient_of_qkv(*gradients, sin, cos)
         return _times((g, scales), (across, by_column)), over_tokens(g, x, scales, x_scale), *[None] * 9
 
 
@@ -139,7 +119,7 @@ def heads(
     H: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v (B, n, H, D) of the product of x (B, n, C), which a norm made (`after_norm`), and weight (3 C, C); with
-    sin and cos, turned by RoPE (`fused.turned_heads`)."""
+    sin and cos, turned by RoPE (`cuda.ops.rotated_heads`)."""
     n, C = x.shape[1:]
     return _Heads.apply(x.to(torch.bfloat16).reshape(-1, C), weight, sin, cos, n, H, *matrix)
 

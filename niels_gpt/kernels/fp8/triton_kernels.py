@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.kernels.cuda.ops_triton import activated, activation_gradients, power_of
+from niels_gpt.kernels.cuda.ops_triton import activated, activation_gradients, power_of_two_scale
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def rows_kernel(x, eighth, scales, C, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     inside = lanes < C
     u = tl.load(x + row * C + lanes, mask=inside, other=0.0).to(tl.float32)
-    scale, inverse = power_of(tl.max(tl.abs(u), 0))
+    scale, inverse = power_of_two_scale(tl.max(tl.abs(u), 0))
     tl.store(scales + row, scale)
     tl.store(eighth + row * C + lanes, (u * inverse).to(eighth.dtype.element_ty), mask=inside)
 
@@ -80,7 +80,7 @@ def activate_kernel(x, eighth, scales, reaches, F, PIECE: tl.constexpr, PIECES: 
         largest_up = tl.max(top_up, 0)
         reach = tl.maximum(1.1 * largest_up, largest)
         largest *= largest_up
-    scale, inverse = power_of(largest)
+    scale, inverse = power_of_two_scale(largest)
     tl.store(scales + row, scale)
     tl.store(reaches + row, reach)
     for piece in tl.static_range(PIECES):

@@ -123,9 +123,10 @@ def whole_model(model: GPT) -> GPT:
         copy.register_buffer(name, buffer, persistent=False)
     for module, theirs in zip(copy.modules(), model.modules(), strict=True):
         for name, weight in theirs.named_parameters(recurse=False):
-            if copy.lm_head is not module:  # which has the embedding's
+            if copy.lm_head is not module or not model.config.tie_embeddings:
                 setattr(module, name, nn.Parameter(gathered(local(weight.detach()), weight), requires_grad=False))
-    copy.lm_head.weight = copy.tok_emb.weight
+    if model.config.tie_embeddings:
+        copy.lm_head.weight = copy.tok_emb.weight
     return copy.eval()
 
 

@@ -64,7 +64,7 @@ def test_power():
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_weights_that_follow_a_norm_hold_its_weight(kind):
     model = build(kind, "cpu")
-    weights = Weights(model)
+    weights = Weights(model.config, model.weights())
     x = torch.randn(5, model.config.C)
     flat = torch.nn.functional.rms_norm if weights.norm_kind == 2 else torch.nn.functional.layer_norm
     block = model.layers()[1]
@@ -104,7 +104,7 @@ def test_pairs_of_halves_have_22_bits_of_any_row():
 @torch.inference_mode()
 def test_one_row_makes_no_pairs_and_more_share_theirs(device):
     model = build("v1", device)
-    weights, state = Weights(model), SlotState(model, 4)
+    weights, state = Weights(model.config, model.weights()), SlotState(model.config, 4, model.device)
     DecodeStep(weights, state, 1)
     assert weights.pairs == []
     step = DecodeStep(weights, state, 2)
@@ -118,9 +118,9 @@ def test_one_row_makes_no_pairs_and_more_share_theirs(device):
 @pytest.mark.parametrize("inference", [False, True])
 def test_refresh_renews_pairs_where_they_are(device, inference):
     model = build("v0", device)
-    weights = Weights(model)
+    weights = Weights(model.config, model.weights())
     with torch.inference_mode(inference):
-        DecodeStep(weights, SlotState(model, 2), 2)
+        DecodeStep(weights, SlotState(model.config, 2, model.device), 2)
     held = [(both, factor, both.clone()) for both, factor in weights.pairs]
     with torch.no_grad():
         for p in model.parameters():
@@ -138,7 +138,9 @@ def test_which_kernel_a_product_has(device, monkeypatch):
     def products(C, d_ff, shared, V=20):
         monkeypatch.setattr(step, "_shared_memory", lambda _: shared)
         model = build("v0", device, V=V, L=1, T=8, C=C, d_ff=d_ff)
-        launches = DecodeStep(Weights(model), SlotState(model, 2), 2).launches
+        launches = DecodeStep(
+            Weights(model.config, model.weights()), SlotState(model.config, 2, model.device), 2
+        ).launches
         return [
             (kernel.__name__.removesuffix("_kernel"), options.get("SPLIT"), options.get("PIECES"))
             for kernel, _, _, options in launches
@@ -167,7 +169,7 @@ def test_which_kernel_a_product_has(device, monkeypatch):
 @torch.inference_mode()
 def test_how_the_work_is_divided(device, kind, batch):
     model = build(kind, device, L=1, T=8)
-    step = DecodeStep(Weights(model), SlotState(model, batch), batch)
+    step = DecodeStep(Weights(model.config, model.weights()), SlotState(model.config, batch, model.device), batch)
     attend = step.launches[1][3]
     assert attend["EARLY"] == (batch > 1)  # one row's qkv may come up beside the choice before it
     for kernel, grid, args, options in step.launches:
@@ -185,13 +187,13 @@ def test_how_the_work_is_divided(device, kind, batch):
 @torch.inference_mode()
 def test_logits_of_a_row_do_not_depend_on_the_others(device, kind):
     model = build(kind, device)
-    weights, C = Weights(model), model.config
+    weights, C = Weights(model.config, model.weights()), model.config
     g = torch.Generator().manual_seed(1)
     lengths = torch.randint(C.T - 8, (41,), generator=g, dtype=torch.int32)
     tokens = torch.randint(C.V, (41,), generator=g)
     seen = []
     for batch, row in ((2, 0), (2, 1), (8, 5), (64, 40)):
-        state = SlotState(model, 41)
+        state = SlotState(model.config, 41, model.device)
         cache = torch.randn(state.cache[:, 0].shape, generator=torch.Generator().manual_seed(2))
         state.cache.copy_(cache[:, None] * torch.linspace(1, 2, 42)[None, :, None, None, None, None])
         state.lengths[:41], state.tokens[:41] = lengths.to(device), tokens.to(device)
@@ -215,8 +217,8 @@ def test_logits_of_a_row_do_not_depend_on_the_others(device, kind):
 def test_logits_of_ragged_rows_are_the_models(device, kind, batch):
     model = build(kind, device)
     C = model.config
-    state = SlotState(model, batch + 2)
-    step = DecodeStep(Weights(model), state, power(batch))
+    state = SlotState(model.config, batch + 2, model.device)
+    step = DecodeStep(Weights(model.config, model.weights()), state, power(batch))
     prompts = [[(11 * row + 3 * j) % C.V for j in range(1 + 13 * row % (C.T - 4))] for row in range(batch)]
     slots = [(row + 2) % (batch + 2) for row in range(batch)]  # any, not those of the rows
     for slot, prompt in zip(slots, prompts, strict=True):
@@ -400,8 +402,8 @@ def test_attention(D, rope, span, early, stages):
 def test_every_filter_chooses_as_the_plain_one(V):
     model = build("v0", "cuda", V=V)
     B = 16
-    state = SlotState(model, B)
-    step = DecodeStep(Weights(model), state, B)
+    state = SlotState(model.config, B, model.device)
+    step = DecodeStep(Weights(model.config, model.weights()), state, B)
     step.slots.copy_(torch.arange(B))
     kernel, grid, args, constants = step.launches[-1]
     g = torch.Generator().manual_seed(V)

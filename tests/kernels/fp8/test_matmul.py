@@ -4,22 +4,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from niels_gpt.config import ModelConfig
+from niels_gpt.kernels.cuda import cross_entropy
 from niels_gpt.kernels.cuda import ops as cuda_ops
 from niels_gpt.kernels.fp8 import matmul as fp8
 from niels_gpt.kernels.fp8 import quantize
-from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
-from niels_gpt.system.device import bf16_autocast
-from tests.kernels.cuda.test_ops import KINDS, gradients, head_of, near
 from tests.kernels.fp8.test_quantize import exact, exact_matrix, whole
+from tests.kernels.helpers import head_of, near
 
 
 def test_a_product_and_its_gradients():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 32).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(48, 32).requires_grad_()
-    y = fp8.product(x, weight, *quantize.matrices([([weight], None)]))
+    y = fp8.linear(x, weight, *quantize.matrices([([weight], None)]))
     g = torch.randn(2, 20, 48).to(torch.bfloat16)
     y.backward(g)
     rows = [t.detach().float().flatten(0, -2) for t in (x, g)]
@@ -42,9 +40,9 @@ def check_mlp(M, gated, device):
     g = (torch.randn(M, C, device=device) * 2.0 ** torch.randint(-20, 0, (M, 1), device=device)).to(torch.bfloat16)
     g[3] = 0
     found = []
-    for eight in (True, False):
+    for in_fp8 in (True, False):
         x.grad = into.grad = out.grad = None
-        if eight:
+        if in_fp8:
             matrices = quantize.matrices([([into], None), ([out], None)])
             y = fp8.mlp(x, into, out, (matrices[0], matrices[1]), gated=gated)
         else:
@@ -88,25 +86,7 @@ def test_mlp(M, gated, kernels_in_plain_torch):
     check_mlp(M, gated, "cpu")
 
 
-def test_never_on_a_cpu_and_never_without_gradients():
-    with fp8.products(True), bf16_autocast("cpu"):
-        assert not fp8.on(torch.zeros(1))
-
-
 # --- on a GPU --------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_on_where_it_is_wanted(hopper):
-    x = torch.zeros(1, device=hopper)
-    with torch.autocast("cuda", torch.bfloat16):
-        assert not fp8.on(x)
-        with fp8.products(True):
-            assert fp8.on(x)
-            with torch.no_grad():
-                assert not fp8.on(x)
-    with fp8.products(True):
-        assert not fp8.on(x)
 
 
 @pytest.mark.gpu
@@ -171,7 +151,7 @@ def test_heads(turned, hopper):
 
     def plain():
         qkv = F.linear(x, weight.to(x.dtype)).view(B, n, 3, H, D)
-        return cuda_ops.turned_heads(qkv, sin, cos) if turned else qkv.unbind(2)
+        return cuda_ops.rotated_heads(qkv, sin, cos) if turned else qkv.unbind(2)
 
     turn = (sin, cos) if turned else (None, None)
     (matrix,) = quantize.matrices([([weight], None)])
@@ -187,39 +167,15 @@ def test_heads(turned, hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("V", "N", "C"), [(70, 48, 16), (256, 1000, 256), (16004, 3000, 512)])
 def test_the_head(V, N, C, hopper, monkeypatch):
-    monkeypatch.setattr(cuda_ops, "LOGITS_SHARE", 0)
-    monkeypatch.setattr(cuda_ops, "LOGITS_BYTES", 1 << 25)  # several parts
+    monkeypatch.setattr(cross_entropy, "LOGITS_SHARE", 0)
+    monkeypatch.setattr(cross_entropy, "LOGITS_BYTES", 1 << 25)  # several parts
     h, weight, y, total = head_of(V, N, C, hopper)
     found = []
-    for eight in (True, False):
+    for in_fp8 in (True, False):
         h.grad = weight.grad = None
-        loss = cuda_ops.linear_cross_entropy(h, weight, y, total, eight=eight)
+        loss = cross_entropy.linear_cross_entropy(h, weight, y, total, fp8=in_fp8)
         (1.5 * loss).backward()
         found.append((loss.detach(), h.grad, weight.grad))
     for a, b in zip(*found, strict=True):
         assert (a - b).float().norm() < 0.06 * b.float().norm()
     assert (found[0][1][::4] == 0).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_model_in_fp8_learns_what_bf16_does(kind, compiled, hopper):
-    torch.manual_seed(0)
-    config = ModelConfig(V=256, T=64, C=64, L=2, H=2, dropout=0.0, **kind)
-    model = GPT(config).to(hopper).train()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(1 + 0.3 * torch.rand_like(p) if p.dim() == 1 else 3)
-    ids = torch.randint(256, (8, 65), device=hopper)
-    found = []
-    for wanted in (True, False):
-        with torch.autocast("cuda", torch.bfloat16), fp8.products(wanted):
-            loss_of = torch.compile(model.loss, dynamic=False) if compiled and wanted else model.loss
-            loss = loss_of(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-            loss.backward()
-        found.append((loss.item(), gradients(model)))
-    (a, ours), (b, plain) = found
-    assert abs(a - b) < 0.02 * b
-    for x, y in zip(ours, plain, strict=True):
-        assert (x - y).norm() < 0.15 * y.norm()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.kernels.fp8 import quantize
-from tests.kernels.cuda.test_ops import near
+from tests.kernels.helpers import near
 
 
 def whole(eighth, scales):

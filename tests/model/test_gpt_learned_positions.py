@@ -113,7 +113,7 @@ def test_the_gradients_are_those_of_gpt2(given_positions: bool) -> None:
 def test_the_sum_of_both_embeddings_is_dropped() -> None:
     model = make(dropout=0.5).train()
     seen: list[torch.Tensor] = []
-    model.layers()[0].norm_attn.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    model.layers()[0].register_forward_hook(lambda module, args, output: seen.append(args[0]))
     torch.manual_seed(0)
     model(some_ids(8, T))
     assert 0.45 < (seen[0] == 0).double().mean() < 0.55
