@@ -228,8 +228,8 @@ def test_a_dataset_of_the_hub_is_built_again_when_its_bytes_change(monkeypatch):
     [
         ("[0.9, 0.2]", ["sum to 1", "[0.9, 0.2]"]),
         ("[0.5, 0.4, 0.05]", ["sum to 1"]),
-        ("[0.9, 1]", ["whole numbers of bytes", "[0.9, 1]"]),
-        ("[90.0, 10.0]", ["whole numbers of bytes"]),
+        ("[0.9, 1]", ["data.sources", "[0.9, 1]"]),
+        ("[90.0, 10.0]", ["data.sources", "[90.0, 10.0]"]),
         ("[0.9]", ["two or three", "[0.9]"]),
         ("[1]", ["two or three"]),
         ("[1, 2, 3, 4]", ["two or three"]),
@@ -251,7 +251,7 @@ def test_splits_that_are_none(split, mentioned):
 
 
 def test_chats_have_no_split():
-    with pytest.raises(ValueError, match="chat has no split"):
+    with pytest.raises(ValueError, match=r"chat .*split"):
         SourceConfig("x", kind="chat", split=(0.5, 0.5))
 
 
@@ -267,7 +267,7 @@ def test_a_config_with_a_split_is_written_and_read_back():
 
 def test_more_bytes_than_the_file_has():
     Path("file").write_bytes(bytes(100))
-    with pytest.raises(ValueError, match=r"data\.sources\.mine.*asks for 101 bytes, but there are 100 in file"):
+    with pytest.raises(ValueError, match=r"data\.sources\.mine.*101 .*100 .*file"):
         streams("file", (60, 41))
 
 

@@ -524,7 +524,7 @@ def test_a_read_only_cache_is_read(built, monkeypatch, number, locked_before):
 def test_what_is_not_valid_in_a_read_only_cache_is_an_error_with_its_name(built, monkeypatch, number):
     (built.cache / "primer_val.bin").write_bytes(b"damaged")
     read_only(monkeypatch, built.cache, number)
-    with pytest.raises(OSError, match=r"cannot write .*primer_val\.bin: .*choose another place") as caught:
+    with pytest.raises(OSError, match=r"cannot write .*primer_val\.bin") as caught:
         built.build(required_sources=())
     assert caught.value.errno == number
 
@@ -539,7 +539,7 @@ def test_a_cache_that_cannot_be_made(world, monkeypatch):
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_cache_in_the_place_of_a_file(world, name):
     (world.folder / "file").write_text("mine", encoding="utf-8")
-    with pytest.raises(OSError, match=r"cannot write .*a file is where a folder should be; choose another") as caught:
+    with pytest.raises(OSError, match=r"cannot write .*choose another") as caught:
         world.build(cache_dir=str(world.folder / name))
     assert str(world.folder / name) in str(caught.value)
     assert world.hub.calls == []
@@ -551,7 +551,7 @@ def test_a_folder_in_the_place_of_an_entry_is_named(built, name, required):
     """It is not the source that is missing then, so it is not left out."""
     (built.cache / name).unlink()
     (built.cache / name).mkdir()
-    with pytest.raises(OSError, match=f"cannot write .*{re.escape(name)}: .*a folder is where a file should be"):
+    with pytest.raises(OSError, match=f"cannot write .*{re.escape(name)}: .*choose another"):
         built.build(required_sources=required)
 
 

@@ -64,7 +64,7 @@ def out(capsys, *arguments):
     """What a command prints; it must succeed, and say nothing on stderr but what was left out."""
     assert call("data", *arguments) == 0
     output, errors = capsys.readouterr()
-    assert all("left out" in line for line in errors.splitlines()), errors
+    assert all("dropped" in line for line in errors.splitlines()), errors
     return output
 
 

@@ -207,15 +207,15 @@ def test_filling_up(warned):
     chosen = []
     (line,) = warned(lambda: chosen.extend(config.select(LENGTHS)))
     assert chosen == [0, 2, 1]
-    for part in ("only 1 of the 3", "at least 35", "longest 2", "3 in all"):
+    for part in ("1 of 3", "at least 35", "longest 2", "3 in total"):
         assert part in line
 
 
 def test_filling_up_with_all_there_is(warned):
     config = SpliceMultiDocumentLMConfig(num_docs=9, max_doc_length=30, strict_num_docs=False)
     (line,) = warned(lambda: config.select(LENGTHS))
-    assert "only 2 of the 9" in line
-    assert "3 in all" in line
+    assert "2 of 9" in line
+    assert "3 in total" in line
 
 
 def test_spans_longer_than_the_frame_are_said(caplog):

@@ -69,7 +69,7 @@ def test_only_the_main_process_prints(whole):
         (["--run-dir", "bad", "--resume"], "bad is not a run"),
         (["--run-dir", "whole"], "whole holds a run already"),
         ([], "several processes need --run-dir"),
-        (["--run-dir", "bad", "--set", "train.precision=tf32"], "arithmetic of CUDA devices"),
+        (["--run-dir", "bad", "--set", "train.precision=tf32"], "train.precision=tf32"),
     ],
 )
 def test_a_mistake_is_said_once_and_ends_all(place, whole, arguments, said):
