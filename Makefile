@@ -5,11 +5,12 @@ VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench bench-peers clean help
+.PHONY: setup demo test test-gpu check bench bench-peers clean help
 
 help:
 	@echo "make demo         train, measure and talk to a small model, offline (two to three minutes on two fast cores)"
 	@echo "make test         the tests"
+	@echo "make test-gpu     the tests that need CUDA, one after the other"
 	@echo "make check        ruff, mypy, and the floors (import-linter)"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
@@ -30,6 +31,9 @@ TEST_PROCESSES ?= 2
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff check .

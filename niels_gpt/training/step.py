@@ -8,6 +8,7 @@ and continues more slowly.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -294,11 +295,12 @@ class _Graph:
 
     def __init__(self, batch: Batch, step: Callable[[Batch], StepResult]) -> None:
         """Capture a step; this computes nothing."""
+        gc.collect()
         torch.cuda.empty_cache()  # the graph has its own memory pool and cannot use what earlier steps cached
         self._batch = Batch(batch.x.clone(), batch.targets.clone())
         self._graph = torch.cuda.CUDAGraph()
         # The prefetch thread keeps allocating, which the default mode forbids to all threads during a capture.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with _no_garbage_collection(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._result = step(self._batch)
 
     def accepts(self, batch: Batch) -> bool:
@@ -310,6 +312,18 @@ class _Graph:
         self._batch.targets.copy_(batch.targets)
         self._graph.replay()
         return StepResult(*(scalar.clone() for scalar in self._result))  # the next replay overwrites them
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause the collector in the block: freeing a CUDA object of a dead cycle would invalidate a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _BACKENDS = [
