@@ -5,12 +5,13 @@ VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fresh check bench bench-peers clean help
+.PHONY: setup demo test test-fresh test-gpu check bench bench-peers clean help
 
 help:
 	@echo "make demo         train, measure and chat with a small model, offline (two to three minutes on two fast cores)"
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
+	@echo "make test-gpu     the tests that need CUDA, one after the other"
 	@echo "make check        ruff, mypy, and the layers (import-linter)"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
@@ -38,6 +39,8 @@ SEED ?= $(shell date +%s)
 test-fresh: setup
 	@echo "property tests with NIELS_GPT_TEST_SEED=$(SEED)"
 	NIELS_GPT_TEST_SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "property and not gpu" -n $(TEST_PROCESSES) --dist worksteal
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff check .

@@ -29,13 +29,10 @@ from niels_gpt.runs.loading import (
     load_run,
 )
 from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
+from niels_gpt.training.tasks.base import eval_name
+from niels_gpt.training.tasks.byte_task import SOURCES, open_byte_task
 from niels_gpt.training.tasks.documents import uses_bytes
-from niels_gpt.training.tasks.registry import (
-    SOURCES,
-    eval_name,
-    open_byte_task,
-    open_task,
-)
+from niels_gpt.training.tasks.registry import open_task
 
 
 def run_eval(

@@ -41,7 +41,7 @@ def run_pipeline(
     with open_world("cpu" if print_config else device) as world:
         there = world.broadcast(run_dir is not None and _stored(run_dir, "pretrain").exists())
         resume = resume or (there and (resume_if_there or world.restarts > 0))
-        with world.together():
+        with world.fail_together():
             if run_dir is None and resume_if_there:
                 raise ValueError("--resume-if-there needs --run-dir: which pipeline shall go on?")
             if run_dir is None and world.size > 1 and not print_config:
@@ -53,7 +53,7 @@ def run_pipeline(
             return
         folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
         runs = {name: RunFolder(folder / name) for name in PHASES}
-        with world.together():
+        with world.fail_together():
             for name, phase in phases.items():  # a mistake in the second phase shall not show after hours of the first
                 check_start(phase, runs[name], device=world.device, world=world, resume=runs[name].exists)
             if world.is_main:

@@ -9,10 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import (
     config_from_dict,
@@ -23,16 +19,14 @@ from niels_gpt.config.yaml_file import (
 from niels_gpt.report.curves import plot_losses
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import new_run
-from niels_gpt.system.console import short_number
 from niels_gpt.system.processes import (
     SINGLE_PROCESS,
     World,
     check_single_process,
     open_world,
 )
-from niels_gpt.training.loop import TrainResult, check_start, train
-from niels_gpt.training.progress import lasting_output, reporter, say
-from niels_gpt.training.tasks.registry import DataTask, open_task
+from niels_gpt.training.loop import TrainResult, train
+from niels_gpt.training.progress import reporter, say
 from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 
 
@@ -58,7 +52,7 @@ def run_train(
     with open_world("cpu" if print_config else device) as world:
         there = world.broadcast(run_dir is not None and RunFolder(run_dir).exists)
         resume = resume or (there and (resume_if_there or world.restarts > 0))
-        with world.together():
+        with world.fail_together():
             if run_dir is None and (resume or resume_if_there):
                 raise ValueError("--resume needs --run-dir: which run shall go on?")
             if run_dir is None and world.size > 1 and not print_config:
@@ -91,7 +85,7 @@ def run_train(
 def _say_next(config: RunConfig, run: RunFolder, result: TrainResult) -> None:
     """What came out, and what to do with it."""
     if result.best:
-        say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
+        say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} steps")
     say(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
     place = shlex.quote(str(run.path))
     if config.task == "splice":
@@ -112,7 +106,7 @@ def exit_if_stopped(
     if name:
         if world.is_main:
             again = f"{program(world)} train --run-dir {shlex.quote(str(run.path))} --resume"
-            say(f"{name}: saved {run.latest} after {result.step} updates. Go on with\n  {command or again}")
+            say(f"{name}: saved {run.latest} after {result.step} steps. Go on with\n  {command or again}")
         sys.exit(128 + signal.Signals[name])
 
 
@@ -126,19 +120,14 @@ def train_and_report(
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> TrainResult:
-    """Show the sources, train with a progress display, and leave loss.png whatever happens."""
-    with world.together():  # before minutes go into building streams
+    """Train with a progress display, and write loss.png whatever happens."""
+    with world.fail_together():
         check_single_process(world)
-        check_start(config, run, device=device, world=world, resume=resume)
-    task = world.in_turn(lambda: open_task(config))
-    if world.is_main:
-        show_sources(task)
     result: TrainResult | None = None
     try:
         result = train(
             config,
             run,
-            task=task,
             device=device,
             world=world,
             resume=resume,
@@ -184,18 +173,3 @@ def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequen
             raise ValueError(f"--source {item}: the config has no data.sources.{name}; its sources are: {known}")
         tree["data"]["sources"][name]["path"] = path
     return config_from_dict(tree, where="options")
-
-
-def show_sources(task: DataTask) -> None:
-    """A table of what is trained on, and where it comes from."""
-    table = Table(box=None, pad_edge=False)
-    for name, justify in (("source", "left"), ("share", "right"), ("train", "right"), ("held out", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("documents", justify="right")
-    table.add_column("from", overflow="fold")
-    for row in task.describe():
-        sizes = (f"{short_number(size)}{row.unit}" for size in (row.train, row.held_out))
-        table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
-    Console(highlight=False, file=lasting_output()).print(table)
-    for note in task.notes():
-        say(note)

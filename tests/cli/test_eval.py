@@ -134,7 +134,7 @@ def rows(step):
 def test_batch_show_json(place, capsys, step):
     assert call("batch", "show", "--run", "runs/small", "--step", step, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    batch = open_task(load_config("runs/small/config.yaml")).batch(step, "cpu")
+    batch = open_task(load_config("runs/small/config.yaml")).batch(step)
     assert [row["row"] for row in shown] == [0, 1, 2, 3]
     for row, ids in zip(shown, batch.x, strict=True):
         assert row["text"] == bytes(ids.tolist()).decode("utf-8", errors="replace")

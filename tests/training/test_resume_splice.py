@@ -1,4 +1,4 @@
-"""A splice run that is stopped and goes on is, bit for bit, the run that was not stopped."""
+"""A splice run that crashes and resumes equals an uninterrupted one, bit for bit."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests import token_caches
 from tests.cache import no_waiting
 from tests.training import same, sentence, weights_sha256
 
-STEPS, EVERY = 20, 4
+STEPS, EVERY = 12, 4
 OPTIONS = [
     "task=splice",
     "model.T=32",
@@ -42,7 +42,7 @@ OPTIONS = [
 ]
 KINDS = {
     "quotas": ["splice.balance_tau=0.5"],
-    "stream": ["splice.sampler=stream", "splice.offset_jitter=4", "splice.curriculum=7", "model.positions=learned"],
+    "stream": ["splice.sampler=stream", "splice.offset_jitter=4", "splice.curriculum=4", "model.positions=learned"],
     "sweep": ["splice.content_start_mode=slide_within", "splice.balance_mode=by_document", "splice.packed=false"],
 }
 
@@ -52,7 +52,7 @@ class Crash(Exception):
 
 
 class CrashAt(Silent):
-    """Ends the run as abruptly as can be after so many updates."""
+    """Ends the run abruptly after some steps."""
 
     def __init__(self, done):
         self.done = done
@@ -69,7 +69,7 @@ def quick():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     (folder / "notes").mkdir()
     for i in range(9):
@@ -77,9 +77,9 @@ def place(tmp_path_factory):
     return folder
 
 
-def config_of(place, *overrides):
-    places = [f"data.roam={place / 'notes'}", f"data.cache_dir={place / 'streams'}"]
-    return load_config(None, overrides=[*OPTIONS, *places, *overrides])
+def config_of(folder, *overrides):
+    paths = [f"data.roam={folder / 'notes'}", f"data.cache_dir={folder / 'streams'}"]
+    return load_config(None, overrides=[*OPTIONS, *paths, *overrides])
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -88,33 +88,33 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def whole(place, kind):
+def full(folder, kind):
     """The uninterrupted run of a kind."""
-    run = RunFolder(place / "runs" / kind)
-    result = train(config_of(place, *KINDS[kind]), run)
+    run = RunFolder(folder / "runs" / kind)
+    result = train(config_of(folder, *KINDS[kind]), run)
     assert (result.step, result.stopped_by) == (STEPS, None)
     return run
 
 
 def lines(run):
-    """metrics.jsonl without the speeds, which no two runs share."""
+    """metrics.jsonl without the speeds, which differ between runs."""
     speeds = ("tokens_per_s", "supervised_per_s")
     return [{key: value for key, value in line.items() if key not in speeds} for line in run.metrics()]
 
 
-def test_stopped_again_and_again(place, kind, whole, tmp_path):
-    """Before the first checkpoint, right after one, between two, and where documents have just joined."""
+def test_a_run_that_crashed_several_times(folder, kind, full, tmp_path):
+    """Before the first checkpoint, between two, and right after one."""
     run = RunFolder(tmp_path / "run")
-    config = config_of(place, *KINDS[kind])
-    for attempt, done in enumerate((3, 9, 10, 19)):
+    config = config_of(folder, *KINDS[kind])
+    for attempt, done in enumerate((3, 6, 9)):
         with pytest.raises(Crash):
             train(config, run, resume=attempt > 0, report=CrashAt(done))
     train(config, run, resume=True)
-    assert lines(run) == lines(whole)
+    assert lines(run) == lines(full)
     assert len(lines(run)) == STEPS
-    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
-    assert weights_sha256(run.best) == weights_sha256(whole.best)
-    assert same(torch.load(run.latest, weights_only=True), torch.load(whole.latest, weights_only=True))
+    assert weights_sha256(run.latest) == weights_sha256(full.latest)
+    assert weights_sha256(run.best) == weights_sha256(full.best)
+    assert same(torch.load(run.latest, weights_only=True), torch.load(full.latest, weights_only=True))
 
 
 CHANGES = [
@@ -130,30 +130,30 @@ CHANGES = [
 
 
 @pytest.fixture(scope="module")
-def stopped(place):
+def stopped(folder):
     """A run that ended after its first checkpoint."""
-    run = RunFolder(place / "stopped")
+    run = RunFolder(folder / "stopped")
     with pytest.raises(Crash):
-        train(config_of(place, *KINDS["quotas"]), run, report=CrashAt(EVERY + 1))
+        train(config_of(folder, *KINDS["quotas"]), run, report=CrashAt(EVERY + 1))
     return run
 
 
 @pytest.mark.parametrize(("change", "named"), CHANGES)
-def test_another_splice_section_is_refused(place, stopped, change, named):
+def test_another_splice_section_is_rejected(folder, stopped, change, named):
     before = stopped.metrics()
     with pytest.raises(ValueError, match=named):
-        train(config_of(place, *KINDS["quotas"], change), stopped, resume=True)
+        train(config_of(folder, *KINDS["quotas"], change), stopped, resume=True)
     assert stopped.metrics() == before
 
 
-def test_a_change_goes_when_it_is_meant(place, stopped, tmp_path):
+def test_a_change_is_allowed_on_request(folder, stopped, tmp_path):
     run = RunFolder(shutil.copytree(stopped.path, tmp_path / "run"))
-    changed = config_of(place, *KINDS["quotas"], "splice.content_length=11")
+    changed = config_of(folder, *KINDS["quotas"], "splice.content_length=11")
     assert train(changed, run, resume=True, allow_config_change=True).step == STEPS
 
 
-def test_other_documents_are_refused(tmp_path):
-    """The same config, but a note has changed: it is another run."""
+def test_other_documents_are_rejected(tmp_path):
+    """The same config, but a note has changed."""
     (tmp_path / "notes").mkdir()
     for i in range(9):
         (tmp_path / "notes" / f"note_{i}.md").write_text(sentence(i, 5 + 2 * i), encoding="utf-8")
@@ -176,7 +176,7 @@ def token_config(root, *overrides):
     return load_config(None, overrides=[*OPTIONS, *options, f"splice.base={root}", "model.T=20", *overrides])
 
 
-def test_a_checkpoint_says_nothing_of_places(tmp_path):
+def test_a_checkpoint_holds_no_path_and_resumes_after_a_move(tmp_path):
     """It can be published, and the caches can be moved."""
     root = token_caches.copy_to(tmp_path / "my-secret-folder")
     run = RunFolder(tmp_path / "run")
@@ -186,22 +186,15 @@ def test_a_checkpoint_says_nothing_of_places(tmp_path):
     saved.pop("model")
     saved.pop("optimizer")
     assert "my-secret-folder" not in json.dumps(saved, default=str)
-
-
-def test_a_run_goes_on_where_the_caches_were_moved_to(tmp_path):
-    root = token_caches.copy_to(tmp_path / "here")
-    run = RunFolder(tmp_path / "run")
-    with pytest.raises(Crash):
-        train(token_config(root), run, report=CrashAt(EVERY + 1))
     root.rename(tmp_path / "there")
     assert train(token_config(tmp_path / "there"), run, resume=True).step == STEPS
 
 
-def test_weights_of_another_tokenizer_are_refused(tmp_path):
+def test_weights_of_another_tokenizer_are_rejected(tmp_path):
     config = token_config(token_caches.folder(), f"init_from={tmp_path / 'start.pt'}")
     extra = {"data": {"tokenizer": token_caches.other_tokenizer().sha256}}
     save_checkpoint(tmp_path / "start.pt", GPT(config.model), None, 0, config.model, extra=extra)
-    with pytest.raises(CheckpointError, match="another tokenizer"):
+    with pytest.raises(CheckpointError, match=r"start\.pt .*tokenizer"):
         train(config, RunFolder(tmp_path / "run"))
     extra = {"data": {"tokenizer": token_caches.tokenizer().sha256}}
     save_checkpoint(tmp_path / "start.pt", GPT(config.model), None, 0, config.model, extra=extra)
@@ -209,7 +202,7 @@ def test_weights_of_another_tokenizer_are_refused(tmp_path):
         train(config, RunFolder(tmp_path / "run"), report=CrashAt(1))
 
 
-def test_what_a_document_was_searched_for_is_not_in_the_checkpoint():
+def test_doc_key_is_not_in_the_checkpoint():
     config = load_config(overrides=["task=splice", "splice.doc_key=a private phrase"])
     assert "private" not in json.dumps(identity(config))
     assert "num_docs" in json.dumps(identity(config))
