@@ -22,6 +22,7 @@ def show(
     import dataclasses
     from json import dumps
 
+    from niels_gpt.data.source_paths import display_name
     from niels_gpt.runs.loading import check_unchanged, find_run
     from niels_gpt.training.tasks.documents import uses_bytes
     from niels_gpt.training.tasks.registry import open_task
@@ -40,6 +41,7 @@ def show(
     kind = "spans for frames" if config.task == "splice" else "rows"
     print(f"step {step} of {config.train.total_steps}{past_end}: {len(rows)} {kind} of {config.model.T} {unit}")
     for row in rows:
-        print(f"\nrow {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
+        source = display_name(row.source, config.data.wiki)
+        print(f"\nrow {row.row}  {source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])

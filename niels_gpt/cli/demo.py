@@ -58,7 +58,8 @@ def demo(
     size = short_number(model.num_parameters())
     console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {step} steps")
     console.print("Bits per byte on held-out text; lower is better. Compare the model with xz, gzip and the rest.")
-    show_scores(score_byte_streams(LoadedRun(model, step, run.best, run), config))
+    scores = score_byte_streams(LoadedRun(model, step, run.best, run), config)
+    show_scores(scores, wiki=config.data.wiki)
 
     console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}:")
     text = generate(model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))

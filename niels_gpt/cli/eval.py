@@ -74,20 +74,25 @@ def eval_(
     else:
         data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
         built_in = any((wiki, roam, primer))
-        scores = score_byte_streams(loaded, with_data(config, data, source), options, built_in=built_in)
+        config = with_data(config, data, source)
+        scores = score_byte_streams(loaded, config, options, built_in=built_in)
     if json:
         result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
         print(dumps({**result, "precision": precision, "scores": scores}, indent=2))
         return
     print(f"{loaded.path} after {loaded.step} steps; bits per byte, lower is better")
-    show_scores(scores)
+    show_scores(scores, wiki=config.data.wiki)
 
 
-def show_scores(scores: Scores) -> None:
-    """Print a table: one row per held-out set, the model's bits per byte beside the references."""
+def show_scores(scores: Scores, *, wiki: str) -> None:
+    """Print a table: one row per held-out set, the model's bits per byte beside the references.
+
+    `wiki` is data.wiki of the config: the table says if val_wiki is Python docstrings.
+    """
     from rich.table import Table
 
     from niels_gpt.cli.tables import show_table
+    from niels_gpt.data.source_paths import display_name
 
     table = Table(box=None, pad_edge=False)
     table.add_column("held out")
@@ -99,7 +104,7 @@ def show_scores(scores: Scores) -> None:
     for name, score in scores.items():
         bits = [score.get(key) for key in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
         table.add_row(
-            name,
+            display_name(name, wiki),
             *(f"{score[key]:,}" for key in sizes),
             f"{score['nats_per_token']:.3f}",
             f"{score['perplexity']:.2f}",
