@@ -74,7 +74,7 @@ def test_the_table_of_the_newest_run(capsys, tmp_path):
 def test_the_table_says_if_wiki_is_docstrings(capsys, monkeypatch):
     from niels_gpt.data import embedded
 
-    monkeypatch.setattr(embedded, "stdlib_files", lambda files=embedded.stdlib_files()[:60]: files)
+    monkeypatch.setattr(embedded, "stdlib_files", lambda files=embedded.stdlib_files()[:25]: files)
     assert call("eval", "--run", "runs/small", "--wiki", "embedded", "--limit", 20) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("val_wiki")]
     assert line.startswith("val_wiki (Python docstrings) ")
