@@ -88,7 +88,7 @@ def _our_update(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes
     config = RunConfig(model=model.config, train=train, engine=settings)
     engine = StepRunner(model, make_optimizer(model, train), config, setting.device, note=notes.append)
     batch = Batch(x, y)
-    return lambda: engine.update(batch, step=0, lr=3e-4)
+    return lambda: engine.step(batch, step=0, lr=3e-4)
 
 
 def _peer_update(model: Any, x: Any, y: Any, setting: Setting, *, compiled: bool) -> Callable[[], object]:

@@ -141,7 +141,7 @@ def test_origins_name_the_row_and_the_byte():
     task = open_task(config("rows.jsonl", (0.8, 0.2)))
     joined = "".join(texts).encode()
     for step in range(10):
-        for origin, ids in zip(task.origins(step), task.batch(step, "cpu").x, strict=True):
+        for origin, ids in zip(task.origins(step), task.batch(step).x, strict=True):
             row = int(origin.document.removeprefix("row "))
             at = len("".join(texts[:row]).encode()) + origin.offset
             assert origin.stream_offset == at
@@ -153,9 +153,9 @@ def test_what_is_described():
     Path("file").write_bytes(some_bytes(1000))
     for state in ("built", "cached"):
         (row,) = open_task(config("file", (0.8, 0.1, 0.1))).describe()
-        assert (row.train, row.held_out, row.place) == (800, 100, f"file ({state}; 100B to test on)")
+        assert (row.train, row.held_out, row.path) == (800, 100, f"file ({state}; 100B to test on)")
     (row,) = open_task(config("file", (0.9, 0.1))).describe()
-    assert row.place == "file (built)"
+    assert row.path == "file (built)"
 
 
 # --- the cache ---------------------------------------------------------------------------------------

@@ -75,9 +75,9 @@ def _by_hand(config: Any, updates: int) -> Any:
         began = time.perf_counter()
         for step in range(updates):
             asked = time.perf_counter()
-            batch = task.batch(step, "cpu")
+            batch = task.batch(step)
             making += time.perf_counter() - asked
-            engine.update(batch, step=step, lr=3e-4)
+            engine.step(batch, step=step, lr=3e-4)
         seconds = time.perf_counter() - began
         return {"seconds": seconds, "% stall": 100 * making / seconds}
 
@@ -103,17 +103,17 @@ def _resident(device: str, quick: bool) -> Work:
 
     updates, skipped = _count(device, quick)
     config = _config(device, quick, updates)
-    engine, batch = _engine(config, device), open_task(config).batch(0, "cpu").to(torch.device(device))
+    engine, batch = _engine(config, device), open_task(config).batch(0).to(torch.device(device))
     counted = updates - skipped
 
     def run() -> dict[str, float]:
         for step in range(skipped):
-            engine.update(batch, step=step, lr=3e-4)
+            engine.step(batch, step=step, lr=3e-4)
         if device == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
         for step in range(counted):
-            engine.update(batch, step=step, lr=3e-4)
+            engine.step(batch, step=step, lr=3e-4)
         if device == "cuda":
             torch.cuda.synchronize()
         return {"seconds": time.perf_counter() - began}

@@ -170,7 +170,7 @@ def choose(
     # A document needs a token to predict, and text in it; an EOT alone is none.
     usable = np.flatnonzero(library.train.lengths > 2)
     if not len(usable):
-        raise ValueError(f"{library.place} has no document of more than two tokens to look into")
+        raise ValueError(f"{library.path} has no document of more than two tokens to look into")
     wanted = min(DEFAULT_DOCUMENTS if number is None else number, len(usable))
     picked = SpliceMultiDocumentLMConfig(num_docs=wanted, doc_select_mode=select).select(  # type: ignore[arg-type]
         library.train.lengths[usable]
@@ -196,7 +196,7 @@ def _spliced(
     check_unchanged(task.fingerprint(), loaded.data, str(loaded.path))
     train = config.train
     seen = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
-    found = _documents(task.library, task.chosen[:number], task.controls)
+    found = _documents(task.documents, task.chosen[:number], task.controls)
     return ChosenDocuments(found, int(task.dataset.lengths.sum()), seen)
 
 
@@ -215,7 +215,7 @@ def main_source(config: RunConfig) -> str:
 def _check_tokenizer(loaded: LoadedRun, library: SourceDocuments) -> None:
     if loaded.tokenizer.sha256 != library.tokenizer.sha256:
         raise ValueError(
-            f"{library.place} was encoded with another tokenizer than that of {loaded.path}: the numbers would mean "
+            f"{library.path} was encoded with another tokenizer than that of {loaded.path}: the numbers would mean "
             "nothing"
         )
 

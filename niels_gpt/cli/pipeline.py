@@ -57,7 +57,7 @@ def pipeline(
     with open_world("cpu" if print_config else device) as world:
         holds_pipeline = world.broadcast(run_dir is not None and _config_path(run_dir, "pretrain").exists())
         resume = resume or (holds_pipeline and (resume_if_there or world.restarts > 0))
-        with world.together():
+        with world.fail_together():
             check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
             phases = _load_phases(config, run_dir, resume, set_, token_cache)
         if print_config:
@@ -66,7 +66,7 @@ def pipeline(
             return
         folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
         runs = {name: RunFolder(folder / name) for name in PHASES}
-        with world.together():
+        with world.fail_together():
             for name, phase in phases.items():  # find a mistake in the second phase before the first one has run
                 check_start(phase, runs[name], device=world.device, world=world, resume=runs[name].exists)
             if world.is_main:

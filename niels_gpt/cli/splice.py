@@ -64,7 +64,7 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
         controls = [(i, library.held_out.name(i), int(library.held_out.lengths[i])) for i in task.controls]
         found = {
             "source": library.source,
-            "place": library.place,
+            "place": library.path,
             "documents": len(shelf.lengths),
             "candidates": len(fitting),
             "chosen": _rows(zip(chosen, names, task.dataset.lengths.tolist(), strict=True)),
@@ -109,8 +109,8 @@ def _policies(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[st
 def _show_candidates(library: SourceDocuments, fitting: np.ndarray) -> None:
     lengths = library.train.lengths
     held_out = plural(len(library.held_out.lengths), "document")
-    source = display_name(library.source, library.place)
-    print(f"{source} ({library.place}): {plural(len(lengths), 'document')} to train on, "
+    source = display_name(library.source, library.path)
+    print(f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
           f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
     print("tokens per document:")
     for line in histogram_text(lengths[fitting] if len(fitting) else lengths):
@@ -197,7 +197,7 @@ def library_name(task: SpliceTask) -> str:
     """What is covered, for a title."""
     splice = task.config.splice
     how = f"{splice.balance_mode}, tau {splice.balance_tau:g}" if len(task.chosen) > 1 else splice.content_start_mode
-    return f"{task.library.source}, {how}"
+    return f"{task.documents.source}, {how}"
 
 
 def run_fit(*, runs: list[Path], png: Path | None, html: Path | None, as_json: bool) -> None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system.processes import World
     from niels_gpt.training.loop import TrainResult
-    from niels_gpt.training.tasks.base import DataTask
 
 
 def train(
@@ -84,15 +83,17 @@ def train(
         run = RunFolder(run_dir) if run_dir is not None else None
         holds_run = world.broadcast(run is not None and run.exists)
         resume = resume or (holds_run and (resume_if_there or world.restarts > 0))
-        with world.together():
+        with world.fail_together():
             check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
             config_path = config
             if resume and config is None and run is not None:
                 if not run.exists:
                     raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
                 config_path = run.config_path
-            resolved = with_vocabulary(with_data(load_config(config_path, overrides=overrides), data, source))
-            if verify and world.is_main and not print_config:
+            resolved = with_data(load_config(config_path, overrides=overrides), data, source)
+            if print_config:
+                resolved = with_vocabulary(resolved)
+            elif verify and world.is_main:
                 verify_caches(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
@@ -167,25 +168,19 @@ def train_and_report(
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> TrainResult:
-    """Print the sources, train with a progress display, and write loss.png however the training ends."""
+    """Train with a progress display, and write loss.png however the training ends."""
     from niels_gpt.report.curves import plot_losses
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.training import loop, progress
-    from niels_gpt.training.tasks.registry import open_task
 
     world = world or SINGLE_PROCESS
-    with world.together():  # before open_task, which may build streams for minutes
+    with world.fail_together():
         check_single_process(world)
-        loop.check_start(config, run, device=device, world=world, resume=resume)
-    task = world.in_turn(lambda: open_task(config))
-    if world.is_main:
-        show_sources(task)
     result: TrainResult | None = None
     try:
         result = loop.train(
             config,
             run,
-            task=task,
             device=device,
             world=world,
             resume=resume,
@@ -236,25 +231,3 @@ def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequen
             raise ValueError(f"--source {item}: the config has no data.sources.{name}; its sources are: {known}")
         tree["data"]["sources"][name]["path"] = path
     return config_from_dict(tree, where="options")
-
-
-def show_sources(task: DataTask) -> None:
-    """Print a table of the sources of a run: share, size, documents and path."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from niels_gpt.system.console import short_number
-    from niels_gpt.training.progress import lasting_output, say
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("source")
-    for name in ("share", "train", "held out", "documents"):
-        table.add_column(name, justify="right")
-    table.add_column("from", overflow="fold")
-    for row in task.describe():
-        sizes = (f"{short_number(size)}{row.unit}" for size in (row.train, row.held_out))
-        table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
-    Console(highlight=False, file=lasting_output()).print(table)
-    for note in task.notes():
-        say(note)

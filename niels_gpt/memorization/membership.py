@@ -32,10 +32,10 @@ def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict
         for source in _sources(config):
             try:
                 task = SpliceTask(config) if config.task == "splice" else None
-                library = task.library if task else open_documents(config, source)
+                library = task.documents if task else open_documents(config, source)
                 now = task.fingerprint() if task else {library.source: library.train.sha256}
                 if any(data.get(name) != sha for name, sha in now.items()):
-                    raise ValueError(f"{library.place} has changed since the training")
+                    raise ValueError(f"{library.path} has changed since the training")
                 chosen = task.chosen if task else range(len(library.train.lengths))
                 rest = sorted(set(range(len(library.train.lengths))) - set(chosen))
                 trained |= _keys(library.train, chosen)

@@ -7,7 +7,7 @@ import itertools
 
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
-from niels_gpt.training.progress import shown
+from niels_gpt.training.progress import headline_evals
 
 WHOLE = 100
 """Shorter runs are drawn from their first loss on."""
@@ -27,12 +27,15 @@ def plot_losses(run: RunFolder) -> None:
     axes.plot(steps, losses, color="0.75", linewidth=0.8, label="train, each step")
     smoothed = smooth(losses)
     axes.plot(steps, smoothed, color="black", linewidth=1.4, label="train, smoothed")
-    names = dict.fromkeys(name for m in lines for name in shown(m.get("evals", {})))
+    names = dict.fromkeys(name for m in lines for name in headline_evals(m.get("evals", {})))
     for name in names:
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=name)
     if len(lines) >= WHOLE:  # the fall from ln V takes no room from what comes after it
-        later = [*smoothed[len(lines) // 50 :], *(value for m in lines for value in shown(m.get("evals", {})).values())]
+        later = [
+            *smoothed[len(lines) // 50 :],
+            *(value for m in lines for value in headline_evals(m.get("evals", {})).values()),
+        ]
         low, high = min(losses + later), max(later)
         if low < high:
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))

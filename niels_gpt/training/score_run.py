@@ -16,7 +16,8 @@ from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.streams import load_streams
 from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
-from niels_gpt.training.tasks.byte_task import SOURCES, eval_name, stream_config
+from niels_gpt.training.tasks.base import eval_name
+from niels_gpt.training.tasks.byte_task import SOURCES, stream_config
 
 REFERENCE_TOKENS = 5_000_000
 """Most training tokens that the unigram reference of a token cache is fitted on."""
@@ -105,7 +106,7 @@ def score_token_caches(
         score = score_stream(loaded.model, ids, stride=options.stride, token_sizes=sizes, precision=options.precision)
         train_length = min(meta["train_tokens"], REFERENCE_TOKENS)
         train = checked(stream_slice(cache, "train", 0, train_length), cache / "train")
-        scores[f"{options.split}_{name}"] = _with_references(score, text(ids), text(train))
+        scores[eval_name(name, options.split)] = _with_references(score, text(ids), text(train))
     if options.split == "test":
         if not scores:
             raise ValueError(f"no cache of {folder.path} has a test split: niels-gpt cache build wikitext --test")
@@ -119,7 +120,7 @@ def score_token_caches(
         batches = (dataset.gather(rows[i : i + EXAMPLES_PER_BATCH]) for i in starts)
         pairs = ((checked(x, dataset.tokens_path), targets) for x, _, targets in batches)
         score = score_examples(loaded.model, pairs, token_sizes=sizes, precision=options.precision)
-        scores[f"val_{name} (replies)"] = _as_dict(score)
+        scores[f"{eval_name(name)} (replies)"] = _as_dict(score)
     return scores
 
 

@@ -47,7 +47,7 @@ def inside(folder, monkeypatch):
 def test_json(inside, capsys, step):
     assert call("batch", "show", "--run", "run", "--step", step, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    batch = open_task(load_config("run/config.yaml")).batch(step, "cpu")
+    batch = open_task(load_config("run/config.yaml")).batch(step)
     assert [row["row"] for row in shown] == [0, 1, 2, 3]
     for row, ids in zip(shown, batch.x, strict=True):
         assert row["text"] == bytes(ids.tolist()).decode("utf-8", errors="replace")

@@ -143,7 +143,7 @@ def test_a_second_signal_while_the_plot_is_drawn_does_not_cut_the_message(texts,
 
 
 def test_without_a_signal_nothing_exits_and_under_torchrun_the_command_says_so(capsys, tmp_path):
-    result, run = TrainResult(7), RunFolder(tmp_path)
+    result, run = TrainResult(step=7, run_dir=tmp_path), RunFolder(tmp_path)
     exit_if_stopped(None, result, run)
     for rank, printed in ((0, 1), (1, 0)):
         with pytest.raises(SystemExit) as end:

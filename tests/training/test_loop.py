@@ -19,7 +19,8 @@ from niels_gpt.system.rng import derive_seed
 from niels_gpt.training import loop
 from niels_gpt.training.loop import DeviceFailed, TrainingDiverged, train
 from niels_gpt.training.progress import Silent
-from niels_gpt.training.tasks.registry import ByteTask, open_task
+from niels_gpt.training.tasks.byte_task import ByteTask
+from niels_gpt.training.tasks.registry import open_task
 from tests.training import data_options, metric_lines, same, small_config, weights_sha256, write_texts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -131,7 +132,7 @@ def test_every_update_is_that_of_a_naive_loop(texts, run):
     for step, line in enumerate(metric_lines(run.path)):
         done = (step - 2) / 9
         lr = 1e-2 * step / 2 if step < 2 else 1e-3 + 9e-3 * (1 + math.cos(math.pi * done)) / 2
-        x, y, *_ = task.batch(step, "cpu")
+        x, y, *_ = task.batch(step)
         loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -204,12 +205,12 @@ def test_masked_targets_count_once_each_however_the_batch_is_split(texts, tmp_pa
     """Parts with different numbers of targets: the mean is over targets, not over parts."""
 
     class Masked(ByteTask):
-        def batch(self, step, device):
-            x, targets, *_ = super().batch(step, device)
+        def batch(self, step):
+            x, targets, *_ = super().batch(step)
             targets = targets.clone()
             targets[0, 1:] = -100
             targets[1, :8] = -100
-            return type(super().batch(step, device))(x, targets)
+            return type(super().batch(step))(x, targets)
 
     results = []
     for parts in (1, 4):
@@ -368,7 +369,7 @@ def test_weights_to_begin_with_are_looked_for_before_the_data(texts, run, monkey
 
 
 def failing_at(step, monkeypatch):
-    update = loop.Engine.update
+    update = loop.StepRunner.step
 
     def fails(self, batch, *, step, lr):
         if step == fails.step:
@@ -376,7 +377,7 @@ def failing_at(step, monkeypatch):
         return update(self, batch, step=step, lr=lr)
 
     fails.step = step
-    monkeypatch.setattr(loop.Engine, "update", fails)
+    monkeypatch.setattr(loop.StepRunner, "update", fails)
 
 
 def test_a_device_that_fails_costs_what_was_not_saved(texts, run, whole, monkeypatch):
@@ -420,11 +421,11 @@ class Poisoned(ByteTask):
         super().__init__(config, open_task(config).streams)
         self.step, self.model_of = step, model_of
 
-    def batch(self, step, device):
+    def batch(self, step):
         if step == self.step:
             with torch.no_grad():
                 self.model_of().norm.weight[0] = math.inf
-        return super().batch(step, device)
+        return super().batch(step)
 
 
 def test_the_step_and_the_last_good_checkpoint_are_named(texts, run, whole, monkeypatch):

@@ -237,6 +237,6 @@ def test_the_state_in_a_folder_is_that_in_a_file(copy, tmp_path):
     tensors, head = sharded_content(resume(config, task, run), saved["extra"])
     folder = tmp_path / "folder"
     folder.mkdir()
-    sharded_checkpoint.write_head(folder, head, [sharded_checkpoint.write_parts(folder, tensors, rank=0, group=None)])
+    sharded_checkpoint.write_head(folder, head, [sharded_checkpoint.write_shards(folder, tensors, rank=0, group=None)])
     ours = optimizer_state(fresh(config), read_checkpoint(folder, "cpu")["optimizer"], where="folder")
     assert same(ours, optimizer_state(fresh(config), saved["optimizer"], where="file"))

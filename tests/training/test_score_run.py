@@ -161,7 +161,13 @@ def test_every_held_out_token_of_the_pretrain_caches(run, monkeypatch, stride, l
 def test_a_chat_model_is_also_scored_on_replies(run, monkeypatch, batch):
     monkeypatch.setattr(score_run, "EXAMPLES_PER_BATCH", batch)
     scores = score_token_caches(run, load_config(overrides=["task=sft"]), caches(), ScoreOptions(limit=2))
-    assert list(scores) == ["val_fineweb_edu", "val_roam", *(f"val_{name} (replies)" for name in token_caches.SFT)]
+    assert list(scores) == [
+        "val_fineweb_edu",
+        "val_roam",
+        "val_dolly15k (replies)",
+        "val_oasst1 (replies)",
+        "val_chat (replies)",
+    ]
     assert scores["val_roam"]["tokens"] == 1
     for name in token_caches.SFT:
         losses, scored = [], []
@@ -169,6 +175,7 @@ def test_a_chat_model_is_also_scored_on_replies(run, monkeypatch, batch):
             x, targets = token_caches.sft_row(ids, T)
             losses += token_caches.nats(run.model, [x], [targets])
             scored += [target for target in targets if target != -100]
+        name = "chat" if name == "primer" else name
         check(scores[f"val_{name} (replies)"], losses, len(text_bytes(scored)))
 
 

@@ -49,7 +49,7 @@ def run(config, steps=6, notes=None):
         "cpu",
         note=(lambda t: None) if notes is None else notes.append,
     )
-    made = [engine.update(batch_of(step), step=step, lr=0.01 * (step + 1)) for step in range(steps)]
+    made = [engine.step(batch_of(step), step=step, lr=0.01 * (step + 1)) for step in range(steps)]
     return model, [(u.loss.item(), u.norm.item()) for u in made]
 
 
@@ -91,7 +91,7 @@ def test_dropout_depends_on_seed_and_step_alone():
         model = GPT(config.model)
         engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu")
         torch.manual_seed(before)
-        losses.append([engine.update(batch_of(0), step=step, lr=0.0).loss.item() for step in (4, 5, 4)])
+        losses.append([engine.step(batch_of(0), step=step, lr=0.0).loss.item() for step in (4, 5, 4)])
     assert losses[0] == losses[1]
     assert losses[0][0] == losses[0][2] != losses[0][1]
 
@@ -210,11 +210,11 @@ def test_no_room_in_mid_run_leaves_the_weights(room):
     config = config_of()
     model = model_of()
     engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu")
-    engine.update(batch_of(0), step=0, lr=0.01)
+    engine.step(batch_of(0), step=0, lr=0.01)
     before = copy.deepcopy(model.state_dict())
     room(5)
     with pytest.raises(OutOfMemory, match="cpu is out of memory"):
-        engine.update(batch_of(1), step=1, lr=0.01)
+        engine.step(batch_of(1), step=1, lr=0.01)
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 

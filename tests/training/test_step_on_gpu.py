@@ -56,7 +56,7 @@ def run_engine(config, device="cuda", notes=None, steps=STEPS):
     )
     losses = []
     for step in range(steps):
-        update = engine.update(batch_of(step, B=config.train.B, device=device), step=step, lr=1e-2 / (1 + step))
+        update = engine.step(batch_of(step, B=config.train.B, device=device), step=step, lr=1e-2 / (1 + step))
         losses.append((update.loss.item(), update.norm.item()))
     return losses, model, engine
 
@@ -166,25 +166,25 @@ def test_a_batch_that_does_not_fit_is_split(little_memory):
     notes = []
     engine = large_engine(notes)
     for step in range(5):
-        update = engine.update(large_batch(step), step=step, lr=1e-3)
+        update = engine.step(large_batch(step), step=step, lr=1e-3)
     assert update.loss.isfinite()
-    assert engine.parts > 1
-    assert any(f"{engine.parts} parts of {64 // engine.parts}" in note for note in notes)
+    assert engine.micro_batches > 1
+    assert any(f"{engine.micro_batches} parts of {64 // engine.micro_batches}" in note for note in notes)
 
 
 def test_asked_for_parts_that_do_not_fit_are_refused_with_what_would(little_memory):
     with pytest.raises(ValueError, match=r"train\.accumulate=(\d+) would fit") as caught:
-        large_engine([], accumulate=1).update(large_batch(0), step=0, lr=1e-3)
+        large_engine([], accumulate=1).step(large_batch(0), step=0, lr=1e-3)
     parts = int(str(caught.value).split("train.accumulate=")[1].split()[0])
-    assert large_engine([], accumulate=parts).update(large_batch(0), step=0, lr=1e-3).loss.isfinite()
+    assert large_engine([], accumulate=parts).step(large_batch(0), step=0, lr=1e-3).loss.isfinite()
 
 
 def test_no_room_in_mid_run(little_memory):
     engine = large_engine([], accumulate=32)
-    engine.update(large_batch(0), step=0, lr=1e-3)
+    engine.step(large_batch(0), step=0, lr=1e-3)
     before = [p.clone() for p in engine.model.parameters()]
     with pytest.raises(OutOfMemory, match="out of memory"):
-        engine.update(large_batch(0, B=1024), step=1, lr=1e-3)
+        engine.step(large_batch(0, B=1024), step=1, lr=1e-3)
     assert all(torch.equal(a, b) for a, b in zip(engine.model.parameters(), before, strict=True))
 
 
@@ -205,8 +205,8 @@ def test_every_update_drops_other_elements(compiled):
             for weight in model.parameters():
                 weight.mul_(4)  # else the logits hardly depend on anything
         made = StepRunner(model, make_optimizer(model, config.train), config, "cuda", note=pytest.fail)
-        found = [made.update(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(200)]
-        again = [made.update(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(100, 110)]
+        found = [made.step(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(200)]
+        again = [made.step(batch_of(0, B=2), step=step, lr=0.0).loss.item() for step in range(100, 110)]
         assert again == pytest.approx(found[100:110], rel=1e-3)
         return torch.tensor(found[10:], dtype=torch.float64)
 

@@ -18,6 +18,7 @@ from niels_gpt.model import dropout
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system.console import OtherProcessFailed
 from niels_gpt.system.processes import open_world
 from niels_gpt.training.loop import train
 from niels_gpt.training.memory_limits import OutOfMemory
@@ -75,7 +76,7 @@ def _work(end, rank, size, port, function, arguments):
             with open_world("cpu") as world:
                 result = function(world, *arguments)
         end.send(("ok", result))
-    except (ValueError, OSError, ArithmeticError, SystemExit) as err:
+    except (ValueError, OSError, ArithmeticError, OtherProcessFailed) as err:
         end.send(("error", type(err).__name__, str(err)))
     except BaseException:
         end.send(("bug", traceback.format_exc()))
@@ -192,21 +193,21 @@ def refused(world, pairs, place):
             said.append("ok")
         except ValueError as err:
             said.append(str(err))
-        except SystemExit:
+        except OtherProcessFailed:
             said.append("silent")
     return said
 
 
 def failing(world, config, folder, kind):
     """Train until the second process fails in its fourth update."""
-    update = StepRunner.update
+    update = StepRunner.step
 
     def fail(self, batch, *, step, lr):
         if world.rank == 1 and step == 3:
             raise OutOfMemory("no room;") if kind == "memory" else KeyError("a bug")
         return update(self, batch, step=step, lr=lr)
 
-    StepRunner.update = fail
+    StepRunner.step = fail
     try:
         train(config, RunFolder(folder), world=world)
     except (OutOfMemory, KeyError) as err:
@@ -215,7 +216,7 @@ def failing(world, config, folder, kind):
 
 def killed_while_saving(world, config, folder, times):
     """Train; the second process is killed in the writing of a checkpoint, when it has written its part."""
-    write, calls = sharded_checkpoint.write_parts, []
+    write, calls = sharded_checkpoint.write_shards, []
 
     def die(*arguments, **options):
         written = write(*arguments, **options)
@@ -224,7 +225,7 @@ def killed_while_saving(world, config, folder, times):
             os.kill(os.getpid(), signal.SIGKILL)
         return written
 
-    sharded_checkpoint.write_parts = die
+    sharded_checkpoint.write_shards = die
     train(config, RunFolder(folder), world=world)
 
 
@@ -240,8 +241,8 @@ def parts_that_fit(world, config):
     GPT.loss = limited
     model = GPT(config.model)
     engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu", world=world)
-    engine._agree_on_parts(open_task(config).batch(0, "cpu", world.share))
-    return engine.parts
+    engine._agree_on_micro_batches(open_task(config).batch(0, world.share))
+    return engine.micro_batches
 
 
 def masks(world, config, folder):

@@ -366,23 +366,23 @@ def test_pointers_and_retention_hold_for_folders_and_files_alike(texts, tmp_path
 @given(st.integers(0, 200), st.integers(1, 40))
 def test_shares_follow_each_other_and_are_even(number, size):
     rows = list(range(number))
-    parts = [rows[RankShare(rank, size).of(number)] for rank in range(size)]
+    parts = [rows[RankShare(rank, size).rows(number)] for rank in range(size)]
     assert list(chain(*parts)) == rows
     assert max(map(len, parts)) - min(map(len, parts)) <= (0 if number % size == 0 else 1)
 
 
 def test_alone_everything_is_at_hand():
     tensor = torch.ones(2)
-    assert SINGLE_PROCESS.sum(tensor) is tensor
+    assert SINGLE_PROCESS.all_reduce(tensor) is tensor
     assert SINGLE_PROCESS.is_main and SINGLE_PROCESS.share == RankShare(0, 1)
-    nats, table = SINGLE_PROCESS.total(1.5, np.arange(4).reshape(2, 2))
+    nats, table = SINGLE_PROCESS.sum_arrays(1.5, np.arange(4).reshape(2, 2))
     assert (float(nats), table.tolist()) == (1.5, [[0, 1], [2, 3]])
-    assert SINGLE_PROCESS.highest(3) == 3
-    assert SINGLE_PROCESS.gather("a") == ["a"]
+    assert SINGLE_PROCESS.max(3) == 3
+    assert SINGLE_PROCESS.all_gather("a") == ["a"]
     assert SINGLE_PROCESS.broadcast("a") == "a"
-    assert SINGLE_PROCESS.in_turn(lambda: 7) == 7
+    assert SINGLE_PROCESS.main_first(lambda: 7) == 7
     SINGLE_PROCESS.barrier()
-    with pytest.raises(KeyError, match="b"), SINGLE_PROCESS.together():
+    with pytest.raises(KeyError, match="b"), SINGLE_PROCESS.fail_together():
         raise KeyError("b")
     assert not torch.distributed.is_initialized()
 
@@ -424,8 +424,8 @@ def test_each_process_has_a_device_of_its_own(monkeypatch):
 def test_the_shares_of_a_batch_are_its_rows(configs, kind, size):
     task = open_task(configs[kind])
     for step in (0, 5):
-        whole = task.batch(step, "cpu")
-        parts = [task.batch(step, "cpu", RankShare(rank, size)) for rank in range(size)]
+        whole = task.batch(step)
+        parts = [task.batch(step, RankShare(rank, size)) for rank in range(size)]
         for i, column in enumerate(whole[:2]):
             assert torch.equal(torch.cat([part[i] for part in parts]), column)
 
@@ -434,8 +434,8 @@ def test_the_shares_of_a_batch_are_its_rows(configs, kind, size):
 def test_the_shares_of_a_packed_batch_are_its_spans(configs, size):
     task = open_task(configs["packed"])
     for step in (0, 5):
-        parts = [task.batch(step, "cpu", RankShare(rank, size)) for rank in range(size)]
-        assert sorted(chain(*map(digests, parts))) == sorted(digests(task.batch(step, "cpu")))
+        parts = [task.batch(step, RankShare(rank, size)) for rank in range(size)]
+        assert sorted(chain(*map(digests, parts))) == sorted(digests(task.batch(step)))
         assert {len(digests(part)) for part in parts} == {8 // size}
 
 

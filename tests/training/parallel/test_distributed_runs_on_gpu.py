@@ -15,7 +15,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.processes import SINGLE_PROCESS
 from niels_gpt.training.optim import muon
 from niels_gpt.training.optim.optimizer import make_optimizer
-from niels_gpt.training.parallel.sharding import as_copies, in_parts, whole_model
+from niels_gpt.training.parallel.sharding import full_model, replicate_model, shard_model
 from niels_gpt.training.resume import TrainState, sharded_content
 from niels_gpt.training.step import StepRunner
 from tests.training import same
@@ -45,12 +45,12 @@ def run(config, spread):
     """(losses and norms, the model, the optimizer) after some updates."""
     torch.manual_seed(0)
     model = GPT(config.model)
-    if spread is not in_parts:
+    if spread is not shard_model:
         model.to("cuda:0")
-    module = None if spread is None else spread(model, "cuda:0") if spread is in_parts else spread(model)
+    module = None if spread is None else spread(model, "cuda:0") if spread is shard_model else spread(model)
     optimizer = make_optimizer(model, config.train)
     engine = StepRunner(model, optimizer, config, "cuda:0", module=module, note=pytest.fail)
-    made = [engine.update(batch_of(step), step=step, lr=1e-2 / (1 + step)) for step in range(STEPS)]
+    made = [engine.step(batch_of(step), step=step, lr=1e-2 / (1 + step)) for step in range(STEPS)]
     return [(update.loss.item(), update.norm.item()) for update in made], model, optimizer
 
 
@@ -63,7 +63,7 @@ def gap(model, reference):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("spread", [as_copies, in_parts])
+@pytest.mark.parametrize("spread", [replicate_model, shard_model])
 def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, compiled, monkeypatch):
     # FSDP2's hooks cut what is compiled into other pieces; so must every operation round as plain code does, and not
     # only where a piece ends.
@@ -74,7 +74,7 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, co
     config = config_of(engine=engine, optimizer=optimizer, accumulate=2, precision=precision)
     found, model, _ = run(config, spread)
     expected, plain, _ = run(config, None)
-    whole = whole_model(model)
+    whole = full_model(model)
     assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
     exactly = precision == "fp32" or not compiled
     # Compiled in bfloat16 it may still round elsewhere, and where a gradient is near 0 AdamW makes whole steps of its
@@ -90,12 +90,12 @@ def test_a_group_of_one_trains_as_no_group_does(spread, optimizer, precision, co
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_folder_from_the_gpu(tmp_path):
-    _, model, optimizer = run(config_of(engine={"graphs": False, "compile": False}), in_parts)
+    _, model, optimizer = run(config_of(engine={"graphs": False, "compile": False}), shard_model)
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
         extra = {"best": None, "data": {}, "config": {}}
         folder.save_sharded(*sharded_content(TrainState(model, optimizer, step=STEPS), extra), SINGLE_PROCESS, keep=1)
     saved = read_checkpoint(folder.latest, "cpu")
     assert saved["config"] == to_dict(model.config)
-    assert same(saved["model"], {name: weight.cpu() for name, weight in whole_model(model).state_dict().items()})
+    assert same(saved["model"], {name: weight.cpu() for name, weight in full_model(model).state_dict().items()})
     assert len(saved["optimizer"]["state"]) == len(list(model.parameters()))
