@@ -69,7 +69,7 @@ def run_generate(
         [text] * number,
         max_new_tokens=max_tokens,
         sampling=sampling,
-        generators=generator,
+        generator=generator,
         stop=stop,
         use_cache=cache,
         tokenizer=loaded.tokenizer,
