@@ -165,7 +165,7 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
         )
         for document, series in zip(shown, lines, strict=True)
     ]
-    return render(
+    page = render(
         "coverage.html",
         title=title,
         summary=_summary("", documents, examples, frames),
@@ -175,6 +175,7 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
         charts=charts,
         hidden=len(documents) - len(shown),
     )
+    return str(page)
 
 
 def _lines(document: CoveredDocument) -> list[Series]:

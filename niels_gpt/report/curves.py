@@ -44,7 +44,7 @@ def plot_losses(run: RunFolder) -> None:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """Return running means over the last 1/20 of the steps so far, at most 1/60 of the run: the loss falls fast early."""
+    """Return running means over the last 1/20 of the steps so far, at most 1/60 of the run (early losses fall fast)."""
     sums = [0.0, *itertools.accumulate(values)]
     most = max(len(values) // 60, 1)
     widths = (min(max(end // 20, 1), most) for end in range(1, len(sums)))

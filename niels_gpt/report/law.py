@@ -116,7 +116,7 @@ def law_page(points: Sequence[LawPoint], law: Law, *, title: str) -> str:
         rows.append([Cell(point.name), *cells] if any(p.name for p in points) else cells)
     if any(p.name for p in points):
         columns.insert(0, Column("Name", text=True))
-    return render(
+    page = render(
         "law.html",
         title=title,
         lines=law_text(law),
@@ -137,3 +137,4 @@ def law_page(points: Sequence[LawPoint], law: Law, *, title: str) -> str:
         ),
         table=table(columns, [Group(rows)]),
     )
+    return str(page)

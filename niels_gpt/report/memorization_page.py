@@ -37,7 +37,7 @@ def memorization_page(report: dict[str, Any]) -> str:
         f"{short_number(report['parameters'])} parameters",
         f"{report['positions']} positions",
     ]
-    return render(
+    page = render(
         "memorization.html",
         **{name: settings[name] for name in ("window", "prompt", "stride", "greedy")},
         title=report["title"] or "What was memorized",
@@ -57,6 +57,7 @@ def memorization_page(report: dict[str, Any]) -> str:
         positions=report["positions"],
         position_chart=_position_chart(report["position_map"], colors, report["unit"]),
     )
+    return str(page)
 
 
 def _headline(report: dict[str, Any], trained: list[Document], controls: list[Document]) -> list[str]:
