@@ -48,8 +48,8 @@ def write_report(run, tokens, epochs, *, noise=0.0, **changes):
         ]
         checkpoints.append({"step": 10 * i, "epochs": epoch, "documents": documents})
     report = {"format": 1, "train_tokens": tokens, "checkpoints": checkpoints, **changes}
-    (run / "memorisation").mkdir(parents=True, exist_ok=True)
-    (run / "memorisation" / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    (run / "memorization").mkdir(parents=True, exist_ok=True)
+    (run / "memorization" / "report.json").write_text(json.dumps(report), encoding="utf-8")
     return run
 
 
@@ -102,9 +102,9 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_report_of_something_else(place, capsys, kind):
     write_report(place / "run", 100, (1, 2))
-    (place / "run/memorisation/report.json").write_text(WRONG[kind], encoding="utf-8")
+    (place / "run/memorization/report.json").write_text(WRONG[kind], encoding="utf-8")
     assert call("splice", "fit", "run") == 1
-    assert "run/memorisation/report.json" in error_of(capsys)
+    assert "run/memorization/report.json" in error_of(capsys)
 
 
 def test_a_report_without_curves(place, capsys):
@@ -134,14 +134,14 @@ VARY = ["--vary", "splice.num_docs=1,2", "--out", "study"]
 
 
 def test_a_study_from_end_to_end(place, capsys):
-    """Two runs, what each memorised, and the law; called again it goes on from what is there."""
+    """Two runs, what each memorized, and the law; called again it goes on from what is there."""
     train, _ = split(place / "notes")
     text = output(capsys, "splice", "study", *STUDY, *VARY)
     reports = {}
     for number in (1, 2):
         run = RunFolder(place / "study" / f"num_docs-{number}")
         assert run.read_config().splice.num_docs == number
-        reports[number] = json.loads((run.path / "memorisation/report.json").read_text(encoding="utf-8"))
+        reports[number] = json.loads((run.path / "memorization/report.json").read_text(encoding="utf-8"))
         assert f"splice.num_docs = {number}: study/num_docs-{number}" in text
         assert reports[number]["train_tokens"] == sum(
             (place / "notes" / name).stat().st_size for name in longest(train, number)
@@ -188,10 +188,10 @@ def test_a_study_that_was_interrupted_goes_on(place, capsys, monkeypatch):
     assert metric_lines(place / "study/num_docs-1") == finished
     assert [line["step"] for line in metric_lines(place / "study/num_docs-2")] == [0, 1, 2, 3, 4, 5]
     assert (place / "study/law.png").exists()
-    # What the second run has memorised is what it would have without the interruption.
+    # What the second run has memorized is what it would have without the interruption.
     output(capsys, "splice", "study", *STUDY, "--vary", "splice.num_docs=2", "--out", "whole")
     last = [
-        json.loads((place / folder / "num_docs-2/memorisation/report.json").read_text(encoding="utf-8"))["checkpoints"][
+        json.loads((place / folder / "num_docs-2/memorization/report.json").read_text(encoding="utf-8"))["checkpoints"][
             -1
         ]
         for folder in ("study", "whole")

@@ -1,4 +1,4 @@
-"""Models and documents for the tests of memorisation."""
+"""Models and documents for the tests of memorization."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_the_row_of_a_document(index: int) -> None:
     assert run["text"] == b"".join(letters().token_bytes[i] for i in ids if i != 39).decode()
 
 
-def test_memorisation_shows_next_to_the_control() -> None:
+def test_memorization_shows_next_to_the_control() -> None:
     known, errors, control, _ = whole_report()["documents"]
     assert known["median_p"] > 0.5 > errors["median_p"] > control["max_p"]
     assert known["bits_per_byte"] < errors["bits_per_byte"] < control["bits_per_byte"]
@@ -310,7 +310,7 @@ def test_curves() -> None:
         "median_p": pytest.approx((p[1] + p[2]) / 2),
         "max_p": 1.0,
         "mean_log_p": pytest.approx((math.log(0.5) - 5) / 4),
-        "memorised": 0.5,
+        "memorized": 0.5,
         "nats_per_token": 2.0,
     }
 
