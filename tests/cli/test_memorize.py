@@ -267,3 +267,8 @@ def test_nan_weights(tmp_path, capsys, place):
     save_checkpoint(tmp_path / "m.pt", model, None, step, model.config)
     assert call("memorize", "--checkpoint", "m.pt", *QUICK, "--text", place / "notes/note 0.md") == 1
     assert "nan" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_batch_show_of_a_splice_run(place, capsys):
+    assert call("batch", "show", "--run", place / "run", "--step", 3) == 0
+    assert "6 spans" in capsys.readouterr().out.splitlines()[0]
