@@ -329,7 +329,8 @@ def _discoverable(trained: list[Document], controls: list[Document]) -> dict[str
 
 def _strips(strips: list[dict[str, Any]]) -> dict[str, Any]:
     """Select the strips that fit the page (at least one), and the one that is open."""
-    total, shown = 0, []
+    total = 0
+    shown: list[dict[str, Any]] = []
     for strip in strips:
         total += len(strip["text"])
         if total > _MAX_CHARACTERS and shown:
