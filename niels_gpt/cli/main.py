@@ -13,14 +13,15 @@ import typer
 
 from niels_gpt.cache.cli import app as cache_app
 from niels_gpt.cli import batch, data, tokenizer
+from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
 from niels_gpt.cli.demo import demo
 from niels_gpt.cli.doctor import doctor
 from niels_gpt.cli.eval import eval_
-from niels_gpt.cli.extraction_options import audit, memorize
 from niels_gpt.cli.generate import generate
+from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
-from niels_gpt.cli.splice_app import app as splice_app
+from niels_gpt.cli.splice import app as splice_app
 from niels_gpt.cli.train import train
 from niels_gpt.system.console import run_app
 
