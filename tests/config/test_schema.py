@@ -33,6 +33,9 @@ def test_v0_model():
         "norm": "layernorm",
         "mlp": "gelu",
         "positions": "rope",
+        "n_kv_heads": 0,
+        "tie_embeddings": True,
+        "rope_theta": 10000.0,
     }
 
 

@@ -15,7 +15,7 @@ import torch
 
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import padded
-from niels_gpt.kernels.decode.step import (
+from niels_gpt.kernels.decoding.step import (
     RING,
     STOCK,
     DecodeStep,
@@ -135,7 +135,9 @@ class CudaSlots:
         slot = requests[0].slot
         alone = state.cache[:, slot : slot + 1] if len(requests) == 1 else None
         room = number if alone is None else None
-        cache = KVCache(model.config, len(requests), device=model.device, dtype=torch.float32, room=room, buffer=alone)
+        cache = KVCache(
+            model.config, len(requests), device=model.device, dtype=torch.float32, capacity=room, buffer=alone
+        )
         cache.lengths = [request.read for request in requests]
         model.hidden(padded(pieces, model.device), cache=cache)
         if alone is None:

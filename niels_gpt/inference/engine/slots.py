@@ -85,7 +85,7 @@ class PlainSlots:
 
     def _new_cache(self, rows: int, room: int) -> KVCache:
         weight = self._model.tok_emb.weight
-        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, room=room)
+        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, capacity=room)
 
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, first = self._model, requests[0]
