@@ -30,6 +30,7 @@ from tests.kernels.decoding import plain_kernels
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
+KINDS["untied"] = {"tie_embeddings": False, "rope_theta": 50.0}
 LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}, "wide": {"V": 8200, "norm": "rmsnorm"}}
 
 
