@@ -15,7 +15,7 @@ import torch
 
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import next_prompt_tokens, pad_right
-from niels_gpt.kernels.decode.step import (
+from niels_gpt.kernels.decoding.step import (
     RING,
     STOCK,
     DecodeStep,
@@ -134,7 +134,7 @@ class CudaSlots:
         buffer = state.cache[:, slot : slot + 1] if len(requests) == 1 else None  # one request: read in place
         capacity = number if buffer is None else None
         cache = KVCache(
-            model.config, len(requests), device=model.device, dtype=torch.float32, room=capacity, buffer=buffer
+            model.config, len(requests), device=model.device, dtype=torch.float32, capacity=capacity, buffer=buffer
         )
         cache.lengths = [request.read for request in requests]
         model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)

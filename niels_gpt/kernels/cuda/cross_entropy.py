@@ -55,7 +55,7 @@ def _linear_cross_entropy(
         )  # fmt: skip
         if fp8:
             torch._scaled_mm(dz, transposed8.t(), unit, one_scale, out_dtype=h.dtype, out=dh[start : start + rows])
-            added = quantize.over_tokens(dz, chunk8, scale, unit)
+            added = quantize.weight_gradient(dz, chunk8, scale, unit)
             dweight = added if start == 0 else dweight.add_(added)
         else:
             torch.mm(dz, matrix, out=dh[start : start + rows])

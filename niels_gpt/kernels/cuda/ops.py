@@ -1,7 +1,7 @@
-"""Operators for training on CUDA in bfloat16: cross-entropy without all logits, heads with RoPE, GELU, SwiGLU.
+"""Fused operators for training on CUDA in bfloat16: heads with RoPE, GELU, SwiGLU.
 
-They are operators of torch: autograd, torch.compile and CUDA graphs take them as they take its own. Everywhere else
-the model uses plain torch, which the tests hold these to. Products are torch's; with `eight` also in FP8 (`fp8.py`).
+They are `torch.library` operators: autograd, torch.compile and CUDA graphs treat them like torch's own. The tests
+compare them with plain torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from niels_gpt.system.device import HAS_TRITON
 
 
 def usable(x: torch.Tensor) -> bool:
-    """Whether these operators compute on x: bfloat16 on CUDA, where torch came with Triton."""
+    """Whether these operators take x: bfloat16 on CUDA, with Triton installed."""
     return HAS_TRITON and x.is_cuda and x.dtype == torch.bfloat16
 
 
@@ -78,17 +78,17 @@ def rotate_back(
     dqkv: torch.Tensor,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Into dqkv, the gradient of what `rotated_heads` was given; with scales in FP8, with a scale for each token.
+    """Write the gradient of the input of `rotated_heads` into dqkv; with scales, in FP8 with a scale per token.
 
-    Without sin and cos: of what was not turned, only split.
+    Without sin and cos nothing is rotated, only concatenated.
     """
     from niels_gpt.kernels.cuda import ops_triton
 
     B, n, H, D = dq.shape
-    given = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
-    strides = [stride for g in given for stride in g.stride()[:3]]
+    gradients = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
+    strides = [stride for g in gradients for stride in g.stride()[:3]]
     ops_triton.rope_backward_kernel[(B * n,)](
-        *given, dqkv, scales, sin, cos, n, H, D, *strides,
+        *gradients, dqkv, scales, sin, cos, n, H, D, *strides,
         **_sizes(H, D), ROPE=sin is not None, FP8=scales is not None, num_warps=2,
     )  # fmt: skip
     return dqkv
@@ -100,7 +100,7 @@ def _(dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, c
     return dq.new_empty((B, n, 3, H, D))
 
 
-def _keep_tables(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save_tables(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.save_for_backward(inputs[1], inputs[2])
 
 
@@ -108,13 +108,13 @@ def _rotate_back(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | Non
     return _rotated_heads_backward(*gradients, *ctx.saved_tensors), None, None
 
 
-_rotated_heads.register_autograd(_rotate_back, setup_context=_keep_tables)
+_rotated_heads.register_autograd(_rotate_back, setup_context=_save_tables)
 
 
 def rotated_heads(
     qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(q, k, v), each (B, n, H, D), of qkv (B, n, 3, H, D): q and k turned by RoPE at positions 0..n-1.
+    """(q, k, v), each (B, n, H, D), of qkv (B, n, 3, H, D); q and k rotated by RoPE at positions 0..n-1.
 
     sin and cos (n, D/2) float32, contiguous.
     """
@@ -125,13 +125,13 @@ def rotated_heads(
 
 
 def _block(F: int, gated: bool) -> int:
-    """Elements of a row for one program."""
+    """Elements of a row per program."""
     return min(1 << (F - 1).bit_length(), 2048 if gated else 1024)
 
 
 @torch.library.custom_op("niels_gpt::activation", mutates_args=())
 def activation(x: torch.Tensor, gated: bool) -> torch.Tensor:
-    """x Phi(x), the exact GELU; gated: silu(gate) up, for x (..., 2 F) = gate, up side by side."""
+    """The exact GELU x Phi(x); gated: silu(gate) up, for x (..., 2 F) = gate and up, concatenated."""
     from niels_gpt.kernels.cuda import ops_triton
 
     x = x.contiguous()
@@ -154,15 +154,15 @@ def _activation_backward(dy: torch.Tensor, x: torch.Tensor, gated: bool) -> torc
     return dx
 
 
-def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save_input(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.gated = inputs[1]
 
 
-def _back(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+def _activation_gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
     return _activation_backward(dy, ctx.saved_tensors[0], ctx.gated), None
 
 
 activation.register_fake(lambda x, gated: x.new_empty((*x.shape[:-1], x.shape[-1] // (2 if gated else 1))))
 _activation_backward.register_fake(lambda dy, x, gated: torch.empty_like(x, memory_format=torch.contiguous_format))
-activation.register_autograd(_back, setup_context=_keep_input)
+activation.register_autograd(_activation_gradient, setup_context=_save_input)

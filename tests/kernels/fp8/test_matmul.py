@@ -1,4 +1,4 @@
-"""Products in FP8: what comes out, what flows back, and that a model still learns."""
+"""FP8 matmuls: their results and gradients, on a CPU with the kernels in plain torch, and on a GPU."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from niels_gpt.kernels.cuda import ops as cuda_ops
 from niels_gpt.kernels.fp8 import matmul as fp8
 from niels_gpt.kernels.fp8 import quantize
 from niels_gpt.model.rope import rope_cache
-from tests.kernels.fp8.test_quantize import exact, exact_matrix, whole
+from tests.kernels.fp8.test_quantize import exact, exact_matrix, restored
 from tests.kernels.helpers import head_of, near
 
 
-def test_a_product_and_its_gradients():
+def test_a_linear_layer_and_its_gradients():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 32).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(48, 32).requires_grad_()
@@ -51,33 +51,33 @@ def check_mlp(M, gated, device):
         found.append((y, x.grad, into.grad, out.grad))
     for a, b in zip(*found, strict=True):
         assert (a - b).float().norm() < 0.09 * b.float().norm()
-    # no row is spoiled by another that is larger
+    # no row loses precision because another is larger
     ours, plain = (grads[1].float() for grads in found)
     assert ((ours - plain).norm(dim=1) <= 0.15 * plain.norm(dim=1)).all()
 
 
 @pytest.fixture
 def kernels_in_plain_torch(monkeypatch):
-    """What the kernels of an MLP are to write, so that what is made of it can be checked without a GPU."""
+    """The kernels of an MLP in plain torch, so that the code around them is tested without a GPU."""
 
     def activate(u, gated):
         parts = [part.float().abs().amax(1, keepdim=True) for part in u.chunk(1 + gated, -1)]
-        scales = quantize.power(parts[0] * parts[1] if gated else parts[0])
-        reaches = torch.maximum(parts[0], 1.1 * parts[1]) if gated else torch.full_like(scales, 1.13)
-        return (ACTIVATIONS[gated](u.float()) / scales).to(torch.float8_e4m3fn), scales, reaches
+        scales = quantize.power_of_two_scale(parts[0] * parts[1] if gated else parts[0])
+        bounds = torch.maximum(parts[0], 1.1 * parts[1]) if gated else torch.full_like(scales, 1.13)
+        return (ACTIVATIONS[gated](u.float()) / scales).to(torch.float8_e4m3fn), scales, bounds
 
     def activate_back(dy, u, factors, shares, gated):
         x = u.float().requires_grad_()
         with torch.enable_grad():
             y = ACTIVATIONS[gated](x)
         y.backward(dy.float() * factors)
-        assert x.grad.abs().max() <= 448  # the range was known before
+        assert x.grad.abs().max() <= 448  # the bound holds
         assert (y * shares).abs().max() <= 448
         du = x.grad.to(torch.float8_e4m3fn)
-        return du, quantize.turned(du), quantize.turned((y.detach() * shares).to(torch.float8_e4m3fn))
+        return du, quantize.transposed(du), quantize.transposed((y.detach() * shares).to(torch.float8_e4m3fn))
 
-    monkeypatch.setattr(fp8, "_activate", activate)
-    monkeypatch.setattr(fp8, "_activate_back", activate_back)
+    monkeypatch.setattr(fp8, "_activation", activate)
+    monkeypatch.setattr(fp8, "_activation_backward", activate_back)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -92,27 +92,27 @@ def test_mlp(M, gated, kernels_in_plain_torch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("M", "F"), [(9, 16), (70, 112), (16, 1536), (33, 3072)])
-def test_activations_and_what_can_come_back(M, F, gated, hopper):
+def test_activations_and_the_bound_on_their_gradient(M, F, gated, hopper):
     torch.manual_seed(0)
     sizes = 2.0 ** (torch.arange(M, device=hopper) % 9 - 4)
     u = (sizes[:, None] * torch.randn(M, F * (1 + gated), device=hopper)).to(torch.bfloat16)
     u[2] = 0
     y = ACTIVATIONS[gated](u.float())
-    eighth, scales, reaches = fp8._activate(u, gated)
-    assert near(whole(eighth, scales), y, 0.07)
+    quantized, scales, bounds = fp8._activation(u, gated)
+    assert near(restored(quantized, scales), y, 0.07)
     assert (scales.log2() == scales.log2().round()).all()
-    # what comes back is at most what came times the reach, which is not much more than it needs to be
+    # the gradient is at most the bound times the incoming one, and the bound is not much larger than necessary
     x = u.float().requires_grad_()
     ACTIVATIONS[gated](x).sum().backward()
     largest = x.grad.abs().amax(1)
-    assert (largest <= 1.001 * reaches[:, 0] + 1e-6).all()
-    assert (reaches[:, 0] <= 8 * largest + 0.7).all()
+    assert (largest <= 1.001 * bounds[:, 0] + 1e-6).all()
+    assert (bounds[:, 0] <= 8 * largest + 0.7).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("M", "F"), [(9, 16), (70, 112), (128, 1536)])
-def test_the_way_back_of_activations(M, F, gated, hopper):
+def test_the_backward_of_activations(M, F, gated, hopper):
     torch.manual_seed(0)
     u = torch.randn(M, F * (1 + gated), device=hopper, dtype=torch.bfloat16)
     dy = torch.randn(M, F, device=hopper, dtype=torch.bfloat16)
@@ -120,11 +120,11 @@ def test_the_way_back_of_activations(M, F, gated, hopper):
     x = u.float().requires_grad_()
     y = ACTIVATIONS[gated](x)
     y.backward(dy.float() * factors)
-    eighth, across, again = fp8._activate_back(dy, u, factors, shares, gated)
-    assert near(eighth.float(), x.grad, 0.07)
-    assert torch.equal(across[:, :M].float(), eighth.float().t())
+    quantized, transposed, again = fp8._activation_backward(dy, u, factors, shares, gated)
+    assert near(quantized.float(), x.grad, 0.07)
+    assert torch.equal(transposed[:, :M].float(), quantized.float().t())
     assert near(again[:, :M].float(), (y * shares).t(), 0.07)
-    assert all((t[:, M:].float() == 0).all() for t in (across, again))
+    assert all((t[:, M:].float() == 0).all() for t in (transposed, again))
 
 
 @pytest.mark.gpu
@@ -135,8 +135,8 @@ def test_mlp_on_a_gpu(M, gated, hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("turned", [True, False])
-def test_heads(turned, hopper):
+@pytest.mark.parametrize("transposed", [True, False])
+def test_heads(transposed, hopper):
     torch.manual_seed(0)
     B, n, H, D = 2, 16, 3, 32
     C = H * D
@@ -151,9 +151,9 @@ def test_heads(turned, hopper):
 
     def plain():
         qkv = F.linear(x, weight.to(x.dtype)).view(B, n, 3, H, D)
-        return cuda_ops.rotated_heads(qkv, sin, cos) if turned else qkv.unbind(2)
+        return cuda_ops.rotated_heads(qkv, sin, cos) if transposed else qkv.unbind(2)
 
-    turn = (sin, cos) if turned else (None, None)
+    turn = (sin, cos) if transposed else (None, None)
     (matrix,) = quantize.matrices([([weight], None)])
     for make in (lambda: fp8.heads(x, weight, matrix, *turn, H), plain):
         x.grad = weight.grad = None

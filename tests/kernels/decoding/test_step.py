@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.sampling import Sampling, choose
-from niels_gpt.kernels.decode import step
-from niels_gpt.kernels.decode.step import (
+from niels_gpt.kernels.decoding import step
+from niels_gpt.kernels.decoding.step import (
     ADD,
     COLUMNS,
     GELU,
@@ -28,10 +26,11 @@ from niels_gpt.kernels.decode.step import (
     power,
 )
 from niels_gpt.model.kv_cache import KVCache
-from tests.kernels.decode import decode_reference
+from tests.kernels.decoding import plain_kernels
 
 needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
+KINDS["untied"] = {"tie_embeddings": False, "rope_theta": 50.0}
 LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}, "wide": {"V": 8200, "norm": "rmsnorm"}}
 
 
@@ -48,10 +47,7 @@ def build(kind: str, device: str, **changes: int) -> GPT:
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_cuda)])
 def device(request, monkeypatch):
     if request.param == "cpu":
-        import niels_gpt.kernels.decode
-
-        monkeypatch.setitem(sys.modules, "niels_gpt.kernels.decode.triton_kernels", decode_reference.kernels)
-        monkeypatch.setattr(niels_gpt.kernels.decode, "triton_kernels", decode_reference.kernels, raising=False)
+        monkeypatch.setattr(step, "triton_kernels", lambda: plain_kernels.kernels)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
         monkeypatch.setattr(step, "_shared_memory", lambda _: 166912)
     return request.param
@@ -149,7 +145,7 @@ def test_which_kernel_a_product_has(device, monkeypatch):
 
     if device == "cpu":  # the stand-ins have one name
         for name in ("lean", "deep"):
-            monkeypatch.setattr(getattr(decode_reference.kernels, f"{name}_kernel"), "__name__", f"{name}_kernel")
+            monkeypatch.setattr(getattr(plain_kernels.kernels, f"{name}_kernel"), "__name__", f"{name}_kernel")
     paired, deep, head = ("paired", 4, None), ("deep", 8, None), ("paired", 4, None)
     assert products(192, 768, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 2), head]
     assert products(192, 2048, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 4), head]
@@ -240,12 +236,6 @@ def test_logits_of_ragged_rows_are_the_models(device, kind, batch):
     assert [int(state.lengths[slot]) for slot in slots] == [len(prompt) - 1 for prompt in prompts]
 
 
-def _cuda_kernels():
-    from niels_gpt.kernels.decode import triton_kernels as decode_kernels
-
-    return decode_kernels
-
-
 def halves(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As `Weights.paired` has them."""
     both, factor = w.new_empty((2, *w.shape), dtype=torch.float16), w.new_empty(len(w))
@@ -267,7 +257,7 @@ def linear_case(rows: int, N: int, K: int, norm: int, epilogue: int):
 
 def multiply(kernel: str, args: tuple, **extra: bool) -> None:
     """Launch a kernel for at most 128 columns of x."""
-    kernels = _cuda_kernels()
+    kernels = step.triton_kernels()
     N, K, rows, parts = args[5:9]
     BN = COLUMNS if args[11] == ADD else TILE
     grid = (-(-rows // TILE), -(-N // BN))
@@ -313,7 +303,7 @@ def test_products(kernel, rows, norm, epilogue, pdl):
         mine, reference = linear_case(rows, N, K, norm, epilogue)
         extra = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
         multiply(kernel, mine, **extra)
-        decode_reference.linear(*reference)
+        plain_kernels.linear(*reference)
         torch.testing.assert_close(mine[3], reference[3], atol=2e-5, rtol=2e-5)
         if epilogue == ADD and kernel != "vector":
             torch.testing.assert_close(mine[4].sum(1), reference[4].sum(1), atol=1e-2, rtol=1e-4)
@@ -382,7 +372,7 @@ def test_attention(D, rope, span, early, stages):
     qkv = torch.randn(B, 3 * H * D, device="cuda")
     splits = power(-(-T // span))
     results = []
-    for run in (_cuda_kernels().attend_kernel, decode_reference.kernels.attend_kernel):
+    for run in (step.triton_kernels().attend_kernel, plain_kernels.kernels.attend_kernel):
         mine, y = cache.clone(), torch.zeros(B, H * D, device="cuda")
         part, edges = torch.zeros(B, H, splits, D, device="cuda"), torch.zeros(B, H, splits, 2, device="cuda")
         arrived = torch.zeros(B * H, device="cuda", dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The products of a decode step; see `decode_kernels.py`."""
+"""Triton kernels: the matmuls of a decode step, with the norm before and the activation or addition after them."""
 
 # mypy: ignore-errors
 # ruff: noqa: RUF005
@@ -11,14 +11,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOW = tl.constexpr(2048.0)
-"""The second of a pair of float16 is multiplied by this, to have the range of the first; decode_step.LOW."""
+"""Factor of the second float16 of a pair, which gives it the range of the first; the same as step.LOW."""
 ROUNDING = tl.constexpr(2.0**-20)
-"""Share of a mean square that may be the rounding of its sums."""
+"""Relative rounding error of a mean square."""
 
 
 @triton.jit
 def ready(PDL: tl.constexpr):
-    """Wait until the kernel before is done, and let the next one come up: two at most share the device."""
+    """Wait until the previous kernel is done, then let the next one start: at most two share the device."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -26,7 +26,7 @@ def ready(PDL: tl.constexpr):
 
 @triton.jit
 def _activated(value, epilogue):
-    """GELU where epilogue is 1."""
+    """GELU(value) if epilogue is 1, else value."""
     if epilogue == 1:
         value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
     return value
@@ -39,8 +39,8 @@ def vector_kernel(
 ):  # fmt: skip
     """One row: out = epilogue(w norm(x)), BN of the N rows of w (N, K) per program.
 
-    norm: 0 none, 1 LayerNorm, 2 RMSNorm, both with K <= BK and without their weight, which is part of w. epilogue: 0
-    store, 1 GELU, 2 SwiGLU (rows of w: up and gate in turns), 3 add to out.
+    norm: 0 none, 1 LayerNorm, 2 RMSNorm; both need K <= BK, and their weight is part of w. epilogue: 0 store, 1 GELU,
+    2 SwiGLU (rows of up and gate alternate in w), 3 add to out.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     lanes = tl.arange(0, BK)
@@ -48,7 +48,9 @@ def vector_kernel(
     inside = (n < N)[:, None]
     if PDL:
         gdc_launch_dependents()
-    w_k = tl.load(at, mask=inside & (lanes < K)[None, :], other=0.0)  # depends on no kernel: while the last one ends
+    w_k = tl.load(
+        at, mask=inside & (lanes < K)[None, :], other=0.0
+    )  # weights depend on no kernel: load them while the last one ends
     if PDL:
         gdc_wait()
     summed = tl.zeros([BN, BK], tl.float32)
@@ -74,7 +76,7 @@ def vector_kernel(
 
 @triton.jit
 def _moments(moments, b, rows, parts, norm, PARTS: tl.constexpr):
-    """The sums that a norm of the rows b needs, as their writers left them: (row, part, 2)."""
+    """The partial sums of x and x^2 that a norm of the rows b needs, from moments (row, part, 2)."""
     j = tl.arange(0, PARTS)
     at = moments + (b[:, None] * parts + j[None, :]) * 2
     there = (j < parts)[None, :]
@@ -90,7 +92,7 @@ def _add_both(a, b, c, d):
 
 @triton.jit
 def _mean_and_scale(sums, squares, K, eps, norm):
-    """Of every row, from _moments. A variance that rounding has eaten, or made negative, is not less than rounding."""
+    """(mean, 1 / standard deviation) of each row, from `_moments`. The variance is at least its rounding error."""
     total, square = tl.reduce((sums, squares), 1, _add_both)
     mean = total / K
     square = square / K
@@ -100,14 +102,14 @@ def _mean_and_scale(sums, squares, K, eps, norm):
 
 @triton.jit
 def _residual(out, b, n, N, rows, epilogue):
-    """What a product is added to; else 0."""
+    """The residual stream that a matmul is added to (epilogue 3); else 0."""
     where = (b < tl.where(epilogue == 3, rows, 0))[:, None] & (n < N)[None, :]
     return tl.load(out + b[:, None] * N + n[None, :], mask=where, other=0.0)
 
 
 @triton.jit
 def _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M: tl.constexpr, BN: tl.constexpr):
-    """From a product (M, BN), the residual added, to what is stored."""
+    """Apply the epilogue to a matmul (M, BN), to which the residual is already added, and store it."""
     result = _activated(result, epilogue)
     if epilogue == 2:
         up, gate = tl.split(tl.reshape(result, (M, BN // 2, 2)))
@@ -141,7 +143,10 @@ def _values(x, b, k, rows, K):
 
 @triton.jit
 def _not_before(value):
-    """The same, from here on: else its way through shared memory, and so the wait for it, moves up to its load."""
+    """Keep the value in a register from here on.
+
+    Otherwise the compiler hoists its shared-memory round trip, and so the wait for it, above the load.
+    """
     PACK: tl.constexpr = 32 // value.dtype.primitive_bitwidth
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=PACK)
 
@@ -153,16 +158,16 @@ def paired_kernel(
 ):  # fmt: skip
     """M rows and BN columns of out = epilogue(norm(x) w^T) for x (rows, K), K <= SPLIT BK; else as vector_kernel.
 
-    There is a norm, and no addition: whatever x is, |norm(x)| <= sqrt(K) fits float16. w (2, N, K) and factor (N) are
-    pairs of float16 as `Weights.paired` makes them; x is made into such pairs here. Each of SPLIT warps has its own
-    piece of K, and every load is under way before any is used. moments: the sums over x, in parts. It waits before it
-    lets the next kernel come up: attend_kernel relies on that.
+    There is a norm and no addition: |norm(x)| <= sqrt(K) fits float16 for any x. w (2, N, K) and factor (N) are pairs
+    of float16 from `Weights.paired`; x is split into such pairs here. Each of SPLIT warps has its own piece of K, and
+    all loads are issued before the first is used. moments: partial sums over x. The kernel waits before it lets the
+    next one start: attend_kernel relies on that.
     """
     b = tl.program_id(0) * M + tl.arange(0, M)
     tile = tl.program_id(1)
     n = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, SPLIT)[:, None] * BK + tl.arange(0, BK)[None, :]  # (SPLIT, BK)
-    factors = tl.load(factor + n, mask=n < N, other=0.0)  # while the last kernel ends
+    factors = tl.load(factor + n, mask=n < N, other=0.0)  # loaded while the last kernel ends
     w_high = _weights(w, n, k, N, K)
     w_low = _weights(w + N * K, n, k, N, K)
     ready(PDL)
@@ -185,9 +190,9 @@ def wide_kernel(
     x, w, factor, out, moments, N, K, rows, parts, eps, norm, epilogue,
     M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As paired_kernel, for any K and a large N: larger tiles read x less often. Only stores: epilogue is not read.
+    """As paired_kernel, for any K and a large N: larger tiles read x less often. It only stores; epilogue is ignored.
 
-    All warps share a tile and go through K together. Nothing may follow that reads before its wait.
+    All warps share a tile and step through K together. The next kernel must not read before it has waited.
     """
     b = tl.program_id(0) * M + tl.arange(0, M)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -221,13 +226,13 @@ def wide_kernel(
 
 @triton.jit
 def _rounded(value):
-    """To tf32, which lacks the last 13 bits of float32."""
+    """value rounded to tf32, which lacks the last 13 bits of float32."""
     return ((value.to(tl.int32, bitcast=True) + (1 << 12)) & -(1 << 13)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _three_products(value, weight):
-    """value (SPLIT, M, BK) times weight (SPLIT, BK, BN), both float32: the bits that tf32 has, and the rest."""
+def _three_matmuls(value, weight):
+    """value (SPLIT, M, BK) times weight (SPLIT, BK, BN), both float32, as sums of two tf32 numbers."""
     v_high, w_high = _rounded(value), _rounded(weight)
     acc = tl.dot(value - v_high, w_high, input_precision="tf32")
     acc = tl.dot(v_high, weight - w_high, acc, input_precision="tf32")
@@ -242,7 +247,7 @@ def lean_kernel(
 ):  # fmt: skip
     """As paired_kernel, without a norm and in float32: out = epilogue(x w^T) for K <= PIECES SPLIT BK, PIECES <= 4.
 
-    moments: the sums over out after an addition are written, one part for BN columns.
+    moments: after an addition the sums over out are written, one part per BN columns.
     """
     b = tl.program_id(0) * M + tl.arange(0, M)
     tile = tl.program_id(1)
@@ -258,9 +263,9 @@ def lean_kernel(
     residual = _residual(out, b, n, N, rows, epilogue)
     for piece in tl.static_range(PIECES):
         values = values + (_values(x, b, k + piece * SPLIT * BK, rows, K),)
-    acc = _three_products(values[0], weights[0])
+    acc = _three_matmuls(values[0], weights[0])
     for piece in tl.static_range(1, PIECES):
-        acc += _three_products(values[piece], weights[piece])
+        acc += _three_matmuls(values[piece], weights[piece])
     result = tl.sum(acc, 0) + _not_before(residual)
     _finish(result, out, moments, b, tile, N, rows, parts, epilogue, M, BN)
 
@@ -271,9 +276,10 @@ def deep_kernel(
     M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As lean_kernel, for any K and after a norm too: each of SPLIT warps takes every SPLIT-th piece of K.
+    """As lean_kernel, for any K and also after a norm: each of SPLIT warps takes every SPLIT-th piece of K.
 
-    With a norm it is (w x - mean shift) scale, shift = w 1. Like paired_kernel it waits before the next comes up.
+    With a norm it computes (w x - mean shift) scale, where shift holds the row sums of w. Like paired_kernel it waits
+    before it lets the next kernel start.
     """
     b = tl.program_id(0) * M + tl.arange(0, M)
     tile = tl.program_id(1)

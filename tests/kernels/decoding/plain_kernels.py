@@ -1,7 +1,7 @@
-"""What the decode kernels compute, in plain torch: the same arguments, any grid.
+"""The decode kernels in plain torch: the same arguments, any grid.
 
-A module of these in place of `decode_kernels` runs everything around the kernels on a CPU; on CUDA the kernels are held
-to them.
+With these in place of the Triton kernels everything around them runs on a CPU; on CUDA the kernels are compared with
+them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.inference.sampling import Sampling, choose
-from niels_gpt.kernels.decode.step import LOW, STORE
+from niels_gpt.kernels.decoding.step import LOW, STORE
 
 
 class Kernel:
-    """Launched as a kernel is: `kernel[grid](*args, **constants)`."""
+    """A function that is launched like a kernel: `kernel[grid](*args, **constants)`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
@@ -38,9 +38,9 @@ class Kernel:
 
 
 def linear(x, w, shift, out, moments, N, K, rows, parts, eps, norm, epilogue, **constants):
-    """Products of float32: vector_kernel, lean_kernel and deep_kernel."""
+    """Matmuls in float32: vector_kernel, lean_kernel and deep_kernel."""
     if epilogue == 3 and "M" in constants:
-        assert parts == -(-N // constants["BN"])  # a program writes one part of the sums
+        assert parts == -(-N // constants["BN"])  # each program writes one part of the sums
     value = x.view(rows, K)
     if norm == 1:
         value = F.layer_norm(value, (K,), eps=eps)
@@ -76,9 +76,9 @@ def attend_kernel(
         pos = min(int(lengths[slot]), T - 1)
         q, k, v = qkv[b].view(3, H, D)
         if ROPE:
-            turn = torch.complex(cos.view(T, D // 2)[pos], sin.view(T, D // 2)[pos])
+            rotation = torch.complex(cos.view(T, D // 2)[pos], sin.view(T, D // 2)[pos])
             q, k = (
-                torch.view_as_real(torch.view_as_complex(t.reshape(H, D // 2, 2)) * turn).flatten(1) for t in (q, k)
+                torch.view_as_real(torch.view_as_complex(t.reshape(H, D // 2, 2)) * rotation).flatten(1) for t in (q, k)
             )
         cache[slot, 0, :, pos], cache[slot, 1, :, pos] = k, v
         keys, values = cache[slot, :, :, : pos + 1]
@@ -86,8 +86,8 @@ def attend_kernel(
         y[b] = (share[:, None] @ values).reshape(-1)
 
 
-def choose_kernel(
-    logits, embedding, places, h, moments, lengths, tokens, slots, ring, clock, uniform, drawn, numbers, counts,
+def sample_kernel(
+    logits, embedding, positions, h, moments, lengths, tokens, slots, ring, clock, uniform, drawn, numbers, counts,
     scratch, V, T, C, parts, width, idle, stock, LEARNED, **constants,
 ):  # fmt: skip
     for b, slot in enumerate(slots.tolist()):
@@ -102,7 +102,7 @@ def choose_kernel(
         lengths[slot] = 0 if slot == idle else min(pos + 1, T)
         h[b] = embedding[token]
         if LEARNED:
-            h[b] += places[min(pos + 1, T - 1)]
+            h[b] += positions[min(pos + 1, T - 1)]
         moments[b] = 0
         moments[b, 0] = torch.stack((h[b].sum(), h[b].square().sum()))
 
@@ -114,12 +114,12 @@ kernels = SimpleNamespace(
     lean_kernel=Kernel(linear),
     deep_kernel=Kernel(linear),
     attend_kernel=Kernel(attend_kernel),
-    choose_kernel=Kernel(choose_kernel),
+    sample_kernel=Kernel(sample_kernel),
 )
 
 
 class Replay:
-    """A graph that was captured, where there are none."""
+    """Stands in for a captured graph on a CPU."""
 
     def __init__(self, rows: Any, steps: int) -> None:
         self.rows, self.steps = rows, steps

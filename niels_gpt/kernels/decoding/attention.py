@@ -1,4 +1,4 @@
-"""The attention of a decode step; see `decode_kernels.py`."""
+"""Triton kernel: the attention of a decode step, with RoPE and the KV cache."""
 
 # mypy: ignore-errors
 # Triton's language is not Python's, and it is not installed where there is no CUDA.
@@ -8,12 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.kernels.decode.matmul import ready
+from niels_gpt.kernels.decoding.matmul import ready
 
 
 @triton.jit
-def _see(q, k_s, v_s, seen, tops, weights, sums):
-    """Maxima and sums after BS more keys and values (BS, DP), of which only those seen count."""
+def _add_keys(q, k_s, v_s, seen, tops, weights, sums):
+    """Running maxima and sums after BS more keys and values (BS, DP); only those `seen` count."""
     score = tl.where(seen, tl.sum(k_s * q[None, :], 1), -1e30)
     higher = tl.maximum(tops, score)
     old = tl.exp(tops - higher)
@@ -27,13 +27,14 @@ def attend_kernel(
     D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     ROPE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row, head and span of keys: turns q and k, stores k and v, attends.
+    """One row, head and span of keys: rotate q and k, store k and v in the cache (slot, 2, H, T, D), attend.
 
-    Every lane of BS keys has a maximum and sums of its own until all keys are seen: no warp waits for another before.
-    A row that is longer than a span is put together by the program that ends last. cache: (slot, 2, H, T, D).
+    Each of BS lanes has its own maximum and sums until all keys are processed, so no warp waits for another before
+    that. If a row is longer than a span, the program that ends last combines the spans.
 
-    EARLY: all but qkv is read before the wait for it. Only after a product that waits before it lets this kernel come
-    up: then all that was launched before that product is done, so lengths, slots and earlier tokens are final.
+    EARLY: everything but qkv is read before the wait for it. This is allowed only after a matmul that waits before it
+    lets this kernel start: then all kernels before that matmul are done, and lengths, slots and earlier tokens are
+    final.
     """
     b, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if not EARLY:
@@ -72,23 +73,23 @@ def attend_kernel(
         sums = tl.zeros([BS, DP], tl.float32)
         begin = start
         if EARLY:
-            tops, weights, sums = _see(q, k_s, v_s, first < end, tops, weights, sums)
+            tops, weights, sums = _add_keys(q, k_s, v_s, first < end, tops, weights, sums)
             begin = start + BS
         for s0 in tl.range(begin, end, BS, num_stages=STAGES):
-            place = s0 + lane
-            seen = place < end
+            position = s0 + lane
+            seen = position < end
             where = seen[:, None] & ok[None, :]
-            k_s = tl.load(keys + place[:, None] * D + d[None, :], mask=where, other=0.0)
-            v_s = tl.load(values + place[:, None] * D + d[None, :], mask=where, other=0.0)
-            tops, weights, sums = _see(q, k_s, v_s, seen, tops, weights, sums)
-        own = pos < start + span  # the new token belongs to this span
-        score = tl.where(own, tl.sum(q * key, 0), -1e30)
+            k_s = tl.load(keys + position[:, None] * D + d[None, :], mask=where, other=0.0)
+            v_s = tl.load(values + position[:, None] * D + d[None, :], mask=where, other=0.0)
+            tops, weights, sums = _add_keys(q, k_s, v_s, seen, tops, weights, sums)
+        has_new = pos < start + span  # the new token belongs to this span
+        score = tl.where(has_new, tl.sum(q * key, 0), -1e30)
         top = tl.maximum(tl.max(tops, 0), score)
         share = tl.exp(tops - top)
-        p_own = tl.where(own, tl.exp(score - top), 0.0)
-        weight = tl.sum(weights * share, 0) + p_own
-        acc = tl.sum(sums * share[:, None], 0) + p_own * new
-        if own:
+        p_new = tl.where(has_new, tl.exp(score - top), 0.0)
+        weight = tl.sum(weights * share, 0) + p_new
+        acc = tl.sum(sums * share[:, None], 0) + p_new * new
+        if has_new:
             tl.store(keys + pos * D + d, key, mask=ok)
             tl.store(values + pos * D + d, new, mask=ok)
         parts = pos // span + 1
@@ -100,17 +101,17 @@ def attend_kernel(
             tl.store(part + (mine + split) * D + d, acc, mask=ok)
             tl.store(edges + (mine + split) * 2, top)
             tl.store(edges + (mine + split) * 2 + 1, weight)
-            tl.debug_barrier()  # every thread has stored before one says so
+            tl.debug_barrier()  # all threads have stored before one reports it
             before = tl.atomic_add(arrived + b * H + h, 1, sem="acq_rel", scope="gpu")
             if before == parts - 1:
                 tl.store(arrived + b * H + h, 0)
                 j = tl.arange(0, SPLITS)
-                there = j < parts
-                m_j = tl.load(edges + (mine + j) * 2, mask=there, other=-1e30, cache_modifier=".cg")
-                w_j = tl.load(edges + (mine + j) * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+                used = j < parts
+                m_j = tl.load(edges + (mine + j) * 2, mask=used, other=-1e30, cache_modifier=".cg")
+                w_j = tl.load(edges + (mine + j) * 2 + 1, mask=used, other=0.0, cache_modifier=".cg")
                 o_j = tl.load(
                     part + (mine + j)[:, None] * D + d[None, :],
-                    mask=there[:, None] & ok[None, :],
+                    mask=used[:, None] & ok[None, :],
                     other=0.0,
                     cache_modifier=".cg",
                 )
