@@ -1,7 +1,7 @@
 """For all tests: no network, and no files outside temporary folders.
 
 Property tests draw the same cases in every run. With NIELS_GPT_TEST_SEED=N they draw other cases, which N decides
-(`make test-fresh`); the header of the run shows N.
+(`make test-fresh`); the run prints N at its end.
 """
 
 import gc
@@ -35,9 +35,9 @@ def pytest_configure(config):
         os.environ.pop(name, None)
 
 
-def pytest_report_header(config):
-    cases = f"NIELS_GPT_TEST_SEED={TEST_SEED}" if TEST_SEED else "the same cases in every run"
-    return f"property tests: {cases}"
+def pytest_terminal_summary(terminalreporter):
+    if TEST_SEED:
+        terminalreporter.write_line(f"property tests drew their cases with NIELS_GPT_TEST_SEED={TEST_SEED}")
 
 
 def pytest_collection_modifyitems(items):
