@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_gpt.cache.writing.encoding import with_plain_line_ends
+from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import build_model, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
@@ -34,7 +34,7 @@ class LoadedRun(NamedTuple):
 
     def encode(self, text: str) -> np.ndarray:
         """A text as the model's training data had it: where that is tokens, line ends are `\\n`."""
-        text = text if isinstance(self.tokenizer, ByteTokenizer) else with_plain_line_ends(text)
+        text = text if isinstance(self.tokenizer, ByteTokenizer) else normalize_line_ends(text)
         return np.array(self.tokenizer.encode(text), dtype=np.int64)
 
     @property

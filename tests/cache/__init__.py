@@ -265,7 +265,7 @@ def small_steps(*, batch_items=3, sft_step_bytes=64):
     """Batches of a few items, and SFT builds that can go on after a few examples."""
     with (
         mock.patch.object(input_batches, "BATCH_ITEMS", batch_items),
-        mock.patch.object(build_cache, "SFT_STEP_BYTES", sft_step_bytes),
+        mock.patch.object(build_cache, "SFT_CHECKPOINT_BYTES", sft_step_bytes),
     ):
         yield
 

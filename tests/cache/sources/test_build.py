@@ -19,7 +19,7 @@ import sentencepiece
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.sources import build as build_module
 from niels_gpt.cache.sources.build import (
-    Settings,
+    BuildSettings,
     build,
     install_tokenizer,
     known_sources,
@@ -243,7 +243,7 @@ SMALL = {
 
 
 def settings(cache_dir="cache", **changes):
-    return Settings(cache_dir=Path(cache_dir), **{**SMALL, **changes})
+    return BuildSettings(cache_dir=Path(cache_dir), **{**SMALL, **changes})
 
 
 def made(name, data=None, *, cache_dir="cache", tokenizer=None, force=False, **changes):
@@ -923,7 +923,7 @@ def test_a_placeholder_gives_way_to_a_cache_but_not_the_other_way(everything):
 
 
 def test_the_constants_of_the_contract():
-    chosen = Settings(cache_dir=Path("cache"))
+    chosen = BuildSettings(cache_dir=Path("cache"))
     assert dataclasses.asdict(chosen) | {
         "seed": 42,
         "shard_bytes": 128 * 2**20,

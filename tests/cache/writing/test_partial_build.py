@@ -886,5 +886,5 @@ def test_the_hidden_folder_is_beside_the_cache(tmp_path):
 
 def test_the_default_steps():
     assert input_batches.BATCH_ITEMS >= 100
-    assert build_cache.SFT_STEP_BYTES % 2 == 0
+    assert build_cache.SFT_CHECKPOINT_BYTES % 2 == 0
     assert partial_build.MARGIN_BYTES >= 1 << 20
