@@ -6,7 +6,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from niels_gpt.cache.cli import Count, Offline, Place, Text
+from niels_gpt.cache.cli import Offline
+from niels_gpt.cache.cli import OptionalInt as Count
+from niels_gpt.cache.cli import OptionalPath as Place
+from niels_gpt.cache.cli import OptionalText as Text
 from niels_gpt.config import LAST_SEED, MOST_TOKENS
 from niels_gpt.system import files
 

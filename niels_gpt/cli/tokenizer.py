@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from niels_gpt.cache.commands import choose_sources
-from niels_gpt.cache.sources.build import train_on
+from niels_gpt.cache.sources.build import choose_sources, train_on
 from niels_gpt.cache.sources.texts import BuildSettings, training_texts
 from niels_gpt.data.registry import Source
 from niels_gpt.system.console import error_message, format_duration, short_number

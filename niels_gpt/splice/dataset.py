@@ -180,9 +180,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
     def _labels(self, key: str) -> list[Hashable]:
         """Group labels from a key of the metadata."""
         if self.doc_metadata is None or any(key not in entry for entry in self.doc_metadata):
-            raise ValueError(
-                f"groups={key!r} must be a key of every doc_metadata entry, or one label per document"
-            )
+            raise ValueError(f"groups={key!r} must be a key of every doc_metadata entry, or one label per document")
         return [entry[key] for entry in self.doc_metadata]
 
     @classmethod
