@@ -18,6 +18,7 @@ from niels_gpt.cli.tables import show_table
 from niels_gpt.cli.train import with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import config_from_dict, to_dict
+from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.folder import RunFolder
@@ -66,7 +67,8 @@ def run_eval(
         print(json.dumps({**result, "precision": precision, "scores": scores}, indent=2))
         return
     print(f"{loaded.path} after {loaded.step} updates; bits per byte, less is better")
-    show_scores(scores)
+    wiki = data.get("wiki") or (loaded.home.read_config() if loaded.home else RunConfig()).data.wiki
+    show_scores({display_name(name, wiki): score for name, score in scores.items()})
 
 
 class ScoreOptions(NamedTuple):
@@ -223,6 +225,7 @@ def run_batch_show(*, run: Path | None, step: int, chars: int, as_json: bool) ->
     what = "spans for frames" if config.task == "splice" else "rows"
     print(f"step {step} of {config.train.total_steps}{beyond}: {len(rows)} {what} of {config.model.T} {unit}")
     for row in rows:
-        print(f"\nrow {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
+        source = display_name(row.source, config.data.wiki)
+        print(f"\nrow {row.row}  {source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])

@@ -19,6 +19,7 @@ from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
 from niels_gpt.config import RunConfig
 from niels_gpt.config.splice import SingleSelectMode, SpliceConfig, log
 from niels_gpt.config.yaml_file import load_config
+from niels_gpt.data.source_paths import display_name
 from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
 from niels_gpt.report.histogram import histogram_text
@@ -108,7 +109,8 @@ def _policies(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[st
 def _show_candidates(library: SourceDocuments, fitting: np.ndarray) -> None:
     lengths = library.train.lengths
     held_out = plural(len(library.held_out.lengths), "document")
-    print(f"{library.source} ({library.place}): {plural(len(lengths), 'document')} to train on, "
+    source = display_name(library.source, library.place)
+    print(f"{source} ({library.place}): {plural(len(lengths), 'document')} to train on, "
           f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
     print("tokens per document:")
     for line in histogram_text(lengths[fitting] if len(fitting) else lengths):

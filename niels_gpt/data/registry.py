@@ -35,6 +35,7 @@ from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
+from niels_gpt.data.source_paths import PRIMER, ROAM, primer_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
@@ -44,8 +45,6 @@ from niels_gpt.data.wikitext import iter_wikitext
 from niels_gpt.system.files import expand_home
 
 GROUP = "niels_gpt.sources"
-ROAM, PRIMER = ".roam-data", "data/primer.txt"
-"""The usual places of notes and dialogues, relative to where a command runs."""
 Sample = PretrainSample | ChatSample
 
 
@@ -213,16 +212,6 @@ def _wikitext(*, shuffle: bool, seed: int, **rest: Any) -> Iterator[Sample]:
 
 def _oasst1(*, take: int | None, shuffle: bool, **rest: Any) -> Iterator[Sample]:
     return itertools.islice(iter_oasst1_sft(shuffle_trees=shuffle, **rest), take)
-
-
-def roam_path(path: str | Path | None = None) -> Path:
-    """The folder of notes: `path` if given, else `.roam-data/` if it exists, else the embedded ones."""
-    return Path(path) if path is not None else Path(ROAM) if Path(ROAM).exists() else embedded.NOTES
-
-
-def primer_path(path: str | Path | None = None) -> Path:
-    """The file of dialogues: `path` if given, else `data/primer.txt` if it exists, else the embedded ones."""
-    return Path(path) if path is not None else Path(PRIMER) if Path(PRIMER).exists() else embedded.PRIMER
 
 
 def _roam(*, path: str | Path | None, **rest: Any) -> Iterator[Sample]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from niels_gpt.batching import RowPlan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
+from niels_gpt.data.source_paths import display_name, resolve_source_path
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
@@ -125,7 +124,7 @@ class ByteTask:
                 state += f"; {short_number(len(streams['test'].data))}B to test on"
             rows.append(
                 SourceRow(
-                    name,
+                    display_name(name, where[name]),
                     self.config.train.p_train.get(name, 0.0),
                     len(train.data),
                     len(val.data),
@@ -173,15 +172,10 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
             if name not in known:
                 raise ValueError(f"train.{key}: unknown source {name!r}; known are {', '.join(known)}")
 
-    def place(value: str, usual: str) -> str:
-        if value == "auto":
-            return usual if Path(usual).exists() else "embedded"
-        return value if value == "embedded" else str(files.expand_home(value))
-
     return StreamBuildConfig(
-        roam_root=place(data.roam, ".roam-data"),
-        primer_path=place(data.primer, "data/primer.txt"),
-        wiki={"auto": "embedded", "hub": "hub"}.get(data.wiki) or place(data.wiki, ""),
+        roam_root=resolve_source_path("roam", data.roam),
+        primer_path=resolve_source_path("primer", data.primer),
+        wiki=resolve_source_path("wiki", data.wiki),
         cache_dir=str(files.expand_home(data.cache_dir)),
         roam_val_frac=data.roam_val_frac,
         primer_val_frac=data.primer_val_frac,
