@@ -24,6 +24,7 @@ from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, 
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
+from niels_gpt.data.source_paths import display_name
 from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
@@ -159,12 +160,12 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
                     inputs = _INPUTS[name](cfg) if name in _INPUTS else _user_inputs(cfg, name)
                 streams = {split: _load_or_build(cfg, name, split, inputs) for split in inputs.describe}
                 problem = "; ".join(
-                    f"{_label(cfg, name)}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
+                    f"{display_name(name, cfg.wiki)}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
                     for split, stream in streams.items()
                     if len(stream.data) < needed
                 )
             except _SourceMissing as err:
-                problem = f"{_label(cfg, name)}: {err}"
+                problem = f"{display_name(name, cfg.wiki)}: {err}"
             if not problem:
                 loaded[name] = streams
             elif name in cfg.required_sources:
@@ -176,11 +177,6 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
         remedy = ". Add text, hold out more of it (val_frac, split), or use a smaller T" if short else ""
         raise ValueError("; ".join(problems) + remedy)
     return loaded
-
-
-def _label(cfg: StreamBuildConfig, name: str) -> str:
-    """The source name in messages: `wiki` says when it is not Wikipedia text."""
-    return "wiki (Python docstrings)" if name == "wiki" and cfg.wiki == "embedded" else name
 
 
 def _check_names(cfg: StreamBuildConfig) -> None:
