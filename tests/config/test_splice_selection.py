@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from niels_gpt.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 
 LENGTHS = [50, 10, 80, 80, 5, 30, 60, 10]
-"""A mock cache. Two documents are longest, two have the same short length."""
+"""Document lengths. Two documents are longest, two share a short length."""
 MULTI_MODES = ("longest", "shortest", "random", "first")
 SINGLE_MODES = ("first", "longest", "random")
 
@@ -53,8 +53,8 @@ def test_policies(mode, num_docs, wanted):
     assert set(chosen) == wanted
 
 
-def test_the_longest_come_first():
-    # The lengths that the spec's debug output shows for "longest" fall.
+def test_longest_documents_come_first():
+    # As in the debug output of the spec: lengths decrease.
     assert many(5) == [2, 3, 6, 0, 5]
     assert many(3, "first", min_doc_length=20) == [0, 2, 3]
 
@@ -73,7 +73,7 @@ def test_length_limits_are_inclusive():
     num_docs=st.integers(1, 8),
     mode=st.sampled_from(MULTI_MODES),
 )
-def test_every_choice_is_one_of_the_candidates(lengths, low, high, num_docs, mode):
+def test_selection_is_a_subset_of_the_candidates(lengths, low, high, num_docs, mode):
     possible = candidates(lengths, low, high)
     options = {"min_doc_length": low, "max_doc_length": high}
     if len(possible) < num_docs:
@@ -98,13 +98,13 @@ def test_random_depends_on_lengths_and_number():
     chosen = {n: many(n, "random", lengths) for n in range(1, 20)}
     assert chosen[7] == many(7, "random", list(lengths))
     assert len({min(picks) for picks in chosen.values()}) > 3
-    # Another corpus is another draw, also where the candidates are the same.
+    # Another corpus gives another draw, even for the same candidates.
     draws = [tuple(sorted(many(3, "random", [*lengths, extra], min_doc_length=100))) for extra in range(1, 60)]
     assert len(set(draws)) > 50
     assert set(itertools.chain(*draws)) == set(range(40))
 
 
-def test_random_leaves_the_global_generators_alone(random_states):
+def test_random_selection_leaves_global_generators_unchanged(random_states):
     before = random_states()
     many(3, "random")
     one("random")
@@ -112,7 +112,7 @@ def test_random_leaves_the_global_generators_alone(random_states):
 
 
 @pytest.mark.parametrize("mode", MULTI_MODES)
-def test_too_few_documents_are_refused(mode):
+def test_too_few_documents_raise(mode):
     with pytest.raises(ValueError, match=r"(?s)(?=.*\b4\b)(?=.*\b3\b)"):
         many(4, mode, min_doc_length=60)
     with pytest.raises(ValueError, match="9"):
@@ -122,7 +122,7 @@ def test_too_few_documents_are_refused(mode):
 
 
 @pytest.mark.parametrize("mode", MULTI_MODES)
-def test_the_longest_of_the_rest_fill_up_when_asked(mode, caplog):
+def test_longest_of_the_rest_fill_up(mode, caplog):
     with caplog.at_level(logging.INFO):
         chosen = many(5, mode, min_doc_length=60, strict_num_docs=False)
     assert set(chosen) == {2, 3, 6} | {0, 5}
@@ -131,12 +131,12 @@ def test_the_longest_of_the_rest_fill_up_when_asked(mode, caplog):
     assert "5" in caplog.text
     assert "3" in caplog.text
     assert set(many(3, mode, min_doc_length=60, strict_num_docs=False)) == {2, 3, 6}
-    # ties among those that fill up go to the lower index too
+    # ties among these also go to the lower index
     assert set(many(2, mode, max_doc_length=5, strict_num_docs=False)) == {4, 2}
 
 
 @pytest.mark.parametrize("mode", MULTI_MODES)
-def test_only_documents_of_the_training_subset(mode):
+def test_selection_is_limited_to_the_training_subset(mode):
     # Ends: 50, 60, 140, 220, 225, 255, 315, 325.
     options = {"restrict_to_training_subset": True}
     assert set(many(3, mode, max_train_tokens=140, **options)) == {0, 1, 2}
@@ -153,7 +153,7 @@ def test_only_documents_of_the_training_subset(mode):
     num_docs=st.integers(1, 5),
     mode=st.sampled_from(MULTI_MODES),
 )
-def test_the_training_subset_is_what_ends_within_it(lengths, budget, num_docs, mode):
+def test_training_subset_contains_documents_that_end_within_it(lengths, budget, num_docs, mode):
     inside = [i for i in range(len(lengths)) if sum(lengths[: i + 1]) <= budget]
     options = {"restrict_to_training_subset": True, "max_train_tokens": budget}
     if len(inside) < num_docs:
@@ -172,7 +172,7 @@ def test_the_training_subset_is_what_ends_within_it(lengths, budget, num_docs, m
         ({"min_doc_length": 70, "max_doc_length": 20, "num_docs": 1}, "70"),
     ],
 )
-def test_bad_selections_are_refused(options, named):
+def test_invalid_selections_raise(options, named):
     with pytest.raises(ValueError, match=named):
         many(**{"num_docs": 2, **options})
 
@@ -191,14 +191,14 @@ def test_policies_for_one_document():
     assert one("random", min_doc_length=60) in (2, 3, 6)
 
 
-def test_a_given_index_is_honoured_within_the_limits():
+def test_doc_index_within_the_limits_is_used():
     for mode in SINGLE_MODES:
         assert one(mode, doc_index=5) == 5
         assert one(mode, doc_index=0) == 0
         assert one(mode, doc_index=5, min_doc_length=30, max_doc_length=30) == 5
 
 
-def test_a_given_index_outside_the_limits_gives_way_to_the_policy():
+def test_doc_index_outside_the_limits_falls_back_to_the_policy():
     assert one("first", doc_index=4, min_doc_length=20) == 0
     assert one("longest", doc_index=4, min_doc_length=20) == 2
     assert one("longest", doc_index=2, max_doc_length=60) == 6
@@ -206,7 +206,7 @@ def test_a_given_index_outside_the_limits_gives_way_to_the_policy():
 
 
 @pytest.mark.parametrize("mode", SINGLE_MODES)
-def test_without_a_candidate_the_longest_of_all_is_taken(mode):
+def test_without_candidates_the_longest_document_is_selected(mode):
     assert one(mode, min_doc_length=1000) == 2
     assert one(mode, max_doc_length=4) == 2
     assert one(mode, doc_index=5, min_doc_length=1000) == 2
@@ -219,7 +219,7 @@ def test_without_a_candidate_the_longest_of_all_is_taken(mode):
     mode=st.sampled_from(SINGLE_MODES),
     data=st.data(),
 )
-def test_one_document_against_the_rules(lengths, low, high, mode, data):
+def test_one_document_follows_the_rules(lengths, low, high, mode, data):
     assume(low is None or high is None or low <= high)
     index = data.draw(st.none() | st.integers(0, len(lengths) - 1))
     chosen = one(mode, lengths, doc_index=index, min_doc_length=low, max_doc_length=high)
@@ -237,12 +237,12 @@ def test_one_document_against_the_rules(lengths, low, high, mode, data):
         assert chosen == one(mode, lengths, doc_index=index, min_doc_length=low, max_doc_length=high)
 
 
-def test_random_for_one_document_is_a_draw():
+def test_random_selection_of_one_document_varies():
     drawn = {one("random", list(range(10, 10 + n))) for n in range(5, 60)}
     assert len(drawn) > 10
 
 
-def test_the_training_subset_for_one_document():
+def test_training_subset_of_one_document():
     options = {"restrict_to_training_subset": True}
     assert one("longest", max_train_tokens=139, **options) == 0
     assert one("longest", max_train_tokens=140, **options) == 2
@@ -252,7 +252,7 @@ def test_the_training_subset_for_one_document():
 @pytest.mark.parametrize(
     "options", [{"mode": "tallest"}, {"lengths": []}, {"doc_index": 8}, {"doc_index": 100, "min_doc_length": 20}]
 )
-def test_bad_choices_are_refused(options):
+def test_invalid_choices_raise(options):
     with pytest.raises((ValueError, IndexError)):
         one(**options)
 
@@ -260,7 +260,7 @@ def test_bad_choices_are_refused(options):
 # --- defaults ----------------------------------------------------------------------------------------
 
 
-def test_the_defaults_of_the_spec():
+def test_defaults_of_the_spec():
     config = SpliceMultiDocumentLMConfig()
     assert (config.num_docs, config.doc_select_mode, config.strict_num_docs) == (10, "longest", True)
     assert (config.min_doc_length, config.max_doc_length) == (None, None)
