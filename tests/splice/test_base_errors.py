@@ -237,9 +237,9 @@ def test_example_indices_of_a_wrong_type(indices):
 
 
 def test_curriculum_cannot_start_with_a_document_of_weight_0():
-    with pytest.raises(ValueError, match="curriculum.*document 0.*doc_weights.*0"):
+    with pytest.raises(ValueError, match=r"curriculum.*document 0.*doc_weights.*0"):
         multi(doc_weights=[0, 1, 1], curriculum=5)
-    with pytest.raises(ValueError, match="curriculum.*document 1"):  # document 0 has no example
+    with pytest.raises(ValueError, match=r"curriculum.*document 1"):  # document 0 has no example
         multi(documents([3, 5, 7]), min_copy_len=4, doc_weights=[1, 0, 1], curriculum=5)
     later = multi(doc_weights=[1, 0, 1], curriculum=5)
     assert set(later.gather(later.plan(0, 12, 30)).origin.doc_idx.tolist()) == {0, 2}

@@ -209,7 +209,7 @@ def test_options_with_default_values_select_nothing(cache, usual):
 
 @pytest.mark.parametrize("indices", [[1.7], ["1"], [[0, 1]], 5, [True], [[0], [1, 2]]])
 def test_doc_indices_of_a_wrong_type(cache, indices):
-    with pytest.raises(ValueError, match="doc_indices.*list of integers"):
+    with pytest.raises(ValueError, match=r"doc_indices.*list of integers"):
         MultiSpliceDocumentDataset.from_cache(cache, "train", S=S, doc_indices=indices)
 
 

@@ -31,7 +31,7 @@ from tests.cache import (
     check_sft,
     conversations,
     documents,
-    ended,
+    exit_code,
     expected_pretrain,
     no_waiting,
     pipe,
@@ -139,7 +139,7 @@ def test_sigkill_at_various_moments(tmp_path, whole, name):
             assert time.monotonic() < deadline
             time.sleep(0.001)
         process.kill()
-        assert ended(process) == -signal.SIGKILL
+        assert exit_code(process) == -signal.SIGKILL
         assert not folder.exists()
         assert complete_shards(folder, split) >= shards
     case.build(folder)
@@ -167,7 +167,7 @@ def test_sigkill_at_every_touch_of_the_disk(name):
         files = tree(folder)
         shutil.rmtree(folder)
         for number in range(10_000):
-            code = ended(start(build_and_die, case, folder, number))
+            code = exit_code(start(build_and_die, case, folder, number))
             if code == 0:
                 break
             assert code == -signal.SIGKILL
@@ -204,7 +204,7 @@ def test_sigkill_while_an_old_cache_is_replaced(name, whole):
             if case.kind == "sft":
                 when = when.replace("train", "train_idx.npy").replace("val", "val_tokens.bin")
             old_case.build(folder)
-            assert ended(start(build_and_die, case, folder, when)) == -signal.SIGKILL, when
+            assert exit_code(start(build_and_die, case, folder, when)) == -signal.SIGKILL, when
             found = tree(folder)
             assert found.items() <= old.items() or found.items() <= whole[name].items()
             assert "meta.json" not in found or found in (old, whole[name])
@@ -302,7 +302,7 @@ def test_a_kill_at_the_very_end_does_not_cost_the_whole_build(tmp_path, whole, n
     case, folder = CASES[name], tmp_path / "c"
     if case.kind == "sft":
         when = when.replace("/documents", "_idx")
-    assert ended(start(build_and_die, case, folder, f"rename {when}")) == -signal.SIGKILL
+    assert exit_code(start(build_and_die, case, folder, f"rename {when}")) == -signal.SIGKILL
     tokenizer = case.build(folder)
     check_whole(folder, whole[name])
     everything = CASES[name].build(tmp_path / "again").encoded
@@ -657,7 +657,7 @@ def test_a_second_build_at_the_same_place_is_refused(tmp_path, whole):
         assert not folder.exists()
     finally:
         process.kill()
-        ended(process)
+        exit_code(process)
     case.build(folder)
     check_whole(folder, whole["pretrain"])
 
@@ -763,7 +763,7 @@ def test_a_write_that_fails(tmp_path, whole, name, limit):
     process = start(build_with_limited_files, case, folder, limit, theirs)
     assert ours.poll(60)
     number, message = ours.recv()
-    assert ended(process) == 0
+    assert exit_code(process) == 0
     assert number == errno.EFBIG
     assert str(folder) in message
     assert not folder.exists() or not tree(folder)

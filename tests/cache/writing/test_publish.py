@@ -67,7 +67,7 @@ def test_after_a_kill_between_the_renames_nothing_is_encoded_again(whole, kind, 
         folder = place / "c"
         if old:
             earlier(case).build(folder)
-        assert ended(start(build_and_die, case, folder, when)) == -signal.SIGKILL
+        assert exit_code(start(build_and_die, case, folder, when)) == -signal.SIGKILL
         assert case.build(folder, wrap=iter).encoded == []
         assert tree(folder) == whole[kind][0]
         assert [path.name for path in place.iterdir()] == ["c"]
@@ -81,7 +81,7 @@ def test_after_a_kill_between_the_renames_the_old_cache_comes_back(whole, kind, 
     with quick_folder() as place:
         folder = place / "c"
         earlier(case).build(folder)
-        assert ended(start(build_and_die, case, folder, when)) == -signal.SIGKILL
+        assert exit_code(start(build_and_die, case, folder, when)) == -signal.SIGKILL
         with pytest.raises(Stop):
             case.build(folder, wrap=broken, seed=123)
         assert tree(folder) == whole[kind][1]
@@ -95,8 +95,8 @@ def test_a_second_kill_on_the_way_back(whole, kind):
         folder = place / "c"
         while True:
             earlier(case).build(folder)
-            assert ended(start(build_and_die, case, folder, "rename /c/meta.json")) == -signal.SIGKILL
-            code = ended(start(build_and_die, case, folder, number))
+            assert exit_code(start(build_and_die, case, folder, "rename /c/meta.json")) == -signal.SIGKILL
+            code = exit_code(start(build_and_die, case, folder, number))
             if code == 0:
                 break
             found = tree(folder)
