@@ -12,7 +12,6 @@ import signal
 import struct
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -74,6 +73,23 @@ def quick_folder():
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with no_waiting(), tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)
+
+
+def resident():
+    """Resident memory of this process in bytes (Linux)."""
+    with Path("/proc/self/status").open(encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
+
+
+def memory_growth(dataset):
+    """Maximum growth of the resident memory while 4,000 rows are drawn."""
+    generator = torch.Generator().manual_seed(0)
+    dataset.get_batch(B=4, generator=generator)
+    before = most = resident()
+    for _ in range(80):
+        dataset.get_batch(B=50, generator=generator)
+        most = max(most, resident())
+    return most - before
 
 
 # --- references --------------------------------------------------------------------------------------
@@ -363,17 +379,6 @@ def start(target, *arguments):
 def pipe():
     """A pipe between processes."""
     return _server().Pipe()
-
-
-def build_slowly(case, out_dir, delay):
-    """Build from a slow input."""
-
-    def slow(items):
-        for item in items:
-            time.sleep(delay)
-            yield item
-
-    case.build(out_dir, wrap=slow)
 
 
 _TOUCHING = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "shutil.rmtree"}

@@ -28,7 +28,7 @@ from tests.cache import (
     split_rule,
     tree,
 )
-from tests.cache.sources.test_build import (
+from tests.cache.sources.inputs import (
     BOOKS,
     DIALOGUES,
     DOLLY,

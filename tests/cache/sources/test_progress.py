@@ -58,7 +58,7 @@ def test_lines_are_printed_every_five_seconds_without_a_terminal(monkeypatch, ca
     now = 0.0
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
     with show_progress("notes") as on_progress:
-        for now in (1.0, 4.9, 5.0, 9.9, 10.0):  # noqa: B007
+        for now in (1.0, 4.9, 5.0, 9.9, 10.0):
             on_progress(Progress("train", int(10 * now), 1))
     printed = [line.split(" tokens")[0] for line in capsys.readouterr().err.splitlines()]
     assert printed == ["notes: 50", "notes: 100"]
