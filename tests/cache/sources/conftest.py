@@ -1,4 +1,4 @@
-"""Fixtures of the source tests. Imports are local: `datasets` must not be imported before tests/conftest.py sets it up."""
+"""Fixtures of the source tests. Imports are local: tests/conftest.py must configure `datasets` before its import."""
 
 import pytest
 
