@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.build_cache import _shuffle, build_pretrain_cache
+from niels_gpt.cache.build_cache import TrainEmpty, _shuffle, build_pretrain_cache
 from tests.cache import (
     EOT,
     IDS,
@@ -394,19 +394,21 @@ def test_string_instead_of_a_list_raises(tmp_path, options):
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "wanted"),
+    ("texts", "options", "reason", "budget"),
     [
-        ([], {}, "0 documents"),
-        (["", ""], {}, "2 documents were read, 2 "),
-        ([None, SPECIAL_STRINGS[0]], {}, "2 documents were read, 1 .*1 "),
-        (["abc"], {"max_val_tokens": 4}, "all 4 tokens went to val.*max_val_tokens=4"),
-        (["abc", "def"], {"max_val_tokens": 100}, "all 8 tokens went to val.*max_val_tokens=100"),
-        ([], {"val_texts": ["abc"], "max_val_tokens": 100}, "all 4 tokens"),
+        ([], {}, "0 documents", ""),
+        (["", ""], {}, "2 documents were read, 2 ", ""),
+        ([None, SPECIAL_STRINGS[0]], {}, "2 documents were read, 1 .*1 ", ""),
+        (["abc"], {"max_val_tokens": 4}, "4 tokens.*max_val_tokens=4", "val"),
+        (["abc", "def"], {"max_val_tokens": 100}, "8 tokens.*max_val_tokens=100", "val"),
+        ([], {"val_texts": ["abc"], "max_val_tokens": 100}, "4 tokens", ""),
+        (["abc"], {"max_train_tokens": 0}, "max_train_tokens=0", "train"),
     ],
 )
-def test_empty_train_split_raises_with_the_reason(tmp_path, texts, options, wanted):
-    with pytest.raises(ValueError, match=f"c: train would be empty: .*{wanted}"):
+def test_empty_train_split_raises_with_the_reason(tmp_path, texts, options, reason, budget):
+    with pytest.raises(TrainEmpty, match=f"c: train would be empty: .*{reason}") as caught:
         build(texts, tmp_path / "c", **options)
+    assert caught.value.budget == budget
     assert is_empty(tmp_path)
     build(["abc"], tmp_path / "c")  # the next build succeeds
     assert documents_of(tmp_path / "c") == ["abc"]
