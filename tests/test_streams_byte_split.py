@@ -1,9 +1,10 @@
-"""Sources that are cut by bytes: from `split` in the config to `train`, `eval --split test` and `batch show`."""
+"""Sources split by bytes: from `split` in the config to `train`, `eval --split test` and `batch show`."""
 
 import gzip
 import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 
 import datasets
@@ -24,7 +25,7 @@ from tests.training import SMALL, sentence
 
 T = 16
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-"""Where the real data lies on some machines."""
+"""Folder of the real data, if present."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +36,19 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def some_bytes(n, seed=0):
-    """Of all kinds: most runs of them are not utf-8."""
+    """Random bytes: most sequences of them are not utf-8."""
     return bytes(torch.randint(256, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
 def build_config(path, split, **options):
-    own = {"mine": SourceConfig(str(path), split=split, **options)}
-    return StreamBuildConfig(own=own, enabled_sources=("mine",), required_sources=("mine",), cache_dir="cache")
+    source = SourceConfig(str(path), split=split, **options)
+    return source_config(source)
+
+
+def source_config(source, cache_dir="cache"):
+    return StreamBuildConfig(
+        user_sources={"mine": source}, enabled_sources=("mine",), required_sources=("mine",), cache_dir=cache_dir
+    )
 
 
 def streams(path, split=(0.8, 0.1, 0.1), **options):
@@ -52,18 +59,18 @@ def datas(found):
     return {split: stream.data for split, stream in found.items()}
 
 
-# --- the streams -------------------------------------------------------------------------------------
+# --- streams -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_parts_are_slices_of_the_file(packed):
+def test_splits_are_slices_of_the_file(packed):
     data = some_bytes(1003)
     Path("file").write_bytes(gzip.compress(data) if packed else data)
-    place = Path("file").rename("file.gz") if packed else Path("file")
-    assert datas(streams(place)) == {"train": data[:802], "val": data[802:902], "test": data[902:]}
-    assert datas(streams(place, (0.9, 0.1))) == {"train": data[:902], "val": data[902:]}
-    assert datas(streams(place, (700, 100))) == {"train": data[:700], "val": data[700:800]}
-    found = streams(place, (900, 50, 53))
+    path = Path("file").rename("file.gz") if packed else Path("file")
+    assert datas(streams(path)) == {"train": data[:802], "val": data[802:902], "test": data[902:]}
+    assert datas(streams(path, (0.9, 0.1))) == {"train": data[:902], "val": data[902:]}
+    assert datas(streams(path, (700, 100))) == {"train": data[:700], "val": data[700:800]}
+    found = streams(path, (900, 50, 53))
     assert {split: stream.sha256 for split, stream in found.items()} == {
         "train": hashlib.sha256(data[:900]).hexdigest(),
         "val": hashlib.sha256(data[900:950]).hexdigest(),
@@ -71,19 +78,19 @@ def test_the_parts_are_slices_of_the_file(packed):
     }
 
 
-def test_the_contracts_function_gives_train_and_val():
+def test_build_sources_returns_train_and_val():
     data = some_bytes(500)
     Path("file").write_bytes(data)
     train, val = build_sources(build_config("file", (0.8, 0.1, 0.1)), T=T)
     assert (train, val) == ({"mine": data[:400]}, {"mine": data[400:450]})
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6), shares=st.sampled_from([(0.5, 0.5), (0.4, 0.3, 0.3)])
 )
-def test_rows_files_and_one_file_are_the_same_bytes(tmp_path_factory, sizes, shares):
-    """Where documents end has no influence on where the bytes are cut; and every byte is found again."""
+def test_rows_files_and_one_file_give_the_same_bytes(tmp_path_factory, sizes, shares):
+    """Document boundaries do not affect the split; no byte is lost."""
     folder = tmp_path_factory.mktemp("cut")
     texts = [sentence(i, size)[:size] for i, size in enumerate(sizes)]
     joined = "".join(texts).encode()
@@ -93,20 +100,15 @@ def test_rows_files_and_one_file_are_the_same_bytes(tmp_path_factory, sizes, sha
         (folder / "files" / f"{i}.txt").write_bytes(text.encode())
     (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     contents = []
-    for place in ("one", "files", "rows.jsonl"):
-        cfg = StreamBuildConfig(
-            own={"mine": SourceConfig(str(folder / place), split=shares)},
-            enabled_sources=("mine",),
-            required_sources=("mine",),
-            cache_dir=str(folder / f"cache {place}"),
-        )
+    for name in ("one", "files", "rows.jsonl"):
+        cfg = source_config(SourceConfig(str(folder / name), split=shares), str(folder / f"cache {name}"))
         contents.append(datas(load_streams(cfg, T=-1)["mine"]))
     assert contents[0] == contents[1] == contents[2]
     assert b"".join(contents[0].values()) == joined
 
 
-def test_splits_of_files_are_put_together_again():
-    """tiny_shakespeare as the Hub has it: three rows, cut elsewhere than nanoGPT cuts."""
+def test_split_files_are_joined():
+    """tiny_shakespeare on the Hub: three rows, split elsewhere than nanoGPT splits."""
     text = sentence(1, 300)
     for split, part in (("train", text[:900]), ("validation", text[900:1000]), ("test", text[1000:])):
         datasets.Dataset.from_list([{"text": part}]).to_parquet(f"tiny/{split}.parquet")
@@ -118,7 +120,7 @@ def test_splits_of_files_are_put_together_again():
 # --- provenance --------------------------------------------------------------------------------------
 
 
-def test_a_place_in_a_part_is_a_place_in_the_file():
+def test_offset_in_a_split_is_an_offset_in_the_file():
     data = some_bytes(1000)
     Path("big").write_bytes(data)
     found = streams("big", (700, 200, 100))
@@ -135,7 +137,7 @@ def config(path, split, *overrides):
     return load_config(None, overrides=options)
 
 
-def test_origins_name_the_row_and_the_byte():
+def test_origins_name_the_row_and_offset():
     texts = [sentence(i, 20) for i in range(30)]
     Path("rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     task = open_task(config("rows.jsonl", (0.8, 0.2)))
@@ -149,16 +151,16 @@ def test_origins_name_the_row_and_the_byte():
             assert 0 <= origin.offset < len(texts[row].encode())
 
 
-def test_what_is_described():
+def test_description_of_splits():
     Path("file").write_bytes(some_bytes(1000))
     for state in ("built", "cached"):
         (row,) = open_task(config("file", (0.8, 0.1, 0.1))).describe()
-        assert (row.train, row.held_out, row.path) == (800, 100, f"file ({state}; 100B to test on)")
+        assert (row.train, row.held_out, row.path) == (800, 100, f"file ({state}; 100B test split)")
     (row,) = open_task(config("file", (0.9, 0.1))).describe()
     assert row.path == "file (built)"
 
 
-# --- the cache ---------------------------------------------------------------------------------------
+# --- cache -------------------------------------------------------------------------------------------
 
 
 def cached(found):
@@ -167,7 +169,7 @@ def cached(found):
     return states.pop()
 
 
-def test_the_cache_is_served_until_something_changes():
+def test_cache_is_used_until_something_changes():
     data = some_bytes(1000)
     Path("file").write_bytes(data)
     assert [cached(streams("file")) for _ in range(2)] == [False, True]
@@ -180,7 +182,7 @@ def test_the_cache_is_served_until_something_changes():
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
-def test_a_damaged_part_is_built_again(part):
+def test_damaged_split_rebuilds(part):
     data = some_bytes(1000)
     Path("file").write_bytes(data)
     streams("file")
@@ -191,23 +193,18 @@ def test_a_damaged_part_is_built_again(part):
     assert b"".join(datas(found).values()) == data
 
 
-def test_with_and_without_split_are_not_mistaken_for_each_other():
+def test_entries_with_and_without_split_differ():
     Path("texts").mkdir()
     for i in range(20):
         Path(f"texts/{i:02d}.txt").write_text(sentence(i, 20), encoding="utf-8")
-    whole = "".join(sentence(i, 20) for i in range(20)).encode()
+    joined = "".join(sentence(i, 20) for i in range(20)).encode()
     for _ in range(2):
-        assert datas(streams("texts", (0.5, 0.5)))["train"] == whole[: len(whole) // 2]
-        documents = StreamBuildConfig(
-            own={"mine": SourceConfig("texts")},
-            enabled_sources=("mine",),
-            required_sources=("mine",),
-            cache_dir="cache",
-        )
+        assert datas(streams("texts", (0.5, 0.5)))["train"] == joined[: len(joined) // 2]
+        documents = source_config(SourceConfig("texts"))
         assert len(load_streams(documents, T=T)["mine"]["train"].starts) == 18
 
 
-def test_a_dataset_of_the_hub_is_built_again_when_its_bytes_change(monkeypatch):
+def test_changed_hub_dataset_rebuilds(monkeypatch):
     def serve(*texts):
         table = datasets.Dataset.from_list([{"text": text} for text in texts])
         serve_in_turn(monkeypatch, datasets.DatasetDict({"train": table}))
@@ -220,7 +217,7 @@ def test_a_dataset_of_the_hub_is_built_again_when_its_bytes_change(monkeypatch):
     assert datas(found) == {"train": b"abc" * 50, "val": b"deg" * 50}
 
 
-# --- what is wrong with them -------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,7 +238,7 @@ def test_a_dataset_of_the_hub_is_built_again_when_its_bytes_change(monkeypatch):
         ("0.9", ["data.sources.mine.split", "0.9"]),
     ],
 )
-def test_splits_that_are_none(split, mentioned):
+def test_invalid_splits_are_named(split, mentioned):
     Path("c.yaml").write_text(f"data: {{sources: {{mine: {{path: x, split: {split}}}}}}}", encoding="utf-8")
     with pytest.raises(ValueError) as caught:
         load_config("c.yaml")
@@ -255,7 +252,7 @@ def test_chats_have_no_split():
         SourceConfig("x", kind="chat", split=(0.5, 0.5))
 
 
-def test_a_config_with_a_split_is_written_and_read_back():
+def test_config_with_a_split_round_trip():
     for split in ((0.9, 0.1), (90_000_000, 5_000_000, 5_000_000)):
         made = config("x", split)
         Path("again.yaml").write_text(dump_config(made), encoding="utf-8")
@@ -265,19 +262,19 @@ def test_a_config_with_a_split_is_written_and_read_back():
         assert [type(part) for part in again.data.sources["mine"].split] == [type(part) for part in split]
 
 
-def test_more_bytes_than_the_file_has():
+def test_split_larger_than_the_file_raises():
     Path("file").write_bytes(bytes(100))
-    with pytest.raises(ValueError, match=r"data\.sources\.mine.*101 .*100 .*file"):
+    with pytest.raises(ValueError, match=r"data\.sources\.mine.*101.*100.*file"):
         streams("file", (60, 41))
 
 
-def test_a_part_that_is_too_short_is_named():
+def test_short_split_is_named():
     Path("file").write_bytes(bytes(100))
-    with pytest.raises(ValueError, match=rf"mine/test has {T} bytes, fewer than T \+ 1 = {T + 1}.*split"):
+    with pytest.raises(ValueError, match=rf"mine/test.*{T} bytes.*T \+ 1 = {T + 1}.*split"):
         streams("file", (60, 20, T))
 
 
-# --- from the config to a score ----------------------------------------------------------------------
+# --- training and evaluation -------------------------------------------------------------------------
 
 CONFIG = """
 model: {T: 16, C: 16, L: 1, H: 2}
@@ -287,15 +284,25 @@ output: {eval_every: 2, eval_steps: 2, checkpoint_every: 2, sample_tokens: 4}
 """
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    """A folder with a file, a config and a run; tests use a copy."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("file").write_bytes(some_bytes(2000))
+        Path("cut.yaml").write_text(CONFIG, encoding="utf-8")
+        assert call("train", "--config", "cut.yaml", "--run-dir", "out", "--source", "mine=file") == 0
+    return folder
+
+
 @pytest.fixture
-def trained(capsys):
-    Path("file").write_bytes(some_bytes(2000))
-    Path("cut.yaml").write_text(CONFIG, encoding="utf-8")
-    assert call("train", "--config", "cut.yaml", "--run-dir", "out", "--source", "mine=file") == 0
+def trained(trained_once, capsys):
+    shutil.copytree(trained_once, ".", dirs_exist_ok=True)
     capsys.readouterr()
 
 
-def test_train_says_which_place_is_missing(capsys):
+def test_train_names_the_missing_path(capsys):
     Path("cut.yaml").write_text(CONFIG, encoding="utf-8")
     assert call("train", "--config", "cut.yaml", "--run-dir", "out") == 1
     message = error_of(capsys)
@@ -303,7 +310,7 @@ def test_train_says_which_place_is_missing(capsys):
     assert not Path("out/checkpoints").exists()
 
 
-def test_the_place_of_a_source_is_an_option(trained, capsys):
+def test_source_option_sets_the_path(trained, capsys):
     assert load_config("out/config.yaml").data.sources["mine"].path == "file"
     assert call("train", "--config", "cut.yaml", "--source", "mine=a: b", "--print-config") == 0
     Path("shown.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
@@ -311,25 +318,24 @@ def test_the_place_of_a_source_is_an_option(trained, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "mentioned"),
+    ("command", "given", "mentioned"),
     [
-        ("mine", ["NAME=PATH", "'mine'"]),
-        ("mine=", ["NAME=PATH"]),
-        ("=file", ["data.sources."]),
-        ("roam=notes", ["data.sources.roam", "mine"]),
+        ("train", "mine", ["NAME=PATH", "'mine'"]),
+        ("eval", "mine=", ["NAME=PATH"]),
+        ("train", "=file", ["data.sources."]),
+        ("eval", "roam=notes", ["data.sources.roam", "mine"]),
     ],
 )
-@pytest.mark.parametrize("command", ["train", "eval"])
-def test_places_of_sources_that_are_none(trained, capsys, command, given, mentioned):
-    place = ["--config", "cut.yaml", "--run-dir", "other"] if command == "train" else ["--run", "out"]
-    assert call(command, *place, "--source", given) == 1
+def test_invalid_source_options_are_named(trained, capsys, command, given, mentioned):
+    run = ["--config", "cut.yaml", "--run-dir", "other"] if command == "train" else ["--run", "out"]
+    assert call(command, *run, "--source", given) == 1
     message = error_of(capsys)
     for part in mentioned:
         assert part in message
 
 
 @pytest.mark.parametrize("options", [[], ["--stride", 8], ["--limit", 50], ["--precision", "bf16"]])
-def test_the_test_part_is_scored(trained, capsys, options):
+def test_test_split_is_scored(trained, capsys, options):
     assert call("eval", "--run", "out", "--split", "test", "--json", *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert list(result["scores"]) == ["test_mine"]
@@ -344,7 +350,7 @@ def test_the_test_part_is_scored(trained, capsys, options):
     assert result["precision"] == precision and result["stride"] == (stride or 16)
 
 
-def test_val_is_the_default_and_a_checkpoint_knows_its_run(trained, capsys):
+def test_val_is_the_default_split(trained, capsys):
     for part in ("train", "validation"):
         Path("wiki").mkdir(exist_ok=True)
         Path(f"wiki/{part}.txt").write_text(f"a row of {part}\nanother row of text\n" * 5, encoding="utf-8")
@@ -354,7 +360,7 @@ def test_val_is_the_default_and_a_checkpoint_knows_its_run(trained, capsys):
     assert scores["val_mine"]["bytes"] == 199
 
 
-def test_eval_of_a_file_that_has_moved(trained, capsys):
+def test_eval_of_a_moved_file(trained, capsys):
     Path("file").rename("moved")
     assert call("eval", "--run", "out", "--split", "test") == 1
     assert "--source mine=PATH" in error_of(capsys)
@@ -362,7 +368,7 @@ def test_eval_of_a_file_that_has_moved(trained, capsys):
     assert "test_mine" in capsys.readouterr().out
 
 
-def test_a_run_without_a_test_part(capsys):
+def test_run_without_a_test_split(capsys):
     Path("file").write_bytes(some_bytes(2000))
     Path("cut.yaml").write_text(CONFIG.replace("[0.8, 0.1, 0.1]", "[0.9, 0.1]"), encoding="utf-8")
     assert call("train", "--config", "cut.yaml", "--run-dir", "out", "--source", "mine=file") == 0
@@ -374,9 +380,10 @@ def test_a_run_without_a_test_part(capsys):
 @pytest.mark.parametrize(
     ("option", "value", "allowed"), [("--split", "tset", "val or test"), ("--precision", "fp16", "fp32 or bf16")]
 )
-def test_choices_of_eval(trained, capsys, option, value, allowed):
+def test_invalid_choices_of_eval(trained, capsys, option, value, allowed):
     assert call("eval", "--run", "out", option, value) == 1
-    assert error_of(capsys) == f"{option} must be {allowed}, got {value!r}"
+    message = error_of(capsys)
+    assert option in message and allowed in message and repr(value) in message
 
 
 def test_resume_and_batch_show(trained, capsys):
@@ -392,32 +399,32 @@ def test_resume_and_batch_show(trained, capsys):
     assert "mine" in error_of(capsys)
 
 
-def test_no_token_cache_of_it(capsys):
+def test_token_cache_of_a_byte_split_raises(capsys):
     Path("file").write_bytes(b"a text " * 300)
     Path("cut.yaml").write_text(CONFIG.replace("nowhere", "file"), encoding="utf-8")
     assert call("cache", "build", "mine", "--config", "cut.yaml", "--vocab-size", 300) == 1
-    assert "cut by bytes (data.sources.mine.split)" in capsys.readouterr().err
+    assert "data.sources.mine.split" in capsys.readouterr().err
 
 
-# --- the real thing ----------------------------------------------------------------------------------
+# --- real data ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not (SHARED / "tiny_shakespeare").is_dir(), reason="the data is not here")
-def test_tiny_shakespeare_is_cut_as_nanogpt_cuts_it():
+def test_tiny_shakespeare_is_split_like_nanogpt():
     found = streams(SHARED / "tiny_shakespeare", (0.9, 0.1))
     assert [len(stream.data) for stream in found.values()] == [1_003_854, 111_540]
-    whole = b"".join(datas(found).values())
-    assert hashlib.sha256(whole).hexdigest() == "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+    joined = b"".join(datas(found).values())
+    assert hashlib.sha256(joined).hexdigest() == "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "enwik8.gz").is_file(), reason="the data is not here")
-def test_enwik8_is_cut_as_everybody_cuts_it():
+def test_enwik8_has_the_standard_split():
     found = streams(SHARED / "enwik8.gz", (90_000_000, 5_000_000, 5_000_000))
-    whole = gzip.decompress((SHARED / "enwik8.gz").read_bytes())
-    assert hashlib.md5(whole).hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
+    full = gzip.decompress((SHARED / "enwik8.gz").read_bytes())
+    assert hashlib.md5(full).hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
     assert datas(found) == {
-        "train": whole[:90_000_000],
-        "val": whole[90_000_000:95_000_000],
-        "test": whole[-5_000_000:],
+        "train": full[:90_000_000],
+        "val": full[90_000_000:95_000_000],
+        "test": full[-5_000_000:],
     }

@@ -1,4 +1,4 @@
-"""The test split of a pretrain cache: built from a source's own, verified, inspected, and taken away again."""
+"""The test split of a pretrain cache: build, verify, inspect and remove it."""
 
 import json
 from pathlib import Path
@@ -63,8 +63,8 @@ def stream_of(folder, split):
 # --- the builder -------------------------------------------------------------------------------------
 
 
-def test_test_texts_all_go_to_test():
-    folder = build(max_train_tokens=3, max_val_tokens=2)  # the budgets are those of the others
+def test_test_texts_have_no_budget():
+    folder = build(max_train_tokens=3, max_val_tokens=2)  # the budgets of the other splits
     wanted, starts = [], []
     for text in LINES["test"]:
         starts.append(len(wanted))
@@ -79,7 +79,7 @@ def test_test_texts_all_go_to_test():
     assert bytes(stream.document(3)[:-1].tolist()).decode() == LINES["test"][3]
 
 
-def test_the_other_splits_are_the_same_with_and_without_it():
+def test_other_splits_do_not_change():
     with_it, without = tree(build("a")), tree(build("b", test_texts=None))
     assert {name for name in with_it if name not in without} == {name for name in with_it if name.startswith("test/")}
     for name in without.keys() - {"meta.json"}:
@@ -87,13 +87,13 @@ def test_the_other_splits_are_the_same_with_and_without_it():
     assert "test_tokens" not in meta_of(Path("b"))
 
 
-def test_a_test_split_alone_is_refused():
-    with pytest.raises(ValueError, match="test_texts go with val_texts"):
+def test_test_texts_need_val_texts():
+    with pytest.raises(ValueError, match=r"test_texts.*val_texts"):
         build(val_texts=None)
     assert not Path("c").exists()
 
 
-def test_a_test_split_that_is_no_longer_asked_for_goes():
+def test_rebuild_without_test_texts_removes_the_split():
     folder = build()
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     build(test_texts=None)
@@ -101,21 +101,21 @@ def test_a_test_split_that_is_no_longer_asked_for_goes():
     assert verify_cache(folder) == [folder]
 
 
-def test_a_killed_build_goes_on_in_the_test_split():
+def test_interrupted_build_resumes_in_the_test_split():
     texts = [f"to test on {i}" for i in range(100)]
-    whole = tree(build("whole", test_texts=texts))
+    complete = tree(build("complete", test_texts=texts))
 
     def breaking():
         yield from texts[:90]
-        raise OSError("the line is cut")
+        raise OSError("connection lost")
 
-    with pytest.raises(OSError, match="the line is cut"):
+    with pytest.raises(OSError, match="connection lost"):
         build("c", test_texts=breaking())
     assert not Path("c").exists()
     assert list(Path(".c.partial/test").glob("shard_*.bin"))
     tokenizer = ByteTokenizer()
     build("c", tokenizer=tokenizer, test_texts=texts)
-    assert tree(Path("c")) == whole
+    assert tree(Path("c")) == complete
     assert texts[0] not in tokenizer.encoded and texts[-1] in tokenizer.encoded
 
 
@@ -123,7 +123,7 @@ def test_a_killed_build_goes_on_in_the_test_split():
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing", "extra", "offsets", "count"])
-def test_damage_is_found(damage):
+def test_verify_finds_damage(damage):
     folder = build()
     assert verify_cache(folder) == [folder]
     shard = folder / "test" / "shard_00001.bin"
@@ -152,10 +152,10 @@ def write_wikitext(splits=tuple(LINES)):
     return ["--path", "wikitext", "--vocab-size", 300]
 
 
-def test_wikitexts_own_test_split(capsys):
+def test_wikitext_test_split(capsys):
     options = write_wikitext()
     folder = Path("cache/pretrain/wikitext")
-    assert call("cache", "build", "wikitext", *options) == 0  # not unasked: the contract lists the files
+    assert call("cache", "build", "wikitext", *options) == 0  # only on request: the spec lists the files
     assert not (folder / "test").exists()
     capsys.readouterr()
     for state in ("built", "up to date"):
@@ -172,7 +172,7 @@ def test_wikitexts_own_test_split(capsys):
     assert not (folder / "test").exists()
     capsys.readouterr()
     assert call("cache", "inspect", folder, "--split", "test") == 1
-    assert "has no test split" in error_of(capsys)
+    assert "no test split" in error_of(capsys)
 
 
 def test_wikitext_without_test_files(capsys):
@@ -182,12 +182,12 @@ def test_wikitext_without_test_files(capsys):
 
 
 @pytest.mark.parametrize("names", [["roam"], ["wikitext", "roam"]])
-def test_other_sources_have_none(names, capsys):
+def test_other_sources_have_no_test_split(names, capsys):
     assert call("cache", "build", *names, "--test") == 1
-    assert "--test goes with wikitext alone" in error_of(capsys)
+    assert "--test" in (message := error_of(capsys)) and "wikitext" in message
 
 
-def test_the_rest_of_the_test_split_on_the_hub(monkeypatch):
+def test_wikitext_test_split_from_the_hub(monkeypatch):
     asked = []
 
     def load_dataset(*args, split=None, **kwargs):

@@ -52,13 +52,13 @@ def multi(docs=THREE, S=8, **options):
         ({"jitter_mode": "sideways"}, "sideways"),
     ],
 )
-def test_bad_numbers_and_names_are_refused_by_value(options, named):
+def test_invalid_option_is_named_with_its_value(options, named):
     with pytest.raises(ValueError, match=named):
         single(**options)
 
 
 @pytest.mark.parametrize("mode", ["anchor_start", "slide_within", "cyclic_roll"])
-def test_weights_and_jitter_belong_to_balanced_coverage(mode):
+def test_alpha_and_jitter_need_coverage_balanced(mode):
     with pytest.raises(ValueError, match="alpha"):
         single(content_start_mode=mode, alpha=0.5)
     with pytest.raises(ValueError, match="jitter"):
@@ -79,12 +79,12 @@ def test_weights_and_jitter_belong_to_balanced_coverage(mode):
         {"doc": document(4), "mode": "slide"},
     ],
 )
-def test_a_dataset_without_examples_is_refused(options):
+def test_dataset_without_examples_raises(options):
     with pytest.raises(ValueError):
         single(**options)
 
 
-def test_fixed_k_takes_documents_that_are_long_enough():
+def test_fixed_k_admits_documents_of_at_least_k_tokens():
     assert tuples(single(document(5), 8, content_length=5, adaptive_k=False).pairs()) == [(0, 3)]
     assert tuples(single(document(6), 5, content_length=50, adaptive_k=False).pairs()) == [(0, 0), (1, 0)]
     assert tuples(single(document(4), 8, content_length=5).pairs()) == [(0, 4)]  # adaptive is the default
@@ -120,7 +120,7 @@ def test_fixed_k_takes_documents_that_are_long_enough():
         ({"docs": documents([3, 4]), "content_length": 5, "adaptive_k": False}, "5"),
     ],
 )
-def test_bad_input_for_several_documents(options, named):
+def test_invalid_options_of_several_documents(options, named):
     with pytest.raises(ValueError, match=named):
         multi(**options)
 
@@ -136,18 +136,12 @@ def test_bad_input_for_several_documents(options, named):
         {"sampler": "stream", "content_start_mode": "slide_within"},
     ],
 )
-def test_edge_weights_are_refused_where_they_have_no_meaning(options):
+def test_alpha_needs_a_weighted_sampler(options):
     with pytest.raises(ValueError, match="alpha"):
         multi(alpha=0.5, content_length=3, **options)
 
 
-@pytest.mark.parametrize("mode", ["anchor_start", "slide_within", "cyclic_roll"])
-def test_jitter_of_several_documents_belongs_to_balanced_coverage(mode):
-    with pytest.raises(ValueError, match="jitter"):
-        multi(content_start_mode=mode, content_length=2, offset_jitter=1)
-
-
-# --- numbers past what 64 bits hold ------------------------------------------------------------------
+# --- numbers past 64 bits ----------------------------------------------------------------------------
 
 HUGE = [
     "content_length",
@@ -162,19 +156,19 @@ MOST = 2**62
 
 
 @pytest.mark.parametrize("name", HUGE)
-@pytest.mark.parametrize("value", [2**62 + 1, 2**63, 10**20])
-def test_huge_numbers_are_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=rf"^{name} must be an integer from \d to {MOST}, got {value}$"):
+@pytest.mark.parametrize("value", [2**62 + 1, 10**20])
+def test_numbers_past_the_limit_are_named(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}\b.*{MOST}.*{value}"):
         multi(**{name: value})
-    with pytest.raises(ValueError, match=rf"^splice\.{name} must be an integer from \d to {MOST}, got {value}$"):
+    with pytest.raises(ValueError, match=rf"splice\.{name}\b.*{MOST}.*{value}"):
         SpliceMultiDocumentLMConfig(**{name: value})
     if name not in ("epoch_length", "curriculum"):
-        with pytest.raises(ValueError, match=rf"^{name} must be an integer from \d to {MOST}, got {value}$"):
+        with pytest.raises(ValueError, match=rf"^{name}\b.*{MOST}.*{value}"):
             single(**{name: value})
 
 
 @pytest.mark.parametrize("mode", ["coverage_balanced", "anchor_start", "slide_within", "cyclic_roll"])
-def test_the_largest_numbers_that_are_taken(mode):
+def test_largest_accepted_numbers(mode):
     strides = {"content_stride": MOST, "offset_stride": MOST}
     assert tuples(single(content_start_mode=mode, content_length=3, **strides).pairs())[0][0] == 0
     assert len(single(content_length=3, alpha=0.5, content_stride=MOST)) == 1
@@ -188,91 +182,85 @@ def test_the_largest_numbers_that_are_taken(mode):
 
 
 @pytest.mark.parametrize(
-    ("step", "B", "said"),
+    ("step", "B", "named"),
     [
-        (2**62, 4, rf"^step must be an integer from 0 to {2**60}, got {2**62}$"),
-        (10**30, 1, rf"^step must be an integer from 0 to {MOST}, got {10**30}$"),
-        (1.5, 4, r"^step must be an integer of at least 0, got 1\.5$"),
-        (-1, 4, "^step must be an integer of at least 0, got -1$"),
-        (0, 2.5, r"^B must be an integer of at least 1, got 2\.5$"),
-        (0, -1, "^B must be an integer of at least 1, got -1$"),
-        (0, 0, "^B must be an integer of at least 1, got 0$"),
-        (0, 10**20, f"^B must be an integer from 1 to {MOST}, got {10**20}$"),
+        (2**62, 4, rf"step.*{2**60}.*{2**62}"),
+        (10**30, 1, rf"step.*{MOST}.*{10**30}"),
+        (1.5, 4, r"step.*1\.5"),
+        (-1, 4, "step.*-1"),
+        (0, 2.5, r"B.*2\.5"),
+        (0, -1, "B.*-1"),
+        (0, 0, "B.*0"),
+        (0, 10**20, f"B.*{MOST}.*{10**20}"),
     ],
 )
-def test_steps_that_cannot_be(step, B, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_steps_and_batch_sizes(step, B, named):
+    with pytest.raises(ValueError, match=named):
         multi().plan(0, step, B)
 
 
-def test_a_late_step():
+def test_late_step():
     plan = multi().plan(0, np.int64(2**60), np.int32(4))
     assert plan.indices.dtype == np.int64
     assert (plan.indices >= 0).all() and (plan.epochs > 0).all()
 
 
-# --- what is no list, no number, no label ------------------------------------------------------------
+# --- wrong types -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        ({"docs": None}, "doc_tokens_list must be a list of documents, got None"),
-        ({"docs": 5}, "doc_tokens_list must be a list of documents, got 5"),
-        ({"docs": [[1, 2], [[1], [2, 3]]]}, "document 1 must be one row of integer ids, got rows of different lengths"),
-        ({"doc_weights": ["a", "b", "c"]}, r"doc_weights must be a list of numbers, got \['a', 'b', 'c'\]"),
-        ({"doc_weights": ["1", "2", "3"]}, "doc_weights must be a list of numbers"),
-        ({"doc_weights": [[1], [2, 3]]}, "doc_weights must be a list of numbers"),
-        ({"groups": 5}, r"groups must be a label \(text or a number\) per document, got 5"),
-        ({"groups": [[1], [2], [3]]}, "groups must be a label"),
-        ({"alpha": "x"}, "alpha must be a number, got 'x'"),
-        ({"alpha": 10**400}, "alpha must be a finite number"),
-        ({"balance_tau": True}, "balance_tau must be a number, got True"),
+        ({"docs": None}, "doc_tokens_list.*None"),
+        ({"docs": 5}, "doc_tokens_list.*5"),
+        ({"docs": [[1, 2], [[1], [2, 3]]]}, "document 1.*different lengths"),
+        ({"doc_weights": ["a", "b", "c"]}, r"doc_weights.*\['a', 'b', 'c'\]"),
+        ({"doc_weights": ["1", "2", "3"]}, "doc_weights"),
+        ({"doc_weights": [[1], [2, 3]]}, "doc_weights"),
+        ({"groups": 5}, "groups.*label.*5"),
+        ({"groups": [[1], [2], [3]]}, "groups.*label"),
+        ({"alpha": "x"}, "alpha.*'x'"),
+        ({"alpha": 10**400}, "alpha.*finite"),
+        ({"balance_tau": True}, "balance_tau.*True"),
     ],
 )
-def test_values_of_another_kind(options, said):
-    with pytest.raises(ValueError, match=said) as err:
+def test_wrong_types_are_named(options, named):
+    with pytest.raises(ValueError, match=named) as err:
         multi(**options)
     assert "\n" not in str(err.value)
 
 
-def test_rows_of_different_lengths_are_no_document():
-    with pytest.raises(ValueError, match="document 0 must be one row of integer ids, got rows of different lengths"):
-        single(doc=[[1], [2, 3]])
-
-
 @pytest.mark.parametrize("indices", [5, None, [0.5], ["a"], [[0, 1]], [[0], [1, 2]], [True]])
-def test_what_are_no_numbers_of_examples(indices):
-    with pytest.raises(ValueError, match="examples are chosen by a list of integers, got "):
+def test_example_indices_of_a_wrong_type(indices):
+    with pytest.raises(ValueError, match="indices must be a list of integers"):
         multi().get_batch(indices)
 
 
-def test_a_curriculum_does_not_begin_with_a_document_of_no_weight():
-    with pytest.raises(ValueError, match="curriculum begins with document 0, which doc_weights gives 0"):
+def test_curriculum_cannot_start_with_a_document_of_weight_0():
+    with pytest.raises(ValueError, match=r"curriculum.*document 0.*doc_weights.*0"):
         multi(doc_weights=[0, 1, 1], curriculum=5)
-    with pytest.raises(ValueError, match="curriculum begins with document 1"):  # document 0 has no example
+    with pytest.raises(ValueError, match=r"curriculum.*document 1"):  # document 0 has no example
         multi(documents([3, 5, 7]), min_copy_len=4, doc_weights=[1, 0, 1], curriculum=5)
     later = multi(doc_weights=[1, 0, 1], curriculum=5)
     assert set(later.gather(later.plan(0, 12, 30)).origin.doc_idx.tolist()) == {0, 2}
 
 
-# --- numbers of numpy --------------------------------------------------------------------------------
+# --- numpy numbers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("whole", [np.int32, np.int64, np.uint8])
-def test_numbers_of_numpy_are_numbers(kind, whole):
+@pytest.mark.parametrize(("kind", "integer"), [(np.float16, np.uint8), (np.float32, np.int32), (np.float64, np.int64)])
+def test_numpy_numbers_equal_python_numbers(kind, integer):
     options = {"alpha": 0.5, "balance_tau": 0.25, "epoch_length": 40, "content_length": 4, "content_stride": 2,
                "offset_stride": 3, "min_copy_len": 2, "offset_jitter": 1, "curriculum": 7, "seed": 3}  # fmt: skip
-    given = {name: whole(value) if isinstance(value, int) else kind(value) for name, value in options.items()}
+    given = {name: integer(value) if isinstance(value, int) else kind(value) for name, value in options.items()}
     shared = {"balance_mode": "by_temperature", "doc_weights": [1.0, 0.5, 2.0]}
     ours, theirs = (
         multi(S=S, **values, **shared | {"doc_weights": weights})
-        for S, values, weights in ((8, options, [1.0, 0.5, 2.0]), (whole(8), given, [kind(1), kind(0.5), kind(2)]))
+        for S, values, weights in ((8, options, [1.0, 0.5, 2.0]), (integer(8), given, [kind(1), kind(0.5), kind(2)]))
     )
     assert tuples(ours.triples(1)) == tuples(theirs.triples(1))
     assert ours.quotas == theirs.quotas
-    config = SpliceMultiDocumentLMConfig(**given, num_docs=whole(2), doc_weights=(kind(0.5), kind(1)))
+    config = SpliceMultiDocumentLMConfig(**given, num_docs=integer(2), doc_weights=(kind(0.5), kind(1)))
     assert config == SpliceMultiDocumentLMConfig(**options, num_docs=2, doc_weights=(0.5, 1.0))
     json.dumps(dataclasses.asdict(config))  # plain numbers, for the file of a run
-    assert SpliceSingleDocumentLMConfig(doc_index=whole(1), alpha=kind(0.5)).select([5, 6, 7]) == [1]
+    assert SpliceSingleDocumentLMConfig(doc_index=integer(1), alpha=kind(0.5)).select([5, 6, 7]) == [1]

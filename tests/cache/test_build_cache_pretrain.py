@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.build_cache import build_pretrain_cache
+from niels_gpt.cache.build_cache import TrainEmpty, _shuffle, build_pretrain_cache
 from tests.cache import (
     EOT,
     IDS,
@@ -42,7 +42,7 @@ def quick():
 
 
 def build(texts, out_dir, **changes):
-    """A build of small shards, without budgets."""
+    """A build with small shards and no budgets."""
     options = {
         "tokenizer": ByteTokenizer(),
         "max_train_tokens": UNLIMITED,
@@ -59,19 +59,19 @@ def stream_of(folder, split="train"):
 
 
 def documents_of(folder, split="train"):
-    """The texts of a cache whose documents are all whole."""
+    """The texts of a cache without cut documents."""
     stream = stream_of(folder, split)
     assert not stream or stream[-1] == EOT
     texts, at = [], 0
-    for place, token in enumerate(stream):
+    for i, token in enumerate(stream):
         if token == EOT:
-            texts.append(bytes(stream[at:place]).decode())
-            at = place + 1
+            texts.append(bytes(stream[at:i]).decode())
+            at = i + 1
     return texts
 
 
-def nothing_left(folder):
-    """No cache, and nothing hidden either."""
+def is_empty(folder):
+    """No cache and no hidden folder."""
     return list(folder.iterdir()) == []
 
 
@@ -83,7 +83,7 @@ DOCUMENTS = st.lists(TEXTS | TEXTS | ODD, max_size=25)
 BUDGETS = st.integers(0, 60) | st.just(UNLIMITED)
 
 
-@settings(max_examples=250)
+@settings(max_examples=80)
 @given(
     texts=DOCUMENTS,
     val_texts=st.none() | DOCUMENTS,
@@ -94,14 +94,14 @@ BUDGETS = st.integers(0, 60) | st.just(UNLIMITED)
     workers=st.integers(1, 3),
     one_shot=st.booleans(),
 )
-def test_every_file_is_that_of_the_reference(
+def test_every_file_equals_the_reference(
     texts, val_texts, max_train_tokens, max_val_tokens, shard_bytes, batch_items, workers, one_shot
 ):
     budgets = {"max_train_tokens": max_train_tokens, "max_val_tokens": max_val_tokens}
     expected = expected_pretrain(texts, val_texts=val_texts, **budgets)
     wrap = iter if one_shot else list
-    with quick_folder() as place, small_steps(batch_items=batch_items):
-        folder = place / "cache"
+    with quick_folder() as root, small_steps(batch_items=batch_items):
+        folder = root / "cache"
         options = {
             "val_texts": None if val_texts is None else wrap(val_texts),
             "shard_bytes": shard_bytes,
@@ -115,11 +115,11 @@ def test_every_file_is_that_of_the_reference(
         else:
             with pytest.raises(ValueError, match="train would be empty"):
                 build(wrap(texts), folder, **options)
-            assert nothing_left(folder.parent)
+            assert is_empty(folder.parent)
 
 
-def test_golden(tmp_path):
-    """By hand: budgets of 6 and 9 tokens, shards of 4 tokens."""
+def test_pretrain_cache_by_hand(tmp_path):
+    """Budgets of 6 and 9 tokens, shards of 4 tokens."""
     texts = ["ab", "cdef", "gh", "", "ijk", "lmnop", "never read"]
     build(texts, tmp_path / "c", max_val_tokens=6, max_train_tokens=9, shard_bytes=8)
     a = ord("a")
@@ -142,13 +142,13 @@ def test_golden(tmp_path):
     assert sum(meta["dropped"].values()) == 1
 
 
-def test_a_budget_that_is_full_at_the_end_of_a_document(tmp_path):
+def test_budget_that_ends_with_a_document(tmp_path):
     build(["abc", "def", "ghi"], tmp_path / "c", max_val_tokens=4, max_train_tokens=4)
     assert documents_of(tmp_path / "c", "val") == ["abc"]
     assert documents_of(tmp_path / "c") == ["def"]
 
 
-def test_one_document_longer_than_many_shards(tmp_path):
+def test_document_longer_than_many_shards(tmp_path):
     text = "0123456789" * 50
     build(["x", text, "y"], tmp_path / "c", max_val_tokens=2, shard_bytes=20)
     assert documents_of(tmp_path / "c") == [text, "y"]
@@ -156,12 +156,12 @@ def test_one_document_longer_than_many_shards(tmp_path):
     assert len(list((tmp_path / "c" / "train").glob("shard_*.bin"))) == 51
 
 
-def test_an_endless_input_ends_when_train_is_full(tmp_path):
-    taken = []
+def test_endless_input_stops_when_train_is_full(tmp_path):
+    read = []
 
     def endless():
         for i in itertools.count():
-            taken.append(i)
+            read.append(i)
             yield f"document {i}"
 
     with small_steps(batch_items=2):
@@ -170,27 +170,27 @@ def test_an_endless_input_ends_when_train_is_full(tmp_path):
     check_pretrain(
         tmp_path / "c", expected_pretrain(texts, max_train_tokens=500, max_val_tokens=100), shard_bytes=SHARD_BYTES
     )
-    assert len(taken) < 100  # a little is read ahead
+    assert len(read) < 100  # a few items are read ahead
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, iter, lambda texts: (text for text in texts)])
-def test_any_iterable_will_do(tmp_path, wrap):
+def test_any_iterable_is_accepted(tmp_path, wrap):
     build(wrap(["abc", "de"]), tmp_path / "c")
     assert documents_of(tmp_path / "c") == ["abc", "de"]
 
 
-def test_the_real_tokenizer(tmp_path):
+def test_trained_tokenizer(tmp_path):
     tokenizer = real_tokenizer()
     texts = [f"the note {i} reads\r\nand writes é ▁ 日本 " * (i % 5 + 1) for i in range(40)]
     build(texts, tmp_path / "c", tokenizer=tokenizer, max_val_tokens=300, shard_bytes=500)
     eot = tokenizer.special_token_ids()["eot"]
-    whole = []
+    documents = []
     for text in texts:
-        whole.append([*tokenizer.encode(text.replace("\r\n", "\n")), eot])
-    ends = list(itertools.accumulate(len(ids) for ids in whole))
+        documents.append([*tokenizer.encode(text.replace("\r\n", "\n")), eot])
+    ends = list(itertools.accumulate(len(ids) for ids in documents))
     held_out = next(i for i, end in enumerate(ends) if end >= 300) + 1
-    assert stream_of(tmp_path / "c", "val") == list(itertools.chain(*whole[:held_out]))[:300]
-    assert stream_of(tmp_path / "c") == list(itertools.chain(*whole[held_out:]))
+    assert stream_of(tmp_path / "c", "val") == list(itertools.chain(*documents[:held_out]))[:300]
+    assert stream_of(tmp_path / "c") == list(itertools.chain(*documents[held_out:]))
     meta = meta_of(tmp_path / "c")
     assert meta["tokenizer_sha256"] == tokenizer.sha256
     assert meta["vocab_size"] == tokenizer.vocab_size
@@ -198,22 +198,22 @@ def test_the_real_tokenizer(tmp_path):
     check_listing(tmp_path / "c")
 
 
-# --- what is left out --------------------------------------------------------------------------------
+# --- dropped documents -------------------------------------------------------------------------------
 
 
-def test_what_is_left_out_is_counted_by_reason_and_said(tmp_path, caplog):
+def test_dropped_documents_are_counted_and_logged(tmp_path, caplog):
     bad = [*SPECIAL_STRINGS, "a\ud83d", None, 3.5, "", ""]
     build(["good", *bad, "fine"], tmp_path / "c")
     assert documents_of(tmp_path / "c") == ["good", "fine"]
     dropped = meta_of(tmp_path / "c")["dropped"]
     assert sorted(dropped.values()) == [2, 3, 4]
-    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert len(said) == 1
-    assert "9 documents" in said[0]
-    assert all(f"{number} {reason}" in said[0] for reason, number in dropped.items())
+    logged = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(logged) == 1
+    assert "9 documents" in logged[0]
+    assert all(f"{number} {reason}" in logged[0] for reason, number in dropped.items())
 
 
-def test_nothing_left_out(tmp_path, caplog):
+def test_no_dropped_documents(tmp_path, caplog):
     build(["good"], tmp_path / "c")
     assert meta_of(tmp_path / "c")["dropped"] == {}
     assert not caplog.records
@@ -224,7 +224,7 @@ def test_white_space_is_text(tmp_path):
     assert documents_of(tmp_path / "c") == [" ", "\n", "\n"]
 
 
-def test_items_of_all_kinds_are_left_out_and_no_crash(tmp_path):
+def test_items_of_other_types_are_dropped(tmp_path):
     odd = [
         {"text": "a"},
         {1: "a", "b": 2},
@@ -244,19 +244,17 @@ def test_items_of_all_kinds_are_left_out_and_no_crash(tmp_path):
 # --- shuffling ---------------------------------------------------------------------------------------
 
 
-@given(number=st.integers(1, 40), size=st.integers(0, 50), seed=st.integers(0, 2**63 - 1))
-def test_the_buffer_permutes_within_its_window(number, size, seed):
+@given(number=st.integers(1, 40), size=st.integers(1, 50), seed=st.integers(0, 2**63 - 1))
+def test_shuffle_permutes_within_its_buffer(number, size, seed):
     texts = [f"{i}" for i in range(number)]
-    with quick_folder() as folder:
-        build(texts, folder / "c", shuffle_buffer=size, seed=seed, shard_bytes=1 << 20)
-        order = [int(text) for text in documents_of(folder / "c")]
+    order = [int(text) for text in _shuffle(texts, size, seed)]
     assert sorted(order) == list(range(number))
-    assert all(original <= place + size for place, original in enumerate(order))
+    assert all(original <= position + size for position, original in enumerate(order))
     if size <= 1:
         assert order == list(range(number))
 
 
-def test_no_buffer_is_no_shuffle(tmp_path):
+def test_buffer_of_0_does_not_shuffle(tmp_path):
     texts = [f"{i}" for i in range(30)]
     for n, buffer in enumerate((None, 0)):
         build(texts, tmp_path / str(n), shuffle_buffer=buffer)
@@ -264,7 +262,7 @@ def test_no_buffer_is_no_shuffle(tmp_path):
     assert digests(tmp_path / "0") == digests(tmp_path / "1")
 
 
-def test_the_order_is_the_seeds(tmp_path):
+def test_order_depends_on_the_seed(tmp_path):
     texts = [f"{i}" for i in range(60)]
     orders = []
     for seed in (0, 1, 2, 42, 2**63 - 1):
@@ -276,26 +274,23 @@ def test_the_order_is_the_seeds(tmp_path):
     assert texts not in orders
 
 
-def test_every_order_is_as_likely():
-    """Three documents, a buffer that holds them all: six orders, chi-square with five degrees of freedom."""
+def test_every_order_is_equally_likely():
+    """Three documents in a buffer of three: six orders, chi-square with five degrees of freedom."""
     seen = Counter()
-    with quick_folder() as folder:
-        for seed in range(300):
-            build(["a", "b", "c"], folder / "c", shuffle_buffer=3, seed=seed, workers=1)
-            seen["".join(documents_of(folder / "c"))] += 1
+    for seed in range(300):
+        seen["".join(_shuffle(["a", "b", "c"], 3, seed))] += 1
     assert len(seen) == 6
     assert sum((count - 50) ** 2 / 50 for count in seen.values()) < 20.5  # one in a thousand
 
 
-def test_a_small_buffer_mixes_too(tmp_path):
-    """From a buffer of size k, a document leaves after k places on average."""
-    number, size = 2000, 20
-    texts = [f"{i}" for i in range(number)]
-    build(texts, tmp_path / "c", shuffle_buffer=size, shard_bytes=1 << 20)
-    order = [int(text) for text in documents_of(tmp_path / "c")]
-    delays = [place + size - original for place, original in enumerate(order[: number - 500])]
+def test_small_buffer_mixes():
+    """A document stays k positions on average in a buffer of size k. More than 4096 draws: they come in blocks."""
+    number, size = 9000, 20
+    order = list(_shuffle(range(number), size, 7))
+    assert sorted(order) == list(range(number))
+    delays = [position + size - original for position, original in enumerate(order[: number - 500])]
     assert min(delays) >= 1
-    assert 17 < np.mean(delays) < 23  # geometric with mean 20, 1,500 draws: 3 is six standard errors
+    assert 18 < np.mean(delays) < 22  # geometric with mean 20, 8,500 draws
 
 
 def test_budgets_apply_to_the_shuffled_order(tmp_path):
@@ -307,17 +302,17 @@ def test_budgets_apply_to_the_shuffled_order(tmp_path):
     check_pretrain(tmp_path / "c", expected_pretrain(order, **budgets), SHARD_BYTES)
 
 
-def test_val_texts_are_shuffled_among_themselves(tmp_path):
+def test_val_texts_are_shuffled_separately(tmp_path):
     texts, val_texts = [f"t{i}" for i in range(30)], [f"v{i}" for i in range(30)]
     build(texts, tmp_path / "c", shuffle_buffer=30, val_texts=val_texts, max_val_tokens=UNLIMITED)
     train, val = documents_of(tmp_path / "c"), documents_of(tmp_path / "c", "val")
     assert sorted(train) == sorted(texts)
     assert sorted(val) == sorted(val_texts)
     assert val != val_texts
-    assert [text[1:] for text in train] != [text[1:] for text in val]  # not the same permutation twice
+    assert [text[1:] for text in train] != [text[1:] for text in val]  # different permutations
 
 
-def test_no_global_generator_is_moved_or_read(tmp_path, random_states):
+def test_global_generators_are_unchanged_and_unused(tmp_path, random_states):
     import torch
 
     before = random_states()
@@ -330,10 +325,10 @@ def test_no_global_generator_is_moved_or_read(tmp_path, random_states):
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-# --- val given ---------------------------------------------------------------------------------------
+# --- val_texts ---------------------------------------------------------------------------------------
 
 
-def test_val_texts_all_go_to_val_and_texts_all_to_train(tmp_path):
+def test_val_texts_go_to_val_and_texts_to_train(tmp_path):
     build(["a", "b"], tmp_path / "c", val_texts=["x", "", "y"], max_val_tokens=UNLIMITED)
     assert documents_of(tmp_path / "c") == ["a", "b"]
     assert documents_of(tmp_path / "c", "val") == ["x", "y"]
@@ -344,14 +339,14 @@ def test_val_texts_all_go_to_val_and_texts_all_to_train(tmp_path):
 
 
 @pytest.mark.parametrize("val_texts", [[], ["", None]])
-def test_no_val_text_is_left(tmp_path, val_texts):
+def test_empty_val_texts(tmp_path, val_texts):
     build(["a"], tmp_path / "c", val_texts=val_texts, max_val_tokens=10)
     assert documents_of(tmp_path / "c") == ["a"]
     assert stream_of(tmp_path / "c", "val") == []
     assert meta_of(tmp_path / "c")["val_tokens"] == 0
 
 
-def test_the_split_rule_is_recorded(tmp_path):
+def test_split_rule_is_recorded(tmp_path):
     build(["a", "b"], tmp_path / "a", max_val_tokens=2)
     build(["a", "b"], tmp_path / "b", val_texts=["b"], max_val_tokens=2)
     rules = [meta_of(tmp_path / name)["split_rule"] for name in "ab"]
@@ -359,7 +354,7 @@ def test_the_split_rule_is_recorded(tmp_path):
     assert all("cut" in rule and "EOT" in rule for rule in rules)
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -384,14 +379,14 @@ def test_the_split_rule_is_recorded(tmp_path):
         ({"max_train_tokens": 0, "max_val_tokens": 3}, "train would be empty"),
     ],
 )
-def test_numbers_that_make_no_cache(tmp_path, changes, wanted):
+def test_invalid_numbers_are_named(tmp_path, changes, wanted):
     with pytest.raises(ValueError, match=wanted):
         build(["abc", "def"], tmp_path / "c", **changes)
-    assert nothing_left(tmp_path)
+    assert is_empty(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_buffer": 5}])
-def test_a_string_is_no_list_of_documents(tmp_path, options):
+def test_string_instead_of_a_list_raises(tmp_path, options):
     for texts, more in (("abc", {}), (["abc"], {"val_texts": "abc", "max_val_tokens": 3})):
         with pytest.raises(ValueError, match="one string"):
             build(texts, tmp_path / "c", **options, **more)
@@ -399,21 +394,23 @@ def test_a_string_is_no_list_of_documents(tmp_path, options):
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "wanted"),
+    ("texts", "options", "reason", "budget"),
     [
-        ([], {}, "0 documents"),
-        (["", ""], {}, "2 documents were read, 2 "),
-        ([None, SPECIAL_STRINGS[0]], {}, "2 documents were read, 1 .*1 "),
-        (["abc"], {"max_val_tokens": 4}, "all 4 tokens went to val.*max_val_tokens=4"),
-        (["abc", "def"], {"max_val_tokens": 100}, "all 8 tokens went to val.*max_val_tokens=100"),
-        ([], {"val_texts": ["abc"], "max_val_tokens": 100}, "all 4 tokens"),
+        ([], {}, "0 documents", ""),
+        (["", ""], {}, "2 documents were read, 2 ", ""),
+        ([None, SPECIAL_STRINGS[0]], {}, "2 documents were read, 1 .*1 ", ""),
+        (["abc"], {"max_val_tokens": 4}, "4 tokens.*max_val_tokens=4", "val"),
+        (["abc", "def"], {"max_val_tokens": 100}, "8 tokens.*max_val_tokens=100", "val"),
+        ([], {"val_texts": ["abc"], "max_val_tokens": 100}, "4 tokens", ""),
+        (["abc"], {"max_train_tokens": 0}, "max_train_tokens=0", "train"),
     ],
 )
-def test_an_empty_train_split_is_an_error_that_says_why(tmp_path, texts, options, wanted):
-    with pytest.raises(ValueError, match=f"c: train would be empty: .*{wanted}"):
+def test_empty_train_split_raises_with_the_reason(tmp_path, texts, options, reason, budget):
+    with pytest.raises(TrainEmpty, match=f"c: train would be empty: .*{reason}") as caught:
         build(texts, tmp_path / "c", **options)
-    assert nothing_left(tmp_path)
-    build(["abc"], tmp_path / "c")  # and nothing is remembered
+    assert caught.value.budget == budget
+    assert is_empty(tmp_path)
+    build(["abc"], tmp_path / "c")  # the next build succeeds
     assert documents_of(tmp_path / "c") == ["abc"]
 
 
@@ -431,24 +428,23 @@ class WrongInBatches(Wrong):
         return [np.array(self.encode(text)) for text in texts]
 
 
-@pytest.mark.parametrize("make", [Wrong, WrongInBatches])
-@pytest.mark.parametrize("bad", [-1, 260, 65_536, 65_536 + 97])
-def test_ids_that_cannot_be_stored_are_an_error(tmp_path, make, bad):
-    with pytest.raises(ValueError, match="outside"):
+@pytest.mark.parametrize(("make", "bad"), [(Wrong, -1), (WrongInBatches, 260)])
+def test_ids_that_cannot_be_stored_raise(tmp_path, make, bad):
+    with pytest.raises(ValueError, match=str(bad)):
         build(["abc", "z", "def"], tmp_path / "c", tokenizer=make(bad))
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("vocab", [65_537, 100_000, 0, -1])
-def test_a_vocabulary_that_16_bits_do_not_hold(tmp_path, vocab):
+@pytest.mark.parametrize("vocab", [65_537, 0])
+def test_vocabulary_past_16_bits_raises(tmp_path, vocab):
     tokenizer = ByteTokenizer()
     tokenizer.vocab_size = vocab
     with pytest.raises(ValueError, match="16 bits"):
         build(["abc"], tmp_path / "c", tokenizer=tokenizer)
-    assert nothing_left(tmp_path)
+    assert is_empty(tmp_path)
 
 
-def test_the_largest_vocabulary(tmp_path):
+def test_largest_vocabulary(tmp_path):
     tokenizer = Wrong(65_535)
     tokenizer.vocab_size = 65_536
     build(["az"], tmp_path / "c", tokenizer=tokenizer)
@@ -456,18 +452,18 @@ def test_the_largest_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize("special", [{}, {**IDS, "eot": 260}, {**IDS, "sys": -1}, {"eot": 259}])
-def test_special_ids_outside_the_vocabulary(tmp_path, special):
+def test_special_ids_outside_the_vocabulary_raise(tmp_path, special):
     tokenizer = ByteTokenizer()
     tokenizer.special_token_ids = lambda: special
-    with pytest.raises(ValueError, match="the tokenizer's id of"):
+    with pytest.raises(ValueError, match=r"id of (sys|eot)"):
         build(["abc"], tmp_path / "c", tokenizer=tokenizer)
-    assert nothing_left(tmp_path)
+    assert is_empty(tmp_path)
 
 
 # --- meta --------------------------------------------------------------------------------------------
 
 
-def test_all_that_the_contract_lists_is_in_the_meta(tmp_path):
+def test_meta_has_the_fields_of_the_spec(tmp_path):
     build(
         ["abc", "", "def", "ghi"],
         tmp_path / "c",
@@ -506,7 +502,7 @@ def test_all_that_the_contract_lists_is_in_the_meta(tmp_path):
     check_listing(tmp_path / "c")
 
 
-def test_what_is_not_known_is_null(tmp_path):
+def test_unknown_fields_are_null(tmp_path):
     build(["abc"], tmp_path / "c")
     meta = meta_of(tmp_path / "c")
     assert (meta["dataset_name"], meta["dataset_config"], meta["revision"], meta["streaming"]) == (
@@ -517,7 +513,7 @@ def test_what_is_not_known_is_null(tmp_path):
     )
 
 
-def test_the_hash_of_the_input_tells_items_apart(tmp_path):
+def test_input_hash_distinguishes_items(tmp_path):
     hashes = []
     inputs = [["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"], ["ab", "c", ""], ["ab", "c", None], ["ab", "c", "null"]]
     for texts in [*inputs, inputs[0]]:
@@ -527,7 +523,7 @@ def test_the_hash_of_the_input_tells_items_apart(tmp_path):
     assert len(set(hashes)) == len(inputs)
 
 
-def test_the_meta_knows_no_path_host_user_or_time(tmp_path):
+def test_meta_has_no_path_host_user_or_time(tmp_path):
     for name in ("one", "another"):
         build(["abc", "def"], tmp_path / name, max_val_tokens=3)
     text = (tmp_path / "one" / "meta.json").read_text(encoding="utf-8")
@@ -549,14 +545,14 @@ def _leaves(value):
         yield value
 
 
-# --- the folder --------------------------------------------------------------------------------------
+# --- output folder -----------------------------------------------------------------------------------
 
 
-def test_the_bytes_do_not_depend_on_workers_batches_or_the_folder(tmp_path):
+def test_bytes_do_not_depend_on_workers_batches_or_folder(tmp_path):
     texts = [f"document {i} " * (i % 7) for i in range(80)]
     options = {"max_train_tokens": 2000, "max_val_tokens": 333, "shuffle_buffer": 12, "shard_bytes": 250}
     wanted = None
-    for workers, batch_items in itertools.product((1, 2, 4), (1, 7, 1024)):
+    for workers, batch_items in ((1, 7), (2, 1024), (4, 1)):
         folder = tmp_path / f"folder {workers}" / str(batch_items)
         with small_steps(batch_items=batch_items):
             build(texts, folder, workers=workers, **options)
@@ -564,7 +560,7 @@ def test_the_bytes_do_not_depend_on_workers_batches_or_the_folder(tmp_path):
         assert digests(folder) == wanted
 
 
-def test_the_folder_may_exist_and_is_made_with_its_parents(tmp_path):
+def test_folder_may_exist_and_parents_are_created(tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
         build(["abc"], folder)
@@ -572,7 +568,7 @@ def test_the_folder_may_exist_and_is_made_with_its_parents(tmp_path):
         assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_relative_folder_and_one_with_odd_characters(tmp_path, monkeypatch):
+def test_relative_and_unusual_folder_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (Path("c"), Path("a b/é [1] *?"), Path("x/../y"), Path("./z/")):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -581,7 +577,7 @@ def test_a_relative_folder_and_one_with_odd_characters(tmp_path, monkeypatch):
         assert documents_of(folder) == ["abc"]
 
 
-def test_an_existing_cache_is_replaced_and_other_files_are_left_alone(tmp_path):
+def test_existing_cache_is_replaced_and_other_files_stay(tmp_path):
     folder = tmp_path / "c"
     build([f"old {i}" for i in range(100)], folder, max_val_tokens=100)
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
@@ -600,7 +596,7 @@ def test_an_existing_cache_is_replaced_and_other_files_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("texts", [[], ["a", None]])
-def test_a_refused_build_leaves_the_existing_cache(tmp_path, texts):
+def test_failed_build_keeps_the_existing_cache(tmp_path, texts):
     build(["old"], tmp_path / "c")
     before = digests(tmp_path / "c")
     with pytest.raises(ValueError, match="empty"):
@@ -609,8 +605,8 @@ def test_a_refused_build_leaves_the_existing_cache(tmp_path, texts):
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_neighbours_are_built_apart(tmp_path):
-    """Two caches in one folder, one within the input of the other."""
+def test_caches_in_one_folder_do_not_interfere(tmp_path):
+    """One is built while the input of the other is read."""
 
     def texts():
         yield "outer a"
@@ -623,7 +619,7 @@ def test_neighbours_are_built_apart(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["inner", "outer"]
 
 
-def test_progress_is_told(tmp_path):
+def test_progress_is_reported(tmp_path):
     seen = []
     with small_steps(batch_items=4):
         build([f"document {i}" for i in range(30)], tmp_path / "c", max_val_tokens=50, on_progress=seen.append)

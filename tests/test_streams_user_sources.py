@@ -1,4 +1,4 @@
-"""Training on sources of the user's own, from data.sources in the config to `niels-gpt train` and `eval`."""
+"""User sources, from data.sources in the config to `niels-gpt train` and `eval`."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def make_notes(folder="diary", number=23):
 
 
 def make_chats(path="chats.jsonl", number=31):
-    """The transcripts of the rows, as they must stand in the stream."""
+    """The expected transcripts of the rows."""
     rows = []
     for i in range(number):
         turns = [("user", f"question {i}?"), ("assistant", sentence(i, 6))] * (1 + i % 2)
@@ -56,32 +56,34 @@ def make_chats(path="chats.jsonl", number=31):
 
 
 def split(items, *, seed=42, share=0.10):
-    """The contract's split, word by word: (train, held out)."""
+    """The split of the spec: (train, held out)."""
     n = len(items)
     n_val = 0 if n < 2 else min(n - 1, max(1, int(n * share)))
     out = set(torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_val].tolist())
     return [x for i, x in enumerate(items) if i not in out], [x for i, x in enumerate(items) if i in out]
 
 
-def streams(**own):
-    """The streams of these sources alone; own: name -> options of the source."""
-    sources = {name: SourceConfig(**options) for name, options in own.items()}
-    cfg = StreamBuildConfig(own=sources, enabled_sources=tuple(own), required_sources=tuple(own), cache_dir="cache")
+def streams(**user):
+    """The streams of these sources; user: name -> options of the source."""
+    sources = {name: SourceConfig(**options) for name, options in user.items()}
+    cfg = StreamBuildConfig(
+        user_sources=sources, enabled_sources=tuple(user), required_sources=tuple(user), cache_dir="cache"
+    )
     return load_streams(cfg, T=T)
 
 
-def config(*overrides, **own):
-    """A small run on sources of one's own, in equal shares."""
-    names = list(own)
+def config(*overrides, **user):
+    """A small run on user sources, in equal shares."""
+    names = list(user)
     shares = "{" + ", ".join(f"{name}: {1 / len(names)}" for name in names) + "}"
-    options = [f"data.sources={json.dumps(own)}", f"train.p_train={shares}", f"train.p_val={shares}"]
+    options = [f"data.sources={json.dumps(user)}", f"train.p_train={shares}", f"train.p_val={shares}"]
     return load_config(None, overrides=[*SMALL, *options, "data.cache_dir=cache", *overrides])
 
 
-# --- the streams -------------------------------------------------------------------------------------
+# --- streams -----------------------------------------------------------------------------------------
 
 
-def test_the_streams_of_a_folder_of_texts():
+def test_streams_of_a_folder_of_texts():
     texts = list(make_notes().values())
     found = streams(diary={"path": "diary"})
     assert list(found) == ["diary"]
@@ -93,7 +95,7 @@ def test_the_streams_of_a_folder_of_texts():
 
 
 @pytest.mark.parametrize("kind", ["auto", "chat"])
-def test_the_streams_of_chats_are_transcripts(kind):
+def test_streams_of_chats_are_transcripts(kind):
     train, val = split(make_chats())
     found = streams(chats={"path": "chats.jsonl", "kind": kind})["chats"]
     assert len(val) == 3
@@ -101,7 +103,7 @@ def test_the_streams_of_chats_are_transcripts(kind):
     assert found["val"].data == DELIMITER.join(val).encode("utf-8")
 
 
-def test_the_streams_of_rows_with_a_text():
+def test_streams_of_rows_with_a_text():
     rows = [{"body": f"row {i} {sentence(i, 5)}", "text": "never this"} for i in range(12)]
     write_rows("rows.jsonl", [*rows[:6], {"body": None}, {"body": " "}, *rows[6:]])
     train, val = split([row["body"] for row in rows])
@@ -110,7 +112,7 @@ def test_the_streams_of_rows_with_a_text():
     assert found["val"].data == "\n\n".join(val).encode("utf-8")
 
 
-def test_the_split_follows_the_seed_of_the_data():
+def test_split_depends_on_the_data_seed():
     texts = list(make_notes().values())
     for seed in (1, 2, 42):
         task = open_task(config(f"data.seed={seed}", diary={"path": "diary"}))
@@ -119,7 +121,7 @@ def test_the_split_follows_the_seed_of_the_data():
         assert task.fingerprint() == {"diary": hashlib.sha256("\n\n".join(train).encode("utf-8")).hexdigest()}
 
 
-def test_building_moves_no_global_generator(random_states):
+def test_global_generators_are_unchanged(random_states):
     make_notes()
     make_chats()
     before = random_states()
@@ -127,7 +129,7 @@ def test_building_moves_no_global_generator(random_states):
     assert random_states() == before
 
 
-def test_own_sources_beside_those_that_are_always_there():
+def test_user_sources_beside_built_in_sources():
     make_notes()
     shares = ["train.p_train={roam: 0.5, diary: 0.5}", "train.p_val={diary: 1.0}"]
     task = open_task(config(*shares, diary={"path": "diary"}))
@@ -135,7 +137,7 @@ def test_own_sources_beside_those_that_are_always_there():
     assert {origin.source for step in range(6) for origin in task.origins(step)} == {"roam", "diary"}
 
 
-def test_a_source_without_share_is_not_read():
+def test_source_without_a_share_is_not_read():
     make_notes()
     task = open_task(config("train.p_train={diary: 1}", "train.p_val={diary: 1}", diary={"path": "diary"}))
     assert list(task.streams) == ["diary"]
@@ -162,7 +164,7 @@ def test_sources_are_described():
 # --- provenance --------------------------------------------------------------------------------------
 
 
-def test_origins_name_the_file_or_the_row_where_the_text_stands():
+def test_origins_name_the_file_or_row_of_the_text():
     texts = make_notes()
     transcripts = make_chats()
     task = open_task(config(diary={"path": "diary"}, chats={"path": "chats.jsonl"}))
@@ -180,7 +182,7 @@ def test_origins_name_the_file_or_the_row_where_the_text_stands():
                 document, gap = transcripts[int(number)], DELIMITER
                 assert document in split(transcripts)[0]
             here = (document + gap).encode("utf-8")[origin.offset :]
-            assert here, "the offset lies behind the document and its separator"
+            assert here, "the offset is past the document and its separator"
             assert data[: len(here)] == here[:T]
             inside += len(here) >= T
             seen.add(origin.source)
@@ -188,7 +190,7 @@ def test_origins_name_the_file_or_the_row_where_the_text_stands():
     assert inside > 60
 
 
-def test_rows_are_numbered_as_in_the_file_whatever_is_left_out():
+def test_rows_are_numbered_as_in_the_file():
     rows = [{"text": None if i % 3 == 0 else f"this is row number {i}"} for i in range(40)]
     write_rows("rows.jsonl", rows)
     task = open_task(config(rows={"path": "rows.jsonl"}))
@@ -200,22 +202,22 @@ def test_rows_are_numbered_as_in_the_file_whatever_is_left_out():
 
 
 @pytest.mark.parametrize("path", [None, 7])
-def test_a_row_with_a_field_called_path_still_has_a_name(path):
+def test_row_with_a_field_named_path_has_a_name(path):
     write_rows("rows.jsonl", [{"text": f"this is row number {i}", "path": path} for i in range(40)])
     task = open_task(config(rows={"path": "rows.jsonl"}))
     for origin in task.origins(0):
         assert origin.document.startswith("row ")
 
 
-# --- the cache ---------------------------------------------------------------------------------------
+# --- cache -------------------------------------------------------------------------------------------
 
 
-def test_the_cache_serves_the_same_streams():
+def test_cached_streams_are_identical():
     make_notes()
     make_chats()
-    own = {"diary": {"path": "diary"}, "chats": {"path": "chats.jsonl"}}
-    first, second = streams(**own), streams(**own)
-    for name in own:
+    user = {"diary": {"path": "diary"}, "chats": {"path": "chats.jsonl"}}
+    first, second = streams(**user), streams(**user)
+    for name in user:
         for part in ("train", "val"):
             assert (first[name][part].cached, second[name][part].cached) == (False, True)
             assert first[name][part].data == second[name][part].data == Path(f"cache/{name}_{part}.bin").read_bytes()
@@ -223,53 +225,53 @@ def test_the_cache_serves_the_same_streams():
             assert first[name][part].starts == second[name][part].starts
 
 
-def expect_rebuilt(own, texts, sep="\n\n"):
-    (name,) = own
-    found = streams(**own)[name]
+def expect_rebuilt(user, texts, sep="\n\n"):
+    (name,) = user
+    found = streams(**user)[name]
     for part, documents in zip(("train", "val"), split(texts), strict=True):
         assert not found[part].cached
         assert found[part].data == sep.join(documents).encode("utf-8")
-    assert all(stream.cached for stream in streams(**own)[name].values())
+    assert all(stream.cached for stream in streams(**user)[name].values())
 
 
-def test_the_cache_is_rebuilt_when_a_file_changes():
+def test_changed_files_rebuild():
     texts = make_notes()
-    own = {"diary": {"path": "diary"}}
-    streams(**own)
+    user = {"diary": {"path": "diary"}}
+    streams(**user)
     texts["05.md"] = "quite another text\n"
     write("diary/05.md", texts["05.md"])
-    expect_rebuilt(own, list(texts.values()))
+    expect_rebuilt(user, list(texts.values()))
     texts["99.md"] = "one more text\n"
     write("diary/99.md", texts["99.md"])
-    expect_rebuilt(own, list(texts.values()))
+    expect_rebuilt(user, list(texts.values()))
     del texts["00.txt"]
     Path("diary/00.txt").unlink()
-    expect_rebuilt(own, list(texts.values()))
+    expect_rebuilt(user, list(texts.values()))
     same_size = texts["05.md"].upper()
     write("diary/05.md", same_size)
     os.utime("diary/05.md", ns=(1, 1))
-    expect_rebuilt(own, [same_size if name == "05.md" else text for name, text in texts.items()])
+    expect_rebuilt(user, [same_size if name == "05.md" else text for name, text in texts.items()])
 
 
-def test_the_cache_is_rebuilt_when_rows_change():
-    own = {"rows": {"path": "rows.jsonl"}}
+def test_changed_rows_rebuild():
+    user = {"rows": {"path": "rows.jsonl"}}
     for version in range(3):
         texts = [f"version {version}, row {i}" for i in range(20 + version)]
         write_rows("rows.jsonl", [{"text": text} for text in texts])
-        expect_rebuilt(own, texts)
+        expect_rebuilt(user, texts)
 
 
-def test_the_cache_is_rebuilt_when_rows_change_and_the_time_does_not():
-    """As with files out of an archive whose times are all the same."""
-    own = {"rows": {"path": "rows.jsonl"}}
+def test_changed_rows_with_the_same_time_rebuild():
+    """As with files of an archive that all have the same time."""
+    user = {"rows": {"path": "rows.jsonl"}}
     for version in ("first", "the second"):
         texts = [f"{version}, row {i}" for i in range(20)]
         write_rows("rows.jsonl", [{"text": text} for text in texts])
         os.utime("rows.jsonl", ns=(10**18, 10**18))
-        expect_rebuilt(own, texts)
+        expect_rebuilt(user, texts)
 
 
-def test_the_cache_is_rebuilt_when_the_field_or_the_kind_changes():
+def test_changed_field_or_kind_rebuilds():
     rows = [
         {"text": f"text {i} of all", "body": f"body {i} of all", "messages": [{"role": "user", "content": f"talk {i}"}]}
         for i in range(20)
@@ -282,48 +284,49 @@ def test_the_cache_is_rebuilt_when_the_field_or_the_kind_changes():
         expect_rebuilt({"rows": path}, [f"user: talk {i}" for i in range(20)], sep=DELIMITER)
 
 
-def test_the_cache_of_another_place_is_not_served():
+def test_changed_path_rebuilds():
     first, second = make_notes("a", 20), make_notes("b", 21)
     expect_rebuilt({"diary": {"path": "a"}}, list(first.values()))
     expect_rebuilt({"diary": {"path": "b"}}, list(second.values()))
 
 
-def test_a_damaged_cache_is_rebuilt():
+def test_damaged_cache_rebuilds():
     texts = list(make_notes().values())
-    own = {"diary": {"path": "diary"}}
-    streams(**own)
+    user = {"diary": {"path": "diary"}}
+    streams(**user)
     for part in ("train", "val"):
         file = Path(f"cache/diary_{part}.bin")
         data = bytearray(file.read_bytes())
         data[3] ^= 1
         file.write_bytes(data)
-    expect_rebuilt(own, texts)
+    expect_rebuilt(user, texts)
 
 
-# --- what is wrong with them -------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
-def test_a_missing_source_is_named():
+def test_missing_source_is_named():
     with pytest.raises(ValueError, match=r"diary.*no such place"):
         streams(diary={"path": "no such place"})
 
 
-def test_a_missing_source_that_is_not_required_is_left_out_with_a_warning():
+def test_missing_optional_source_is_skipped_with_a_warning():
     make_notes()
-    own = {"diary": SourceConfig("diary"), "gone": SourceConfig("no such place")}
-    cfg = StreamBuildConfig(own=own, enabled_sources=("diary", "gone"), required_sources=("diary",), cache_dir="cache")
+    user = {"diary": SourceConfig("diary"), "gone": SourceConfig("no such place")}
+    names = {"enabled_sources": ("diary", "gone"), "required_sources": ("diary",)}
+    cfg = StreamBuildConfig(user_sources=user, cache_dir="cache", **names)
     with pytest.warns(UserWarning, match=r"gone.*no such place"):
         assert list(load_streams(cfg, T=T)) == ["diary"]
 
 
-def test_a_source_that_is_too_short_is_named_with_its_numbers():
+def test_short_source_is_named_with_its_size():
     write("diary/a.txt", "short")
     write("diary/b.txt", "too")
-    with pytest.raises(ValueError, match=rf"diary/(train|val) has \d bytes, fewer than T \+ 1 = {T + 1}"):
+    with pytest.raises(ValueError, match=rf"diary/(train|val).*\d bytes.*T \+ 1 = {T + 1}"):
         streams(diary={"path": "diary"})
 
 
-def test_a_file_that_is_not_utf8(tmp_path):
+def test_file_that_is_not_utf8(tmp_path):
     texts = make_notes()
     (tmp_path / "diary" / "05.md").write_bytes(b"caf\xe9 " * 10)
     with pytest.raises(ValueError, match=r"05\.md.*offset 3"):
@@ -335,7 +338,7 @@ def test_a_file_that_is_not_utf8(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["p_train", "p_val"])
-def test_an_unknown_name_in_the_shares_gives_the_known_ones(key):
+def test_unknown_name_in_the_shares_lists_the_known_ones(key):
     make_notes()
     with pytest.raises(ValueError) as caught:
         open_task(config(f"train.{key}={{dairy: 1.0}}", diary={"path": "diary"}))
@@ -343,11 +346,11 @@ def test_an_unknown_name_in_the_shares_gives_the_known_ones(key):
         assert part in str(caught.value)
 
 
-# --- the config --------------------------------------------------------------------------------------
+# --- config ------------------------------------------------------------------------------------------
 
 
-def refused(text):
-    """What the loading of a config says."""
+def config_error(text):
+    """The error of loading a config."""
     write("c.yaml", text)
     with pytest.raises(ValueError) as caught:
         load_config("c.yaml")
@@ -378,7 +381,7 @@ def test_sources_by_an_override():
     assert made.data.sources == {"diary": SourceConfig("diary", "text")}
 
 
-def test_a_config_with_sources_is_written_and_read_back():
+def test_config_with_sources_round_trip():
     made = config("data.seed=3", diary={"path": "a b: c", "field": "x"}, chats={"path": "1e5", "kind": "chat"})
     write("again.yaml", dump_config(made))
     assert load_config("again.yaml") == made
@@ -386,15 +389,15 @@ def test_a_config_with_sources_is_written_and_read_back():
 
 @pytest.mark.parametrize("name", ["wiki", "roam", "primer", "chat"])
 def test_reserved_names(name):
-    message = refused(f"data: {{sources: {{{name}: {{path: x}}}}}}")
+    message = config_error(f"data: {{sources: {{{name}: {{path: x}}}}}}")
     assert f"data.sources.{name}" in message
     with pytest.raises(ValueError, match=rf"data\.sources\.{name}"):
         DataConfig(sources={name: SourceConfig("x")})
 
 
 @pytest.mark.parametrize("name", ["", "my notes", "a/b", "../x", ".hidden", "-x", "_x", "notes.md", "tagebücher"])
-def test_odd_names(name):
-    assert "letters" in refused(json.dumps({"data": {"sources": {name: {"path": "x"}}}}))
+def test_invalid_names_raise(name):
+    assert "letters" in config_error(json.dumps({"data": {"sources": {name: {"path": "x"}}}}))
     for odd in (name, name + "\n"):
         with pytest.raises(ValueError, match=r"data\.sources\."):
             DataConfig(sources={odd: SourceConfig("x")})
@@ -416,18 +419,18 @@ def test_odd_names(name):
         ("null", ["data.sources.diary"]),
     ],
 )
-def test_mistakes_in_a_source(source, mentioned):
-    message = refused(f"data: {{sources: {{diary: {source}}}}}")
+def test_invalid_sources_are_named(source, mentioned):
+    message = config_error(f"data: {{sources: {{diary: {source}}}}}")
     for part in mentioned:
         assert part in message
 
 
 @pytest.mark.parametrize("value", ["[a, b]", "text", "3"])
-def test_sources_that_are_no_section(value):
-    assert "data.sources" in refused(f"data: {{sources: {value}}}")
+def test_sources_of_a_wrong_type_raise(value):
+    assert "data.sources" in config_error(f"data: {{sources: {value}}}")
 
 
-# --- from the config to a model ----------------------------------------------------------------------
+# --- training ----------------------------------------------------------------------------------------
 
 CONFIG = """
 model: {T: 16, C: 16, L: 1, H: 2}
@@ -455,8 +458,8 @@ def test_train_eval_and_batch_show(capsys):
     texts = list(make_notes().values())
     transcripts = make_chats()
     make_wiki()
-    write("own.yaml", CONFIG)
-    assert call("train", "--config", "own.yaml", "--run-dir", "out") == 0
+    write("user.yaml", CONFIG)
+    assert call("train", "--config", "user.yaml", "--run-dir", "out") == 0
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert list(lines[-1]["evals"]) == ["val_diary", "val_chats"]
     capsys.readouterr()
@@ -479,15 +482,15 @@ def test_train_eval_and_batch_show(capsys):
 
 
 @pytest.mark.parametrize("other", [{"path": "no such place"}, {"path": "tiny"}])
-def test_a_source_that_the_model_has_nothing_to_do_with_does_not_hinder_eval(capsys, other):
-    """It is there to be looked at, with `niels-gpt data`."""
+def test_eval_ignores_broken_sources_without_a_share(capsys, other):
+    """Such sources are in the config for `niels-gpt data`."""
     make_notes()
     make_wiki()
     write("tiny/a.txt", "a")
-    write("own.yaml", json.dumps({"data": {"sources": {"diary": {"path": "diary"}, "other": other}}}))
+    write("user.yaml", json.dumps({"data": {"sources": {"diary": {"path": "diary"}, "other": other}}}))
     small = ["--set=model={T: 16, C: 16, L: 1, H: 2}", "--set=train={B: 2, warmup_steps: 0}", "--steps", 1]
     shares = ["--set=train.p_train={diary: 1.0}", "--set=train.p_val={diary: 1.0}"]
-    assert call("train", "--config", "own.yaml", "--run-dir", "out", *small, *shares) == 0
+    assert call("train", "--config", "user.yaml", "--run-dir", "out", *small, *shares) == 0
     capsys.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -505,11 +508,11 @@ def test_a_source_that_the_model_has_nothing_to_do_with_does_not_hinder_eval(cap
         ("{wiki: {path: diary}}", "{wiki: 1.0}", ["data.sources.wiki"]),
     ],
 )
-def test_a_mistake_is_one_line_before_any_training(capsys, sources, shares, mentioned):
+def test_user_error_is_one_line_before_training(capsys, sources, shares, mentioned):
     make_notes()
     Path("empty").mkdir()
-    write("own.yaml", f"data: {{sources: {sources}}}\ntrain: {{p_train: {shares}, p_val: {shares}}}\n")
-    assert call("train", "--config", "own.yaml", "--run-dir", "out") == 1
+    write("user.yaml", f"data: {{sources: {sources}}}\ntrain: {{p_train: {shares}, p_val: {shares}}}\n")
+    assert call("train", "--config", "user.yaml", "--run-dir", "out") == 1
     message = error_of(capsys)
     for part in mentioned:
         assert part in message

@@ -24,7 +24,7 @@ from tests.splice import (
 
 N = NULL
 LETTERS = [[ord(letter) for letter in word] for word in ("ABCDEFG", "HIJKL", "XYZ")]
-"""The three documents of the spec's worked example."""
+"""The documents of the worked example in the spec."""
 WORKED = {"S": 8, "content_length": 4, "adaptive_k": False}
 
 
@@ -37,7 +37,7 @@ def triples_of(wanted):
     return [(number, t, s) for number, t, s, _ in wanted]
 
 
-# --- the spec's examples and recommended tests -------------------------------------------------------
+# --- examples and recommended tests of the spec ------------------------------------------------------
 
 
 def test_pairs_of_three_small_documents_by_document():
@@ -61,18 +61,18 @@ def test_pairs_of_three_small_documents_by_coverage():
     assert tuples(named.triples()) == tuples(ds.triples())
 
 
-def test_adaptive_k_is_the_default_and_lets_short_documents_in():
+def test_adaptive_k_is_the_default_and_admits_short_documents():
     ds = multi(content_length=4)
     assert tuples(ds.triples()) == [(0, 0, 4), (0, 1, 4), (0, 2, 4), (0, 3, 4), (1, 0, 4), (1, 1, 4), (2, 0, 5)]
     check_example(ds[6], ([N] * 5 + LETTERS[2], [0, 0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1, 1, 1]), (2, 0, 5, 3), 8)
     equal = multi(content_length=4, balance_mode="by_document")
     assert Counter(number for number, _, _ in tuples(equal.triples())) == {0: 4, 1: 4, 2: 4}
-    # min_copy_len prunes what is too short
+    # min_copy_len drops shorter spans
     assert {number for number, _, _ in tuples(multi(content_length=4, min_copy_len=4).triples())} == {0, 1}
 
 
 @pytest.mark.parametrize(("adaptive", "counts"), [(True, [5905, 905, 1]), (False, [5905, 905])])
-def test_coverage_respects_lengths_and_documents_are_equal(adaptive, counts):
+def test_counts_by_coverage_and_by_document(adaptive, counts):
     docs = documents([10_000, 5_000, 2_000])
     covered = multi(docs, S=4096, content_length=4096, adaptive_k=adaptive)
     assert len(covered) == sum(counts)
@@ -82,7 +82,7 @@ def test_coverage_respects_lengths_and_documents_are_equal(adaptive, counts):
     assert np.bincount(equal.triples()[:, 0]).tolist() == [5905] * len(counts)
 
 
-def test_one_document_alone_is_the_single_dataset():
+def test_one_document_equals_the_single_dataset():
     for options in (
         {"content_start_mode": "slide_within", "content_length": 3, "offset_stride": 2},
         {"content_start_mode": "cyclic_roll", "offset_bound": "truncate"},
@@ -96,13 +96,13 @@ def test_one_document_alone_is_the_single_dataset():
             assert np.array_equal(ds.get_batch(every).tokens, alone.get_batch(every).tokens)
 
 
-# --- all of them, against plain loops ----------------------------------------------------------------
+# --- against the naive reference ---------------------------------------------------------------------
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
 @given(schedule=schedules(), lengths=LENGTHS, balance=st.sampled_from(["by_coverage", "by_document"]))
-def test_every_example_is_that_of_the_plain_loops(schedule, lengths, balance):
+def test_every_example_equals_the_naive_reference(schedule, lengths, balance):
     S, options = schedule
     docs = documents(lengths)
     spans_of = [spans(S=S, L=length, **options) for length in lengths]
@@ -126,7 +126,7 @@ def test_every_example_is_that_of_the_plain_loops(schedule, lengths, balance):
 
 
 @given(schedule=schedules(), lengths=LENGTHS, tau=st.sampled_from([0.0, 0.5, 1.0]), size=st.integers(1, 60))
-def test_quotas_pick_evenly_spread_examples(schedule, lengths, tau, size):
+def test_quotas_select_evenly_spaced_examples(schedule, lengths, tau, size):
     S, options = schedule
     docs = documents(lengths)
     spans_of = [spans(S=S, L=length, **options) for length in lengths]
@@ -154,7 +154,7 @@ def test_empty_documents_have_no_examples():
     assert tuples(multi(docs, S=4).triples()) == [(1, 0, 1)]
 
 
-def test_indices_from_both_ends_and_their_limits():
+def test_negative_and_out_of_range_indices():
     ds = multi(content_length=4)
     triples = tuples(ds.triples())
     for i in range(7):
@@ -173,20 +173,11 @@ def test_indices_from_both_ends_and_their_limits():
     assert origins(ds.get_batch([])) == []
 
 
-def test_the_filler():
+def test_filler_token():
     assert multi(pad_token_id=None, eos_token_id=3, content_length=4)[0].tokens.tolist() == [3] * 4 + LETTERS[0][:4]
     assert multi(pad_token_id=0, eos_token_id=3, content_length=4)[0].tokens.tolist() == [0] * 4 + LETTERS[0][:4]
     with pytest.raises(ValueError):
         multi(pad_token_id=None)
-
-
-def test_examples_belong_to_the_caller():
-    ds = multi(content_length=4)
-    batch = ds.get_batch([0, 1])
-    batch.tokens[:] = batch.loss_mask[:] = batch.segment_ids[:] = 7
-    assert ds.get_batch([0]).tokens.tolist() == [[N] * 4 + LETTERS[0][:4]]
-    assert ds.get_batch([0]).loss_mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 0]]
-    assert ds[0].segment_ids.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 # --- pickling ----------------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ def test_examples_belong_to_the_caller():
         {"groups": ["a", "b", "a"], "jitter_mode": "low_discrepancy", "offset_jitter": 1, "curriculum": 2},
     ],
 )
-def test_a_pickled_dataset_is_the_same(options):
+def test_pickled_dataset_is_identical(options):
     ds = multi(**options)
     other = pickle.loads(pickle.dumps(ds))
     assert len(other) == len(ds)
@@ -215,8 +206,8 @@ def test_a_pickled_dataset_is_the_same(options):
     assert other.plan(1, 5, 4).indices.tolist() == ds.plan(1, 5, 4).indices.tolist()
 
 
-def test_quotas_of_more_spans_than_64_bits_can_multiply():
-    """By Python's integers: a document of 4 billion spans, each once, and a quota beyond."""
+def test_quotas_of_products_past_64_bits():
+    """Against Python integers: a document of 4 billion spans, each once, and a quota beyond that."""
     options = {"content_length": 2, "content_start_mode": "slide_within", "balance_mode": "by_temperature"}
     documents = [np.broadcast_to(np.int32(1), (10**6,))]
     ds = MultiSpliceDocumentDataset(S=4096, doc_tokens_list=documents, pad_token_id=0, **options)
@@ -230,7 +221,7 @@ def test_quotas_of_more_spans_than_64_bits_can_multiply():
         assert (ds[j].origin.t, ds[j].origin.s) == divmod((2 * j + 1) * n // (2 * E), 4095)
 
 
-def test_what_may_be_a_document_a_filler_a_seed_and_an_index():
+def test_accepted_types_of_documents_fillers_seeds_and_indices():
     ds = MultiSpliceDocumentDataset(
         S=4, doc_tokens_list=(doc for doc in (b"abc", bytearray(b"de"), range(5))), pad_token_id=-1, seed=None
     )
@@ -242,7 +233,7 @@ def test_what_may_be_a_document_a_filler_a_seed_and_an_index():
             S=6, doc_tokens_list=[[1, 2, 3]], pad_token_id=0, seed=seed, offset_jitter=2, content_length=3
         )
         assert 1 <= jittered[0].origin.s <= 3
-    with pytest.raises(ValueError, match=r"doc_weights must be finite numbers of at least 0, got \[1.0, -1.0\]"):
+    with pytest.raises(ValueError, match=r"doc_weights.*\[1.0, -1.0\]"):
         MultiSpliceDocumentDataset(
             S=4, doc_tokens_list=[[1, 2]] * 2, pad_token_id=0, doc_weights=np.array([1, -1.0]), sampler="quota"
         )
@@ -250,12 +241,12 @@ def test_what_may_be_a_document_a_filler_a_seed_and_an_index():
         MultiSpliceDocumentDataset(S=4, doc_tokens_list=[np.array([1, -3], dtype=np.int16)], pad_token_id=0)
 
 
-# --- one document among many classes -----------------------------------------------------------------
+# --- alpha with one document -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"balance_mode": "by_document"}, {"sampler": "quota"}, {"content_stride": 3}])
-def test_one_document_with_edge_weights_is_that_of_the_single_dataset(options):
-    """As many starts as there are, by quantiles."""
+def test_edge_weights_of_one_document_equal_the_single_dataset(options):
+    """As many examples as there are starts, selected by quantiles."""
     doc = np.arange(30)
     many = MultiSpliceDocumentDataset(
         S=8, doc_tokens_list=[doc], pad_token_id=0, content_length=6, alpha=0.8, **options
