@@ -4,6 +4,7 @@ Property tests draw the same cases in every run. With NIELS_GPT_TEST_SEED=N they
 (`make test-fresh`); the run prints N at its end.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -140,6 +141,44 @@ def onednn_stays_on():
     yield
     if before:
         assert sys.modules["torch"].backends.mkldnn.enabled, "use device.bf16_autocast, which restores oneDNN"
+
+
+@pytest.fixture(autouse=True)
+def gpu_state(request):
+    """Skip tests marked `gpu` without CUDA; run each with fresh caches, and restore torch's global state after it."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    workspace = os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    states = torch.get_rng_state(), torch.cuda.get_rng_state_all(), torch.get_default_dtype()
+    _free_gpu()
+    yield
+    torch.set_rng_state(states[0])
+    torch.cuda.set_rng_state_all(states[1])
+    torch.set_default_dtype(states[2])
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if workspace is not None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+    _free_gpu()
+
+
+def _free_gpu():
+    """Drop compiled code and the memory of dead objects: the next test must not depend on them."""
+    import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

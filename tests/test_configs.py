@@ -12,7 +12,7 @@ from niels_gpt.cli.main import app
 from niels_gpt.config.yaml_file import dump_config, load_config, load_pipeline
 from niels_gpt.model.gpt import GPT
 from niels_gpt.training.optim.schedule import lr_at_step
-from niels_gpt.training.tasks.registry import stream_config
+from niels_gpt.training.tasks.byte_task import stream_config
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 

@@ -45,23 +45,23 @@ def default_p_sft() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The size of a GPT, and of which parts it is made. The defaults are v0: 3.2M parameters over bytes."""
+    """The sizes of a GPT and which building blocks it uses. The defaults are v0: 3.2M parameters over bytes."""
 
     V: int = 256
     """Vocabulary size: 256 for bytes."""
     T: int = 256
-    """Context length: the most tokens one forward pass takes."""
+    """Context length: the most tokens of one forward pass."""
     C: int = 256
     """Model width (d_model)."""
     L: int = 4
     """Number of transformer blocks."""
     H: int = 4
-    """Attention heads."""
+    """Attention heads (of the queries)."""
     D: int = 0
-    """Head width, always C // H and even (RoPE rotates pairs); 0 means: derive it."""
+    """Head width, always C // H, and even with RoPE (it rotates pairs); 0: derived."""
     d_ff: int = 0
-    """Hidden width of the MLP; 0 means 4 * C for gelu, and 8/3 * C rounded up to a multiple of 64 for swiglu (about
-    as many weights: it has three matrices for gelu's two)."""
+    """Hidden width of the MLP; 0: 4 * C for gelu, 8/3 * C rounded up to a multiple of 64 for swiglu (about as many
+    weights: swiglu has three matrices, gelu two)."""
     dropout: float = 0.1
     """Share of the embedding and of each residual branch that is zeroed in training."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -69,8 +69,15 @@ class ModelConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """`gelu` is down(gelu(up(x))), `swiglu` is down(silu(gate(x)) * up(x))."""
     positions: Literal["rope", "learned"] = "rope"
-    """`rope` turns queries and keys, so that only distances count; `learned` adds a vector per position to the
-    embedding (T * C more weights), so that the model knows where in the window a token stands."""
+    """`rope` rotates queries and keys, so that only distances matter; `learned` adds a vector per position to the
+    embedding (T * C more weights), so that the model knows the absolute position of a token."""
+    n_kv_heads: int = 0
+    """Heads of keys and values, a divisor of H: each is shared by H / n_kv_heads query heads (grouped-query attention),
+    and the KV cache shrinks by as much. 0: one per query head; H itself is stored as 0."""
+    tie_embeddings: bool = True
+    """Whether the output head is the embedding matrix; false: a separate matrix (V * C more weights)."""
+    rope_theta: float = 10000.0
+    """Base of RoPE's frequencies: the pair 2i, 2i+1 rotates by position * rope_theta ** (-2i / D)."""
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
@@ -91,16 +98,38 @@ class ModelConfig:
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
         object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
+        self._check_dropout()
+        self._check_attention()
+
+    def _check_dropout(self) -> None:
         if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
         if type(self.dropout) not in (int, float):
             object.__setattr__(self, "dropout", float(self.dropout))  # numpy's
 
+    def _check_attention(self) -> None:
+        """Check the options of heads, RoPE and the output head, and bring them to one form."""
+        shared = 0 if self.n_kv_heads is None else check_int("model.n_kv_heads", self.n_kv_heads, low=0)
+        if shared and self.H % shared:
+            raise ValueError(f"model.n_kv_heads={shared} does not divide model.H={self.H}: take a divisor, or 0 for H")
+        object.__setattr__(self, "n_kv_heads", 0 if shared == self.H else shared)
+        if not isinstance(self.tie_embeddings, bool):
+            raise ValueError(f"model.tie_embeddings must be true or false, got {self.tie_embeddings!r}")
+        theta = self.rope_theta
+        if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 1.0 < theta < math.inf:
+            raise ValueError(f"model.rope_theta must be a number above 1, got {theta!r}")
+        object.__setattr__(self, "rope_theta", float(theta))
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: `n_kv_heads`, or H."""
+        return self.n_kv_heads or self.H
+
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
-        """The ModelConfig for a dict with its keys (D may be left out), or the one given.
+        """The ModelConfig for a dict with its keys (D is optional), or `config` itself if it is one.
 
-        Raises ValueError for an unknown key and for numbers that do not fit together.
+        Raises ValueError for an unknown key and for sizes that do not fit together.
         """
         if isinstance(config, cls):
             return config
@@ -130,8 +159,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mlp": "swiglu",
     },
 }
-"""Model sizes by name, as what differs from the defaults. `v0` is the defaults; `v1` is exactly a Llama (with a tied
-head), 35.5M parameters, whose V is taken from the tokenizer when there is one."""
+"""Model sizes by name, as differences from the defaults. `v0` is the defaults; `v1` is exactly a Llama (with a tied
+head), 35.5M parameters, whose V comes from the tokenizer if there is one."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from typing import Any
 from niels_gpt.system import files
 
 
+class OtherProcessFailed(Exception):
+    """Another process of this run failed and reports the error; this one exits with code 1 and no message."""
+
+
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
     """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
@@ -42,6 +46,8 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     try:
         _check_values(arguments)
         app(args=arguments, prog_name=name)
+    except OtherProcessFailed:
+        sys.exit(1)
     except (ValueError, OSError, ArithmeticError) as err:
         if os.environ.get("NIELS_GPT_DEBUG"):
             raise

@@ -31,9 +31,15 @@ MIXES = {
 
 
 def test_v0_model():
-    sizes = {"V": 256, "T": 256, "C": 256, "L": 4, "H": 4, "D": 64, "d_ff": 1024, "dropout": 0.1}
-    blocks = {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
-    assert dataclasses.asdict(ModelConfig()).items() >= (sizes | blocks).items()
+    made = dataclasses.asdict(ModelConfig())
+    assert made == {"V": 256, "T": 256, "C": 256, "L": 4, "H": 4, "D": 64, "d_ff": 1024, "dropout": 0.1} | {
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "positions": "rope",
+        "n_kv_heads": 0,
+        "tie_embeddings": True,
+        "rope_theta": 10000.0,
+    }
 
 
 def test_v0_training():

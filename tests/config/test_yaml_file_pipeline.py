@@ -76,6 +76,7 @@ def test_invalid_options_are_named(override, words):
 
 
 V1 = {"V": 16004, "T": 1024, "C": 512, "L": 8, "H": 8, "D": 64, "d_ff": 1536, "dropout": 0.0}
+V1 |= {"n_kv_heads": 0, "tie_embeddings": True, "rope_theta": 10000.0}
 
 
 def test_presets():
