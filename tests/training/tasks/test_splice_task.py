@@ -678,9 +678,7 @@ def test_ids_past_the_vocabulary(tmp_path, split):
     facts = rf"document {number} of .*fineweb_edu/{split} .*65000.*cache verify"
     if split == "val":
         with pytest.raises(ValueError, match=facts):
-            token_task(
-                *overrides, "splice.num_docs=1", "splice.controls=1"
-            )  # it is read for comparison
+            token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # it is read for comparison
         return
     task = token_task(*overrides, "splice.num_docs=1", "splice.controls=0")
     with pytest.raises(ValueError, match=facts):
