@@ -153,7 +153,7 @@ def test_what_is_described():
     Path("file").write_bytes(some_bytes(1000))
     for state in ("built", "cached"):
         (row,) = open_task(config("file", (0.8, 0.1, 0.1))).describe()
-        assert (row.train, row.held_out, row.path) == (800, 100, f"file ({state}; 100B to test on)")
+        assert (row.train, row.held_out, row.path) == (800, 100, f"file ({state}; 100B test split)")
     (row,) = open_task(config("file", (0.9, 0.1))).describe()
     assert row.path == "file (built)"
 

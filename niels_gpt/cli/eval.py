@@ -147,7 +147,7 @@ def score_caches(
             ids = known(stream_slice(place, how.split, 0, length), place / how.split)
             score = score_stream(loaded.model, ids, stride=how.stride, token_sizes=sizes, precision=how.precision)
             train = known(stream_slice(place, "train", 0, min(meta["train_tokens"], REFERENCE_TOKENS)), place / "train")
-            scores[f"{how.split}_{name}"] = _with_references(score, text(ids), text(train))
+            scores[eval_name(name, how.split)] = _with_references(score, text(ids), text(train))
     if how.split == "test":
         if not scores:
             raise ValueError(f"no cache of {folder.path} has a test split: niels-gpt cache build wikitext --test")
@@ -160,7 +160,7 @@ def score_caches(
         batches = (dataset.gather(rows[i : i + 32]) for i in range(0, len(rows), 32))
         pairs = ((known(x, dataset.tokens_path), targets) for x, _, targets in batches)
         score = score_examples(loaded.model, pairs, token_sizes=sizes, precision=how.precision)
-        scores[f"val_{name} (replies)"] = _numbers(score)
+        scores[f"{eval_name(name)} (replies)"] = _numbers(score)
     return scores
 
 

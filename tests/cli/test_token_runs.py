@@ -280,7 +280,7 @@ def test_eval_on_caches_of_another_tokenizer(place, tmp_path, capsys):
     (root / "tokenizer/spm.model").write_bytes(other.model)
     assert call("eval", "--run", "runs/base", "--token-cache", root) == 1
     message = error_of(capsys)
-    assert "another tokenizer" in message
+    assert "tokenizer" in message
     assert "runs/base" in message
 
 

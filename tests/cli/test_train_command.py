@@ -65,7 +65,7 @@ def test_a_run_from_the_command_line(texts, tmp_path, capsys):
         "step_00000006.pt",
     }
     best = torch.load(run / "checkpoints/latest.pt", weights_only=True)["extra"]["best"]
-    assert f"best validation loss {best['loss']:.4f} after {best['step']} updates" in output
+    assert f"best validation loss {best['loss']:.4f} after {best['step']} steps" in output
 
 
 def test_run_folders_are_named_after_the_config(texts, tmp_path, capsys):
