@@ -19,6 +19,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, save_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.tokenizer import SPECIAL_TOKENS
+from niels_gpt.training.tasks.base import eval_name
 from tests import token_caches
 from tests.cli import call, error_of
 from tests.token_caches import options, special, tokenizer
@@ -239,7 +240,7 @@ def test_eval_on_the_test_splits(place, tmp_path, capsys):
 def test_eval_of_a_tuned_model_scores_the_replies_too(place, capsys):
     result = evaluated(capsys, "--run", "runs/chat")
     model, _ = load_model("runs/chat/checkpoints/best.pt")
-    replies = [f"val_{name} (replies)" for name in token_caches.SFT]
+    replies = [f"{eval_name(name)} (replies)" for name in token_caches.SFT]
     assert list(result["scores"]) == ["val_fineweb_edu", "val_roam", *replies]
     for name in token_caches.SFT:
         losses, scored = [], []
@@ -247,7 +248,7 @@ def test_eval_of_a_tuned_model_scores_the_replies_too(place, capsys):
             x, targets = token_caches.sft_row(ids, T)
             losses += token_caches.nats(model, [x], [targets])
             scored += [target for target in targets if target != -100]
-        check_score(result["scores"][f"val_{name} (replies)"], losses, scored)
+        check_score(result["scores"][f"{eval_name(name)} (replies)"], losses, scored)
 
 
 def test_eval_table(capsys):

@@ -215,9 +215,9 @@ def test_documents_of_a_cache(name):
         check_documents(split)
         found += wanted
     # In the order of the source, val first; the document that filled val's budget is truncated.
-    wholes = [[*token_caches.tokenizer().encode(text), eot] for text in token_caches.documents(name)]
-    assert all(ids == whole[: len(ids)] for ids, whole in zip(found, wholes, strict=True))
-    assert sum(ids != whole for ids, whole in zip(found, wholes, strict=True)) <= 1
+    complete = [[*token_caches.tokenizer().encode(text), eot] for text in token_caches.documents(name)]
+    assert all(ids == document[: len(ids)] for ids, document in zip(found, complete, strict=True))
+    assert sum(ids != document for ids, document in zip(found, complete, strict=True)) <= 1
     assert documents.tokenizer.sha256 == token_caches.tokenizer().sha256
     assert (documents.source, documents.unit) == (name, " tokens")
     assert documents.path == str(root / "pretrain" / name)

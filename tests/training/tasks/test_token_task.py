@@ -358,8 +358,8 @@ def test_evaluation_of_pretraining(model, p_val):
     expected = {name: held_out_loss(model, "pretrain", name) for name in weights}
     for name, loss in expected.items():
         assert losses[f"val_{name}"] == pytest.approx(loss, rel=1e-5)
-    whole = math.fsum(weights[name] * loss for name, loss in expected.items())
-    assert losses["val_pretrain"] == value == pytest.approx(whole, rel=1e-5)
+    mean = math.fsum(weights[name] * loss for name, loss in expected.items())
+    assert losses["val_pretrain"] == value == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize("retain", [None, {"roam": 1.0}, {"roam": 0.25, "fineweb_edu": 0.75}])
@@ -373,8 +373,8 @@ def test_evaluation_of_sft_and_of_retained_caches(model, retain):
     expected = {name: held_out_loss(model, "sft", name) for name in TALKS}
     for name, loss in expected.items():
         assert losses[eval_name(name)] == pytest.approx(loss, rel=1e-5)
-    whole = math.fsum(TALKS[name] * loss for name, loss in expected.items())
-    assert losses["val_sft"] == value == pytest.approx(whole, rel=1e-5)  # chooses the best checkpoint
+    mean = math.fsum(TALKS[name] * loss for name, loss in expected.items())
+    assert losses["val_sft"] == value == pytest.approx(mean, rel=1e-5)  # chooses the best checkpoint
     weights = retain or {"fineweb_edu": 0.95, "roam": 0.05}
     kept = math.fsum(weights[name] * held_out_loss(model, "pretrain", name) for name in weights)
     assert losses["val_pretrain"] == pytest.approx(kept, rel=1e-5)
