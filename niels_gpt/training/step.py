@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
-from niels_gpt.kernels.fp8 import matmul as fp8
+from niels_gpt.model.backend import Use, choose, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -91,8 +91,8 @@ class StepRunner:
         model.checkpoint_activations = settings.checkpoint_activations
 
     @contextlib.contextmanager
-    def precision_context(self) -> Iterator[None]:
-        """Compute in train.precision, with the fastest attention, for the block."""
+    def precision_context(self, use: Use = "training") -> Iterator[None]:
+        """Compute in train.precision, with the fastest kernels for it, inside the block."""
         before = torch.get_float32_matmul_precision()
         precision = self.config.train.precision
         if self._cuda:
@@ -103,7 +103,7 @@ class StepRunner:
         try:
             with (
                 half,
-                fp8.products(precision == "fp8"),
+                use_backend(self.model, choose(self.device, precision=precision, use=use)),
                 sdpa_kernel(_BACKENDS, set_priority=True) if self._cuda else contextlib.nullcontext(),
             ):
                 yield
@@ -113,7 +113,7 @@ class StepRunner:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Compute in the training precision on CUDA, where it is many times faster; in float32 elsewhere."""
-        with self.precision_context() if self._cuda else contextlib.nullcontext():
+        with self.precision_context("scoring") if self._cuda else contextlib.nullcontext():
             yield
 
     def step(self, batch: Batch, *, step: int, lr: float) -> StepResult:

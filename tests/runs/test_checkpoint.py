@@ -31,6 +31,7 @@ from niels_gpt.runs.checkpoint import (
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
 CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
+CONFIG |= {"n_kv_heads": 0, "tie_embeddings": True, "rope_theta": 10000.0}
 
 
 def make(seed: int = 0, **changes: Any) -> GPT:

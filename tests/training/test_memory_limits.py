@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from niels_gpt.config import ModelConfig, RunConfig, TrainConfig
-from niels_gpt.model.gpt import number_of_weights
+from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.training import memory_limits
 from niels_gpt.training.memory_limits import (
     OutOfMemory,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from niels_gpt.batching import RowPlan, gather_rows, plan_batch
 from niels_gpt.config import RunConfig
+from niels_gpt.data.source_paths import display_name, resolve_source_path
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
@@ -120,7 +119,7 @@ class ByteTask:
                 state += f"; {short_number(len(streams['test'].data))}B test split"
             rows.append(
                 SourceRow(
-                    source_label(name, paths[name]),
+                    display_name(name, paths[name]),
                     self.config.train.p_train.get(name, 0.0),
                     len(train.data),
                     len(val.data),
@@ -148,13 +147,8 @@ def _check_vocabulary(config: RunConfig, streams: dict[str, dict[str, Stream]]) 
 
 def source_paths(cfg: StreamBuildConfig) -> dict[str, str]:
     """The folder or file of each source."""
-    added = {name: source.path for name, source in cfg.own.items()}
+    added = {name: source.path for name, source in cfg.user_sources.items()}
     return {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path, **added}
-
-
-def source_label(name: str, path: str) -> str:
-    """The name of a source in tables; the embedded wiki text is the docstrings of Python's standard library."""
-    return "wiki (Python docstrings)" if (name, path) == ("wiki", "embedded") else name
 
 
 def open_byte_task(config: RunConfig) -> ByteTask:
@@ -173,21 +167,16 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
             if name not in known:
                 raise ValueError(f"train.{key}: unknown source {name!r}; known sources: {', '.join(known)}")
 
-    def path(value: str, default: str) -> str:
-        if value == "auto":
-            return default if Path(default).exists() else "embedded"
-        return value if value == "embedded" else str(files.expand_home(value))
-
     return StreamBuildConfig(
-        roam_root=path(data.roam, ".roam-data"),
-        primer_path=path(data.primer, "data/primer.txt"),
-        wiki={"auto": "embedded", "hub": "hub"}.get(data.wiki) or path(data.wiki, ""),
+        roam_root=resolve_source_path("roam", data.roam),
+        primer_path=resolve_source_path("primer", data.primer),
+        wiki=resolve_source_path("wiki", data.wiki),
         cache_dir=str(files.expand_home(data.cache_dir)),
         roam_val_frac=data.roam_val_frac,
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,
         encoding_errors=data.encoding_errors,
-        own=data.sources,
+        user_sources=data.sources,
         enabled_sources=names,
         required_sources=names,
     )

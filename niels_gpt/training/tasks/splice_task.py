@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
 from niels_gpt.config.splice import SpliceConfig
+from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
@@ -31,7 +32,6 @@ from niels_gpt.system.processes import (
 )
 from niels_gpt.tokenizer import AnyTokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
-from niels_gpt.training.tasks.byte_task import source_label
 from niels_gpt.training.tasks.documents import (
     ContentIndex,
     DocumentSet,
@@ -164,7 +164,7 @@ class SpliceTask:
         held_out = int(sum(self.documents.held_out.lengths[i] for i in self.controls))
         trained = int(self.dataset.lengths.sum())
         path, unit = self.documents.path, self.documents.unit
-        source = source_label(self.documents.source, path)
+        source = display_name(self.documents.source, path)
         return [SourceRow(source, 1.0, trained, held_out, unit, len(self.chosen), path)]
 
     def notes(self) -> list[str]:

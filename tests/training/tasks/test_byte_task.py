@@ -8,7 +8,7 @@ import torch
 
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.rng import derive_seed, generator
-from niels_gpt.training.tasks.byte_task import source_label, source_paths, stream_config
+from niels_gpt.training.tasks.byte_task import source_paths, stream_config
 from niels_gpt.training.tasks.registry import open_task
 from tests.training import DELIMITER, small_config, write_texts
 
@@ -243,11 +243,6 @@ def test_sources_are_described(texts, tmp_path):
     assert roam.held_out == len(roam_stream(texts, "val"))
     assert primer.train == len(primer_stream(texts))
     assert (roam.share, primer.share) == (0.6, 0.4)
-
-
-def test_the_embedded_wiki_is_called_python_docstrings():
-    assert source_label("wiki", "embedded") == "wiki (Python docstrings)"
-    assert [source_label(*each) for each in (("wiki", "hub"), ("roam", "embedded"))] == ["wiki", "roam"]
 
 
 def test_auto_paths_are_resolved(tmp_path, monkeypatch):
