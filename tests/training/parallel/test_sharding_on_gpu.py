@@ -77,18 +77,18 @@ def test_a_group_of_one_trains_like_no_group(spread, optimizer, precision, compi
     config = config_of(engine=engine, optimizer=optimizer, accumulate=2, precision=precision)
     found, model, _ = run(config, spread)
     expected, plain, _ = run(config, None)
-    whole = full_model(model)
-    assert {weight.device.type for weight in whole.parameters()} == {"cuda"}
+    full = full_model(model)
+    assert {weight.device.type for weight in full.parameters()} == {"cuda"}
     exactly = precision == "fp32" or not compiled
     # Compiled bfloat16 may still round elsewhere, and AdamW turns the sign of a tiny gradient into a full step: so
     # compare norms, not elements.
     share = 0.05 if not exactly else 1e-4 if optimizer == "adamw" else 1e-3
     assert close(found, expected, share / 10)
     for name, weight in plain.state_dict().items():
-        assert (whole.state_dict()[name] - weight).norm() < share * weight.norm(), name
+        assert (full.state_dict()[name] - weight).norm() < share * weight.norm(), name
     if not exactly:
         exact = run(replace(config, train=replace(config.train, precision="fp32")), None)[1]
-        assert gap(whole, exact) < 1.25 * gap(plain, exact)  # no farther from float32 than plain bfloat16
+        assert gap(full, exact) < 1.25 * gap(plain, exact)  # no farther from float32 than plain bfloat16
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
