@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import apply_rope, rope_cache
+from niels_gpt.model.rope import rotate
 
 
 def angle(position: int, i: int, D: int, theta: float = 10000.0) -> float:
@@ -191,3 +192,37 @@ def test_keys_that_do_not_match_raise(k: torch.Tensor) -> None:
     """Broadcasting or promoting k would change its shape or dtype."""
     with pytest.raises(ValueError):
         apply_rope(torch.zeros(1, 2, 5, 8), k, *rope_cache(5, 8))
+
+
+# --- views -----------------------------------------------------------------------------------------
+
+
+def aligned() -> torch.Tensor:
+    """A slice of a larger tensor whose strides and offset are even: it can be viewed as complex numbers."""
+    return noise(2, 5, 3, 8)[:, :, 1:]
+
+
+def odd_offset() -> torch.Tensor:
+    return noise(2 * 5 * 2 * 8 + 1)[1:].view(2, 5, 2, 8)
+
+
+def odd_stride() -> torch.Tensor:
+    return noise(2, 5, 2, 9)[..., :8]
+
+
+def spread_lanes() -> torch.Tensor:
+    return noise(2, 5, 2, 16)[..., ::2]
+
+
+@pytest.mark.parametrize(
+    ("view", "copied"), [(aligned, False), (odd_offset, True), (odd_stride, True), (spread_lanes, True)]
+)
+def test_only_views_that_are_not_complex_numbers_are_copied(view, copied: bool, monkeypatch) -> None:
+    x = view()  # (B, T, H, D)
+    copies: list[int] = []
+    contiguous = torch.Tensor.contiguous
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: copies.append(1) or contiguous(self))
+    sin, cos = (table[0, 0, :, None] for table in rope_cache(5, 8))
+    rotated = rotate(x, sin, cos)
+    assert bool(copies) == copied
+    np.testing.assert_allclose(rotated.transpose(1, 2).double().numpy(), reference(x.transpose(1, 2)), atol=2e-6)
