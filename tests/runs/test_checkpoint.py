@@ -392,7 +392,7 @@ def test_weights_of_another_architecture(tmp_path: Path, changes: dict[str, int]
     ],
     ids=["unknown key", "odd sizes", "no config", "numbers for weights", "no weights", "a list of weights"],
 )
-def test_entries_of_a_wrong_kind(tmp_path: Path, entry: dict[str, Any]) -> None:
+def test_entries_of_a_invalid_entry(tmp_path: Path, entry: dict[str, Any]) -> None:
     """load_model raises CheckpointError, with the file's name, for whatever cannot be a model."""
     payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
     torch.save(payload | entry, tmp_path / "a.pt")

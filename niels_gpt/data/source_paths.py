@@ -1,0 +1,50 @@
+"""Where the sources `wiki`, `roam` and `primer` are read from, and how tables name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from niels_gpt.data import embedded
+from niels_gpt.system.files import expand_home
+
+ROAM = ".roam-data"
+"""Default folder of notes, relative to the working directory."""
+PRIMER = "data/primer.txt"
+"""Default file of dialogues, relative to the working directory."""
+
+
+def resolve_source_path(source: str, path: str = "auto") -> str:
+    """Return the path of `wiki`, `roam` or `primer` with `auto` and `~` resolved.
+
+    The result is `embedded`, `hub` (wiki only), or a path. For roam and primer, `auto` is the default path if it
+    exists; otherwise, and always for wiki, it is `embedded`: nothing is downloaded unless the user asks for it.
+    """
+    if path == "auto":
+        default = {"roam": ROAM, "primer": PRIMER}.get(source)
+        return default if default is not None and Path(default).exists() else "embedded"
+    return str(expand_home(path))
+
+
+def roam_path(path: str | Path | None = None) -> Path:
+    """Return the folder of notes: `path`, or `.roam-data/` if it exists, or the embedded notes."""
+    if path is not None:
+        return Path(path)
+    resolved = resolve_source_path("roam")
+    return embedded.NOTES if resolved == "embedded" else Path(resolved)
+
+
+def primer_path(path: str | Path | None = None) -> Path:
+    """Return the file of dialogues: `path`, or `data/primer.txt` if it exists, or the embedded dialogues."""
+    if path is not None:
+        return Path(path)
+    resolved = resolve_source_path("primer")
+    return embedded.PRIMER if resolved == "embedded" else Path(resolved)
+
+
+def display_name(source: str, path: str) -> str:
+    """Return the name of a source for tables and messages: `wiki (Python docstrings)` where wiki is embedded.
+
+    `source` may also be the name of a held-out stream (`val_wiki`); `path` is the path in the config.
+    """
+    is_docstrings = source in ("wiki", "val_wiki") and resolve_source_path("wiki", path) == "embedded"
+    return f"{source} (Python docstrings)" if is_docstrings else source
