@@ -61,16 +61,23 @@ def gap(model, reference):
     return ((ours - wanted).norm() / wanted.norm()).item()
 
 
+@pytest.fixture
+def eager_rounding():
+    """Let every compiled operation round like eager code: FSDP2's hooks split the compiled graph elsewhere.
+
+    torch's own patch, not monkeypatch: that one deletes the option afterwards, and torch 2.11 then fails to compile.
+    """
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        yield
+
+
 @pytest.mark.parametrize(
     ("optimizer", "precision", "compiled"),
     [("adamw", "fp32", True), ("adamw", "bf16", False), ("muon", "fp32", False), ("muon", "bf16", True)],
 )
 @pytest.mark.parametrize("spread", [replicate_model, shard_model])
+@pytest.mark.usefixtures("eager_rounding")
 def test_a_group_of_one_trains_like_no_group(spread, optimizer, precision, compiled, monkeypatch):
-    # FSDP2's hooks split the compiled graph elsewhere. So let every compiled operation round like eager code, not only
-    # at the end of a graph. torch 2.11 lacks the option; the comparison of compiled bfloat16 below allows for that.
-    if hasattr(torch._inductor.config, "emulate_precision_casts"):
-        monkeypatch.setattr(torch._inductor.config, "emulate_precision_casts", True)
     if precision == "fp32":  # Muon too: in bfloat16 the last bit of a gradient can become 1/256 of a step
         monkeypatch.setattr(muon, "_dtype", lambda device: torch.float32)
     engine = {"graphs": False, "compile": compiled}
