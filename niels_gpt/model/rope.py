@@ -36,7 +36,8 @@ def rotate(x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tenso
     pairs = x.unflatten(-1, (-1, 2))  # (..., D/2, 2)
     if x.dtype in (torch.float32, torch.float64):
         even = pairs.stride(-1) == 1 and not any(s % 2 for s in (*pairs.stride()[:-1], pairs.storage_offset()))
-        rotated = torch.view_as_complex(pairs if even else pairs.contiguous()) * torch.complex(cos, sin)
+        pairs = pairs if even else pairs.clone(memory_format=torch.contiguous_format)
+        rotated = torch.view_as_complex(pairs) * torch.complex(cos, sin)
         return torch.view_as_real(rotated).flatten(-2)
     a, b = pairs.unbind(-1)
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)

@@ -1,4 +1,4 @@
-"""The decode step: its kernels against what they compute in plain torch, and the whole against the model."""
+"""The decode step: its kernels compared with plain torch, and its logits with those of the model."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_power():
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_weights_that_follow_a_norm_hold_its_weight(kind):
+def test_matrices_after_a_norm_include_its_weight(kind):
     model = build(kind, "cpu")
     weights = Weights(model.config, model.weights())
     x = torch.randn(5, model.config.C)
     flat = torch.nn.functional.rms_norm if weights.norm_kind == 2 else torch.nn.functional.layer_norm
     block = model.layers()[1]
-    product, sums = weights.normed[2]  # qkv of layer 1
+    matrix, sums = weights.normed[2]  # qkv of layer 1
     torch.testing.assert_close(
-        flat(x, (model.config.C,), eps=1e-5) @ product.t(), block.attn.qkv(block.norm_attn(x)), atol=1e-4, rtol=1e-4
+        flat(x, (model.config.C,), eps=1e-5) @ matrix.t(), block.attn.qkv(block.norm_attn(x)), atol=1e-4, rtol=1e-4
     )
-    torch.testing.assert_close(sums, product.sum(1))
+    torch.testing.assert_close(sums, matrix.sum(1))
     with torch.no_grad():
         block.norm_attn.weight.mul_(2)
     weights.refresh()
@@ -81,13 +81,13 @@ def test_weights_that_follow_a_norm_hold_its_weight(kind):
 def test_pairs_of_halves_have_22_bits_of_any_row():
     g = torch.Generator().manual_seed(0)
     matrix = torch.randn((9, 70), generator=g) * 10.0 ** torch.tensor([-37, -30, -9, -4, 0, 4, 9, 30, 37])[:, None]
-    matrix *= torch.rand((9, 70), generator=g) ** 8  # also small ones beside large ones
+    matrix *= torch.rand((9, 70), generator=g) ** 8  # small elements beside large ones
     matrix = torch.cat((matrix, torch.zeros(1, 70), torch.full((1, 70), torch.finfo().max)))
     both, factor = torch.empty((2, 11, 70), dtype=torch.float16), torch.empty(11)
     _pair(matrix, both, factor)
     made = (both[0].double() + both[1].double() / LOW) * factor[:, None].double()
-    room = 2.0**-22 * matrix.double().abs() + 2.0**-49 * matrix.double().abs().amax(1, keepdim=True)
-    assert ((made - matrix).abs() <= room).all()
+    allowed = 2.0**-22 * matrix.double().abs() + 2.0**-49 * matrix.double().abs().amax(1, keepdim=True)
+    assert ((made - matrix).abs() <= allowed).all()
     for bad in (torch.inf, torch.nan):
         matrix[3, 5] = bad
         _pair(matrix, both, factor)
@@ -98,7 +98,7 @@ def test_pairs_of_halves_have_22_bits_of_any_row():
 
 
 @torch.inference_mode()
-def test_one_row_makes_no_pairs_and_more_share_theirs(device):
+def test_one_row_needs_no_pairs_and_larger_batches_share_them(device):
     model = build("v1", device)
     weights, state = Weights(model.config, model.weights()), SlotState(model.config, 4, model.device)
     DecodeStep(weights, state, 1)
@@ -112,7 +112,7 @@ def test_one_row_makes_no_pairs_and_more_share_theirs(device):
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_refresh_renews_pairs_where_they_are(device, inference):
+def test_refresh_updates_pairs_in_place(device, inference):
     model = build("v0", device)
     weights = Weights(model.config, model.weights())
     with torch.inference_mode(inference):
@@ -130,8 +130,8 @@ def test_refresh_renews_pairs_where_they_are(device, inference):
         )
 
 
-def test_which_kernel_a_product_has(device, monkeypatch):
-    def products(C, d_ff, shared, V=20):
+def test_which_kernel_computes_a_matmul(device, monkeypatch):
+    def kernels_of(C, d_ff, shared, V=20):
         monkeypatch.setattr(step, "_shared_memory", lambda _: shared)
         model = build("v0", device, V=V, L=1, T=8, C=C, d_ff=d_ff)
         launches = DecodeStep(
@@ -147,41 +147,41 @@ def test_which_kernel_a_product_has(device, monkeypatch):
         for name in ("lean", "deep"):
             monkeypatch.setattr(getattr(plain_kernels.kernels, f"{name}_kernel"), "__name__", f"{name}_kernel")
     paired, deep, head = ("paired", 4, None), ("deep", 8, None), ("paired", 4, None)
-    assert products(192, 768, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 2), head]
-    assert products(192, 2048, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 4), head]
-    assert products(192, 2049, 166912) == [paired, ("lean", 4, 1), paired, deep, head]
-    assert products(768, 1024, 166912)[:4] == [("paired", 8, None), ("lean", 8, 1)] * 2
-    assert products(768, 1024, 101376) == [deep, ("lean", 8, 2), deep, ("lean", 8, 2), deep]  # no room for C columns
+    assert kernels_of(192, 768, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 2), head]
+    assert kernels_of(192, 2048, 166912) == [paired, ("lean", 4, 1), paired, ("lean", 8, 4), head]
+    assert kernels_of(192, 2049, 166912) == [paired, ("lean", 4, 1), paired, deep, head]
+    assert kernels_of(768, 1024, 166912)[:4] == [("paired", 8, None), ("lean", 8, 1)] * 2
+    assert kernels_of(768, 1024, 101376) == [deep, ("lean", 8, 2), deep, ("lean", 8, 2), deep]  # C columns do not fit
     lean, wide = ("lean", 4, 1), ("wide", None, None)
-    assert products(96, 96, WIDE_SHARED, V=WIDE) == [paired, lean, paired, lean, wide]
-    assert products(96, 96, WIDE_SHARED, V=WIDE - 1) == [paired, lean, paired, lean, head]
-    assert products(96, 96, WIDE_SHARED - 1, V=WIDE) == [paired, lean, paired, lean, head]
-    assert products(96, 4096, WIDE_SHARED)[2] == paired  # only the head
-    assert products(768, 1024, 101376, V=WIDE)[-1] == deep  # no pairs
+    assert kernels_of(96, 96, WIDE_SHARED, V=WIDE) == [paired, lean, paired, lean, wide]
+    assert kernels_of(96, 96, WIDE_SHARED, V=WIDE - 1) == [paired, lean, paired, lean, head]
+    assert kernels_of(96, 96, WIDE_SHARED - 1, V=WIDE) == [paired, lean, paired, lean, head]
+    assert kernels_of(96, 4096, WIDE_SHARED)[2] == paired  # only the head
+    assert kernels_of(768, 1024, 101376, V=WIDE)[-1] == deep  # no pairs
 
 
 @pytest.mark.parametrize("kind", ["v1", *LONG])
 @pytest.mark.parametrize("batch", [1, 2, 32])
 @torch.inference_mode()
-def test_how_the_work_is_divided(device, kind, batch):
+def test_grids(device, kind, batch):
     model = build(kind, device, L=1, T=8)
     step = DecodeStep(Weights(model.config, model.weights()), SlotState(model.config, batch, model.device), batch)
     attend = step.launches[1][3]
-    assert attend["EARLY"] == (batch > 1)  # one row's qkv may come up beside the choice before it
+    assert attend["EARLY"] == (batch > 1)  # with one row qkv may start beside the sampling before it
     for kernel, grid, args, options in step.launches:
         if "M" not in options:
             continue
         N, rows, parts, epilogue = args[5], args[7], args[8], args[11]
         assert grid == (-(-rows // options["M"]), -(-N // options["BN"]))
         if epilogue == ADD:
-            assert grid[1] == parts  # of the sums over a row: one each
+            assert grid[1] == parts  # each program writes one part of the sums
         elif kernel.__name__ != "wide_kernel":
             assert options["M"] == options["BN"] == TILE
 
 
 @pytest.mark.parametrize("kind", ["v0", "v1", *LONG])
 @torch.inference_mode()
-def test_logits_of_a_row_do_not_depend_on_the_others(device, kind):
+def test_logits_of_a_row_do_not_depend_on_other_rows(device, kind):
     model = build(kind, device)
     weights, C = Weights(model.config, model.weights()), model.config
     g = torch.Generator().manual_seed(1)
@@ -216,7 +216,7 @@ def test_logits_of_ragged_rows_are_the_models(device, kind, batch):
     state = SlotState(model.config, batch + 2, model.device)
     step = DecodeStep(Weights(model.config, model.weights()), state, power(batch))
     prompts = [[(11 * row + 3 * j) % C.V for j in range(1 + 13 * row % (C.T - 4))] for row in range(batch)]
-    slots = [(row + 2) % (batch + 2) for row in range(batch)]  # any, not those of the rows
+    slots = [(row + 2) % (batch + 2) for row in range(batch)]  # slots in another order than the rows
     for slot, prompt in zip(slots, prompts, strict=True):
         n = len(prompt) - 1
         if n:
@@ -237,14 +237,14 @@ def test_logits_of_ragged_rows_are_the_models(device, kind, batch):
 
 
 def halves(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `Weights.paired` has them."""
+    """Pairs of float16 as in `Weights.paired`."""
     both, factor = w.new_empty((2, *w.shape), dtype=torch.float16), w.new_empty(len(w))
     _pair(w, both, factor)
     return both, factor
 
 
 def linear_case(rows: int, N: int, K: int, norm: int, epilogue: int):
-    """The arguments of a product twice: for the kernel and for the reference."""
+    """The arguments of a matmul twice: for the kernel and for the reference."""
     torch.manual_seed(rows * N + K + norm)
     parts = -(-N // COLUMNS)
     x = torch.randn(rows, K, device="cuda") * 2 + 0.5
@@ -290,7 +290,7 @@ def multiply(kernel: str, args: tuple, **extra: bool) -> None:
     [("vector", 1), ("deep", 33), ("pieces", 2), ("pieces", 33)]
     + [(kernel, rows) for kernel in ("paired", "wide", "lean") for rows in (2, 16, 45)],
 )
-def test_products(kernel, rows, norm, epilogue, pdl):
+def test_matmuls(kernel, rows, norm, epilogue, pdl):
     if pdl and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs sm_90")
     if norm and epilogue == ADD and kernel != "vector":
@@ -310,7 +310,7 @@ def test_products(kernel, rows, norm, epilogue, pdl):
 
 
 def sizes(K: int, count: int) -> torch.Tensor:
-    """Numbers from 1e-4 to 1e4, count of them in each of K columns, in another order there."""
+    """Rows of K numbers from 1e-4 to 1e4, in different orders."""
     return torch.stack([10.0 ** (8 * torch.rand(count) - 4) for _ in range(K)], 1).to("cuda")
 
 
@@ -320,14 +320,14 @@ def sizes(K: int, count: int) -> torch.Tensor:
     ("kernel", "norm"), [("paired", 1), ("paired", 2), ("wide", 1), ("wide", 2), ("lean", 0), ("pieces", 0)]
 )
 @pytest.mark.parametrize("K", [128, 100, 72])
-def test_products_of_numbers_of_any_size(kernel, norm, K):
-    """Every result within the rounding of a float32 sum of its own terms."""
+def test_matmuls_of_numbers_of_any_size(kernel, norm, K):
+    """Every result is within the rounding error of a float32 sum of its terms."""
     rows, N = 19, 70
     (x, w, shift, out, moments, *numbers), _ = linear_case(rows, N, K, norm, STORE)
     x *= 10.0 ** torch.linspace(-6, 6, rows, device="cuda")[:, None]
     x[4] *= sizes(K, 1)[0]
     x[9, : K // 2] = 0
-    x[11, 3] = 1e6  # one that dwarfs the others
+    x[11, 3] = 1e6  # much larger than the others
     x[13] = 0
     w *= 10.0 ** torch.linspace(-15, 15, N, device="cuda")[:, None]
     w[20:40] *= sizes(K, 20)
@@ -345,7 +345,7 @@ def test_products_of_numbers_of_any_size(kernel, norm, K):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("kernel", ["paired", "wide", "deep"])
 @pytest.mark.parametrize("K", [128, 100])
-def test_a_row_whose_mean_dwarfs_its_deviation_stays_finite(kernel, K):
+def test_a_row_with_a_mean_far_above_its_deviation_stays_finite(kernel, K):
     rows, N = 32, 40
     (x, w, shift, out, moments, *numbers), _ = linear_case(rows, N, K, 1, STORE)
     x *= 10.0 ** torch.linspace(-4, 5, rows, device="cuda")[:, None]
@@ -376,7 +376,7 @@ def test_attention(D, rope, span, early, stages):
         mine, y = cache.clone(), torch.zeros(B, H * D, device="cuda")
         part, edges = torch.zeros(B, H, splits, D, device="cuda"), torch.zeros(B, H, splits, 2, device="cuda")
         arrived = torch.zeros(B * H, device="cuda", dtype=torch.int32)
-        for _ in range(2):  # the counters of the programs are as before at the end
+        for _ in range(2):  # the counters of the programs are reset at the end
             args = (qkv, angles.sin(), angles.cos(), mine, part, edges, arrived, y, lengths, rows, T, H, span, D**-0.5)
             options = {"STAGES": stages, "ROPE": rope, "EARLY": early, "PDL": False, "num_warps": 4}
             run[(B, H, -(-T // span))](*args, D=D, DP=power(D), BS=64, SPLITS=splits, **options)
@@ -389,7 +389,7 @@ def test_attention(D, rope, span, early, stages):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("V", [2, 100, 256, 5000, 16004, 50257])
 @torch.inference_mode()
-def test_every_filter_chooses_as_the_plain_one(V):
+def test_sampling_is_that_of_plain_torch(V):
     model = build("v0", "cuda", V=V)
     B = 16
     state = SlotState(model.config, B, model.device)
