@@ -120,7 +120,7 @@ class Launches:
 def launches(monkeypatch):
     kernel = Launches()
     monkeypatch.setattr(muon, "_has_kernels", lambda device: True)
-    module = SimpleNamespace(product_kernel=kernel)
+    module = SimpleNamespace(matmul_kernel=kernel)
     monkeypatch.setitem(sys.modules, "niels_gpt.kernels.cuda.muon_triton", module)
     monkeypatch.setattr("niels_gpt.kernels.cuda.muon_triton", module, raising=False)
     return kernel.found

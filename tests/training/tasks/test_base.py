@@ -43,3 +43,13 @@ def test_names_of_held_out_sets():
         "val_dolly15k",
     ]
     assert eval_name("mine", "test") == "test_mine"
+
+
+def test_pinned_batches_keep_their_segments(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 100)
+    batch = batch_of()
+    pinned = batch.pinned()
+    assert pinned.segments is batch.segments
+    for i in (0, 1, 3):
+        assert torch.equal(pinned[i], batch[i] + 100)
+    assert batch_of(structured=False).pinned().positions is None
