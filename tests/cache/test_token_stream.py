@@ -82,11 +82,11 @@ def test_every_slice(stream):
 def test_any_stream_and_any_slice(texts, shard_tokens, data):
     with quick_folder() as folder:
         stream = TokenStream(build(folder / "cache", texts, 2 * shard_tokens) / "train")
-        whole = plain(texts)
-        assert stream.num_tokens == len(whole)
-        start = data.draw(st.integers(0, len(whole)))
-        number = data.draw(st.integers(0, len(whole) - start))
-        assert read(stream, start, number) == whole[start : start + number]
+        tokens = plain(texts)
+        assert stream.num_tokens == len(tokens)
+        start = data.draw(st.integers(0, len(tokens)))
+        number = data.draw(st.integers(0, len(tokens) - start))
+        assert read(stream, start, number) == tokens[start : start + number]
         assert [stream.document(i).tolist() for i in range(len(texts))] == expected(texts)
         assert stream.document_lengths().tolist() == [len(ids) for ids in expected(texts)]
 

@@ -255,6 +255,6 @@ def test_edge_weights_of_one_document_equal_the_single_dataset(options):
     one = SpliceDocumentDataset(S=8, doc_tokens=doc, pad_token_id=0, content_length=6, alpha=0.8, **stride)
     assert len(many) == len(one) == 24 // stride.get("content_stride", 1) + 1
     assert tuples(many.triples()) == tuples(one.triples())
-    for refused in ({"sampler": "enumerate"}, {"content_start_mode": "slide_within"}):
+    for invalid in ({"sampler": "enumerate"}, {"content_start_mode": "slide_within"}):
         with pytest.raises(ValueError, match="alpha"):
-            MultiSpliceDocumentDataset(S=8, doc_tokens_list=[doc], pad_token_id=0, alpha=0.8, **refused)
+            MultiSpliceDocumentDataset(S=8, doc_tokens_list=[doc], pad_token_id=0, alpha=0.8, **invalid)
