@@ -3,14 +3,17 @@ PYTHON ?= python3
 PIP := pip install --quiet --disable-pip-version-check -c constraints.txt
 VENV := .venv
 PEERS := .venv-peers
+PEERS_LITGPT := .venv-peers-litgpt
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench bench-peers clean help
+.PHONY: setup demo test test-fresh test-gpu check bench bench-peers clean help
 
 help:
-	@echo "make demo         train, measure and talk to a small model, offline (two to three minutes on two fast cores)"
+	@echo "make demo         train, measure and chat with a small model, offline (two to three minutes on two fast cores)"
 	@echo "make test         the tests"
-	@echo "make check        ruff, mypy, and the floors (import-linter)"
+	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
+	@echo "make test-gpu     the tests that need CUDA, one after the other"
+	@echo "make check        ruff, mypy, and the layers (import-linter)"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
 
@@ -31,22 +34,39 @@ TEST_PROCESSES ?= 2
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
+# Property tests with new cases: the seed is printed, and SEED=N repeats them.
+SEED ?= $(shell date +%s)
+
+test-fresh: setup
+	@echo "property tests with NIELS_GPT_TEST_SEED=$(SEED)"
+	NIELS_GPT_TEST_SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "property and not gpu" -n $(TEST_PROCESSES) --dist worksteal
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench-peers: $(PEERS)/.ready
+# litgpt requires numpy < 2, which breaks the pyarrow of datasets and TRL, so it has a separate environment.
+# bench/peers.py chooses the environment of each contender.
+bench-peers: $(PEERS)/.ready $(PEERS_LITGPT)/.ready
 
 $(PEERS)/.ready: pyproject.toml constraints.txt
-	@echo "setting up $(PEERS): niels-gpt beside transformers, litgpt and trl"
+	@echo "setting up $(PEERS): niels-gpt, transformers and trl"
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	@$(PEERS)/bin/python -m $(PIP) -e . transformers litgpt trl
+	@$(PEERS)/bin/python -m $(PIP) -e . transformers trl
+	@touch $@
+
+$(PEERS_LITGPT)/.ready: constraints.txt
+	@echo "setting up $(PEERS_LITGPT): litgpt"
+	@test -x $(PEERS_LITGPT)/bin/python || $(PYTHON) -m venv $(PEERS_LITGPT)
+	@$(PEERS_LITGPT)/bin/python -m $(PIP) torch litgpt
 	@touch $@
 
 bench: setup
-	@if [ -f $(PEERS)/.ready ]; then $(PEERS)/bin/python -m bench; else $(BIN)/python -m bench; fi
+	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(PEERS_LITGPT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,5 @@
 """Speed of niels-gpt beside its peers: `python -m bench` (or `make bench`).
 
-Every contender lives in a process of its own; they take turns, one round each at a time, and only ratios
-within a round are compared, because the machine is never quiet.
+Each contender runs in a separate process. They take turns, one round each, and only ratios within a round are compared,
+because the load of a machine changes all the time.
 """

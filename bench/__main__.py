@@ -1,7 +1,7 @@
-"""`python -m bench [CASE ...] [--device cuda] [--rounds N] [--json PATH] [--quick]`: a table, and JSON.
+"""`python -m bench [CASE ...] [--device cuda] [--rounds N] [--json PATH] [--quick]`: print a table and write JSON.
 
-Exits with 1 where a contender failed; one that is not installed or cannot run here is only reported, as is a missed
-target.
+The exit code is 1 if a contender failed. A contender that is not installed or cannot run here, and a missed target, are
+only reported.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.case import NAMES, ON_CUDA, USUAL, load_case
+from bench.case import NAMES, ON_CPU, ON_CUDA, load_case
+from bench.peers import ROOT
 from bench.report import machine, table, write_json
-from bench.runner import ROOT, Row, run_case
+from bench.runner import Row, run_case
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cases asked for, print the table, write the JSON; the exit code."""
+    """Run the chosen cases, print the table, write the JSON; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench", description="Speed of niels-gpt beside its peers.")
-    listed = f"of {', '.join(NAMES)}; default on a CPU: {', '.join(USUAL)}; on cuda: {', '.join(ON_CUDA)}"
+    listed = f"one of {', '.join(NAMES)}; default on a CPU: {', '.join(ON_CPU)}; on cuda: {', '.join(ON_CUDA)}"
     parser.add_argument("cases", nargs="*", metavar="CASE", help=listed)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, help="rounds per contender (default: the case's, most 9, with --quick 2)")
+    rounds = "rounds per contender (default: that of the case, usually 9; 2 with --quick)"
+    parser.add_argument("--rounds", type=int, help=rounds)
     parser.add_argument("--json", type=Path, metavar="PATH", help="default: bench/results/<date>.json")
-    parser.add_argument("--data", type=Path, metavar="PATH", help="the text for the case shakespeare")
-    parser.add_argument("--note", default="", help="what a reader of the result should know")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="the text of the case shakespeare")
+    parser.add_argument("--note", default="", help="a remark stored with the result")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: only shows that everything runs")
     options = parser.parse_args(arguments)
     for name in options.cases:
-        if name not in NAMES and "." not in name:  # with a dot: a module of your own
+        if name not in NAMES and "." not in name:  # a dotted name is any module with a CASE
             parser.error(f"no case {name!r}; there are {', '.join(NAMES)}")
     if options.data is not None:
-        os.environ["BENCH_DATA"] = str(options.data.resolve())  # for the contenders' processes
-    names = options.cases or (USUAL if options.device == "cpu" else ON_CUDA)
+        os.environ["BENCH_DATA"] = str(options.data.resolve())  # for the processes of the contenders
+    names = options.cases or (ON_CPU if options.device == "cpu" else ON_CUDA)
     try:
-        facts = machine(options.device)  # before the start: the load is that of others
+        facts = machine(options.device)  # before the start, so that the load is that of other programs
         for name in names:
             load_case(name, options.device)
     except ValueError as err:
@@ -51,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     with Console(stderr=True).status("") as status:
         for name in names:
             rows += run_case(name, rounds=options.rounds, quick=options.quick, device=options.device, say=status.update)
-            write_json(path, rows, **about, machine=facts)  # each time: what is measured is kept
+            write_json(path, rows, **about, machine=facts)  # after every case: an interrupted run keeps its results
     Console().print(table(rows, quick=options.quick), f"written to {path}", soft_wrap=True)
     return 1 if any(row.error and not row.error.startswith("not ") for row in rows) else 0
 

@@ -1,4 +1,4 @@
-"""What a benchmark is: a case, its contenders, and the work of one round."""
+"""A benchmark: a case, its contenders, and the work of one round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-USUAL = (
+ON_CPU = (
     "get_batch",
     "train_step",
     "muon",
@@ -21,11 +21,11 @@ USUAL = (
     "splice_batch",
     "open_splice",
     "packed_step",
-    "memorise",
+    "memorize",
     "stall",
     "memory",
 )
-"""What `python -m bench` runs on a CPU."""
+"""Default cases on a CPU."""
 ON_CUDA = (
     "train_step",
     "train_step_v1",
@@ -40,15 +40,15 @@ ON_CUDA = (
     "muon",
     "shakespeare",
 )
-"""What there is for a GPU. All of it runs on a CPU too; what is not among the usual takes long there."""
-NAMES = (*USUAL, *(name for name in ON_CUDA if name not in USUAL))
+"""Default cases on a GPU. All of them run on a CPU too; those that are not in ON_CPU take long there."""
+NAMES = (*ON_CPU, *(name for name in ON_CUDA if name not in ON_CPU))
 Role = Literal["ours", "peer", "baseline", "peak"]
-HIGHER = ("tokens/s", "% MFU", "x alone")
-"""The units of which more is better."""
+HIGHER_IS_BETTER = ("tokens/s", "% MFU", "x alone")
+"""Units; of all others, lower is better."""
 
 
-class NotHere(Exception):
-    """This machine lacks what a contender needs, and it says what."""
+class Unavailable(Exception):
+    """This machine lacks what a contender needs; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -56,45 +56,61 @@ class Work:
     """One round of a contender, ready to run."""
 
     run: Callable[[], object]
-    amount: float = 1.0  # units of the case (calls, tokens) in a round
-    gflop: float | None = None  # 10^9 floating-point operations in a round, to set against the peak
-    facts: dict[str, object] = field(default_factory=dict)  # goes into the JSON
-    measures: bool = False  # run returns what it measured, by unit; "seconds" is then the part of its time that counts
-    warm: bool = True  # run once before the first round
+    amount: float = 1.0
+    """Units of the case (calls, tokens) in a round."""
+    gflop: float | None = None
+    """10^9 floating-point operations in a round, for the share of the peak."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """Recorded in the JSON."""
+    measures: bool = False
+    """`run` returns measurements by unit; "seconds" among them replaces the wall time of the round."""
+    warm: bool = True
+    """Run once before the first round."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do the work of a case."""
+    """One implementation of the work of a case."""
 
     name: str
-    build: Callable[[bool], Work]  # called in the contender's own process, with True for tiny sizes
+    build: Callable[[bool], Work]
+    """Called in the process of the contender, with True for tiny sizes."""
     role: Role = "peer"
-    group: str = ""  # ratios are to the best peer of the group
-    minus: str | None = None  # the baseline that is subtracted, round by round
-    target: float | None = None  # the least ratio where the group has peers, else the largest median
-    alone: str | None = None  # the contender that does it one at a time: "x alone" is what many together gain
-    goals: Mapping[str, str] = field(default_factory=dict)  # unit -> "≥ 55", "≤ 2", or as a ratio "≥ 1.3x"
+    group: str = ""
+    """Ratios are to the best peer of the group."""
+    minus: str | None = None
+    """The baseline whose time is subtracted, round by round."""
+    target: float | None = None
+    """The smallest ratio if the group has peers, else the largest median."""
+    alone: str | None = None
+    """The contender with batch 1: the unit "x alone" is the throughput relative to it."""
+    goals: Mapping[str, str] = field(default_factory=dict)
+    """Unit -> "≥ 55", "≤ 2", or as a ratio "≥ 1.3x"."""
+    package: str = ""
+    """The package it needs, which decides its environment (bench/peers.py)."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that do the same work, measured in ms per unit of it, in units of it per second, or by themselves."""
+    """Contenders that do the same work, compared by ms per unit, units per second, or what their rounds measure."""
 
     name: str
     unit: Literal["ms", "tokens/s", "s", "GiB"]
     contenders: tuple[Contender, ...]
     device: str = "cpu"
-    rounds: int = 9  # unless others are asked for
-    starts: int = 1  # contenders that get ready at the same time
-    fresh: bool = False  # every round in a new process
+    rounds: int = 9
+    """Default number of rounds."""
+    starts: int = 1
+    """Contenders that start at the same time."""
+    fresh: bool = False
+    """Every round in a new process."""
 
 
 def load_case(name: str, device: str = "cpu") -> Case:
-    """The case of that name in bench.cases, in its form for a device; a dotted name is any module with a CASE.
+    """Return the case of that name in bench.cases for a device; a dotted name is any module with a CASE.
 
-    A module has a CASE, or CASES: one case in several sizes (train_step, train_step_v1), and for several devices.
-    Raises ValueError where there is none for the device.
+    A module has CASE, or CASES: one case in several sizes (train_step, train_step_v1) and for several devices. Raises
+    ValueError if there is none for the device.
     """
     module = importlib.import_module(
         name if "." in name else f"bench.cases.{name.removesuffix('_v1').removesuffix('_124m')}"
@@ -102,5 +118,5 @@ def load_case(name: str, device: str = "cpu") -> Case:
     cases: tuple[Case, ...] = getattr(module, "CASES", ()) or (module.CASE,)
     found = [case for case in cases if case.device == device and ("." in name or case.name == name)]
     if not found:
-        raise ValueError(f"the case {name} does not run on {device}; those that do: {', '.join(ON_CUDA)}")
+        raise ValueError(f"case {name} does not run on {device}; these do: {', '.join(ON_CUDA)}")
     return found[0]

@@ -1,6 +1,6 @@
-"""Text from a model, ours and those of peers, greedy: what the cases generate and generate_cold have in common.
+"""Greedy text generation with our model and with peers, for the cases generate and generate_cold.
 
-On CUDA peers compute in bf16, ours in the fp32 of its weights, through the package's public functions alone.
+On CUDA peers run in bf16; ours runs in fp32, the precision of its weights, through the public functions only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bench.case import Work
 from bench.models import Size
 from bench.training import OURS
 
-Speaker = Callable[[int], object]
-"""Continues the prompt by so many tokens; they are there when it returns."""
+Generate = Callable[[int], object]
+"""Continues the prompt by so many tokens, and returns when they are on the host."""
 
 
 @dataclass(frozen=True)
-class Talk:
-    """What is to be continued, by which model, where."""
+class Setup:
+    """The model, the device and the number of prompts."""
 
     size: Size
     device: str = "cpu"
@@ -29,7 +29,7 @@ class Talk:
 
     @property
     def prompt(self) -> str:
-        """On CUDA one token, so that 256 new ones fit the window of v0."""
+        """On CUDA one token, so that 256 new ones fit the context of v0."""
         return "hello world" if self.device == "cpu" else "\n"
 
     def new(self, quick: bool) -> int:
@@ -37,7 +37,7 @@ class Talk:
 
 
 class Ids:
-    """A tokenizer for models with random weights: bytes in, V ids out."""
+    """A stand-in tokenizer for random weights: encodes bytes, decodes any of V ids."""
 
     def __init__(self, V: int) -> None:
         self.vocab_size = V
@@ -50,92 +50,93 @@ class Ids:
         return {}
 
 
-def load(name: str, talk: Talk, quick: bool) -> Speaker:
-    """Ours or a peer, by its name, with its model on the device; nothing is computed yet."""
+def load(name: str, setup: Setup, quick: bool) -> Generate:
+    """Return ours or a peer, by name, with its model on the device; nothing is generated yet."""
     import torch
 
-    size = talk.size.scaled(quick)
+    size = setup.size.scaled(quick)
     torch.manual_seed(0)
     make = models.niels_gpt if name == OURS else models.PEERS[name]
-    model = make(size).to(talk.device).eval()
-    if talk.device == "cuda" and name != OURS:
+    model = make(size).to(setup.device).eval()
+    if setup.device == "cuda" and name != OURS:
         model = model.to(torch.bfloat16)
-    makers: dict[str, Callable[[Any, Talk, int], Speaker]] = {OURS: _ours, "nano": _nano, "litgpt": _litgpt}
-    speaker = makers.get(name, _transformers)(model, talk, talk.new(quick))
-    if talk.device == "cuda":
+    builders: dict[str, Callable[[Any, Setup, int], Generate]] = {OURS: _ours, "nano": _nano, "litgpt": _litgpt}
+    generate = builders.get(name, _transformers)(model, setup, setup.new(quick))
+    if setup.device == "cuda":
         torch.cuda.synchronize()
-    return speaker
+    return generate
 
 
-def _ours(model: Any, talk: Talk, most: int) -> Speaker:
+def _ours(model: Any, setup: Setup, most: int) -> Generate:
     from niels_gpt import generate
     from niels_gpt.inference.generation import generate_batch
     from niels_gpt.inference.sampling import Sampling
 
     tokenizer: Any = Ids(model.config.V) if model.config.V > 256 else None
-    prompts, greedy = [talk.prompt] * talk.batch, Sampling(temperature=0.0)
-    if talk.batch == 1:
-        return lambda n: generate(model, talk.prompt, max_new_tokens=n, temperature=0.0, tokenizer=tokenizer)
+    prompts, greedy = [setup.prompt] * setup.batch, Sampling(temperature=0.0)
+    if setup.batch == 1:
+        return lambda n: generate(model, setup.prompt, max_new_tokens=n, temperature=0.0, tokenizer=tokenizer)
     return lambda n: generate_batch(model, prompts, max_new_tokens=n, sampling=greedy, tokenizer=tokenizer)
 
 
-def _ids(talk: Talk) -> Any:
+def _ids(setup: Setup) -> Any:
     import torch
 
-    return torch.tensor([list(talk.prompt.encode())] * talk.batch, device=talk.device)
+    return torch.tensor([list(setup.prompt.encode())] * setup.batch, device=setup.device)
 
 
-def _nano(model: Any, talk: Talk, most: int) -> Speaker:
-    ids = _ids(talk)
+def _nano(model: Any, setup: Setup, most: int) -> Generate:
+    ids = _ids(setup)
     return lambda n: model.generate(ids, n, temperature=0.0).tolist()
 
 
-def _transformers(model: Any, talk: Talk, most: int) -> Speaker:
+def _transformers(model: Any, setup: Setup, most: int) -> Generate:
     import torch
 
-    ids = _ids(talk)
+    ids = _ids(setup)
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "use_cache": True, "pad_token_id": 0}
 
-    def speak(n: int) -> object:
-        made = model.generate(ids, min_new_tokens=n, max_new_tokens=n, **options)
-        assert made.shape == (talk.batch, len(talk.prompt) + n), made.shape
-        return made.tolist()
+    def continue_by(n: int) -> object:
+        ids_out = model.generate(ids, min_new_tokens=n, max_new_tokens=n, **options)
+        assert ids_out.shape == (setup.batch, len(setup.prompt) + n), ids_out.shape
+        return ids_out.tolist()
 
-    return speak
+    return continue_by
 
 
-def _litgpt(model: Any, talk: Talk, most: int) -> Speaker:
+def _litgpt(model: Any, setup: Setup, most: int) -> Generate:
     from litgpt.generate.base import generate
 
-    ids = _ids(talk)[0]
-    whole = len(talk.prompt) + most
-    model.config.block_size = max(model.config.block_size, whole)  # its angles go as far as they are asked to
-    model.max_seq_length = whole
+    ids = _ids(setup)[0]
+    longest = len(setup.prompt) + most
+    model.config.block_size = max(model.config.block_size, longest)  # RoPE angles for all positions
+    model.max_seq_length = longest
     model.set_kv_cache(batch_size=1, device=ids.device)
 
-    def speak(n: int) -> object:
-        made = generate(model, ids, len(talk.prompt) + n, temperature=0.0, top_p=0.0)  # with top_p above 0 it samples
-        assert made.shape == (len(talk.prompt) + n,), made.shape
-        return made.tolist()
+    def continue_by(n: int) -> object:
+        # litgpt samples if top_p is above 0, even at temperature 0.
+        ids_out = generate(model, ids, len(setup.prompt) + n, temperature=0.0, top_p=0.0)
+        assert ids_out.shape == (len(setup.prompt) + n,), ids_out.shape
+        return ids_out.tolist()
 
-    return speak
-
-
-def warm_work(name: str, talk: Talk, quick: bool) -> Work:
-    """Rounds of the same text again."""
-    speak, new = load(name, talk, quick), talk.new(quick)
-    return Work(lambda: speak(new), talk.batch * new)
+    return continue_by
 
 
-def cold_work(name: str, talk: Talk, quick: bool) -> Work:
-    """The first round of a process: seconds to one token, and until all (asked for after it) are there too."""
-    speak, new = load(name, talk, quick), talk.new(quick)
+def warm_work(name: str, setup: Setup, quick: bool) -> Work:
+    """Return rounds that generate the same text."""
+    generate, new = load(name, setup, quick), setup.new(quick)
+    return Work(lambda: generate(new), setup.batch * new)
+
+
+def cold_work(name: str, setup: Setup, quick: bool) -> Work:
+    """Return the first generation of a process: seconds to one token, and to all tokens requested after it."""
+    generate, new = load(name, setup, quick), setup.new(quick)
 
     def run() -> dict[str, float]:
         began = time.perf_counter()
-        speak(1)
+        generate(1)
         first = time.perf_counter() - began
-        speak(new)
+        generate(new)
         return {"s to first": first, "s": time.perf_counter() - began}
 
     return Work(run, measures=True, warm=False)

@@ -1,4 +1,4 @@
-"""The models, as their packages build them: random weights, fp32, tied embeddings."""
+"""Our model and those of peers, as their packages build them: random weights, fp32, tied embeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """A size that all can be built in."""
+    """A size that every package can build."""
 
     name: str
     V: int
@@ -18,11 +18,13 @@ class Size:
     C: int
     L: int
     H: int
-    gated: int  # width of an MLP with three matrices, where a plain one has two of 4 C
-    ours: Mapping[str, Any] = field(default_factory=dict)  # the parts of our model, where they are not v0's
+    gated: int
+    """Width of an MLP with three matrices; a plain one has two of width 4 C."""
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """Options of our model that differ from v0."""
 
     def scaled(self, quick: bool) -> Size:
-        """A tiny model of the same parts, or itself."""
+        """Return a tiny size with the same options if `quick`, else itself."""
         ours = {key: 128 if key == "d_ff" else value for key, value in self.ours.items()}
         return dataclasses.replace(self, V=256, T=64, C=64, L=2, H=2, gated=128, ours=ours) if quick else self
 
@@ -34,28 +36,28 @@ SIZES = {size.name: size for size in (V0, V1, GPT2_SMALL)}
 
 
 def niels_gpt(size: Size = V0, dropout: float = 0.0) -> Any:
-    """Ours."""
+    """Build our GPT."""
     from niels_gpt import GPT
 
     return GPT(our_config(size, dropout))
 
 
 def our_config(size: Size, dropout: float = 0.0) -> Any:
-    """The ModelConfig of a size."""
+    """Return our ModelConfig of a size."""
     from niels_gpt import ModelConfig
 
     return ModelConfig(V=size.V, T=size.T, C=size.C, L=size.L, H=size.H, dropout=dropout, **size.ours)
 
 
 def nano(size: Size = V0, dropout: float = 0.0) -> Any:
-    """The plain one."""
+    """Build the plain GPT of bench/nano.py."""
     from bench.nano import Nano
 
     return Nano(V=size.V, T=size.T, C=size.C, L=size.L, H=size.H, dropout=dropout)
 
 
 def gpt2(size: Size = V0, dropout: float = 0.0) -> Any:
-    """transformers' GPT-2."""
+    """Build GPT-2 of transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": size.V, "n_positions": size.T, "n_embd": size.C, "n_layer": size.L, "n_head": size.H}
@@ -64,7 +66,7 @@ def gpt2(size: Size = V0, dropout: float = 0.0) -> Any:
 
 
 def llama(size: Size = V0) -> Any:
-    """transformers' Llama: three matrices in the MLP where a plain one has two."""
+    """Build Llama of transformers, whose MLP has three matrices instead of two."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": size.V, "max_position_embeddings": size.T, "hidden_size": size.C}
@@ -74,7 +76,7 @@ def llama(size: Size = V0) -> Any:
 
 
 def litgpt(size: Size = V0) -> Any:
-    """litgpt's GPT in the shape of NeoX, without biases, tied as its trainer's tie_embeddings does."""
+    """Build litgpt's GPT as a NeoX without biases, with tied embeddings as its trainer ties them."""
     from litgpt import GPT, Config
 
     sizes = {"padded_vocab_size": size.V, "block_size": size.T, "n_embd": size.C, "n_layer": size.L, "n_head": size.H}
@@ -84,3 +86,5 @@ def litgpt(size: Size = V0) -> Any:
 
 
 PEERS: dict[str, Callable[..., Any]] = {"nano": nano, "GPT-2": gpt2, "Llama": llama, "litgpt": litgpt}
+PACKAGES = {"GPT-2": "transformers", "Llama": "transformers", "litgpt": "litgpt"}
+"""Peer -> the package it needs."""

@@ -1,9 +1,9 @@
-"""A GPT as nanoGPT writes it, plainly: what we are measured against.
+"""A plain GPT written as nanoGPT does it: the reference of the benchmarks.
 
 LayerNorm without bias, learned positions, causal attention through SDPA, GELU, a tied head, dropout on the embedding,
-the attention weights and both residual branches. Nothing is fused by hand and nothing is cached.
+the attention weights and both residual branches. No hand-written fusion and no KV cache.
 
-Shapes: B rows, n <= T positions, C width, H heads, V vocabulary.
+Shapes: B batch rows, n <= T positions, C width, H heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each behind a norm and beside the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual stream."""
 
     def __init__(self, C: int, H: int, dropout: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Nano(nn.Module):
-    """The model."""
+    """The language model."""
 
     def __init__(self, *, V: int, T: int, C: int, L: int, H: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Nano(nn.Module):
                 nn.init.normal_(p, std=0.02 / (2 * L) ** 0.5 if residual else 0.02)
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:
-        """(B, n, C) for ids (B, n): what the head reads."""
+        """Return the input of the head (B, n, C) for ids (B, n)."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         x = self.drop(x)
         for block in self.blocks:
@@ -70,14 +70,14 @@ class Nano(nn.Module):
         return self.norm(x)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits (B, n, V)."""
+        """Return logits (B, n, V)."""
         return self.head(self.hidden(ids))
 
     @torch.no_grad()
     def generate(
         self, ids: torch.Tensor, new: int, *, temperature: float = 1.0, top_k: int | None = None
     ) -> torch.Tensor:
-        """ids (B, n) with `new` tokens more: every one from the last T anew. temperature 0 is greedy."""
+        """Return ids (B, n + new); each token is computed from the last T. temperature 0 is greedy."""
         for _ in range(new):
             logits = self.head(self.hidden(ids[:, -self.T :])[:, -1])
             if temperature == 0.0:

@@ -1,4 +1,4 @@
-"""Results for people and for programs: a table, and JSON with the facts of the machine."""
+"""Results as a table and as JSON, with the facts of the machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
 import niels_gpt
+from bench.peers import version_of
 from bench.runner import Row
 
 
 def table(rows: Sequence[Row], *, quick: bool = False) -> Table:
-    """Case, contender, median, unit, ratio and target of every row; it fits in 80 columns."""
-    title = "tiny sizes: the numbers show only that it runs" if quick else None
+    """Return a table of case, contender, median, unit, ratio and target; it fits in 80 columns."""
+    title = "tiny sizes: the figures only show that everything runs" if quick else None
     made = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in ("case", "contender", "median", "unit", "ratio", "target"):
         made.add_column(column, justify="right" if column in ("median", "ratio") else "left")
@@ -38,12 +38,12 @@ def table(rows: Sequence[Row], *, quick: bool = False) -> Table:
 
 
 def number(value: float) -> str:
-    """As many digits as one reads."""
+    """Return a number with as many digits as a reader needs."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def write_json(path: Path, rows: Sequence[Row], **about: object) -> None:
-    """Write all that was measured, every round of it, and what is told about it; folders are made."""
+    """Write every round of every row, with the facts in `about`; creates folders."""
     date = datetime.now().astimezone().isoformat(timespec="seconds")
     result = {"date": date, **about, "rows": list(map(asdict, rows))}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +51,9 @@ def write_json(path: Path, rows: Sequence[Row], **about: object) -> None:
 
 
 def machine(device: str = "cpu") -> dict[str, object]:
-    """What the numbers depend on: processor, cores, GPU, load before, versions (None where not installed).
+    """Return what the figures depend on: processor, cores, GPU, load, versions (None if not installed).
 
-    Raises ValueError for a device that is not there.
+    Raises ValueError for a device that this machine does not have.
     """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
@@ -66,7 +66,7 @@ def machine(device: str = "cpu") -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "niels-gpt": niels_gpt.__version__,
-        **{package: _version(package) for package in ("torch", "numpy", "transformers", "litgpt")},
+        **{package: version_of(package) for package in ("torch", "numpy", "transformers", "trl", "litgpt")},
     }
 
 
@@ -77,10 +77,3 @@ def _gpu(device: str) -> dict[str, object]:
 
     found = torch.cuda.get_device_properties(resolve_device(device))
     return {"gpu": found.name, "gpu GiB": round(found.total_memory / 2**30), "cuda": torch.version.cuda}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

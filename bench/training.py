@@ -1,7 +1,7 @@
-"""Updates of a model, ours and those of peers: what the cases train_step, memory and stall have in common.
+"""Training steps of our model and of peers, for the cases train_step, memory and stall.
 
-On CUDA all are in bf16 with fp32 weights and compiled (peers as nanoGPT does: autocast, torch.compile in its default
-mode, TF32, fused AdamW); ours is the package's own engine on either device, on CUDA also with FP8 products.
+On CUDA all models run in bf16 with fp32 weights and are compiled; peers as nanoGPT does it: autocast, torch.compile in
+its default mode, TF32, fused AdamW. Ours is the package's StepRunner on either device, on CUDA also with fp8 matmuls.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bench import models
-from bench.case import NotHere, Work
+from bench.case import Unavailable, Work
 from bench.models import Size
 
 OURS = "niels-gpt"
-LOADS = {
+ROWS_AND_STEPS = {
     ("cpu", "v0"): (32, 2),
     ("cpu", "v1"): (2, 1),
     ("cpu", "124m"): (1, 1),
@@ -24,44 +24,44 @@ LOADS = {
     ("cuda", "v1"): (64, 20),
     ("cuda", "124m"): (64, 8),
 }
-"""(rows of an update, updates of a round) by device and size: about a second a round."""
+"""(rows per step, steps per round) by device and size: about one second per round."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and how."""
+    """The model, the device and the options of a training step."""
 
     size: Size
     device: str = "cpu"
     bf16: bool = False
     fp8: bool = False
-    """Only ours can."""
+    """Ours only."""
     dropout: float = 0.0
     checkpointed: bool = False
 
 
 @dataclass
-class Trainee:
-    """A model that learns one resident batch of random ids, again and again."""
+class Trainer:
+    """A model that trains on one resident batch of random ids, again and again."""
 
-    update: Callable[[], object]
+    step: Callable[[], object]
     tokens: int
-    """Per update."""
+    """Per step."""
     parameters: int
     notes: list[str] = field(default_factory=list)
-    """What our engine had to say, such as that it could not compile."""
+    """Notes of the StepRunner, for example that compiling failed."""
 
 
-def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
-    """Ours or a peer, by its name; nothing is run yet."""
+def prepare(name: str, setting: Setting, quick: bool) -> Trainer:
+    """Return ours or a peer, by name, ready for its first step."""
     import torch
 
     from niels_gpt.system.device import emulates_bf16
 
     size, device = setting.size.scaled(quick), setting.device
     if setting.bf16 and not quick and emulates_bf16(device):
-        raise NotHere("the processor has no bfloat16")
-    rows = 2 if quick else LOADS[device, size.name][0]
+        raise Unavailable("the processor has no bfloat16")
+    rows = 2 if quick else ROWS_AND_STEPS[device, size.name][0]
     torch.manual_seed(0)
     options = {"dropout": setting.dropout} if setting.dropout else {}
     make = models.niels_gpt if name == OURS else models.PEERS[name]
@@ -70,43 +70,43 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainee:
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     notes: list[str] = []
     if name == OURS:
-        update = _our_update(model, x, y, setting, quick, notes)
+        step = _our_step(model, x, y, setting, quick, notes)
     else:
-        update = _peer_update(model, x, y, setting, compiled=device == "cuda" and not quick)
-    return Trainee(update, x.numel(), sum(p.numel() for p in model.parameters()), notes)
+        step = _peer_step(model, x, y, setting, compiled=device == "cuda" and not quick)
+    return Trainer(step, x.numel(), sum(p.numel() for p in model.parameters()), notes)
 
 
-def _our_update(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: list[str]) -> Callable[[], object]:
+def _our_step(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: list[str]) -> Callable[[], object]:
     from niels_gpt.config import EngineConfig, RunConfig, TrainConfig
     from niels_gpt.training.optim.optimizer import make_optimizer
     from niels_gpt.training.step import StepRunner
     from niels_gpt.training.tasks.base import Batch
 
     precision: Literal["fp8", "bf16", "fp32"] = "fp8" if setting.fp8 else "bf16" if setting.bf16 else "fp32"
-    train = TrainConfig(B=len(x), precision=precision, accumulate=1)  # 1: rather fail than train in parts
+    train = TrainConfig(B=len(x), precision=precision, accumulate=1)  # 1: fail rather than split the batch
     settings = EngineConfig(compile=False if quick else None, checkpoint_activations=setting.checkpointed)
     config = RunConfig(model=model.config, train=train, engine=settings)
-    engine = StepRunner(model, make_optimizer(model, train), config, setting.device, note=notes.append)
+    runner = StepRunner(model, make_optimizer(model, train), config, setting.device, note=notes.append)
     batch = Batch(x, y)
-    return lambda: engine.update(batch, step=0, lr=3e-4)
+    return lambda: runner.step(batch, step=0, lr=3e-4)
 
 
-def _peer_update(model: Any, x: Any, y: Any, setting: Setting, *, compiled: bool) -> Callable[[], object]:
+def _peer_step(model: Any, x: Any, y: Any, setting: Setting, *, compiled: bool) -> Callable[[], object]:
     import torch
     from torch.nn.functional import cross_entropy
 
     if setting.device == "cuda":
         torch.set_float32_matmul_precision("high")
-    of_transformers = type(model).__module__.startswith("transformers")
+    is_transformers = type(model).__module__.startswith("transformers")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def loss_of(x: Any, y: Any) -> Any:
-        logits = model(x, use_cache=False).logits if of_transformers else model(x)
+        logits = model(x, use_cache=False).logits if is_transformers else model(x)
         return cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
 
     loss_of = torch.compile(loss_of) if compiled else loss_of
 
-    def update() -> None:
+    def step() -> None:
         with torch.autocast(setting.device, torch.bfloat16, enabled=setting.bf16):
             loss = loss_of(x, y)
         loss.backward()
@@ -114,68 +114,68 @@ def _peer_update(model: Any, x: Any, y: Any, setting: Setting, *, compiled: bool
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return update
+    return step
 
 
 def step_work(name: str, setting: Setting, quick: bool) -> Work:
-    """Rounds of updates: tokens/s, and on CUDA MFU and the most memory so far."""
+    """Return rounds of steps: tokens/s, and on CUDA also MFU and peak memory."""
     import torch
 
-    made = prepare(name, setting, quick)
+    trainer = prepare(name, setting, quick)
     size = setting.size.scaled(quick)
-    updates = 1 if quick else LOADS[setting.device, size.name][1]
-    flops = 6 * made.parameters + 12 * size.L * size.C * size.T  # per token; N is all weights, the tied ones once
-    facts = {"parameters": made.parameters, "tokens per update": made.tokens, "notes": made.notes}
+    steps = 1 if quick else ROWS_AND_STEPS[setting.device, size.name][1]
+    flops = 6 * trainer.parameters + 12 * size.L * size.C * size.T  # per token; tied weights count once
+    facts = {"parameters": trainer.parameters, "tokens per step": trainer.tokens, "notes": trainer.notes}
 
     def run() -> None:
-        for _ in range(updates):
-            made.update()
+        for _ in range(steps):
+            trainer.step()
 
     if setting.device == "cpu":
-        gflop = flops * made.tokens * updates / 1e9 if name == OURS else None
-        return Work(run, made.tokens * updates, gflop, {**facts, "threads": torch.get_num_threads()})
+        gflop = flops * trainer.tokens * steps / 1e9 if name == OURS else None
+        return Work(run, trainer.tokens * steps, gflop, {**facts, "threads": torch.get_num_threads()})
 
     from niels_gpt.system.device import peak_flops
 
     peak = peak_flops(setting.device)
 
     def timed() -> dict[str, float]:
-        for _ in range(2):  # what was given back to the device is allocated anew; ours captures its graph
-            made.update()
+        for _ in range(2):  # allocate again what was freed below; ours captures its graph
+            trainer.step()
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-        torch.cuda.empty_cache()  # the others need it in their turn
-        found = {"seconds": seconds, "GiB": torch.cuda.max_memory_allocated() / 2**30}
+        torch.cuda.empty_cache()  # the other contenders need the memory
+        measured = {"seconds": seconds, "GiB": torch.cuda.max_memory_allocated() / 2**30}
         if peak:
-            found["% MFU"] = 100 * flops * made.tokens * updates / seconds / peak
-        return found
+            measured["% MFU"] = 100 * flops * trainer.tokens * steps / seconds / peak
+        return measured
 
-    return Work(timed, made.tokens * updates, facts=facts, measures=True)
+    return Work(timed, trainer.tokens * steps, facts=facts, measures=True)
 
 
 def memory_work(name: str, setting: Setting, quick: bool) -> Work:
-    """The most memory that a few updates took: on CUDA all that was allocated, on a CPU what the process grew by."""
+    """Return the peak memory of a few steps: allocated bytes on CUDA, growth of the process on a CPU."""
     import importlib
 
     import torch
 
     importlib.import_module({OURS: "niels_gpt.training.step", "nano": "bench.nano"}.get(name, _package(name)))
-    small = torch.nn.Linear(8, 8)  # libraries that the first update loads are nobody's activations
+    small = torch.nn.Linear(8, 8)  # loads libraries that would otherwise count as activations
     small(torch.randn(8, 8)).sum().backward()
     torch.optim.AdamW(small.parameters(), fused=True).step()
-    before = peak_of_process()
-    made = prepare(name, setting, quick)
+    before = peak_memory()
+    trainer = prepare(name, setting, quick)
     for _ in range(5 if setting.device == "cuda" else 2):
-        made.update()
-    peak = max(peak_of_process() - before, 0)  # Linux counts by processor, and can be some pages off
+        trainer.step()
+    peak = max(peak_memory() - before, 0)  # Linux counts per processor and can be off by some pages
     if setting.device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         peak = torch.cuda.max_memory_allocated()
-    facts = {"parameters": made.parameters, "tokens per update": made.tokens, "notes": made.notes}
+    facts = {"parameters": trainer.parameters, "tokens per step": trainer.tokens, "notes": trainer.notes}
     return Work(lambda: {"GiB": peak / 2**30}, facts=facts, measures=True, warm=False)
 
 
@@ -183,8 +183,8 @@ def _package(name: str) -> str:
     return "litgpt" if name == "litgpt" else "transformers"
 
 
-def peak_of_process() -> int:
-    """The most bytes that this process has had in memory."""
+def peak_memory() -> int:
+    """Return the largest resident size of this process so far, in bytes."""
     from pathlib import Path
 
     status = Path("/proc/self/status")

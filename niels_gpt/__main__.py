@@ -1,4 +1,4 @@
-"""`python -m niels_gpt` is the command `niels-gpt`."""
+"""`python -m niels_gpt` runs the command `niels-gpt`."""
 
 from niels_gpt.cli.main import main
 

@@ -1,1 +1,1 @@
-"""The cases, one module each; importing one imports neither torch nor any contender."""
+"""One module per case; importing one imports neither torch nor any contender."""

@@ -1,6 +1,6 @@
-"""A pretrain cache from text, end to end, beside SentencePiece's own batched encode and a plain loop that writes.
+"""Building a pretrain cache from text, beside SentencePiece's batched encode and a plain loop that encodes and writes.
 
-The text is real where BENCH_DATA (default ../shared/data) has wikitext-2 and books, else this Python's docstrings.
+The text is wikitext-2 and books if BENCH_DATA (default ../shared/data) has them, else the docstrings of Python.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import folder
+from bench.cases.pretrain_batch import temporary_folder
 
 DATA = Path(os.environ.get("BENCH_DATA", "../shared/data"))
 
 
 def documents(quick: bool) -> list[str]:
-    """About 25 MB of documents, none longer than a few pages."""
+    """Return about 25 MB of documents of at most 4,000 characters."""
     from niels_gpt.data.embedded import iter_stdlib
 
     books, rows = DATA / "gutenberg-sample" / "train.jsonl.gz", DATA / "wikitext" / "wikitext-2-v1" / "train.parquet"
@@ -47,10 +47,10 @@ def _work(quick: bool, name: str) -> Work:
 
     from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 
-    texts, place = documents(quick), folder()
+    texts, root = documents(quick), temporary_folder()
     vocab = 1000 if quick else 16_000
     sample = itertools.islice(texts, 0, None, 1 if quick else 10)
-    tokenizer = load_tokenizer(train_tokenizer(sample, place / "tokenizer", vocab_size=vocab))
+    tokenizer = load_tokenizer(train_tokenizer(sample, root / "tokenizer", vocab_size=vocab))
     sp: Any = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     cores = len(os.sched_getaffinity(0))
 
@@ -59,7 +59,7 @@ def _work(quick: bool, name: str) -> Work:
 
         build_pretrain_cache(
             texts,
-            place / "cache",
+            root / "cache",
             tokenizer=tokenizer,
             max_train_tokens=1 << 40,
             max_val_tokens=0,
@@ -67,13 +67,13 @@ def _work(quick: bool, name: str) -> Work:
             seed=0,
             shuffle_buffer=None,
         )
-        shutil.rmtree(place / "cache")
+        shutil.rmtree(root / "cache")
 
     def batched() -> None:
         sp.encode(texts, num_threads=cores)
 
     def loop() -> None:
-        with (place / "loop.bin").open("wb") as file:
+        with (root / "loop.bin").open("wb") as file:
             for text in texts:
                 file.write(np.array([*sp.EncodeAsIds(text), 4], dtype=np.uint16).tobytes())
 

@@ -1,7 +1,7 @@
-"""The first text of a fresh process: seconds from the loaded model to a token, and to all of them; every round anew.
+"""The first text of a new process: seconds from the loaded model to the first token, and to all; every round.
 
-What a process leaves on the disk for the next one (compiled kernels) is there from the second round on, except for the
-contender with an empty cache, which never has anything of that kind.
+From the second round on, kernels compiled by an earlier process are on disk, except for the contender with an empty
+cache.
 """
 
 from __future__ import annotations
@@ -10,32 +10,35 @@ import os
 from typing import Any
 
 from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import folder
-from bench.generation import Talk, cold_work
-from bench.models import V0, V1
+from bench.cases.pretrain_batch import temporary_folder
+from bench.generation import Setup, cold_work
+from bench.models import PACKAGES, V0, V1
 from bench.training import OURS
 
 
-def _with_empty_cache(talk: Talk, quick: bool) -> Work:
-    os.environ["TRITON_CACHE_DIR"] = str(folder())
-    return cold_work(OURS, talk, quick)
+def _with_empty_cache(setup: Setup, quick: bool) -> Work:
+    os.environ["TRITON_CACHE_DIR"] = str(temporary_folder())
+    return cold_work(OURS, setup, quick)
 
 
-def _contender(name: str, talk: Talk, **options: Any) -> Contender:
-    label = f"{name}, {talk.size.name}"
-    return Contender(label, lambda quick: cold_work(name, talk, quick), group=talk.size.name, **options)
+def _contender(name: str, setup: Setup, **options: Any) -> Contender:
+    label = f"{name}, {setup.size.name}"
+    package = PACKAGES.get(name, "")
+    return Contender(
+        label, lambda quick: cold_work(name, setup, quick), group=setup.size.name, package=package, **options
+    )
 
 
-def _contenders(talk: Talk) -> tuple[Contender, ...]:
-    size, cuda = talk.size.name, talk.device == "cuda"
+def _contenders(setup: Setup) -> tuple[Contender, ...]:
+    size, cuda = setup.size.name, setup.device == "cuda"
     goals = {"s": "≤ 2"} if cuda else {}
     empty = Contender(
-        f"{OURS}, {size}, empty cache", lambda quick: _with_empty_cache(talk, quick), "ours", size, goals=goals
+        f"{OURS}, {size}, empty cache", lambda quick: _with_empty_cache(setup, quick), "ours", size, goals=goals
     )
     return (
-        _contender(OURS, talk, role="ours", goals=goals),
+        _contender(OURS, setup, role="ours", goals=goals),
         *([empty] if cuda else []),
-        *(_contender(peer, talk) for peer in ("nano", "GPT-2", "Llama")),
+        *(_contender(peer, setup) for peer in ("nano", "GPT-2", "Llama")),
     )
 
 
@@ -43,9 +46,9 @@ CASES = tuple(
     Case(
         "generate_cold",
         "s",
-        (*_contenders(Talk(V0, device)), *_contenders(Talk(V1, device))),
+        (*_contenders(Setup(V0, device)), *_contenders(Setup(V1, device))),
         device,
-        rounds=1 if device == "cuda" else 3,  # there a peer takes 15 s for its first 256 tokens
+        rounds=1 if device == "cuda" else 3,  # on CUDA a peer takes 15 s for its first 256 tokens
         starts=10 if device == "cuda" else 1,
         fresh=True,
     )

@@ -1,4 +1,4 @@
-"""Batches of 32 x 256 bytes from three sources: ours beside the same draws written plainly, row by row."""
+"""Batches of 32 x 256 bytes from three sources: ours beside the same draws in a plain loop over rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.case import Case, Contender, Work
 
 
 def literal(sources: dict[str, bytes], *, p: dict[str, float], B: int, T: int, device: str, generator: Any) -> Any:
-    """The batch that get_batch gives: a multinomial, then per row a randint and a tensor of a list."""
+    """Return the batch of get_batch: one multinomial, then a randint and a tensor from a list for each row."""
     import torch
 
     names, xs, ys = list(p), [], []

@@ -1,7 +1,7 @@
-"""Samples from local files, beside what `datasets` itself takes for the same rows: dolly, oasst1, and a stream.
+"""Samples from local files, beside plain `datasets` on the same rows: dolly, oasst1, and a stream.
 
-Reads real files from BENCH_DATA (default ../shared/data, where it exists: databricks-dolly-15k/, oasst1/), else rows
-made up in their shape. The stream is fineweb-like: 3 kB of text and eight other fields a row.
+Reads databricks-dolly-15k/ and oasst1/ from BENCH_DATA (default ../shared/data) if they exist, else generated rows of
+the same shape. The stream is like fineweb: 3 kB of text and eight other fields per row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _rows(name: str, quick: bool) -> list[dict[str, Any]]:
 
 
 def _files(name: str, quick: bool) -> tuple[str, str]:
-    """(builder, file) of the rows; a new temporary file where there are no real ones."""
+    """Return (builder, file) of the rows; the file is temporary if there is no real one."""
     real = {"dolly": DATA / "databricks-dolly-15k" / "train.jsonl.gz", "oasst1": DATA / "oasst1" / "validation.parquet"}
     if not quick and name in real and real[name].is_file():
         return ("parquet" if real[name].suffix == ".parquet" else "json"), str(real[name])
@@ -84,7 +84,7 @@ def _work(name: str, quick: bool, ours: bool) -> Work:
         for _ in mine() if ours else theirs():
             pass
 
-    run()  # the first time `datasets` converts the file
+    run()  # the first time, `datasets` converts the file
     rows = sum(1 for _ in theirs())
     return Work(run, amount=rows / 1000)
 

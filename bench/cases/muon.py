@@ -1,7 +1,7 @@
-"""Steps of Muon on the hidden matrices of a model: ours, and torch's, one matrix after another.
+"""Steps of Muon on the hidden matrices of a model: ours, and torch's, which handles one matrix after another.
 
-On a CPU they are those of the demo's model (C=128, L=4), on CUDA of the recipe for enwik8 (C=512, L=12, SwiGLU), and
-ours are played from a graph, as in a run; there also our stacks with torch's products in place of our kernel.
+On a CPU the matrices are those of the demo (C=128, L=4), on CUDA those of the enwik8 recipe (C=512, L=12, SwiGLU). On
+CUDA ours is replayed from a CUDA graph, as in a run, and also measured with torch's matmuls instead of our kernel.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _work(device: str, quick: bool, ours: bool, kernels: bool = True) -> Work:
     else:
         optimizer = torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     if not kernels:
-        muon._has_kernels = lambda device: False  # type: ignore[assignment]  # in this process, which has no other use
+        muon._has_kernels = lambda device: False  # type: ignore[assignment]  # this process does nothing else
 
     step = optimizer.step
     if device == "cuda" and ours:
-        step()  # kernels are compiled, momentum is made
+        step()  # compiles kernels and creates the momentum
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             optimizer.step()
@@ -54,7 +54,7 @@ def _case(device: str) -> Case:
     ours = Contender("niels-gpt", lambda quick: _work(device, quick, ours=True), role="ours")
     peers = [Contender("torch.optim.Muon", lambda quick: _work(device, quick, ours=False))]
     if device == "cuda":
-        peers.append(Contender("torch's products", lambda quick: _work(device, quick, ours=True, kernels=False)))
+        peers.append(Contender("torch's matmuls", lambda quick: _work(device, quick, ours=True, kernels=False)))
     return Case("muon", "ms", (ours, *peers), device)
 
 

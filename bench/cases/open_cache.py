@@ -1,9 +1,9 @@
-"""Opening a cache of 1,000 shards, files checked against the meta but not hashed."""
+"""Opening a cache of 1,000 shards: file sizes are checked against the meta, contents are not hashed."""
 
 from __future__ import annotations
 
 from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import folder
+from bench.cases.pretrain_batch import temporary_folder
 
 SHARDS = 1000
 
@@ -24,10 +24,10 @@ def _work(quick: bool) -> Work:
         def special_token_ids(self) -> dict[str, int]:
             return {"sys": 256, "usr": 257, "asst": 258, "eot": 259}
 
-    place, shards = folder(), 10 if quick else SHARDS
+    root, shards = temporary_folder(), 10 if quick else SHARDS
     build_pretrain_cache(
         ["x" * 999] * shards,
-        place / "cache",
+        root / "cache",
         tokenizer=Bytes(),
         max_train_tokens=1 << 40,
         max_val_tokens=0,
@@ -35,7 +35,7 @@ def _work(quick: bool) -> Work:
         seed=0,
         shuffle_buffer=None,
     )
-    return Work(lambda: PretrainTokenStreamDataset(place / "cache" / "train", T=64, device="cpu"))
+    return Work(lambda: PretrainTokenStreamDataset(root / "cache" / "train", T=64, device="cpu"))
 
 
 CASE = Case("open_cache", "ms", (Contender("niels-gpt, 1,000 shards", _work, role="ours", target=100.0),))

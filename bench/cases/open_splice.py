@@ -1,4 +1,4 @@
-"""Opening a splice dataset of many documents: 1,000,000 starts, and 1,000,000 documents of a token stream."""
+"""Opening a splice dataset: one with 1,000,000 starts, and one with 1,000,000 documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _documents(quick: bool) -> Work:
     from niels_gpt.splice import MultiSpliceDocumentDataset
 
     class Lengths:
-        """Documents that nobody reads."""
+        """Lengths of documents whose tokens are never read."""
 
         lengths = np.random.default_rng(0).integers(100, 10_000, 1_000 if quick else 1_000_000)
 

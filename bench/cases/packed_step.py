@@ -1,4 +1,4 @@
-"""Supervised tokens per second of a training step on documents of L = S/8: packed frames beside one frame per span."""
+"""Supervised tokens per second of a training step on documents of length S/8: packed, or one frame per span."""
 
 from __future__ import annotations
 

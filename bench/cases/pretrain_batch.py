@@ -1,4 +1,4 @@
-"""Batches of 32 x 1024 tokens from a cache of 200 million, beside nanoGPT's way and Hugging Face datasets."""
+"""Batches of 32 x 1024 tokens from a cache of 200 million, beside nanoGPT's loader and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SHARD_TOKENS = 64 << 20
 
 
 def tokens(quick: bool) -> Any:
-    """The stream: uniform ids, as many as the case asks for."""
+    """Return a stream of uniform random ids."""
     import numpy as np
 
     return np.random.default_rng(0).integers(0, 16_004, 200_000 if quick else 200_000_000, dtype=np.uint16)
 
 
-def folder() -> Path:
-    """A temporary folder that goes with the process."""
-    made = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+def temporary_folder() -> Path:
+    """Return a new folder that is deleted when the process ends."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def nanogpt_style(path: Path, generator: Any) -> Any:
-    """One file, mapped anew for every batch, a slice and a cast per row, x and y apart."""
+    """Return (x, y) as nanoGPT does: map the file for every batch, slice and cast each row of x and of y."""
     import numpy as np
     import torch
 
@@ -44,34 +44,34 @@ def _work(quick: bool, name: str) -> Work:
     import numpy as np
     import torch
 
-    stream, place = tokens(quick), folder()
+    stream, root = tokens(quick), temporary_folder()
     generator = torch.Generator().manual_seed(0)
     calls = 5 if quick else 200
     if name == "ours":
         from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 
         for number, start in enumerate(range(0, len(stream), SHARD_TOKENS)):
-            stream[start : start + SHARD_TOKENS].tofile(place / f"shard_{number:05d}.bin")
-        dataset = PretrainTokenStreamDataset(place, T=T, device="cpu")
+            stream[start : start + SHARD_TOKENS].tofile(root / f"shard_{number:05d}.bin")
+        dataset = PretrainTokenStreamDataset(root, T=T, device="cpu")
 
         def batch() -> Any:
             return dataset.get_batch(B=B, generator=generator)
 
     elif name == "nanogpt":
-        stream.tofile(place / "train.bin")
+        stream.tofile(root / "train.bin")
 
         def batch() -> Any:
-            return nanogpt_style(place / "train.bin", generator)
+            return nanogpt_style(root / "train.bin", generator)
 
     else:
         import datasets
 
         datasets.disable_progress_bars()
         rows = stream[: len(stream) // (T + 1) * (T + 1)].reshape(-1, T + 1)
-        rows = rows[:20_000]  # 20 million tokens: the table takes minutes to write, and a row costs the same
+        rows = rows[:20_000]  # 20 million tokens: more take minutes to write, and the time per row is the same
         made = datasets.Dataset.from_dict({"ids": rows.astype(np.int32)}).with_format("torch")
-        made.save_to_disk(place / "rows")
-        table = datasets.load_from_disk(place / "rows")
+        made.save_to_disk(root / "rows")
+        table = datasets.load_from_disk(root / "rows")
 
         def batch() -> Any:
             ids = table[torch.randint(len(table), (B,), generator=generator).tolist()]["ids"].long()
@@ -89,7 +89,7 @@ CASE = Case(
     "ms",
     (
         Contender("niels-gpt", lambda quick: _work(quick, "ours"), role="ours", target=20.0),
-        Contender("nanoGPT's way", lambda quick: _work(quick, "nanogpt")),
+        Contender("nanoGPT's loader", lambda quick: _work(quick, "nanogpt")),
         Contender("datasets", lambda quick: _work(quick, "datasets"), role="baseline"),
     ),
 )

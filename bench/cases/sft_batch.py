@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import folder
+from bench.cases.pretrain_batch import temporary_folder
 
 B, T = 32, 1024
 SYS, USR, ASST, EOT = 1, 2, 3, 4
 
 
 def conversations(quick: bool) -> list[list[int]]:
-    """Two to four turns each, 200 to 1,400 tokens together."""
+    """Return conversations of two or four messages, with 200 to 1,400 tokens each."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def conversations(quick: bool) -> list[list[int]]:
 
 
 def labels(ids: list[int]) -> list[int]:
-    """The ids inside assistant spans, -100 elsewhere: token by token."""
+    """Return the ids inside assistant spans and -100 elsewhere."""
     inside, out = False, []
     for token in ids:
         out.append(token if inside else -100)
@@ -47,12 +47,10 @@ def _work(quick: bool, ours: bool) -> Work:
     if ours:
         from niels_gpt.cache.sft_dataset import SFTExampleDataset
 
-        place = folder()
-        np.array([i for ids in examples for i in ids], dtype="<u2").tofile(place / "tokens.bin")
-        np.save(place / "idx.npy", np.cumsum([0, *map(len, examples)])[:-1].astype(np.int64))
-        dataset = SFTExampleDataset(
-            place / "tokens.bin", place / "idx.npy", T=T, device="cpu", eot_id=EOT, asst_id=ASST
-        )
+        root = temporary_folder()
+        np.array([i for ids in examples for i in ids], dtype="<u2").tofile(root / "tokens.bin")
+        np.save(root / "idx.npy", np.cumsum([0, *map(len, examples)])[:-1].astype(np.int64))
+        dataset = SFTExampleDataset(root / "tokens.bin", root / "idx.npy", T=T, device="cpu", eot_id=EOT, asst_id=ASST)
 
         def batch() -> Any:
             return dataset.get_batch(B=B, generator=generator)
@@ -78,6 +76,6 @@ CASE = Case(
     "ms",
     (
         Contender("niels-gpt", lambda quick: _work(quick, True), role="ours", target=30.0),
-        Contender("TRL's collator", lambda quick: _work(quick, False)),
+        Contender("TRL's collator", lambda quick: _work(quick, False), package="trl"),
     ),
 )

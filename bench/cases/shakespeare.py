@@ -1,11 +1,11 @@
-"""Shakespeare by the byte: seconds of training until the held-out tenth is at nanoGPT's 1.4697 nats or below.
+"""Shakespeare at byte level: seconds of training until the validation loss reaches nanoGPT's 1.4697 nats.
 
-Ours is configs/shakespeare-char.yaml, run by `train`; beside it nano as nanoGPT trains it (10.8M weights, dropout 0.2,
-64 x 256 bytes, AdamW, 1e-3 falling to 1e-4 over 5,000 updates). Only the updates count: not the first five, in which
-the models are compiled, and not the validations, every hundredth update over 100 random batches. Both see the loss of
-every update or every tenth one, as their loops do.
+Ours is configs/shakespeare-char.yaml, run by `train`. The peer is nano, trained as nanoGPT does it (10.8M weights,
+dropout 0.2, 64 x 256 bytes, AdamW, learning rate 1e-3 decaying to 1e-4 over 5,000 steps). The last tenth of the text is
+held out. Only training steps count, without the first five, which compile the models, and without the validation
+after every hundredth step, over 100 random batches. Each loop reads the loss as often as it does by itself.
 
-`--data PATH` says where the text is: a file, or a folder of rows.
+`--data PATH` is the text: a file, or a folder of rows.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import folder
+from bench.cases.pretrain_batch import temporary_folder
 from bench.runner import ROOT
 
 REACHED, SKIPPED, EVERY, BATCHES = 1.4697, 5, 100, 100
-PLACES = ("data/tinyshakespeare.txt", "../shared/data/tiny_shakespeare")
+PATHS = ("data/tinyshakespeare.txt", "../shared/data/tiny_shakespeare")
 
 
-def place() -> Path:
-    """Where the text is. Raises ValueError where it is not."""
+def text_path() -> Path:
+    """Return the path of the text. Raises ValueError if there is none."""
     given = os.environ.get("BENCH_DATA")
-    for path in [Path(given)] if given else [ROOT / usual for usual in PLACES]:
+    for path in [Path(given)] if given else [ROOT / path for path in PATHS]:
         if path.exists():
             return path.resolve()
-    raise ValueError("no text of Shakespeare: say where it is with --data PATH")
+    raise ValueError(f"no text of Shakespeare at {given or ' or '.join(PATHS)}: give its path with --data PATH")
 
 
 def _config(device: str, quick: bool) -> Any:
     from niels_gpt.config.yaml_file import load_config
 
-    source = ROOT / "README.md" if quick else place()
-    overrides = [f"data.sources.shakespeare.path={source}", f"data.cache_dir={folder()}", f"output.eval_every={EVERY}"]
+    source = ROOT / "README.md" if quick else text_path()
+    overrides = [
+        f"data.sources.shakespeare.path={source}",
+        f"data.cache_dir={temporary_folder()}",
+        f"output.eval_every={EVERY}",
+    ]
     overrides += [f"output.eval_steps={BATCHES}", "output.checkpoint_every=1000000", "output.sample_every=0"]
     if quick:
         overrides += ["model={T: 32, C: 32, L: 1, H: 2}", "train.total_steps=12", "train.warmup_steps=0", "train.B=4"]
@@ -46,12 +50,12 @@ def _config(device: str, quick: bool) -> Any:
 
 
 def _found(reached: dict[int, tuple[float, float]], wanted: float) -> dict[str, float]:
-    """Of {updates: (seconds until then, validation loss)}, when the loss was reached first, and the best one."""
+    """Return when a loss was first reached, and the best loss, of {steps: (seconds so far, validation loss)}."""
     best = min(loss for _, loss in reached.values())
     first = next(((step, seconds) for step, (seconds, loss) in reached.items() if loss <= wanted), None)
     if first is None:
-        raise ValueError(f"{wanted} was not reached in {max(reached)} updates: the best validation loss is {best:.4f}")
-    return {"s": first[1], "updates": first[0], "val loss": best}
+        raise ValueError(f"{wanted} was not reached in {max(reached)} steps: the best validation loss is {best:.4f}")
+    return {"s": first[1], "steps": first[0], "val loss": best}
 
 
 def _ours(device: str, quick: bool) -> Work:
@@ -61,10 +65,10 @@ def _ours(device: str, quick: bool) -> Work:
         from niels_gpt.runs.folder import RunFolder
         from niels_gpt.training.loop import train
 
-        made = RunFolder(folder())
-        train(config, made, device=device)
+        run_folder = RunFolder(temporary_folder())
+        train(config, run_folder, device=device)
         seconds, reached = 0.0, {}
-        for line in made.metrics():
+        for line in run_folder.metrics():
             if line["step"] >= SKIPPED:
                 seconds += config.train.B * config.model.T / line["tokens_per_s"]
             if "evals" in line:
@@ -81,8 +85,8 @@ def _nano(device: str, quick: bool) -> Work:
     from niels_gpt.training.tasks.byte_task import open_byte_task
 
     config = _config(device, quick)
-    streams = open_byte_task(config).streams["shakespeare"]  # the same bytes, cut at the same place
-    # nanoGPT's own window: ours is longer
+    streams = open_byte_task(config).streams["shakespeare"]  # the same bytes with the same split
+    # the context of nanoGPT; ours is longer
     size = {"V": 256, "T": min(256, config.model.T), "C": config.model.C, "L": config.model.L, "H": config.model.H}
     parameters = sum(p.numel() for p in Nano(**size).parameters())
     data = {split: streams[split].data for split in ("train", "val")}
@@ -99,7 +103,7 @@ def _nano(device: str, quick: bool) -> Work:
 def _nano_run(
     model: Any, data: dict[str, bytes], device: str, steps: int, every: int, wanted: float, compiled: bool
 ) -> dict[int, tuple[float, float]]:
-    """nanoGPT's train.py as it trains on Shakespeare: {updates: (seconds, validation loss)} until one is `wanted`."""
+    """Train as nanoGPT's train.py does: return {steps: (seconds, validation loss)} until the loss is `wanted`."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -139,7 +143,7 @@ def _nano_run(
         return time.perf_counter()
 
     model.train()
-    validate()  # compiles
+    validate()  # compiles the model
     reached: dict[int, tuple[float, float]] = {}
     x, y = batch("train")
     began, seconds = 0.0, 0.0
@@ -151,7 +155,7 @@ def _nano_run(
             group["lr"] = 1e-3 * (step + 1) / 101 if step < 100 else 1e-4 + 9e-4 * falling
         with autocast:
             loss = loss_of(x, y)
-        x, y = batch("train")  # while the device works
+        x, y = batch("train")  # while the device is busy
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

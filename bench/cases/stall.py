@@ -1,8 +1,8 @@
-"""What batches cost in training: v0 over two embedded sources, beside the same updates on one batch that lies there.
+"""The cost of batches in training: v0 on two embedded sources, beside the same steps on one resident batch.
 
-On CUDA it is `train` itself, and the stall is what it says in metrics.jsonl: the share of the time in which the device
-had nothing to do. On a CPU, where nothing is made ahead, it is the share of an update that goes into making its batch.
-The first updates, in which the engine compiles, do not count.
+On CUDA this runs `train`, and the stall is the one in metrics.jsonl: the share of time in which the device was idle. On
+a CPU, where nothing is prefetched, it is the share of a step that is spent on building its batch. The first steps,
+which compile the model, do not count.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from typing import Any, Literal
 
 from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import folder
+from bench.cases.pretrain_batch import temporary_folder
 from bench.models import V0, our_config
 
-UPDATES, SKIPPED = {"cpu": 4, "cuda": 1000}, {"cpu": 0, "cuda": 100}
+STEPS, SKIPPED = {"cpu": 4, "cuda": 1000}, {"cpu": 0, "cuda": 100}
 
 
 def _config(device: str, quick: bool, total: int) -> Any:
@@ -33,58 +33,58 @@ def _config(device: str, quick: bool, total: int) -> Any:
             p_train={"roam": 0.9, "primer": 0.1},
             p_val={"roam": 1.0},
         ),
-        data=DataConfig(roam="embedded", primer="embedded", cache_dir=str(folder())),
+        data=DataConfig(roam="embedded", primer="embedded", cache_dir=str(temporary_folder())),
         output=OutputConfig(checkpoint_every=10**6, eval_every=10**6, eval_steps=1, sample_every=0, sample_tokens=1),
         engine=EngineConfig(compile=False if quick else None),
     )
 
 
 def _count(device: str, quick: bool) -> tuple[int, int]:
-    """(updates, those of them that do not count)"""
-    return (8, 4) if quick and device == "cuda" else (2, 0) if quick else (UPDATES[device], SKIPPED[device])
+    """Return (steps, how many of the first of them do not count)."""
+    return (8, 4) if quick and device == "cuda" else (2, 0) if quick else (STEPS[device], SKIPPED[device])
 
 
 def _training(device: str, quick: bool) -> Work:
-    updates, skipped = _count(device, quick)
-    config = _config(device, quick, updates)
+    steps, skipped = _count(device, quick)
+    config = _config(device, quick, steps)
     tokens = config.train.B * config.model.T
     if device == "cpu":
-        return Work(_by_hand(config, updates), tokens * updates, measures=True)
+        return Work(_cpu_loop(config, steps), tokens * steps, measures=True)
 
     def run() -> dict[str, float]:
         from niels_gpt.runs.folder import RunFolder
         from niels_gpt.training.loop import train
 
-        place = RunFolder(folder())
-        train(config, place, device=device)
-        lines = place.metrics()[skipped:]
+        run_folder = RunFolder(temporary_folder())
+        train(config, run_folder, device=device)
+        lines = run_folder.metrics()[skipped:]
         seconds = [tokens / line["tokens_per_s"] for line in lines]
         idle = sum(line["stall"] * s for line, s in zip(lines, seconds, strict=True))
         return {"seconds": sum(seconds), "% stall": 100 * idle / sum(seconds)}
 
-    return Work(run, tokens * (updates - skipped), measures=True, warm=False)
+    return Work(run, tokens * (steps - skipped), measures=True, warm=False)
 
 
-def _by_hand(config: Any, updates: int) -> Any:
+def _cpu_loop(config: Any, steps: int) -> Any:
     from niels_gpt.training.tasks.registry import open_task
 
-    task, engine = open_task(config), _engine(config, "cpu")
+    task, runner = open_task(config), _runner(config, "cpu")
 
     def run() -> dict[str, float]:
-        making = 0.0
+        building = 0.0
         began = time.perf_counter()
-        for step in range(updates):
-            asked = time.perf_counter()
-            batch = task.batch(step, "cpu")
-            making += time.perf_counter() - asked
-            engine.update(batch, step=step, lr=3e-4)
+        for step in range(steps):
+            started = time.perf_counter()
+            batch = task.batch(step)
+            building += time.perf_counter() - started
+            runner.step(batch, step=step, lr=3e-4)
         seconds = time.perf_counter() - began
-        return {"seconds": seconds, "% stall": 100 * making / seconds}
+        return {"seconds": seconds, "% stall": 100 * building / seconds}
 
     return run
 
 
-def _engine(config: Any, device: str) -> Any:
+def _runner(config: Any, device: str) -> Any:
     import torch
 
     from niels_gpt import GPT
@@ -101,19 +101,19 @@ def _resident(device: str, quick: bool) -> Work:
 
     from niels_gpt.training.tasks.registry import open_task
 
-    updates, skipped = _count(device, quick)
-    config = _config(device, quick, updates)
-    engine, batch = _engine(config, device), open_task(config).batch(0, "cpu").to(torch.device(device))
-    counted = updates - skipped
+    steps, skipped = _count(device, quick)
+    config = _config(device, quick, steps)
+    runner, batch = _runner(config, device), open_task(config).batch(0).to(torch.device(device))
+    counted = steps - skipped
 
     def run() -> dict[str, float]:
         for step in range(skipped):
-            engine.update(batch, step=step, lr=3e-4)
+            runner.step(batch, step=step, lr=3e-4)
         if device == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
         for step in range(counted):
-            engine.update(batch, step=step, lr=3e-4)
+            runner.step(batch, step=step, lr=3e-4)
         if device == "cuda":
             torch.cuda.synchronize()
         return {"seconds": time.perf_counter() - began}

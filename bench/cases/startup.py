@@ -1,4 +1,4 @@
-"""What a user waits for before anything happens: wall time of fresh processes."""
+"""Start-up time: wall time of new processes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line. Each command's options are in `main`, its work in the module of its topic."""
+"""The command line: one file per command, with its options, its work and what it prints."""

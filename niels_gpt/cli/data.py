@@ -1,146 +1,206 @@
-"""`niels-gpt data`: which sources there are, what is in them, what they are like."""
+"""`niels-gpt data`: list the sources, show and count their samples, check the targets of SFT caches."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from niels_gpt.config import DataConfig
-from niels_gpt.config.yaml_file import load_config
-from niels_gpt.data.registry import Sample, Source, describe, get_source, sources
-from niels_gpt.data.statistics import Statistics
-from niels_gpt.data.types import ChatSample
-from niels_gpt.report.histogram import histogram_text, plot_histogram
-from niels_gpt.system.console import short_number
+from niels_gpt.cli.options import (
+    Count,
+    EncodingOption,
+    JsonOption,
+    OfflineOption,
+    OptionalPath,
+    PathOption,
+    SourceConfigOption,
+    SplitOption,
+    SubsetOption,
+    check_choice,
+    output_option,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from niels_gpt.cache.sft_dataset import SFTExampleDataset
+    from niels_gpt.config import DataConfig
+    from niels_gpt.data.registry import Sample, Source
+    from niels_gpt.data.statistics import Statistics
+    from niels_gpt.tokenizer import Tokenizer
+
+app = typer.Typer(help="Sources of text: which exist, and what is in them.", no_args_is_help=True)
 
 LARGE_TAKE = 10_000
-"""Samples that `data stats` looks at in a source that is too large to read whole."""
-_COLOURS = {"system": "yellow", "user": "cyan", "assistant": "green"}
+"""Samples that `data stats` reads from a source too large to read completely."""
+ROLE_COLORS = {"system": "yellow", "user": "cyan", "assistant": "green"}
+
+SourceName = Annotated[str, typer.Argument(help="A source of `niels-gpt data list`.")]
 
 
-def run_list(*, config: Path | None, as_json: bool) -> None:
-    rows = [describe(source) for source in sources(_data(config)).values()]
-    if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+# --- list --------------------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_(config: SourceConfigOption = None, offline: OfflineOption = False, json: JsonOption = False) -> None:
+    """List every source: name, kind, license, id, and where it would be read from now."""
+    from json import dumps
+
+    from niels_gpt.data.registry import describe, sources
+
+    rows = [describe(source) for source in sources(_data_config(config)).values()]
+    if json:
+        print(dumps(rows, indent=2, ensure_ascii=False))
         return
     keys = ("name", "kind", "from", "licence", "id", "place")
-    cells = [keys, *(tuple(_place(row, key) for key in keys) for row in rows)]
+    cells = [keys, *(tuple(_list_cell(row, key) for key in keys) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for cell in cells:  # whole names, whatever the width of the terminal: they are there to be copied
+    for cell in cells:  # do not wrap in a narrow terminal: names are there to be copied
         print("  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)).rstrip())
 
 
-def run_show(
-    *,
-    name: str,
-    number: int,
-    split: str,
-    shuffle: bool,
-    seed: int,
-    subset: str | None,
-    path: Path | None,
-    errors: str | None,
-    config: Path | None,
-    chars: int,
-    as_json: bool,
+def _list_cell(row: Mapping[str, str | None], key: str) -> str:
+    """Return a cell of the list; for a source on the Hub the path is the id, which has its own column."""
+    return "" if key == "place" and row["from"] == "hub" else row[key] or "-"
+
+
+# --- show --------------------------------------------------------------------------------------------
+
+
+@app.command("show")
+def show(
+    name: SourceName,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many samples.")] = 3,
+    split: SplitOption = "train",
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Random samples instead of the first ones.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of --shuffle.")] = 42,
+    subset: SubsetOption = None,
+    path: PathOption = None,
+    encoding_errors: EncodingOption = None,
+    config: SourceConfigOption = None,
+    chars: Annotated[int, typer.Option("--chars", min=0, help="Characters per text or message; 0 for all.")] = 400,
+    offline: OfflineOption = False,
+    json: JsonOption = False,
 ) -> None:
-    source = get_source(name, _data(config))
+    """Print samples of a source; with --json, one per line."""
+    import dataclasses
+    from json import dumps
+
+    from rich.console import Console
+
+    from niels_gpt.data.registry import get_source
+
+    samples = get_source(name, _data_config(config)).samples(
+        subset=subset, split=split, take=number, shuffle=shuffle, seed=seed, path=path, errors=encoding_errors
+    )
     console = Console(highlight=False)
     shown = 0
-    samples = source.samples(
-        subset=subset, split=split, take=number, shuffle=shuffle, seed=seed, path=path, errors=errors
-    )
-    for sample in samples:
-        if as_json:
-            print(json.dumps(dataclasses.asdict(sample), ensure_ascii=False, default=str))
+    for shown, sample in enumerate(samples, start=1):
+        if json:
+            print(dumps(dataclasses.asdict(sample), ensure_ascii=False, default=str))
         else:
-            if shown:
+            if shown > 1:
                 console.print()
-            _show(console, shown + 1, sample, chars)
-        shown += 1
+            _print_sample(console, shown, sample, chars)
     if not shown:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
 
 
-def run_stats(
-    *,
-    name: str,
-    take: int | None,
-    split: str,
-    subset: str | None,
-    path: Path | None,
-    errors: str | None,
-    config: Path | None,
-    png: Path | None,
-    as_json: bool,
+def _print_sample(console: Console, number: int, sample: Sample, chars: int) -> None:
+    from rich.text import Text
+
+    from niels_gpt.data.types import ChatSample
+
+    meta = {key: str(value).replace("\n", " ") for key, value in sample.meta.items() if value is not None}
+    listed = "  ".join(f"{key}={_shorten(value, 60)}" for key, value in meta.items())
+    console.print(Text(f"{number}. {sample.source}  {listed}", style="bold"), soft_wrap=True)
+    if isinstance(sample, ChatSample):
+        for message in sample.messages:
+            console.print(Text(f"{message.role}: ", style=ROLE_COLORS[message.role]), end="", soft_wrap=True)
+            console.print(Text(_shorten(message.content, chars)), soft_wrap=True)
+    else:
+        console.print(Text(_shorten(sample.text, chars)), soft_wrap=True)
+
+
+def _shorten(text: str, chars: int) -> str:
+    """Return the first `chars` characters with a note of the length; 0 keeps all."""
+    return text if not chars or len(text) <= chars else f"{text[:chars]}... ({len(text):,} characters)"
+
+
+# --- stats -------------------------------------------------------------------------------------------
+
+
+@app.command("stats")
+def stats(
+    name: SourceName,
+    take: Annotated[
+        Count, typer.Option("--take", min=1, help="Only so many samples; default: all, or 10,000 of a huge source.")
+    ] = None,
+    split: SplitOption = "train",
+    subset: SubsetOption = None,
+    path: PathOption = None,
+    encoding_errors: EncodingOption = None,
+    config: SourceConfigOption = None,
+    png: Annotated[
+        OptionalPath, output_option("--png", "File for the histogram; default: data/stats/NAME.png.")
+    ] = None,
+    offline: OfflineOption = False,
+    json: JsonOption = False,
 ) -> None:
-    source = get_source(name, _data(config))
+    """Count samples, characters, languages, lengths, roles and turns of a source."""
+    from json import dumps
+
+    from niels_gpt.data.registry import get_source
+    from niels_gpt.data.statistics import Statistics
+    from niels_gpt.report.histogram import plot_histogram
+
+    source = get_source(name, _data_config(config))
     if take is None and source.large and path is None and source.where().kind != "local":
         take = LARGE_TAKE
-    left_out: dict[str, int] = {}
-    samples = source.samples(subset=subset, split=split, take=take, path=path, errors=errors, stats=left_out)
-    statistics = Statistics().add_all(_counting(samples, name))
+    dropped: dict[str, int] = {}
+    samples = source.samples(subset=subset, split=split, take=take, path=path, errors=encoding_errors, stats=dropped)
+    statistics = Statistics().add_all(_with_progress(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
     png = png or Path("data") / "stats" / f"{name}.png"
     png.parent.mkdir(parents=True, exist_ok=True)
     plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
-    summary = {"source": name, "split": split, **statistics.summary(), "left_out": left_out, "png": str(png)}
-    if as_json:
-        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    summary = {"source": name, "split": split, **statistics.summary(), "dropped": dropped, "png": str(png)}
+    if json:
+        print(dumps(summary, indent=2, ensure_ascii=False))
     else:
-        _show_stats(source, summary, statistics, first=take)
+        _print_stats(source, summary, statistics, take=take)
 
 
-def _place(row: Mapping[str, str | None], key: str) -> str:
-    """A cell of the list; for what comes from the Hub the place is the id, which stands there already."""
-    return "" if key == "place" and row["from"] == "hub" else row[key] or "-"
+def _with_progress(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
+    """Yield the samples; on a terminal show their number and rate."""
+    import time
 
+    from rich.console import Console
 
-def _counting(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
-    """The same samples, with their number and rate on a terminal."""
-    began, console = time.monotonic(), Console(stderr=True)
-    with console.status(f"reading {name}") as status:
+    began = time.monotonic()
+    with Console(stderr=True).status(f"reading {name}") as status:
         for number, sample in enumerate(samples, start=1):
             if number % 1000 == 0:
                 rate = number / max(time.monotonic() - began, 1e-9)
-                status.update(f"reading {name}: {number:,} samples, {rate:,.0f} a second")
+                status.update(f"reading {name}: {number:,} samples, {rate:,.0f} per second")
             yield sample
 
 
-def _show(console: Console, number: int, sample: Sample, chars: int) -> None:
-    known = {key: value for key, value in sample.meta.items() if value is not None}
-    meta = "  ".join(f"{key}={_short(value)}" for key, value in known.items())
-    console.print(Text(f"{number}. {sample.source}  {meta}", style="bold"), soft_wrap=True)
-    if isinstance(sample, ChatSample):
-        for message in sample.messages:
-            console.print(Text(f"{message.role}: ", style=_COLOURS[message.role]), end="", soft_wrap=True)
-            console.print(Text(_cut(message.content, chars)), soft_wrap=True)
-    else:
-        console.print(Text(_cut(sample.text, chars)), soft_wrap=True)
+def _print_stats(source: Source, summary: dict[str, Any], statistics: Statistics, take: int | None) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
 
+    from niels_gpt.report.histogram import histogram_text
+    from niels_gpt.system.console import short_number
 
-def _cut(text: str, chars: int) -> str:
-    return text if not chars or len(text) <= chars else f"{text[:chars]}... ({len(text):,} characters)"
-
-
-def _short(value: Any) -> str:
-    return _cut(str(value).replace("\n", " "), 60)
-
-
-def _show_stats(source: Source, summary: dict[str, Any], statistics: Statistics, first: int | None) -> None:
     console = Console(highlight=False)
-    part = f" (the first {first:,})" if first and summary["samples"] == first else ""
-    console.print(f"[bold]{source.name}[/], {summary['split']}: {summary['samples']:,} samples{part}")
+    first = f" (the first {take:,})" if take and summary["samples"] == take else ""
+    console.print(f"[bold]{source.name}[/], {summary['split']}: {summary['samples']:,} samples{first}")
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("characters", f"{summary['characters']:,}  ({short_number(summary['bytes'])}B as utf-8)")
     lengths = "  ".join(f"{key} {value:,}" for key, value in summary["length_quantiles"].items())
@@ -148,16 +208,138 @@ def _show_stats(source: Source, summary: dict[str, Any], statistics: Statistics,
     for key in ("languages", "turns"):
         if key in summary:
             table.add_row(key, "  ".join(f"{name}: {number:,}" for name, number in summary[key].items()))
-    for role, numbers in summary.get("roles", {}).items():
-        table.add_row(role, f"{numbers['messages']:,} messages, {numbers['characters']:,} characters")
-    for reason, number in summary["left_out"].items():
-        table.add_row("left out", f"{number:,} {reason}")
+    for role, counts in summary.get("roles", {}).items():
+        table.add_row(role, f"{counts['messages']:,} messages, {counts['characters']:,} characters")
+    for reason, number in summary["dropped"].items():
+        table.add_row("dropped", f"{number:,} {reason}")
     console.print(table)
     console.print("\ncharacters per sample")
     for line in histogram_text(statistics.lengths, width=max(10, min(40, console.width - 40))):
         console.print(line, markup=False)
-    console.print(f"\nthe same as a picture: {escape(summary['png'])}")
+    console.print(f"\nhistogram: {escape(summary['png'])}")
 
 
-def _data(config: Path | None) -> DataConfig | None:
+# --- lint --------------------------------------------------------------------------------------------
+
+
+@app.command("lint")
+def lint(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="SFT caches; default: all.")] = [],  # noqa: B006
+    cache_dir: Annotated[Path, typer.Option("--cache-dir", help="Folder of token caches.")] = Path("cache"),
+    context: Annotated[
+        int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")
+    ] = 1024,
+    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
+    example: Annotated[
+        Count, typer.Option("--example", min=0, help="Index of the example to show; default: a random one.")
+    ] = None,
+    seed: Annotated[Count, typer.Option("--seed", min=0, help="Seed of the random example.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Count the supervised tokens of every SFT cache and show one example; exit code 1 if a cache has none."""
+    import sys
+    from json import dumps
+
+    from rich.console import Console
+
+    from niels_gpt.cache.folder import CacheFolder
+    from niels_gpt.cache.meta import CacheError
+
+    check_choice("--split", split, ("train", "val"))
+    folder = CacheFolder(cache_dir)
+    names = names or folder.names("sft")
+    if not names:
+        raise CacheError(f"no SFT cache in {folder.path}: build one with niels-gpt cache build primer")
+    folder.check("sft", names, option="NAME")
+    datasets: dict[str, SFTExampleDataset] = {}
+    refused: list[str] = []
+    for name in names:
+        try:
+            datasets[name] = folder.sft(name, split, T=context)
+        except CacheError as err:
+            refused.append(str(err))
+    rows = [{"cache": name, **_count_targets(dataset)} for name, dataset in datasets.items()]
+    name, dataset = next(iter(datasets.items()), ("", None))
+    index = -1 if dataset is None else _choose_example(dataset, example, seed)
+    if json:
+        print(dumps({"T": context, "split": split, "caches": rows, "refused": refused}, indent=2, ensure_ascii=False))
+    else:
+        _print_target_counts(rows, context)
+        if dataset is not None:
+            print(f"\n{name}, {split} example {index}; supervised tokens are marked:")
+            console = Console(highlight=False)
+            text = mark_targets(dataset, index, folder.tokenizer, brackets=not console.is_terminal)
+            console.print(text, soft_wrap=True)
+    for problem in refused:
+        print(f"error: {problem}", file=sys.stderr)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _count_targets(dataset: SFTExampleDataset) -> dict[str, Any]:
+    """Count examples, tokens, and the supervised ones among the first T + 1 tokens of each example."""
+    import numpy as np
+
+    lengths = np.diff(dataset.bounds)
+    seen = int(np.minimum(lengths, dataset.T + 1).sum())
+    supervised = dataset.num_targets()
+    return {
+        "examples": dataset.num_examples,
+        "without_targets": dataset.num_excluded,
+        "cut": int((lengths > dataset.T + 1).sum()),
+        "tokens": int(lengths.sum()),
+        "seen": seen,
+        "supervised": supervised,
+        "share": supervised / seen,
+    }
+
+
+def _choose_example(dataset: SFTExampleDataset, example: int | None, seed: int | None) -> int:
+    """Return the index of the example to show: the one asked for, else a random one that has targets."""
+    from niels_gpt.cli.generate import make_generator
+
+    if example is None:
+        return dataset.plan(1, make_generator(seed))[0]
+    if example >= dataset.num_examples:
+        raise ValueError(f"--example must be in 0..{dataset.num_examples - 1}, got {example}")
+    return example
+
+
+def mark_targets(dataset: SFTExampleDataset, index: int, tokenizer: Tokenizer, *, brackets: bool) -> Text:
+    """Return an example as text, supervised tokens in green, and with `brackets` also in [[...]]."""
+    import itertools
+
+    from rich.text import Text
+
+    tokens = dataset.example(index)[: dataset.T + 1].tolist()
+    mask = dataset.mask(index)[: len(tokens)].tolist()
+    text = Text()
+    # Decode runs of tokens, not single ones: a character may consist of several tokens.
+    for supervised, run in itertools.groupby(zip(tokens, mask, strict=True), key=lambda pair: pair[1]):
+        decoded = tokenizer.render([token for token, _ in run])
+        if supervised:
+            text.append(f"[[{decoded}]]" if brackets else decoded, style="bold green")
+        else:
+            text.append(decoded, style="dim")
+    return text
+
+
+def _print_target_counts(rows: list[dict[str, Any]], T: int) -> None:
+    from rich.table import Table
+
+    from niels_gpt.cli.tables import show_table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cache")
+    for name in ("examples", "without targets", f"cut at T={T}", "tokens", "supervised", "share"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        counts = [f"{row[key]:,}" for key in ("examples", "without_targets", "cut", "seen", "supervised")]
+        table.add_row(row["cache"], *counts, f"{row['share']:.1%}")
+    show_table(table)
+
+
+def _data_config(config: Path | None) -> DataConfig | None:
+    from niels_gpt.config.yaml_file import load_config
+
     return load_config(config).data if config else None

@@ -1,35 +1,89 @@
-"""`niels-gpt demo`: the whole path on text that is already there."""
+"""`niels-gpt demo`: train, evaluate, generate and chat, offline, on embedded text."""
 
 from __future__ import annotations
 
-import shlex
-import time
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
+import typer
 
-from niels_gpt.cli.eval import score_all, show_scores
-from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
-from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import config_from_dict
-from niels_gpt.inference.conversation import Conversation
-from niels_gpt.inference.generation import generate
-from niels_gpt.inference.sampling import Sampling
-from niels_gpt.runs.checkpoint import load_model
-from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import LoadedRun, new_run
-from niels_gpt.system.console import format_duration, short_number
-from niels_gpt.system.device import has_fast_bf16, resolve_device
-from niels_gpt.system.rng import generator
+from niels_gpt.cli.options import DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
+
+if TYPE_CHECKING:
+    from niels_gpt.config import RunConfig
 
 STEPS = 1600
+PROMPT = "# Notes on "
 QUESTION = "what is niels?"
 
 
+def demo(
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps.")] = STEPS,
+    run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Default: runs/demo, runs/demo-2, ...")] = None,
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train, evaluate and chat with a small model, offline, in two to three minutes on two fast cores."""
+    import shlex
+    import time
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    from niels_gpt.cli.eval import show_scores
+    from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
+    from niels_gpt.inference.conversation import Conversation
+    from niels_gpt.inference.generation import generate
+    from niels_gpt.inference.sampling import Sampling
+    from niels_gpt.runs.checkpoint import load_model
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.loading import LoadedRun, new_run
+    from niels_gpt.system.console import format_duration, short_number
+    from niels_gpt.system.device import has_fast_bf16, resolve_device
+    from niels_gpt.system.rng import generator
+    from niels_gpt.training.score_run import score_byte_streams
+
+    began = time.monotonic()
+    console = Console(highlight=False)
+    device = resolve_device(device)
+    config = demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
+    config = with_data(config, {"wiki": wiki, "roam": roam, "primer": primer})
+    run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
+    console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(run.path))}\n")
+    result = train_and_report(config, run, device=device)
+    exit_if_stopped(result.stopped_by, result, run)
+
+    model, step = load_model(run.best, device)
+    size = short_number(model.num_parameters())
+    console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {step} steps")
+    console.print("Bits per byte on held-out text; lower is better. Compare the model with xz, gzip and the rest.")
+    scores = score_byte_streams(LoadedRun(model, step, run.best, run), config)
+    show_scores(scores, wiki=config.data.wiki)
+
+    console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}:")
+    text = generate(model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
+    console.print(escape(text), style="green")
+
+    console.print("\n[bold]3. How does it answer?[/]")
+    conversation = Conversation(model, sampling=Sampling(temperature=0.0))
+    console.print(f"you>   {QUESTION}")
+    console.print(f"niels> {escape(''.join(conversation.reply(QUESTION)))}", style="green")
+
+    path = shlex.quote(str(run.path))
+    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
+    print(f"  niels-gpt chat --run {path}")
+    print(f"  niels-gpt batch show --run {path} --step 100")
+    print("  niels-gpt train --roam ~/notes")
+
+
 def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
-    """A quarter of v0's weights, Muon, and many rows from the dialogues: it answers after two or three minutes."""
-    shares = {"wiki": 0.27, "roam": 0.18, "primer": 0.55}
+    """Return the config of the demo: a quarter of v0's weights, Muon, and half of the rows from dialogues.
+
+    It answers questions after two or three minutes of training.
+    """
+    from niels_gpt.config.yaml_file import config_from_dict
+
     return config_from_dict(
         {
             "model": {"C": 128, "L": 4, "H": 2, "T": 256, "dropout": 0.05},
@@ -41,48 +95,10 @@ def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
                 "B": 8,
                 "optimizer": "muon",
                 "precision": precision,
-                "p_train": shares,
+                "p_train": {"wiki": 0.27, "roam": 0.18, "primer": 0.55},
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
             "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "cache_dir": "data/cache/demo"},
             "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 10, "sample_every": 400},
         }
     )
-
-
-def run_demo(
-    *, steps: int | None, run_dir: Path | None, wiki: str | None, roam: str | None, primer: str | None, device: str
-) -> None:
-    """Train, show the loss table, a sample and a chat exchange, and say what to try next."""
-    began = time.monotonic()
-    console = Console(highlight=False)
-    device = resolve_device(device)
-    precision = "bf16" if has_fast_bf16(device) else "fp32"
-    config = demo_config(steps=steps or STEPS, precision=precision)
-    config = with_data(config, {"wiki": wiki, "roam": roam, "primer": primer})
-    run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
-    console.print(f"[bold]niels-gpt demo[/]: a small GPT, trained here and now, into {escape(str(run.path))}\n")
-    result = train_and_report(config, run, device=device)
-    exit_if_stopped(result.stopped_by, result, run)
-
-    model, step = load_model(run.best, device)
-    console.print(
-        f"\n[bold]1. How well does it predict?[/]  {short_number(model.num_parameters())} parameters, {step} updates"
-    )
-    console.print("Bits per byte on text it has never seen; less is better. The model beats a tool where it is lower.")
-    show_scores(score_all(LoadedRun(model, step, run.best, run), data={}))
-
-    console.print("\n[bold]2. How does it write?[/]  A continuation of '# Notes on ':")
-    text = generate(model, "# Notes on ", max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
-    console.print(escape(text), style="green")
-
-    console.print("\n[bold]3. How does it talk?[/]")
-    talk = Conversation(model, sampling=Sampling(temperature=0.0))
-    console.print(f"you>   {QUESTION}")
-    console.print(f"niels> {escape(''.join(talk.reply(QUESTION)))}", style="green")
-
-    place = shlex.quote(str(run.path))
-    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
-    print(f"  niels-gpt chat --run {place}")
-    print(f"  niels-gpt batch show --run {place} --step 100")
-    print("  niels-gpt train --roam ~/notes")

@@ -1,4 +1,4 @@
-"""`niels-gpt pipeline`: pretrain, then fine-tune for chat, each with its own best checkpoint."""
+"""`niels-gpt pipeline`: pretrain, then fine-tune for chat; each phase is a run with its own best checkpoint."""
 
 from __future__ import annotations
 
@@ -6,139 +6,166 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
-from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import dump_config, load_config, load_pipeline
-from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import new_run
-from niels_gpt.system import files
-from niels_gpt.system.processes import World, open_world
-from niels_gpt.training.loop import check_start
-from niels_gpt.training.progress import say
-from niels_gpt.training.tasks.registry import open_task
-from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+import typer
+
+from niels_gpt.cli.options import DeviceOption, OptionalPath, VerifyOption
+
+if TYPE_CHECKING:
+    from niels_gpt.config import RunConfig
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.system.processes import World
 
 PHASES = ("pretrain", "sft")
 
 
-def run_pipeline(
-    *,
-    config: Path | None,
-    run_dir: Path | None,
-    resume: bool,
-    resume_if_there: bool,
-    overrides: list[str],
-    token_cache: Path | None,
-    device: str,
-    print_config: bool,
-    verify: bool,
+def pipeline(
+    config: Annotated[
+        OptionalPath,
+        typer.Option("--config", help="YAML file with sections data, pretrain and sft; default: the v1 model."),
+    ] = None,
+    run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Folder of both runs; default: a new one.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the pipeline in --run-dir.")] = False,
+    resume_if_there: Annotated[
+        bool,
+        typer.Option("--resume-if-there", help="Resume if --run-dir holds a pipeline, else start one: for batch jobs."),
+    ] = False,
+    set_: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. pretrain.train.base_lr=1e-3."),
+    ] = [],  # noqa: B006
+    token_cache: Annotated[
+        OptionalPath, typer.Option("--token-cache", help="Folder of token caches; default: cache.")
+    ] = None,
+    device: DeviceOption = "auto",
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and exit.")] = False,
+    verify: VerifyOption = False,
 ) -> None:
-    """Run both phases, or go on with them; on a signal, save, say how to go on, and exit with 128 + its number.
+    """Pretrain on token caches, then fine-tune for chat: a best checkpoint for each.
 
-    Under torchrun all its processes come here. What it starts again after a failure goes on by itself.
+    After a signal the run is saved, the command to resume is printed, and the exit code is 128 + the signal. Under
+    torchrun every process runs this; a pipeline that torchrun restarts resumes by itself.
     """
+    from niels_gpt.cli.train import check_run_dir
+    from niels_gpt.config.yaml_file import dump_config
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.loading import new_run
+    from niels_gpt.system.processes import open_world
+    from niels_gpt.training.loop import check_start
+
     with open_world("cpu" if print_config else device) as world:
-        there = world.broadcast(run_dir is not None and _stored(run_dir, "pretrain").exists())
-        resume = resume or (there and (resume_if_there or world.restarts > 0))
-        with world.together():
-            if run_dir is None and resume_if_there:
-                raise ValueError("--resume-if-there needs --run-dir: which pipeline shall go on?")
-            if run_dir is None and world.size > 1 and not print_config:
-                raise ValueError("several processes need --run-dir: all write into one folder, and find it again")
-            phases = _phases(config, run_dir, resume, overrides, token_cache)
+        holds_pipeline = world.broadcast(run_dir is not None and _config_path(run_dir, "pretrain").exists())
+        resume = resume or (holds_pipeline and (resume_if_there or world.restarts > 0))
+        with world.fail_together():
+            check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
+            phases = _load_phases(config, run_dir, resume, set_, token_cache)
         if print_config:
             for name, phase in phases.items() if world.is_main else ():
                 print(f"# {name}\n{dump_config(phase)}")
             return
         folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
         runs = {name: RunFolder(folder / name) for name in PHASES}
-        with world.together():
-            for name, phase in phases.items():  # a mistake in the second phase shall not show after hours of the first
+        with world.fail_together():
+            for name, phase in phases.items():  # find a mistake in the second phase before the first one has run
                 check_start(phase, runs[name], device=world.device, world=world, resume=runs[name].exists)
             if world.is_main:
-                _prepare(phases, runs, folder, resume, verify)
+                _check_and_store(phases, runs, folder, resume, verify)
         _run_phases(phases, runs, folder, world)
 
 
-def _phases(
+def _load_phases(
     config: Path | None, run_dir: Path | None, resume: bool, overrides: list[str], token_cache: Path | None
 ) -> dict[str, RunConfig]:
-    """The configs of both phases, as asked for or as they were. Raises ValueError."""
-    if resume and run_dir is None:
-        raise ValueError("--resume needs --run-dir: which pipeline shall go on?")
+    """Return the configs of both phases: as the options say, or, to resume, as they were stored. Raises ValueError."""
+    from niels_gpt.config.yaml_file import load_config, load_pipeline
+    from niels_gpt.training.tasks.token_task import with_vocabulary
+
     if token_cache is not None:
         overrides = [*overrides, f"data.token_cache={json.dumps(str(token_cache))}"]
     if resume and config is None and run_dir is not None:
         if overrides:
-            raise ValueError("--resume goes on with the config of the pipeline: --set and --token-cache need --config")
-        if not _stored(run_dir, "pretrain").exists():
-            raise ValueError(f"nothing to resume: {run_dir} holds no pipeline")
-        phases = {name: load_config(_stored(run_dir, name)) for name in PHASES}
+            raise ValueError("--resume uses the stored config: --set and --token-cache need --config")
+        if not _config_path(run_dir, "pretrain").exists():
+            raise ValueError(f"nothing to resume: {run_dir} holds no pipeline (it has no pretrain.yaml)")
+        phases = {name: load_config(_config_path(run_dir, name)) for name in PHASES}
     else:
         phases = load_pipeline(config, overrides=overrides)
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 
-def _prepare(
+def _check_and_store(
     phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, resume: bool, verify: bool
 ) -> None:
-    """Refuse what cannot work, and write down what is to be done."""
+    """Check the folder and the data of both phases, then store their configs. Raises ValueError."""
+    from niels_gpt.config.yaml_file import dump_config
+    from niels_gpt.system import files
+    from niels_gpt.training.tasks.registry import open_task
+    from niels_gpt.training.tasks.token_task import verify_caches
+
     if not resume and any(run.exists for run in runs.values()):
-        raise ValueError(f"{folder} holds a pipeline already: go on with --resume, or choose another --run-dir")
+        raise ValueError(f"{folder} already holds a pipeline: resume it with --resume, or choose another --run-dir")
     for phase in phases.values():
         open_task(phase)
         if verify:
             verify_caches(phase)
     folder.mkdir(parents=True, exist_ok=True)
     for name, phase in phases.items():
-        files.write_text(_stored(folder, name), dump_config(phase))
+        files.write_text(_config_path(folder, name), dump_config(phase))
 
 
 def _run_phases(phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, world: World) -> None:
-    """One phase after the other, but those that are finished."""
-    tell = say if world.is_main else lambda text: None
+    """Run both phases in order, skipping a finished one."""
+    from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
+    from niels_gpt.training.progress import say
+
     command = f"{program(world)} pipeline --run-dir {shlex.quote(str(folder))} --resume"
     for name in PHASES:
         run, phase = runs[name], phases[name]
         if name == "sft":
             phase = dataclasses.replace(phase, init_from=str(runs["pretrain"].best))
-        begun = world.broadcast(run.exists)
-        if begun and world.broadcast(world.is_main and _finished(run, phase)):
-            tell(f"{name}: {run.path} is finished")
+        started = world.broadcast(run.exists)
+        if started and world.broadcast(world.is_main and _is_finished(run, phase)):
+            if world.is_main:
+                say(f"{name}: {run.path} is finished")
             continue
-        tell(f"{name}: into {run.path}")
-        result = train_and_report(phase, run, device=world.device, world=world, resume=begun)
-        # A signal with the last update of pretraining must not be followed by the second phase.
+        if world.is_main:
+            say(f"{name}: into {run.path}")
+        result = train_and_report(phase, run, device=world.device, world=world, resume=started)
+        # A signal during the last step of pretraining finishes that run, but the second phase must not start.
         stopped = result.signal if name == "pretrain" else result.stopped_by
         exit_if_stopped(stopped, result, run, command=command, world=world)
     if world.is_main:
-        _summary(runs)
+        _print_result(runs)
 
 
-def _stored(folder: Path, name: str) -> Path:
-    """Where the config of a phase lies, also before its run begins."""
-    return folder / f"{name}.yaml"
+def _config_path(folder: Path, phase: str) -> Path:
+    """Return the path of the stored config of a phase; it exists before the run of the phase does."""
+    return folder / f"{phase}.yaml"
 
 
-def _finished(run: RunFolder, config: RunConfig) -> bool:
-    """Whether the last update is in a checkpoint (the metrics may be ahead of it)."""
+def _is_finished(run: RunFolder, config: RunConfig) -> bool:
+    """Return whether a checkpoint holds the last step; the metrics may be ahead of it."""
     path, saved, _ = run.newest_checkpoint("cpu")
     return path is not None and saved["step"] >= config.train.total_steps and run.best.exists()
 
 
-def _summary(runs: dict[str, RunFolder]) -> None:
-    before, after = (_last_evals(runs[name]) for name in PHASES)
-    if "val_pretrain" in before and "val_pretrain" in after:
-        say(f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT")
-    if "val_sft" in after:
-        say(f"val_sft: {after['val_sft']:.3f}")
+def _print_result(runs: dict[str, RunFolder]) -> None:
+    """Print the losses of both phases, the best checkpoints and the next commands."""
+    from niels_gpt.training.progress import say
+
+    pretrain, sft = (_last_evals(runs[name]) for name in PHASES)
+    if "val_pretrain" in pretrain and "val_pretrain" in sft:
+        say(f"val_pretrain: {pretrain['val_pretrain']:.3f} after pretraining, {sft['val_pretrain']:.3f} after SFT")
+    if "val_sft" in sft:
+        say(f"val_sft: {sft['val_sft']:.3f}")
     for name, run in runs.items():
         say(f"best {name} checkpoint: {run.best}")
-    place = shlex.quote(str(runs["sft"].path))
-    say(f"next: niels-gpt chat --run {place}   niels-gpt eval --run {place}")
+    path = shlex.quote(str(runs["sft"].path))
+    say(f"next: niels-gpt chat --run {path}   niels-gpt eval --run {path}")
 
 
 def _last_evals(run: RunFolder) -> dict[str, float]:
-    found: dict[str, float] = next((line["evals"] for line in reversed(run.metrics()) if "evals" in line), {})
-    return found
+    """Return the last evaluation in metrics.jsonl."""
+    evals: dict[str, float] = next((line["evals"] for line in reversed(run.metrics()) if "evals" in line), {})
+    return evals

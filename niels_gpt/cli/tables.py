@@ -1,14 +1,18 @@
-"""Tables in the terminal."""
+"""Tables on the terminal."""
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def show_table(table: Table, *, width: int = 140) -> None:
-    """Print a table: as wide as the terminal, or as `width` where output is piped."""
+    """Print a table as wide as the terminal, or `width` characters wide if the output is piped."""
+    from rich.console import Console
+
     console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no width to keep to
+    if not console.is_terminal:
         console.width = width
     console.print(table)

@@ -1,149 +1,195 @@
-"""`niels-gpt tokenizer train` and `report`."""
+"""`niels-gpt tokenizer`: train a SentencePiece tokenizer, and report how well it compresses each source."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import shlex
-import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from niels_gpt.cache.sources.build import choose_sources, train_on
-from niels_gpt.cache.sources.texts import BuildSettings, training_texts
-from niels_gpt.data.registry import Source
-from niels_gpt.system.console import error_message, format_duration, short_number
-from niels_gpt.tokenizer import Tokenizer, find_special, load_tokenizer
+from niels_gpt.cli.options import JsonOption, OfflineOption, PathOption, SourceConfigOption, output_option
 
-UNKNOWN = 0
+if TYPE_CHECKING:
+    import numpy as np
+
+    from niels_gpt.data.registry import Source
+    from niels_gpt.tokenizer import Tokenizer
+
+app = typer.Typer(help="Train a tokenizer, and measure how well it compresses.", no_args_is_help=True)
+
+UNKNOWN_ID = 0
 """The id of `<unk>`, which is never encoded."""
-GPT2 = 4.0
-"""Bytes per token that GPT-2's tokenizer of 50,257 pieces is usually said to reach on English text."""
+GPT2_BYTES_PER_TOKEN = 4.0
+"""Often quoted for GPT-2's tokenizer (50,257 subwords) on English text."""
+LONGEST_SHOWN, UNUSED_SHOWN = 12, 24
 
 
-def run_train(
-    *,
-    names: list[str],
-    out: Path,
-    vocab_size: int,
-    seed: int,
-    documents: int,
-    path: Path | None,
-    config: Path | None,
-    force: bool,
+@app.command("train")
+def train(
+    names: Annotated[
+        list[str], typer.Argument(metavar="SOURCE", help="Sources to train on; default: all that can be read.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path, output_option("--out", "Folder for spm.model and meta.json.", folder=True)] = Path(
+        "cache/tokenizer"
+    ),
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Subwords, without the special tokens.")] = 16_000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of documents.")] = 42,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents per source.")] = 20_000,
+    path: PathOption = None,
+    config: SourceConfigOption = None,
+    offline: OfflineOption = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
 ) -> None:
+    """Train a SentencePiece tokenizer."""
+    import shlex
+    import time
+
+    from rich.console import Console
+
+    from niels_gpt.cache.sources.build import choose_sources, train_on
+    from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.system.console import format_duration
+
     if (out / "spm.model").exists() and not force:
         raise ValueError(
-            f"{out} has a tokenizer already, and caches may depend on it: choose another --out, or --force"
+            f"{out} already has a tokenizer, and caches may depend on it: choose another --out, or use --force"
         )
     chosen = choose_sources(names or None, [], [], config)
     settings = BuildSettings(
         cache_dir=out.parent, seed=seed, vocab_size=vocab_size, path=path, tokenizer_documents=documents
     )
-    console = Console(highlight=False)
     began = time.monotonic()
-    unread: list[str] = []
+    skipped: list[str] = []
 
-    def unreachable(source: Source, err: Exception) -> None:
-        if names:  # it was asked for
+    def skip(source: Source, err: Exception) -> None:
+        if names:  # the user asked for this source
             raise err
-        unread.append(source.name)
-        print(f"warning: {source.name} is left out: {error_message(err)}", file=sys.stderr)
+        skipped.append(source.name)
+        _warn_skipped(source, err)
 
-    with console.status(f"training a tokenizer of {vocab_size:,} pieces"):
-        made = train_on(chosen, settings, unreachable, out=out)
-    took = format_duration(time.monotonic() - began)
-    print(f"{out / 'spm.model'}: {made.vocab_size:,} ids, sha256 {made.sha256[:12]}..., in {took}")
-    read = " ".join(source.name for source in chosen if source.name not in unread)
+    with Console(highlight=False).status(f"training a tokenizer of {vocab_size:,} subwords"):
+        trained = train_on(chosen, settings, skip, out=out)
+    seconds = format_duration(time.monotonic() - began)
+    print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
+    read = " ".join(source.name for source in chosen if source.name not in skipped)
     options = {"--tokenizer": out, "--path": path, "--config": config}
     given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
     print(f"next: niels-gpt tokenizer report {read} {given}")
 
 
-def run_report(
-    *,
-    names: list[str],
-    tokenizer: Path,
-    take: int,
-    path: Path | None,
-    config: Path | None,
-    as_json: bool,
+@app.command("report")
+def report(
+    names: Annotated[
+        list[str], typer.Argument(metavar="SOURCE", help="Sources to measure; default: all that can be read.")
+    ] = [],  # noqa: B006
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
+        "cache/tokenizer"
+    ),
+    take: Annotated[int, typer.Option("--take", min=1, help="Texts per source.")] = 2000,
+    path: PathOption = None,
+    config: SourceConfigOption = None,
+    offline: OfflineOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Bytes per token of each source; the longest pieces; pieces that none of the text uses."""
-    made = load_tokenizer(tokenizer)
-    chosen = choose_sources(names or None, [], [], config)
+    """Report bytes per token of each source, the longest subwords, and the unused ones."""
+    from json import dumps
+
+    import numpy as np
+
+    from niels_gpt.cache.sources.build import choose_sources
+    from niels_gpt.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
     rows: list[dict[str, Any]] = []
-    used = np.zeros(made.vocab_size, dtype=np.int64)
-    for source in chosen:
+    used = np.zeros(loaded.vocab_size, dtype=np.int64)
+    for source in choose_sources(names or None, [], [], config):
         try:
-            row, counts = _measure(made, source, take=take, path=path)
+            row, counts = _measure(loaded, source, take=take, path=path)
         except (OSError, ValueError) as err:
             if names:
                 raise
-            print(f"warning: {source.name} is left out: {error_message(err)}", file=sys.stderr)
+            _warn_skipped(source, err)
             continue
         rows.append(row)
         used += counts
     if not rows:
-        raise ValueError("no source could be read: name one that is here (niels-gpt data list)")
-    pieces = made.token_bytes
-    special = set(made.special_token_ids().values())
-    plain = [i for i in range(made.vocab_size) if len(pieces[i]) > 1 and i not in special and i != UNKNOWN]
-    longest = sorted(plain, key=lambda i: (-len(pieces[i]), i))[:12]
-    unused = [i for i in plain if not used[i]]
-    report = {
+        raise ValueError("no source could be read: name one that is available (niels-gpt data list)")
+    subwords = loaded.token_bytes
+    special = {UNKNOWN_ID, *loaded.special_token_ids().values()}
+    ids = [i for i in range(loaded.vocab_size) if len(subwords[i]) > 1 and i not in special]
+    longest = sorted(ids, key=lambda i: (-len(subwords[i]), i))[:LONGEST_SHOWN]
+    unused = [i for i in ids if not used[i]]
+    found = {
         "tokenizer": str(tokenizer),
-        "sha256": made.sha256,
-        "vocab_size": made.vocab_size,
+        "sha256": loaded.sha256,
+        "vocab_size": loaded.vocab_size,
         "sources": rows,
-        "longest_pieces": [made.decode([i]) for i in longest],
+        "longest_pieces": [loaded.decode([i]) for i in longest],
         "unused_pieces": len(unused),
-        "unused_examples": [made.decode([i]) for i in unused[:24]],
+        "unused_examples": [loaded.decode([i]) for i in unused[:UNUSED_SHOWN]],
     }
-    if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+    if json:
+        print(dumps(found, indent=2, ensure_ascii=False))
     else:
-        _show(report)
+        _print_report(found)
 
 
-def _measure(made: Tokenizer, source: Source, *, take: int, path: Path | None) -> tuple[dict[str, Any], np.ndarray]:
-    """(numbers of a source, how often each piece occurs in it)."""
+def _warn_skipped(source: Source, err: Exception) -> None:
+    import sys
+
+    from niels_gpt.system.console import error_message
+
+    print(f"warning: skipping {source.name}: {error_message(err)}", file=sys.stderr)
+
+
+def _measure(
+    tokenizer: Tokenizer, source: Source, *, take: int, path: Path | None
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Return (a row of the report, the number of occurrences of each id) for the first texts of a source."""
+    import itertools
+    import time
+
+    import numpy as np
+
+    from niels_gpt.cache.sources.texts import BuildSettings, training_texts
+    from niels_gpt.tokenizer import find_special
+
     settings = BuildSettings(cache_dir=Path(), path=path)
     texts = [text for text in itertools.islice(training_texts(source, settings), take) if find_special(text) is None]
     if not texts:
         raise ValueError(f"{source.name} has no text")
     began = time.perf_counter()
-    ids = np.concatenate(made.encode_batch(texts))
+    ids = np.concatenate(tokenizer.encode_batch(texts))
     seconds = time.perf_counter() - began
-    counts = np.bincount(ids, minlength=made.vocab_size)
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
     size = sum(len(text.encode("utf-8")) for text in texts)
-    single = sum(int(counts[i]) for i, piece in enumerate(made.token_bytes) if len(piece) == 1)
+    one_byte = sum(int(counts[i]) for i, subword in enumerate(tokenizer.token_bytes) if len(subword) == 1)
     row = {
         "source": source.name,
         "texts": len(texts),
         "bytes": size,
         "tokens": len(ids),
         "bytes_per_token": size / len(ids),
-        "one_byte_tokens": single / len(ids),
+        "one_byte_tokens": one_byte / len(ids),
         "tokens_per_second": len(ids) / seconds,
     }
     return row, counts
 
 
-def _show(report: dict[str, Any]) -> None:
+def _print_report(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from niels_gpt.system.console import short_number
+
     console = Console(highlight=False)
-    console.print(f"[bold]{report['tokenizer']}[/]: {report['vocab_size']:,} ids, sha256 {report['sha256'][:12]}...")
+    console.print(f"[bold]{found['tokenizer']}[/]: {found['vocab_size']:,} ids, sha256 {found['sha256'][:12]}...")
     table = Table(box=None, pad_edge=False)
     table.add_column("source")
     for name in ("texts", "bytes", "tokens", "bytes/token", "one-byte tokens", "tokens/s"):
         table.add_column(name, justify="right", style="bold" if name == "bytes/token" else None)
-    for row in report["sources"]:
+    for row in found["sources"]:
         table.add_row(
             row["source"],
             f"{row['texts']:,}",
@@ -153,11 +199,11 @@ def _show(report: dict[str, Any]) -> None:
             f"{row['one_byte_tokens']:.1%}",
             short_number(row["tokens_per_second"]),
         )
-    table.add_row("[dim]GPT-2, English[/]", "", "", "", f"[dim]about {GPT2:.0f}[/]", "", "")
+    table.add_row("[dim]GPT-2, English[/]", "", "", "", f"[dim]about {GPT2_BYTES_PER_TOKEN:.0f}[/]", "", "")
     table.add_row("[dim]bytes[/]", "", "", "", "[dim]1.00[/]", "[dim]100.0%[/]", "")
     console.print(table)
-    console.print("\nlongest pieces: ", end="")
-    console.print(Text("  ".join(repr(piece) for piece in report["longest_pieces"])), soft_wrap=True)
-    such_as = ", such as " if report["unused_examples"] else ""
-    console.print(f"unused here: {report['unused_pieces']:,} pieces{such_as}", end="")
-    console.print(Text("  ".join(repr(piece) for piece in report["unused_examples"])), soft_wrap=True)
+    console.print("\nlongest subwords: ", end="")
+    console.print(Text("  ".join(repr(subword) for subword in found["longest_pieces"])), soft_wrap=True)
+    such_as = ", such as " if found["unused_examples"] else ""
+    console.print(f"unused: {found['unused_pieces']:,} subwords{such_as}", end="")
+    console.print(Text("  ".join(repr(subword) for subword in found["unused_examples"])), soft_wrap=True)

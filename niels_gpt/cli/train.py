@@ -1,4 +1,4 @@
-"""`niels-gpt train`."""
+"""`niels-gpt train`, and what other commands share with it to train a run and show its progress."""
 
 from __future__ import annotations
 
@@ -7,73 +7,98 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import typer
 
-from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import (
-    config_from_dict,
-    dump_config,
-    load_config,
-    to_dict,
+from niels_gpt.cli.options import (
+    Count,
+    DeviceOption,
+    EncodingOption,
+    OfflineOption,
+    OptionalPath,
+    PrimerOption,
+    RoamOption,
+    SetOption,
+    SourceOption,
+    VerifyOption,
+    WikiOption,
 )
-from niels_gpt.report.curves import plot_losses
-from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import new_run
-from niels_gpt.system.console import short_number
-from niels_gpt.system.processes import (
-    SINGLE_PROCESS,
-    World,
-    check_single_process,
-    open_world,
-)
-from niels_gpt.training.loop import TrainResult, check_start, train
-from niels_gpt.training.progress import lasting_output, reporter, say
-from niels_gpt.training.tasks.registry import DataTask, open_task
-from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+
+if TYPE_CHECKING:
+    from niels_gpt.config import RunConfig
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.system.processes import World
+    from niels_gpt.training.loop import TrainResult
 
 
-def run_train(
-    *,
-    config: Path | None,
-    run_dir: Path | None,
-    resume: bool,
-    resume_if_there: bool,
-    overrides: list[str],
-    data: Mapping[str, str | None],
-    sources: Sequence[str],
-    device: str,
-    print_config: bool,
-    verify: bool,
-    allow_data_change: bool,
-    allow_config_change: bool,
+def train(
+    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file; default: the v0 model.")] = None,
+    run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Run folder; default: a new one in runs/.")] = None,
+    steps: Annotated[Count, typer.Option("--steps", min=1, help="Same as --set train.total_steps=N.")] = None,
+    checkpoint_every: Annotated[
+        Count, typer.Option("--checkpoint-every", min=1, help="Same as --set output.checkpoint_every=K.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint of --run-dir.")] = False,
+    resume_if_there: Annotated[
+        bool, typer.Option("--resume-if-there", help="Resume if --run-dir holds a run, else start one: for batch jobs.")
+    ] = False,
+    set_: SetOption = [],  # noqa: B006
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    source: SourceOption = [],  # noqa: B006
+    encoding_errors: EncodingOption = None,
+    offline: OfflineOption = False,
+    device: DeviceOption = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Bit-identical runs, on CUDA too; slower.")
+    ] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and exit.")] = False,
+    verify: VerifyOption = False,
+    allow_data_change: Annotated[
+        bool, typer.Option("--allow-data-change", help="Resume even if the data has changed.")
+    ] = False,
+    allow_config_change: Annotated[
+        bool, typer.Option("--allow-config-change", help="Resume with other training settings.")
+    ] = False,
 ) -> None:
-    """Train as the options say; on a signal, save, say how to go on, and exit with 128 + its number.
+    """Train a model, or resume a run.
 
-    Under torchrun all its processes come here. What it starts again after a failure goes on by itself.
+    After a signal the run is saved, the command to resume is printed, and the exit code is 128 + the signal. Under
+    torchrun every process runs this; a run that torchrun restarts resumes by itself.
     """
+    from niels_gpt.config.yaml_file import dump_config, load_config
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.loading import new_run
+    from niels_gpt.system.processes import open_world
+    from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+
+    overrides = list(set_)
+    overrides += [f"train.total_steps={steps}"] if steps is not None else []
+    overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
+    overrides += ["engine.deterministic=true"] if deterministic else []
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
     with open_world("cpu" if print_config else device) as world:
-        there = world.broadcast(run_dir is not None and RunFolder(run_dir).exists)
-        resume = resume or (there and (resume_if_there or world.restarts > 0))
-        with world.together():
-            if run_dir is None and (resume or resume_if_there):
-                raise ValueError("--resume needs --run-dir: which run shall go on?")
-            if run_dir is None and world.size > 1 and not print_config:
-                raise ValueError("several processes need --run-dir: all write into one folder, and find it again")
-            source = config
-            if resume and config is None and run_dir is not None:
-                RunFolder(run_dir).read_config()  # says so if there is no run
-                source = RunFolder(run_dir).config_path
-            resolved = with_vocabulary(with_data(load_config(source, overrides=overrides), data, sources))
-            if verify and world.is_main and not print_config:
+        run = RunFolder(run_dir) if run_dir is not None else None
+        holds_run = world.broadcast(run is not None and run.exists)
+        resume = resume or (holds_run and (resume_if_there or world.restarts > 0))
+        with world.fail_together():
+            check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
+            config_path = config
+            if resume and config is None and run is not None:
+                if not run.exists:
+                    raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
+                config_path = run.config_path
+            resolved = with_data(load_config(config_path, overrides=overrides), data, source)
+            if print_config:
+                resolved = with_vocabulary(resolved)
+            elif verify and world.is_main:
                 verify_caches(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return
-        run = RunFolder(run_dir) if run_dir is not None else new_run(config.stem if config else "train")
+        run = run or new_run(config.stem if config else "train")
         result = train_and_report(
             resolved,
             run,
@@ -85,34 +110,51 @@ def run_train(
         )
         exit_if_stopped(result.stopped_by, result, run, world=world)
         if world.is_main:
-            _say_next(resolved, run, result)
+            _print_result(resolved, run, result)
 
 
-def _say_next(config: RunConfig, run: RunFolder, result: TrainResult) -> None:
-    """What came out, and what to do with it."""
+def check_run_dir(run_dir: OptionalPath, *, needed: bool, world: World, print_config: bool) -> None:
+    """Raise ValueError if --run-dir is missing where the other options or several processes need it."""
+    if run_dir is None and needed:
+        raise ValueError("--resume and --resume-if-there need --run-dir: name the folder to resume")
+    if run_dir is None and world.size > 1 and not print_config:
+        raise ValueError(f"{world.size} processes need --run-dir: all of them write into the same folder")
+
+
+def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> None:
+    """Print the best loss, the run folder and the next commands."""
+    from niels_gpt.training.progress import say
+
     if result.best:
-        say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} updates")
+        say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} steps")
     say(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
-    place = shlex.quote(str(run.path))
+    path = shlex.quote(str(run.path))
     if config.task == "splice":
-        say(f"next: niels-gpt memorize --run {place}")
+        say(f"next: niels-gpt memorize --run {path}")
     else:
-        say(f"next: niels-gpt eval --run {place}   niels-gpt chat --run {place}")
+        say(f"next: niels-gpt eval --run {path}   niels-gpt chat --run {path}")
 
 
 def program(world: World) -> str:
-    """What a command begins with."""
-    return "niels-gpt" if world.size == 1 else "torchrun (its options as before) -m niels_gpt"
+    """Return the beginning of a command that runs in as many processes as this one."""
+    return "niels-gpt" if world.size == 1 else "torchrun (same options) -m niels_gpt"
 
 
 def exit_if_stopped(
-    name: str | None, result: TrainResult, run: RunFolder, *, command: str | None = None, world: World = SINGLE_PROCESS
+    name: str | None, result: TrainResult, run: RunFolder, *, command: str | None = None, world: World | None = None
 ) -> None:
-    """After a signal: say how to go on, and exit with 128 + its number."""
+    """Exit with 128 + the number of the signal `name`, after printing how to resume; do nothing for None.
+
+    `command` is what to type to resume; default: `niels-gpt train` with this run.
+    """
+    from niels_gpt.system.processes import SINGLE_PROCESS
+    from niels_gpt.training.progress import say
+
+    world = world or SINGLE_PROCESS
     if name:
         if world.is_main:
-            again = f"{program(world)} train --run-dir {shlex.quote(str(run.path))} --resume"
-            say(f"{name}: saved {run.latest} after {result.step} updates. Go on with\n  {command or again}")
+            command = command or f"{program(world)} train --run-dir {shlex.quote(str(run.path))} --resume"
+            say(f"{name}: saved {run.latest} after {result.step} steps. Resume with\n  {command}")
         sys.exit(128 + signal.Signals[name])
 
 
@@ -121,43 +163,43 @@ def train_and_report(
     run: RunFolder,
     *,
     device: str,
-    world: World = SINGLE_PROCESS,
+    world: World | None = None,
     resume: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> TrainResult:
-    """Show the sources, train with a progress display, and leave loss.png whatever happens."""
-    with world.together():  # before minutes go into building streams
+    """Train with a progress display, and write loss.png however the training ends."""
+    from niels_gpt.report.curves import plot_losses
+    from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
+    from niels_gpt.training import loop, progress
+
+    world = world or SINGLE_PROCESS
+    with world.fail_together():
         check_single_process(world)
-        check_start(config, run, device=device, world=world, resume=resume)
-    task = world.in_turn(lambda: open_task(config))
-    if world.is_main:
-        show_sources(task)
     result: TrainResult | None = None
     try:
-        result = train(
+        result = loop.train(
             config,
             run,
-            task=task,
             device=device,
             world=world,
             resume=resume,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
-            report=reporter() if world.is_main else None,
+            report=progress.reporter() if world.is_main else None,
         )
         return result
     finally:
-        # Where another process has failed, torchrun ends this one at once: it shall say why rather than draw.
+        # If another process has failed, torchrun ends this one soon: report the error rather than draw.
         if world.size == 1 or (world.is_main and sys.exc_info()[0] is None):
-            stopping = _deaf() if result is not None and result.signal else contextlib.nullcontext()
-            with stopping, contextlib.suppress(OSError, ImportError, MemoryError):  # a full disk has said so already
+            after_signal = _ignore_signals() if result is not None and result.signal else contextlib.nullcontext()
+            with after_signal, contextlib.suppress(OSError, ImportError, MemoryError):  # the run itself is saved
                 plot_losses(run)
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """No signal ends the block: one has come already, and how to go on is still to be said."""
+def _ignore_signals() -> Iterator[None]:
+    """Ignore further signals in the block: the first one still has to be answered with how to resume."""
     before = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
@@ -169,12 +211,17 @@ def _deaf() -> Iterator[None]:
 
 
 def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequence[str] = ()) -> RunConfig:
-    """The config with the data options that were given, and the places of sources (`NAME=PATH`).
+    """Return the config with data options (None: not given) and paths of sources (`NAME=PATH`) applied.
 
-    Raises ValueError for what is not allowed, and for a source that the config does not have.
+    Raises ValueError for a value that is not allowed, and for a source that the config does not have.
     """
+    from niels_gpt.config.yaml_file import config_from_dict, to_dict
+
+    given = {key: value for key, value in data.items() if value is not None}
+    if not given and not sources:
+        return config
     tree = to_dict(config)
-    tree["data"] |= {key: value for key, value in data.items() if value is not None}
+    tree["data"] |= given
     for item in sources:
         name, _, path = item.partition("=")
         if not path:
@@ -184,18 +231,3 @@ def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequen
             raise ValueError(f"--source {item}: the config has no data.sources.{name}; its sources are: {known}")
         tree["data"]["sources"][name]["path"] = path
     return config_from_dict(tree, where="options")
-
-
-def show_sources(task: DataTask) -> None:
-    """A table of what is trained on, and where it comes from."""
-    table = Table(box=None, pad_edge=False)
-    for name, justify in (("source", "left"), ("share", "right"), ("train", "right"), ("held out", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("documents", justify="right")
-    table.add_column("from", overflow="fold")
-    for row in task.describe():
-        sizes = (f"{short_number(size)}{row.unit}" for size in (row.train, row.held_out))
-        table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.place))
-    Console(highlight=False, file=lasting_output()).print(table)
-    for note in task.notes():
-        say(note)

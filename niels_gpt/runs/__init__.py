@@ -1,1 +1,1 @@
-"""The folder of a run: config, metrics and checkpoints, and loading a model with its tokenizer."""
+"""Run folders (config, metrics, checkpoints), and loading a model with its tokenizer."""

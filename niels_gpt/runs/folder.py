@@ -23,7 +23,7 @@ from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
 
 
 class RunFolder:
-    """Paths and files of one run. Everything in it can be read without this package."""
+    """The paths and files of one run. All of them can be read without this package."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -36,18 +36,19 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
+        """Whether the folder holds a run: it has a config.yaml."""
         return self.config_path.exists()
 
-    def remains(self) -> Path | None:
-        """What a run has left that has lost its config.yaml: a new one would mix with it."""
+    def orphan(self) -> Path | None:
+        """A checkpoint or the metrics of a run that lost its config.yaml: a new run would mix with it."""
         if self.exists:
             return None
-        saved = sorted(self.checkpoints.glob("[!.]*"))
-        return saved[0] if saved else self.metrics_path if self.metrics() else None
+        checkpoints = sorted(self.checkpoints.glob("[!.]*"))
+        return checkpoints[0] if checkpoints else self.metrics_path if self.metrics() else None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for writing. Raises ValueError while another process trains into it."""
+        """Lock the run for writing. Raises ValueError if another process is training into it."""
         try:
             with files.lock(self.path / "run.lock", wait=False):
                 for folder in (self.checkpoints, self.samples):
@@ -56,24 +57,24 @@ class RunFolder:
                 yield
         except BlockingIOError:
             raise ValueError(
-                f"another process is training into {self.path}: wait for it, or use another --run-dir"
+                f"another process is training into {self.path}: wait for it, or choose another --run-dir"
             ) from None
 
     def write_config(self, config: RunConfig) -> None:
         files.write_text(self.config_path, dump_config(config))
 
     def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
-        """A copy of the tokenizer, so that the run can be used by itself; bytes need none."""
+        """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""
         if isinstance(tokenizer, Tokenizer):
             files.write_bytes(self.tokenizer_path, tokenizer.model)
 
     def release(self) -> None:
-        """Let a run that has learned nothing leave the folder to the next."""
+        """Delete the files of a run that did no step, so that the folder can be used again."""
         for path in (self.config_path, self.tokenizer_path, self.metrics_path):
             path.unlink(missing_ok=True)
 
     def read_config(self) -> RunConfig:
-        """Raises ValueError where there is no run."""
+        """The config of the run. Raises ValueError if the folder holds no run."""
         if not self.exists:
             raise ValueError(f"{self.path} is not a run: it has no config.yaml")
         return load_config(self.config_path)
@@ -81,7 +82,7 @@ class RunFolder:
     # --- metrics ---------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; what is none of an update, such as one that a kill has torn, is left out."""
+        """The lines of metrics.jsonl. Lines that are not those of a step (truncated by a kill) are skipped."""
         lines = []
         if self.metrics_path.exists():
             for text in self.metrics_path.read_bytes().splitlines():
@@ -96,31 +97,33 @@ class RunFolder:
         return lines
 
     def keep_metrics_before(self, step: int) -> None:
-        """Drop the lines of steps that will be run again."""
-        kept = [m for m in self.metrics() if m["step"] < step]
-        files.write_text(self.metrics_path, "".join(json.dumps(m) + "\n" for m in kept))
+        """Drop the lines of steps that will run again."""
+        earlier = [m for m in self.metrics() if m["step"] < step]
+        files.write_text(self.metrics_path, "".join(json.dumps(m) + "\n" for m in earlier))
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def step_path(self, step: int) -> Path:
+        """The path of the numbered checkpoint of a step."""
         return self.checkpoints / f"step_{step:08d}.pt"
 
     @property
     def latest(self) -> Path:
-        """latest.pt, or `latest` where the newest is a folder (a sharded one)."""
+        """The newest checkpoint: latest.pt, or `latest` if it is a sharded checkpoint (a folder)."""
         return next(iter(self._pointers()), self.checkpoints / "latest.pt")
 
     def _pointers(self) -> list[Path]:
-        """What points to the newest; if a kill has left both kinds, the newer first."""
-        there = [p for p in (self.checkpoints / "latest.pt", self.checkpoints / "latest") if p.exists()]
-        return sorted(there, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        """latest.pt and `latest`, if they exist. A kill can leave both; then the newer one comes first."""
+        existing = [p for p in (self.checkpoints / "latest.pt", self.checkpoints / "latest") if p.exists()]
+        return sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @property
     def best(self) -> Path:
+        """The path of the checkpoint with the lowest validation loss."""
         return self.checkpoints / "best.pt"
 
     def step_files(self) -> list[Path]:
-        """The numbered checkpoints, newest first: files, or folders of a sharded run."""
+        """The numbered checkpoints, newest first: files, or folders of sharded checkpoints."""
         return sorted(self.checkpoints.glob("step_*"), key=lambda path: path.stem, reverse=True)
 
     def save(
@@ -136,8 +139,8 @@ class RunFolder:
     ) -> None:
         """Write the checkpoint of a step as a numbered one, as the best one, or both.
 
-        `latest` moves last: after a kill in between, resume begins before this step and does it again.
-        Of the numbered ones the newest `keep` stay.
+        `latest` changes last: after a kill in between, a resumed run starts from the previous checkpoint. Only the
+        newest `keep` numbered checkpoints are kept.
         """
         path = self.step_path(step) if numbered else self.best
         if numbered or best:
@@ -156,50 +159,51 @@ class RunFolder:
         *,
         keep: int,
     ) -> None:
-        """Write the numbered checkpoint of a step as a folder; called by all processes together.
+        """Write the numbered checkpoint of a step as a folder. A collective call.
 
-        The promises are those of `save`: the folder has its name when it is complete, then `latest` moves, then old
-        ones go.
+        The guarantees are those of `save`: the complete folder gets its name, then `latest` changes, then old
+        checkpoints are deleted.
         """
-        from niels_gpt.runs.sharded_checkpoint import write_head, write_parts
+        from niels_gpt.runs.sharded_checkpoint import write_head, write_shards
 
         folder = self.step_path(head["step"]).with_suffix("")
         temporary = folder.with_name(f".{folder.name}.tmp")
-        with world.together():
+        with world.fail_together():
             if world.is_main:
                 _remove(temporary)
                 temporary.mkdir()
-        written = world.gather(write_parts(temporary, tensors, rank=world.rank, group=world.control))
-        with world.together():
+        written = world.all_gather(write_shards(temporary, tensors, rank=world.rank, group=world.control))
+        with world.fail_together():
             if world.is_main:
                 write_head(temporary, head, written)
-                _remove(folder)  # a damaged one, which the run went back before
+                _remove(folder)  # a damaged one, which the run could not resume from
                 temporary.rename(folder)
                 files.fsync_folder(self.checkpoints)
                 self._point_to(folder)
                 self._retain(keep)
 
     def _point_to(self, path: Path) -> None:
-        """Make `latest` a checkpoint: a file, or a folder of a sharded run."""
+        """Point `latest` to a checkpoint, a file or a folder."""
         if path.is_dir():
             pointer = self.checkpoints / ".latest.tmp"
             pointer.unlink(missing_ok=True)
             pointer.symlink_to(path.name)
             pointer.replace(self.checkpoints / "latest")
             files.fsync_folder(self.checkpoints)
-            (self.checkpoints / "latest.pt").unlink(missing_ok=True)  # of a run before that was not sharded
+            (self.checkpoints / "latest.pt").unlink(missing_ok=True)  # left from before the run was sharded
         else:
             files.link_or_copy(path, self.checkpoints / "latest.pt")
-            (self.checkpoints / "latest").unlink(missing_ok=True)  # of a sharded run before
+            (self.checkpoints / "latest").unlink(missing_ok=True)  # left from when the run was sharded
 
     def _retain(self, keep: int) -> None:
-        """Delete all but the newest numbered checkpoints."""
+        """Delete all but the newest `keep` numbered checkpoints."""
         for old in self.step_files()[keep:]:
             _remove(old)
 
-    def go_back(self, step: int) -> Path | None:
-        """Put aside the checkpoints from a step on, which turned out to be broken, as `diverged_...`; `latest` is the
-        newest before them, which is returned, or None: then there is none."""
+    def discard_from(self, step: int) -> Path | None:
+        """Rename the checkpoints from a step on, which diverged, to `diverged_*`, and point `latest` before them.
+
+        Returns the newest remaining checkpoint, or None if there is none."""
         good: Path | None = None
         for path in self.step_files():
             if self.step_path(step).stem > path.stem:
@@ -213,34 +217,36 @@ class RunFolder:
             self._point_to(good)
         return good
 
-    def read(self, path: Path, device: str, *, whole: bool = True, verify: bool = True) -> dict[str, Any]:
-        """The content of a checkpoint; not `whole`: of a sharded one all but its tensors. Raises CheckpointError."""
-        if not whole and path.is_dir():
+    def read(self, path: Path, device: str, *, tensors: bool = True, verify: bool = True) -> dict[str, Any]:
+        """The content of a checkpoint; with tensors=False that of a sharded one without its tensors.
+
+        Raises CheckpointError if it is damaged."""
+        if not tensors and path.is_dir():
             from niels_gpt.runs.sharded_checkpoint import read_head
 
             return read_head(path, verify=verify)
         return read_checkpoint(path, device)
 
-    def newest_checkpoint(self, device: str, *, whole: bool = True) -> tuple[Path | None, dict[str, Any], list[str]]:
-        """(path, content, warnings) of the newest checkpoint that can be read; (None, {}, []) if there is none.
+    def newest_checkpoint(self, device: str, *, tensors: bool = True) -> tuple[Path | None, dict[str, Any], list[str]]:
+        """(path, content, warnings) of the newest readable checkpoint; (None, {}, []) if there is none.
 
-        A damaged one is passed over and named in the warnings. Raises CheckpointError if all are damaged. `whole` is as
-        for `read`.
+        Damaged checkpoints are skipped and named in the warnings. Raises CheckpointError if all are damaged. `tensors`
+        is as for `read`.
         """
         candidates = [p for p in (*self._pointers(), *self.step_files()) if p.exists()]
         damaged: list[str] = []
         for path in candidates:
             try:
-                return path, self.read(path, device, whole=whole), damaged
+                return path, self.read(path, device, tensors=tensors), damaged
             except (CheckpointError, FileNotFoundError) as err:
                 damaged.append(str(err))
         if damaged:
-            remedy = "train into another --run-dir, or start from weights that you have (--set init_from=FILE)"
+            remedy = "choose another --run-dir, or start from other weights (--set init_from=FILE)"
             raise CheckpointError(f"no checkpoint of {self.path} can be read: {damaged[0]}; {remedy}")
         return None, {}, []
 
     def model_path(self) -> Path:
-        """The checkpoint to use: the best, else the latest. Raises ValueError where there is none."""
+        """The checkpoint to use: the best, else the latest. Raises ValueError if there is none."""
         for path in (self.best, self.latest):
             if path.exists():
                 return path
@@ -254,45 +260,45 @@ def _is_number(value: Any, kind: Any = int | float) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file, or a folder so that no half of it ever bears its name."""
+    """Delete a file or a folder. A folder is renamed first, so that a partly deleted one never has its name."""
     if path.is_dir():
-        gone = path if path.name.startswith(".") else path.with_name(f".{path.name}.gone.tmp")
-        path.rename(gone)
-        shutil.rmtree(gone)
+        hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.gone.tmp")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
     else:
         path.unlink(missing_ok=True)
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl; each is on its way to the disk when `write` returns.
+    """Appends lines to metrics.jsonl without buffering.
 
-    Raises OSError that names the file and says how to go on.
+    Raises OSError with the path of the file and how to resume.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._named():
+        with self._describing_errors():
             self._file = path.open("ab", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
         rest = (json.dumps(line) + "\n").encode("utf-8")
-        with self._named():
-            while rest:  # a disk may take a part, and refuse the rest
+        with self._describing_errors():
+            while rest:  # a full disk may accept only a part
                 rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
-        """Make all lines durable; called with every checkpoint."""
-        with self._named():
+        """Flush all lines to disk; called with every checkpoint."""
+        with self._describing_errors():
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _describing_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as err:
             full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            remedy = "; what was saved is intact: free some space, and go on with --resume" if full else ""
+            remedy = "; saved checkpoints are intact: free some space, and resume with --resume" if full else ""
             raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err

@@ -1,1 +1,1 @@
-"""One training loop for every task, and the folder a run leaves behind."""
+"""Training: one loop for all tasks, its steps, optimizers, and distribution over processes."""

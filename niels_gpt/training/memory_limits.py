@@ -1,4 +1,4 @@
-"""Room in memory: what will never fit is refused at once, and what does not fit now is said by name."""
+"""Memory: reject a model or a batch that can never fit, and name what did not fit when memory runs out."""
 
 from __future__ import annotations
 
@@ -9,60 +9,65 @@ from collections.abc import Iterator
 import torch
 
 from niels_gpt.config import ModelConfig, RunConfig
-from niels_gpt.model.gpt import number_of_weights
+from niels_gpt.model.sizes import number_of_weights
 
 
 class OutOfMemory(ValueError):
-    """The device had no room for an update; the weights are those from before it."""
+    """The device ran out of memory in a step; the weights are those from before the step."""
 
 
-NO_MEMORY = (RuntimeError, MemoryError)
-"""What is raised where there is no room, on a GPU or for this process; and for much else: see `is_out_of_memory`."""
+MEMORY_ERRORS = (RuntimeError, MemoryError)
+"""The types that out-of-memory errors have, on a GPU or on the CPU. Other errors share them: see `is_out_of_memory`."""
 
 
 def is_out_of_memory(err: Exception) -> bool:
-    """Whether an error says that there was no room."""
-    signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "a primitive")  # the last is all that oneDNN says
+    """Whether an error means that memory ran out."""
+    signs = (
+        "DefaultCPUAllocator",
+        "bad_alloc",
+        "out of memory",
+        "a primitive",
+    )  # the last: oneDNN
     return isinstance(err, torch.OutOfMemoryError | MemoryError) or any(sign in str(err) for sign in signs)
 
 
 @contextlib.contextmanager
 def reporting_out_of_memory(what: str, error: type[ValueError] = OutOfMemory) -> Iterator[None]:
-    """Raise `error` where the block finds no memory, with what it was needed for."""
+    """Raise `error`, naming `what` the memory was needed for, if the block runs out of memory."""
     try:
         yield
-    except NO_MEMORY as err:
+    except MEMORY_ERRORS as err:
         if not is_out_of_memory(err):
             raise
-        raise error(f"no memory is left for {what}") from err
+        raise error(f"out of memory for {what}") from err
 
 
 def check_size(config: RunConfig, *, processes: int = 1) -> None:
-    """Raise ValueError for a model or a batch that the memory of this machine could never hold."""
+    """Raise ValueError for a model or a batch that does not fit into the memory of this machine."""
     have, rows, T = machine_memory(), config.train.B // processes, config.model.T
     for what, size, remedy in (
         (f"a model of {weights_text(config.model)}", 4 * number_of_weights(config.model), "a smaller model"),
-        (f"a batch of {rows:,} rows of T={T:,} ({gib(16 * rows * T)})", 16 * rows * T, "a smaller train.B or T"),
+        (f"a batch of {rows:,} rows of T={T:,} ({gib(16 * rows * T)})", 16 * rows * T, "a smaller train.B or model.T"),
     ):
         if size > have:
-            raise ValueError(f"{what} does not fit into the memory of this machine ({gib(have)}): take {remedy}")
+            raise ValueError(f"{what} does not fit into the memory of this machine ({gib(have)}): use {remedy}")
 
 
 def machine_memory() -> int:
-    """Bytes of this machine, or of the limit of this process (ulimit -v)."""
+    """Bytes of memory of this machine, or the limit of this process (ulimit -v) if that is lower."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return whole if limit == resource.RLIM_INFINITY else min(whole, limit)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return physical if limit == resource.RLIM_INFINITY else min(physical, limit)
 
 
 def weights_text(config: ModelConfig) -> str:
-    """3,213,824 weights (0.01 GiB)."""
-    number = number_of_weights(config)
-    return f"{number:,} weights ({gib(4 * number)})"
+    """The size of a model for a message: "3,213,824 weights (0.01 GiB)"."""
+    weights = number_of_weights(config)
+    return f"{weights:,} weights ({gib(4 * weights)})"
 
 
 def gib(size: int) -> str:
-    """1.50 GiB, for bytes."""
+    """A number of bytes as "1.50 GiB"."""
     return f"{size / 2**30:,.2f} GiB" if size < 2**40 else f"{size // 2**30:,} GiB"

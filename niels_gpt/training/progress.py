@@ -1,17 +1,20 @@
-"""What the terminal shows while a run goes on: a live bar, or plain lines where output is piped."""
+"""Progress output of a run: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import IO, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from niels_gpt.system.console import format_duration, short_number
 
+if TYPE_CHECKING:
+    from niels_gpt.training.tasks.base import DataTask
 
-class _Lasting:
-    """A stream that falls silent when nobody reads it any more: a closed pipe, a lost terminal."""
+
+class _PipeSafeStream:
+    """A stream that discards output once its reader is gone: a closed pipe, a lost terminal."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -20,53 +23,57 @@ class _Lasting:
         try:
             return self._stream.write(text)
         except OSError:
-            self._hush()
+            self._discard()
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            self._hush()
+            self._discard()
 
-    def _hush(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())  # so that what is still in a buffer has a way to go
-        os.close(nowhere)
+    def _discard(self) -> None:
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, self._stream.fileno())  # buffered text goes there too, so a later flush does not fail
+        os.close(devnull)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def lasting_output() -> IO[str]:
-    """Standard output for those who go on when nobody listens."""
-    return cast("IO[str]", _Lasting(sys.stdout))
+def pipe_safe_stdout() -> IO[str]:
+    """Standard output that never fails: a run continues after its terminal or pipe is closed."""
+    return cast("IO[str]", _PipeSafeStream(sys.stdout))
 
 
 def say(text: str) -> None:
-    """Print a line, to whoever is there."""
-    print(text, file=lasting_output(), flush=True)
+    """Print a line to `pipe_safe_stdout`."""
+    print(text, file=pipe_safe_stdout(), flush=True)
 
 
 class Reporter(Protocol):
-    """What the loop tells while it runs."""
+    """Receives the progress of a run."""
+
+    def data(self, task: DataTask) -> None:
+        """The training data is loaded."""
 
     def start(self, *, first: int, total: int) -> None:
-        """Training begins at step `first` of `total`."""
+        """Training starts at step `first` of `total`."""
 
     def step(self, line: dict[str, Any]) -> None:
-        """An update is done; `line` is its entry in metrics.jsonl."""
+        """A step is done; `line` is its entry in metrics.jsonl."""
 
     def note(self, text: str) -> None:
-        """Something a person should read."""
+        """A message for the user."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """The run has ended."""
 
 
 class Silent:
-    """Says nothing: for libraries and tests."""
+    """Prints nothing: for library use and tests."""
 
+    def data(self, task: DataTask) -> None: ...
     def start(self, *, first: int, total: int) -> None: ...
     def step(self, line: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
@@ -74,12 +81,15 @@ class Silent:
 
 
 class PlainLines:
-    """A line every few seconds and at every evaluation; for pipes, files and CI."""
+    """Prints a line every few seconds and at every evaluation: for pipes, files and CI."""
 
     def __init__(self, every: float = 5.0) -> None:
         self._every = every
-        self._shown = float("-inf")
+        self._printed = float("-inf")
         self._clock = _Clock()
+
+    def data(self, task: DataTask) -> None:
+        show_sources(task)
 
     def start(self, *, first: int, total: int) -> None:
         self._clock.start(first, total)
@@ -87,8 +97,8 @@ class PlainLines:
     def step(self, line: dict[str, Any]) -> None:
         self._clock.tick(line)
         last = self._clock.done == self._clock.total
-        if "evals" in line or last or time.monotonic() - self._shown >= self._every:
-            self._shown = time.monotonic()
+        if "evals" in line or last or time.monotonic() - self._printed >= self._every:
+            self._printed = time.monotonic()
             say(f"step {self._clock.done}/{self._clock.total}  {self._clock.text(line)}")
 
     def note(self, text: str) -> None:
@@ -104,7 +114,7 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._console = Console(file=lasting_output())
+        self._console = Console(file=pipe_safe_stdout())
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -114,6 +124,9 @@ class Bar:
         )
         self._clock = _Clock()
         self._evals: dict[str, float] = {}
+
+    def data(self, task: DataTask) -> None:
+        show_sources(task)
 
     def start(self, *, first: int, total: int) -> None:
         self._clock.start(first, total)
@@ -133,13 +146,32 @@ class Bar:
         self._progress.stop()
 
 
-def shown(evals: dict[str, float]) -> dict[str, float]:
-    """The evaluations to look at; those with a / in their name are details, for the file."""
+def show_sources(task: DataTask) -> None:
+    """Print the table of a task's sources and its notes."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("source", "left"), ("share", "right"), ("train", "right"), ("held out", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("documents", justify="right")
+    table.add_column("from", overflow="fold")
+    for row in task.describe():
+        sizes = (f"{short_number(size)}{row.unit}" for size in (row.train, row.held_out))
+        table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.path))
+    Console(highlight=False, file=pipe_safe_stdout()).print(table)
+    for note in task.notes():
+        say(note)
+
+
+def headline_evals(evals: dict[str, float]) -> dict[str, float]:
+    """The evaluations to display. Those with a / in their name are per-document details, for metrics.jsonl only."""
     return {name: value for name, value in evals.items() if "/" not in name}
 
 
-SETTLING = 4
-"""Updates at the beginning of a run that say little about the rest, the first nothing: models are compiled then."""
+SETTLING_STEPS = 4
+"""The first steps, left out of the time estimate: they include compilation and are not typical."""
 
 
 class _Clock:
@@ -155,7 +187,7 @@ class _Clock:
         self._since = self._last = (time.monotonic(), first)
 
     def tick(self, line: dict[str, Any]) -> None:
-        if self.done <= self._first + SETTLING:
+        if self.done <= self._first + SETTLING_STEPS:
             self._since = self._last
         self.done = line["step"] + 1
         self._last = (time.monotonic(), self.done)
@@ -163,18 +195,18 @@ class _Clock:
         self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
 
     def text(self, line: dict[str, Any]) -> str:
-        parts = [f"loss {line['loss']:.3f}"]
-        parts += [f"{name} {value:.3f}" for name, value in shown(line.get("evals") or {}).items()]
-        parts.append(f"{short_number(self._rate)} tok/s")
+        fields = [f"loss {line['loss']:.3f}"]
+        fields += [f"{name} {value:.3f}" for name, value in headline_evals(line.get("evals") or {}).items()]
+        fields.append(f"{short_number(self._rate)} tok/s")
         if "mfu" in line:
-            parts.append(f"{line['mfu']:.0%} MFU")
+            fields.append(f"{line['mfu']:.0%} MFU")
         if "memory_gib" in line:
-            parts.append(f"{line['memory_gib']:.1f} GiB")
+            fields.append(f"{line['memory_gib']:.1f} GiB")
         if self.done > self._first + 1 or self.done == self.total:
             began, step = self._since
             per_step = (time.monotonic() - began) / max(self.done - step, 1)
-            parts.append(f"{format_duration(per_step * (self.total - self.done))} left")
-        return "  ".join(parts)
+            fields.append(f"{format_duration(per_step * (self.total - self.done))} left")
+        return "  ".join(fields)
 
 
 def reporter() -> Reporter:

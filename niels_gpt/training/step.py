@@ -1,13 +1,14 @@
-"""One optimiser update, on one device or its share on one of many: forward, backward, clipping, step.
+"""One training step: forward, backward, gradient clipping, optimizer step; on one device or on each rank.
 
-On CUDA the first updates run as they are written (compiled, if the run is long enough for that to pay); then one is
-captured as a CUDA graph and replayed, so that nothing is left to do for Python but to hand over batches. A compile or a
-capture that fails costs one line in the terminal and some speed, never the run.
+On CUDA the first steps run eagerly, or compiled if the run is long enough for that to pay. Then a step is captured as a
+CUDA graph and replayed, so that Python only hands over batches. If compilation or capture fails, the run prints a note
+and continues more slowly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,13 +19,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
-from niels_gpt.kernels.fp8 import matmul as fp8
+from niels_gpt.model.backend import Use, choose, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
 from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, set_seed
 from niels_gpt.training.memory_limits import (
-    NO_MEMORY,
+    MEMORY_ERRORS,
     OutOfMemory,
     gib,
     is_out_of_memory,
@@ -33,25 +34,25 @@ from niels_gpt.training.memory_limits import (
     weights_text,
 )
 from niels_gpt.training.optim.optimizer import set_lr
-from niels_gpt.training.parallel.sharding import clip_gradients, is_sharded, without_exchange
+from niels_gpt.training.parallel.sharding import clip_gradients, is_sharded, no_gradient_sync
 from niels_gpt.training.tasks.base import Batch
 
 COMPILE_FROM = 500
-"""Updates of a run from which on compiling pays, where it is not asked for or forbidden."""
-WARM_UP = 3
-"""Updates before a capture: libraries choose their kernels and allocate their buffers in the first ones."""
+"""Runs of at least this many steps are compiled, unless engine.compile says otherwise: then it pays."""
+GRAPH_WARM_UP = 3
+"""Steps before a graph is captured: in the first ones libraries choose kernels and allocate buffers."""
 
 
 class StepResult(NamedTuple):
-    """What an update measured; numbers on the device, which may still be working on them."""
+    """The loss and gradient norm of a step, as scalars on the device, which may still be computing them."""
 
     loss: torch.Tensor
     norm: torch.Tensor
-    """Of the gradient, before it was clipped."""
+    """The norm of the gradient before clipping."""
 
 
 class StepRunner:
-    """Makes the updates of a run. `note` takes what a person should know."""
+    """Runs the steps of a run. `note` receives messages for the user."""
 
     def __init__(
         self,
@@ -64,17 +65,17 @@ class StepRunner:
         module: nn.Module | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`module`: what several processes compute the loss with (`spread`).
+        """`module`: the distributed module whose forward is the loss (`sharding.distribute`).
 
-        Raises ValueError for an arithmetic that the device does not have.
+        Raises ValueError for a precision that the device does not support.
         """
         check_precision(config.train.precision, device)
         if config.train.precision == "bf16" and emulates_bf16(device):
-            slow = "torch imitates it, in products hundreds of times slower than float32: use fp32"
+            slow = "torch emulates it, and matmuls are hundreds of times slower than in float32: use fp32"
             note(f"train.precision=bf16: this processor has no bfloat16; {slow}")
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, torch.device(device)
-        self.parts = config.train.accumulate or 1
-        """Forward passes per update."""
+        self.micro_batches = config.train.accumulate or 1
+        """Forward passes per step."""
         self._note = note
         self._world, self._module = world, module
         self._sharded = any(map(is_sharded, model.parameters()))
@@ -90,19 +91,19 @@ class StepRunner:
         model.checkpoint_activations = settings.checkpoint_activations
 
     @contextlib.contextmanager
-    def arithmetic(self) -> Iterator[None]:
-        """The precision of train.precision, and the fastest attention, for the block."""
+    def precision_context(self, use: Use = "training") -> Iterator[None]:
+        """Compute in train.precision, with the fastest kernels for it, inside the block."""
         before = torch.get_float32_matmul_precision()
         precision = self.config.train.precision
         if self._cuda:
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        # The rounded weights that autocast keeps for the next pass are none of the gathered ones of a sharded model:
-        # their gradients would be lost.
+        # No autocast weight cache for a sharded model: its weights are gathered anew for each pass, and the gradients
+        # of cached casts would be lost.
         half = bf16_autocast(self.device.type, precision in ("bf16", "fp8"), keep_casts=not self._sharded)
         try:
             with (
                 half,
-                fp8.products(precision == "fp8"),
+                use_backend(self.model, choose(self.device, precision=precision, use=use)),
                 sdpa_kernel(_BACKENDS, set_priority=True) if self._cuda else contextlib.nullcontext(),
             ):
                 yield
@@ -111,86 +112,91 @@ class StepRunner:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """On CUDA the arithmetic of training, which is many times as fast; elsewhere float32."""
-        with self.arithmetic() if self._cuda else contextlib.nullcontext():
+        """Compute in the training precision on CUDA, where it is many times faster; in float32 elsewhere."""
+        with self.precision_context("scoring") if self._cuda else contextlib.nullcontext():
             yield
 
-    def update(self, batch: Batch, *, step: int, lr: float) -> StepResult:
-        """Learn from a batch. Raises OutOfMemory, or ValueError if already the first batch does not fit."""
+    def step(self, batch: Batch, *, step: int, lr: float) -> StepResult:
+        """Train on a batch. Raises OutOfMemory, or ValueError if not even the first batch fits."""
         set_lr(self.optimizer, lr)
-        rank = [self._world.rank] if self._world.rank else []  # other masks for other rows
+        rank = [self._world.rank] if self._world.rank else []  # each rank draws different dropout masks
         seed = derive_seed(self.config.train.seed, "dropout", step, *rank)
-        if self._graph is not None and self._graph.takes(batch):
+        if self._graph is not None and self._graph.accepts(batch):
             set_seed(seed)
             return self._graph.replay(batch)
         try:
             if self._world.size > 1 and not (self._done or self._sharded):
-                self._rehearse(batch)
+                self._warm_up_ddp(batch)
             set_seed(seed)
-            made = self._step(batch)
-        except NO_MEMORY as err:
+            result = self._eager_step(batch)
+        except MEMORY_ERRORS as err:
             if not is_out_of_memory(err):
                 raise
-            made = None  # what the error still holds is free only after this block
-        if made is None:
+            result = None  # the exception keeps tensors alive until this block ends
+        if result is None:
             self._free()
             if self._done or self._world.size > 1:
-                raise OutOfMemory(self._no_room(batch))
-            self._find_room(batch)
-            return self.update(batch, step=step, lr=lr)
+                raise OutOfMemory(self._out_of_memory_text(batch))
+            self._find_micro_batches(batch)
+            return self.step(batch, step=step, lr=lr)
         self._done += 1
         if self._done == 1 and (why := native.problem()):
-            self._note(f"attention and GELU are torch's own, and updates up to a fifth slower: {why}")
-        if self._graphs and self._done == WARM_UP and not batch.structure():
+            self._note(f"attention and GELU run in torch, and steps are up to a fifth slower: {why}")
+        if self._graphs and self._done == GRAPH_WARM_UP and not batch.structure():
             self._capture(batch)
-        return made
+        return result
 
-    def _step(self, batch: Batch) -> StepResult:
+    def _eager_step(self, batch: Batch) -> StepResult:
         self.model.train()
-        with self.arithmetic():
+        with self.precision_context():
             loss = self._backward(batch)
         norm = clip_gradients(self.model.parameters(), self.config.train.clip_norm)
-        what = f"what {self.config.train.optimizer} keeps of {weights_text(self.config.model)}: take a smaller model"
+        weights = weights_text(self.config.model)
+        what = f"the {self.config.train.optimizer} state of a model of {weights}: use a smaller model"
         with reporting_out_of_memory(what, ValueError):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach())
 
     def _backward(self, batch: Batch) -> torch.Tensor:
-        """`_gradients`, of which what is compiled may fail the first time: then it is done again as it is written."""
+        """`_gradients`; if the compiled model fails the first time, repeat it without compilation."""
         try:
             loss = self._gradients(batch)
             self._compile_works = self._compiled is not None
             return loss
-        except Exception as err:  # what it still holds is free only after this block
+        except Exception as err:  # it keeps tensors alive until this block ends
             if not self._compile or self._compile_works or is_out_of_memory(err):
                 raise
             why = first_line(err)
         self._compile = False
-        self._note(f"torch.compile failed, so the model runs as it is, slower: {why}")
+        self._note(f"torch.compile failed, so the model runs uncompiled, which is slower: {why}")
         self.optimizer.zero_grad(set_to_none=True)
         return self._gradients(batch)
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
-        """Add the gradient of the mean loss over the targets of all processes, in `parts` forward passes; that loss."""
-        several = self._world.size > 1
-        total = (batch.targets != -100).sum() if self.parts > 1 or several else None
-        if several and total is not None:
-            total = self._world.sum(total) / self._world.size  # as the sum of the gradients is divided
-        parts = batch.parts(self.parts)
-        if self._sharded:  # every pass gathers weights, so all processes need as many: the rest learns nothing
-            parts += [parts[0]._replace(targets=torch.full_like(parts[0].targets, -100))] * (self.parts - len(parts))
+        """Accumulate the gradient of the mean loss over the targets of all processes; returns that loss."""
+        distributed = self._world.size > 1
+        total = (batch.targets != -100).sum() if self.micro_batches > 1 or distributed else None
+        if distributed and total is not None:
+            # DDP and FSDP divide the summed gradients by the number of processes; so divide the targets too.
+            total = self._world.all_reduce(total) / self._world.size
+        parts = batch.micro_batches(self.micro_batches)
+        if (
+            self._sharded
+        ):  # every pass gathers weights, so all ranks need the same number of passes: pad without targets
+            padding = parts[0]._replace(targets=torch.full_like(parts[0].targets, -100))
+            parts += [padding] * (self.micro_batches - len(parts))
         mean: torch.Tensor | None = None
         for number, part in enumerate(parts, 1):
-            with without_exchange(self._module, number < len(parts)):
+            with no_gradient_sync(self._module, number < len(parts)):
                 loss = self._loss(part, total)
                 loss.backward()
             mean = loss.detach() if mean is None else mean + loss.detach()
         assert mean is not None
-        return self._world.sum(mean) / self._world.size if several else mean
+        return self._world.all_reduce(mean) / self._world.size if distributed else mean
 
     def _loss(self, part: Batch, total: torch.Tensor | None) -> torch.Tensor:
-        """The loss of a part of a batch, compiled if that is wanted."""
+        """The loss of a micro-batch, compiled if wanted."""
         plain: Callable[..., torch.Tensor] = self.model.loss if self._module is None else self._module
         if not self._compile or part.segments is not None:
             return plain(part.x, part.targets, total=total, **part.structure())
@@ -200,70 +206,76 @@ class StepRunner:
 
     # --- memory ----------------------------------------------------------------------------------
 
-    def _rehearse(self, batch: Batch) -> None:
-        """Before the first update of several processes, with a copy of the model each.
+    def _warm_up_ddp(self, batch: Batch) -> None:
+        """Run one backward pass before the first step of DDP, and discard its gradients.
 
-        DDP lays the gradients out anew after its first backward pass, and with the place of a number the order in which
-        it is summed: without a pass before, a run that goes on would differ in its first bits.
+        DDP rebuilds its gradient buckets after the first backward pass, which changes the order of summation. Without
+        this pass a resumed run would differ in the last bits from an uninterrupted one.
         """
         if self._cuda:
-            self._agree_on_parts(batch)
+            self._agree_on_micro_batches(batch)
         if not self._cuda or self.config.engine.deterministic:
-            with self.arithmetic():
+            with self.precision_context():
                 self._backward(batch)
             self.optimizer.zero_grad(set_to_none=True)
 
-    def _agree_on_parts(self, batch: Batch) -> None:
-        """As many parts as the process with the least room needs."""
-        alone = StepRunner(self.model, self.optimizer, self.config, str(self.device), note=self._note)
-        alone._compile = False
-        if not alone._fits(batch):
-            alone._find_room(batch)
-        self.parts = self._world.highest(alone.parts)
+    def _agree_on_micro_batches(self, batch: Batch) -> None:
+        """Use the number of micro-batches that the rank with the least memory needs."""
+        single = StepRunner(self.model, self.optimizer, self.config, str(self.device), note=self._note)
+        single._compile = False
+        if not single._fits(batch):
+            single._find_micro_batches(batch)
+        self.micro_batches = self._world.max(single.micro_batches)
 
-    def _find_room(self, batch: Batch) -> None:
-        """Raise `parts` until an update fits. Raises ValueError if it may not, with what would; or if nothing does."""
-        rows, asked = len(batch.x), self.config.train.accumulate
-        for parts in (n for n in range(self.parts + 1, rows + 1) if rows % n == 0):
-            self.parts = parts
+    def _find_micro_batches(self, batch: Batch) -> None:
+        """Raise `micro_batches` until a step fits into memory.
+
+        Raises ValueError if train.accumulate fixes the number (the message has one that fits), or if nothing fits.
+        """
+        rows, wanted = len(batch.x), self.config.train.accumulate
+        for number in (n for n in range(self.micro_batches + 1, rows + 1) if rows % n == 0):
+            self.micro_batches = number
             if not self._fits(batch):
                 continue
-            if asked:
-                would = f"train.accumulate={parts} would fit, 0 finds it by itself"
-                raise ValueError(f"{self._no_room(batch, asked)} {would}")
-            self._note(f"{rows} rows do not fit into the device's memory at once: {parts} parts of {rows // parts} do")
+            if wanted:
+                remedy = f"train.accumulate={number} fits; 0 finds a number that fits automatically"
+                raise ValueError(f"{self._out_of_memory_text(batch, wanted)} {remedy}")
+            self._note(
+                f"{rows} rows do not fit into the memory of {self.device} at once: using {number} micro-batches of "
+                f"{rows // number}"
+            )
             return
         raise ValueError(
             f"not even one row of T={self.config.model.T} fits into the memory of {self.device} ({self._memory()}): "
-            "take a smaller model or T, or engine.checkpoint_activations=true"
+            "use a smaller model or T, or engine.checkpoint_activations=true"
         )
 
     def _fits(self, batch: Batch) -> bool:
-        """Whether there is room for the gradient of a batch, in `parts`."""
+        """Whether forward and backward of a batch fit into memory, in `micro_batches` passes."""
         fits = True
         try:
-            with self.arithmetic():
+            with self.precision_context():
                 self._backward(batch)
-        except NO_MEMORY as err:
+        except MEMORY_ERRORS as err:
             if not is_out_of_memory(err):
                 raise
-            fits = False  # what the error still holds is free only after this block
+            fits = False  # the exception keeps tensors alive until this block ends
         self._free()
         return fits
 
-    def _no_room(self, batch: Batch, parts: int | None = None) -> str:
-        rows = -(-len(batch.x) // (parts or self.parts))
+    def _out_of_memory_text(self, batch: Batch, micro_batches: int | None = None) -> str:
+        rows = -(-len(batch.x) // (micro_batches or self.micro_batches))
         size = f"{rows} rows of T={batch.x.shape[1]} at once"
         return f"{self.device} is out of memory ({self._memory()}) with {size};"
 
     def _memory(self) -> str:
         if not self._cuda:
             return gib(machine_memory())
-        free, whole = (amount / 2**30 for amount in torch.cuda.mem_get_info(self.device))
-        return f"{whole:.0f} GiB, {free:.1f} free"
+        free, total = (amount / 2**30 for amount in torch.cuda.mem_get_info(self.device))
+        return f"{total:.0f} GiB, {free:.1f} free"
 
     def _free(self) -> None:
-        """After a failed update: no gradients, and no memory kept for it."""
+        """Drop the gradients of a failed step, and return cached memory to the device."""
         self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
 
@@ -271,34 +283,47 @@ class StepRunner:
 
     def _capture(self, batch: Batch) -> None:
         try:
-            self._graph = _Graph(batch, self._step)
+            self._graph = _Graph(batch, self._eager_step)
         except Exception as err:
             self._graphs = False
             self._free()
-            self._note(f"the update could not be captured as a CUDA graph, so Python launches it: {first_line(err)}")
+            self._note(f"capturing a step as a CUDA graph failed, so Python launches each step: {first_line(err)}")
 
 
 class _Graph:
-    """A whole update, recorded once and played again with other rows."""
+    """A step that was captured once and is replayed with other batches."""
 
     def __init__(self, batch: Batch, step: Callable[[Batch], StepResult]) -> None:
-        """Record; nothing is computed yet."""
-        torch.cuda.empty_cache()  # what the updates before have left would lie beside the graph's own memory
+        """Capture a step; this computes nothing."""
+        gc.collect()
+        torch.cuda.empty_cache()  # the graph has its own memory pool and cannot use what earlier steps cached
         self._batch = Batch(batch.x.clone(), batch.targets.clone())
         self._graph = torch.cuda.CUDAGraph()
-        # The feeder goes on allocating in its thread, which a capture in the usual mode would forbid to all threads.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._made = step(self._batch)
+        # The prefetch thread keeps allocating, which the default mode forbids to all threads during a capture.
+        with _no_garbage_collection(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._result = step(self._batch)
 
-    def takes(self, batch: Batch) -> bool:
-        """Whether a batch has the shape that was recorded."""
+    def accepts(self, batch: Batch) -> bool:
+        """Whether a batch has the captured shape."""
         return batch.x.shape == self._batch.x.shape and not batch.structure()
 
     def replay(self, batch: Batch) -> StepResult:
         self._batch.x.copy_(batch.x)
         self._batch.targets.copy_(batch.targets)
         self._graph.replay()
-        return StepResult(*(number.clone() for number in self._made))  # the next replay writes over them
+        return StepResult(*(scalar.clone() for scalar in self._result))  # the next replay overwrites them
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause the collector in the block: freeing a CUDA object of a dead cycle would invalidate a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _BACKENDS = [
@@ -307,12 +332,12 @@ _BACKENDS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Attention on CUDA, the fastest first."""
+"""Attention backends on CUDA, the fastest first."""
 
 
 @contextlib.contextmanager
 def deterministic(wanted: bool, device: str) -> Iterator[None]:
-    """Only algorithms that give the same bits every time, for the block. On a CPU they all do."""
+    """Use only deterministic algorithms in the block, if wanted and on CUDA. On a CPU all are deterministic."""
     if not wanted or torch.device(device).type != "cuda":
         yield
         return
@@ -326,5 +351,5 @@ def deterministic(wanted: bool, device: str) -> Iterator[None]:
 
 
 def first_line(err: Exception) -> str:
-    """What an error says, without the page that may follow."""
+    """The first line of an error message, at most 200 characters."""
     return next((line.strip() for line in str(err).splitlines() if line.strip()), type(err).__name__)[:200]

@@ -1,8 +1,8 @@
-"""A case whose contenders do nothing, in processes of their own."""
+"""A case whose contenders do nothing, in separate processes."""
 
 import os
 
-from bench.case import Case, Contender, NotHere, Work
+from bench.case import Case, Contender, Unavailable, Work
 
 
 def broken(quick):
@@ -10,11 +10,11 @@ def broken(quick):
 
 
 def absent(quick):
-    raise ModuleNotFoundError("No module named 'litgpt'", name="litgpt")
+    raise ModuleNotFoundError("No module named 'litgpt.gpt'", name="litgpt.gpt")
 
 
-def elsewhere(quick):
-    raise NotHere("no such processor")
+def unavailable(quick):
+    raise Unavailable("no such processor")
 
 
 def noisy(quick):
@@ -28,8 +28,8 @@ CASE = Case(
         Contender("ours", noisy, role="ours", target=1.5),
         Contender("peer", lambda quick: Work(lambda: None)),
         Contender("broken", broken),
-        Contender("absent", absent),
-        Contender("elsewhere", elsewhere),
+        Contender("absent", absent, package="litgpt"),
+        Contender("unavailable", unavailable),
         Contender("dying", lambda quick: os._exit(3)),
     ),
 )

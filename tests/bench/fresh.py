@@ -1,4 +1,4 @@
-"""A case whose rounds are processes of their own, two at a time, and whose unit is measured by the round itself."""
+"""A case whose rounds run in new processes, two at a time, and measure their unit themselves."""
 
 import os
 

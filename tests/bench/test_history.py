@@ -1,4 +1,4 @@
-"""The page of results."""
+"""The generated page of results."""
 
 import json
 
@@ -18,7 +18,7 @@ def result(date, *rows, **more):
     return {"date": f"{date}T10:20:30+01:00", "device": "cpu", "quick": False, "machine": MACHINE, "rows": rows, **more}
 
 
-def test_ours_stands_beside_its_peers_with_the_verdict():
+def test_a_row_has_our_figure_the_peers_and_the_verdict():
     made = history.page(
         [
             result(
@@ -40,7 +40,7 @@ def test_ours_stands_beside_its_peers_with_the_verdict():
     assert "- 2030-01-02 10:20: python 3.12.1, torch 2.11, transformers 5.0, load before 0.5 (step). a quiet" in made
 
 
-def test_the_newest_counts_and_the_rest_was_before():
+def test_older_results_are_listed_under_before():
     older = result("2030-01-01", row("step", "ours", 100.0, "ours"), row("other", "ours", 7.0, "ours", unit="ms"))
     newer = result("2030-02-01", row("step", "ours", 200.0, "ours", met=False, target="≥ 300"))
     now, before = history.page([older, newer]).split("### Before")
@@ -48,14 +48,14 @@ def test_the_newest_counts_and_the_rest_was_before():
     assert "100 tokens/s" in before and "7.00 ms" not in before
 
 
-def test_a_gpu_has_a_part_of_its_own():
+def test_a_gpu_has_a_separate_section():
     gpu = result("2030-01-01", row("step", "ours", 1.0, "ours"))
     gpu["machine"] = {**MACHINE, "gpu": "Fast One", "cuda": "13.0"}
     made = history.page([gpu, result("2030-01-01", row("step", "ours", 2.0, "ours"))])
     assert "## Fast One" in made and "CUDA 13.0" in made and made.count("### Before") == 0
 
 
-def test_results_are_kept_and_tiny_ones_are_not(tmp_path, monkeypatch, capsys):
+def test_results_are_recorded_but_not_quick_ones(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(history, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(history, "PAGE", tmp_path / "page.md")
     path = tmp_path / "r.json"
@@ -68,8 +68,8 @@ def test_results_are_kept_and_tiny_ones_are_not(tmp_path, monkeypatch, capsys):
     assert "--quick" in capsys.readouterr().err
 
 
-def test_the_page_is_that_of_the_kept_results():
+def test_the_page_in_docs_is_generated_from_the_recorded_results():
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(history.KEPT.glob("*.json"))]
     if not results:
-        pytest.skip("no results are kept here")
+        pytest.skip("no recorded results")
     assert history.PAGE.read_text(encoding="utf-8") == history.page(results)

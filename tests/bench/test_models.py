@@ -1,4 +1,4 @@
-"""What is measured: the plain model, the sizes, and the work of the cases, tiny and on a CPU."""
+"""The contenders: the plain model, the sizes, and the work of the cases in tiny sizes on a CPU."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from bench import models
 from bench.case import ON_CUDA, load_case
 from bench.cases import generate_cold, shakespeare, stall
-from bench.generation import Talk, load
+from bench.generation import Setup, load
 from bench.models import GPT2_SMALL, SIZES, V0, V1
 from bench.nano import Nano
 from bench.runner import run_case
@@ -25,14 +25,14 @@ def nano():
     return Nano(**SMALL).eval()
 
 
-def test_nano_knows_nothing_at_first(nano):
+def test_nano_starts_at_the_loss_of_a_uniform_guess(nano):
     ids = torch.randint(50, (8, 17))
     logits = nano(ids[:, :-1])
     assert logits.shape == (8, 16, 50)
     assert cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item() == pytest.approx(math.log(50), abs=0.05)
 
 
-def test_nano_sees_no_later_token(nano):
+def test_nano_is_causal(nano):
     ids = torch.randint(50, (2, 16))
     other = ids.clone()
     other[:, 9:] = (other[:, 9:] + 1) % 50
@@ -47,14 +47,14 @@ def test_nano_has_the_weights_of_a_gpt2_without_biases(nano):
     assert sum(p.numel() for p in nano.parameters()) == V * C + T * C + L * (12 * C * C + 2 * C) + C
 
 
-def test_nano_drops_out_in_training_only():
+def test_nano_uses_dropout_in_training_only():
     model = Nano(**SMALL, dropout=0.5)
     ids = torch.randint(50, (2, 16))
     assert not torch.equal(model.train()(ids), model(ids))
     assert torch.equal(model.eval()(ids), model(ids))
 
 
-def test_nano_continues_from_the_last_window(nano):
+def test_nano_generates_from_the_last_window(nano):
     ids = torch.randint(50, (3, 14))
     made = nano.generate(ids, 5, temperature=0.0)
     assert torch.equal(made[:, :14], ids)
@@ -62,7 +62,7 @@ def test_nano_continues_from_the_last_window(nano):
         assert torch.equal(nano(made[:, max(0, n - 16) : n])[:, -1].argmax(-1), made[:, n])
 
 
-def test_nano_samples_among_the_likeliest(nano):
+def test_nano_samples_from_the_top_k(nano):
     ids = torch.randint(50, (64, 4))
     allowed = nano(ids)[:, -1].topk(3).indices
     made = nano.generate(ids, 1, temperature=5.0, top_k=3)[:, -1:]
@@ -88,17 +88,17 @@ def _on_meta(config):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [OURS, "nano"])
-def test_a_round_is_updates_of_the_same_batch(name, size):
+def test_a_round_is_steps_on_the_same_batch(name, size):
     work = step_work(name, Setting(SIZES[size]), True)
-    assert work.amount == 2 * 64  # rows x T of the tiny size, one update
+    assert work.amount == 2 * 64  # rows x T of the tiny size, one step
     assert work.facts["notes"] == []
     work.run()
 
 
-def test_everybody_learns_the_same_rows():
+def test_all_contenders_train_on_the_same_rows():
     made = {name: prepare(name, Setting(V0), True) for name in (OURS, "nano")}
     assert made[OURS].tokens == made["nano"].tokens
-    losses = [made[OURS].update().loss.item() for _ in range(20)]
+    losses = [made[OURS].step().loss.item() for _ in range(20)]
     assert losses[0] == pytest.approx(math.log(256), abs=0.1) and losses[-1] < losses[0] - 0.1
 
 
@@ -109,16 +109,16 @@ def test_memory_is_measured(checkpointed):
 
 
 @pytest.mark.parametrize("size", [V0, V1])
-def test_we_continue_a_prompt_with_any_vocabulary(size):
-    assert len(load(OURS, Talk(size, batch=1), True)(7)) > 0
-    texts = load(OURS, Talk(size, batch=3), True)(7)
+def test_generation_works_with_any_vocabulary(size):
+    assert len(load(OURS, Setup(size, batch=1), True)(7)) > 0
+    texts = load(OURS, Setup(size, batch=3), True)(7)
     assert len(texts) == 3 and len(set(texts)) == 1
-    (first, second) = load("nano", Talk(size, batch=2), True)(7)
+    (first, second) = load("nano", Setup(size, batch=2), True)(7)
     assert first == second and len(first) == len("hello world") + 7
 
 
-def test_cold_is_the_first_token_and_then_all():
-    found = generate_cold.cold_work(OURS, Talk(V0), True).run()
+def test_cold_generation_times_the_first_token_and_all():
+    found = generate_cold.cold_work(OURS, Setup(V0), True).run()
     assert 0 < found["s to first"] < found["s"]
 
 
@@ -131,7 +131,7 @@ def test_the_stall_is_a_share():
 
 
 def test_the_stall_of_a_gpu_is_read_from_the_metrics(monkeypatch):
-    """The arithmetic, with lines as a GPU writes them."""
+    """Checks the computation on lines as a GPU run writes them."""
     lines = [{"tokens_per_s": 1.0, "stall": 1.0}] * 4 + [{"tokens_per_s": 128.0, "stall": 0.1}] * 4
     monkeypatch.setattr("niels_gpt.training.loop.train", lambda *args, **options: None)
     monkeypatch.setattr("niels_gpt.runs.folder.RunFolder.metrics", lambda self: lines)
@@ -140,30 +140,30 @@ def test_the_stall_of_a_gpu_is_read_from_the_metrics(monkeypatch):
     assert work.run() == pytest.approx({"seconds": 4.0, "% stall": 10.0})
 
 
-def test_shakespeare_is_reached_first_where_the_loss_is():
+def test_shakespeare_finds_the_first_step_that_reaches_the_loss():
     reached = {100: (1.0, 2.0), 200: (2.0, 1.46), 300: (3.0, 1.44)}
-    assert shakespeare._found(reached, 1.4697) == {"s": 2.0, "updates": 200, "val loss": 1.44}
-    with pytest.raises(ValueError, match=r"1\.4 was not reached in 300 updates: the best validation loss is 1\.4400"):
+    assert shakespeare._found(reached, 1.4697) == {"s": 2.0, "steps": 200, "val loss": 1.44}
+    with pytest.raises(ValueError, match=r"1\.4 .*300 steps.*1\.4400"):
         shakespeare._found(reached, 1.4)
 
 
 def test_shakespeare_runs():
     ours, nano = (contender.build(True).run() for contender in load_case("shakespeare").contenders)
     for found in (ours, nano):
-        assert found["updates"] == 6 and found["s"] > 0 and 2 < found["val loss"] < math.log(256)
+        assert found["steps"] == 6 and found["s"] > 0 and 2 < found["val loss"] < math.log(256)
 
 
-def test_shakespeare_says_where_it_looked_for_nothing(monkeypatch, tmp_path):
+def test_a_missing_text_of_shakespeare(monkeypatch, tmp_path):
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="--data PATH"):
-        shakespeare.place()
+    with pytest.raises(ValueError, match=r"nowhere.*--data PATH"):
+        shakespeare.text_path()
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", ON_CUDA)
-def test_the_cases_for_a_gpu_run_there(name):
+def test_the_cases_for_a_gpu_run_on_one(name):
     rows = run_case(name, rounds=1, quick=True, device="cuda")
     assert all(row.error in (None, "not installed") for row in rows), rows
     assert any(row.role == "ours" and row.median is not None for row in rows)

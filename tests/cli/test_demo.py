@@ -1,22 +1,39 @@
+"""`niels-gpt demo`, with a smaller model on a part of the embedded text."""
+
+import dataclasses
 import re
 
 import pytest
 
+from niels_gpt.cli import demo
+from niels_gpt.data import embedded
+from niels_gpt.model.gpt import GPT
 from tests.cli import call
 from tests.training import metric_lines
 
-pytestmark = pytest.mark.slow
 
-
-def test_the_demo_from_end_to_end_and_once_more(tmp_path, monkeypatch, capsys):
+@pytest.fixture(autouse=True)
+def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    files, config_of = embedded.stdlib_files()[:60], demo.demo_config
+
+    def small_config(**options):
+        config = config_of(**options)
+        model = dataclasses.replace(config.model, C=16, L=1, D=0)  # T as it is: the KV cache covers all tokens
+        return dataclasses.replace(config, model=model, output=dataclasses.replace(config.output, eval_steps=1))
+
+    monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
+    monkeypatch.setattr(demo, "demo_config", small_config)
+
+
+def test_the_demo_twice(tmp_path, capsys):
     for name, state in (("demo", "built"), ("demo-2", "cached")):
         assert call("demo", "--steps", 3) == 0
         output = capsys.readouterr().out
-        for source in ("wiki", "roam", "primer"):
+        for source in (r"wiki \(Python docstrings\)", "roam", "primer"):
             assert re.search(rf"^{source} .*embedded \({state}\)", output, re.MULTILINE)
         assert "step 3/3" in output
-        for held_out in ("val_wiki", "val_roam", "val_chat"):
+        for held_out in (r"val_wiki \(Python docstrings\)", "val_roam", "val_chat"):
             assert re.search(rf"^{held_out} .* 8\.000 *$", output, re.MULTILINE)
         assert "# Notes on " in output
         assert re.search(r"^you> +what is niels\?$", output, re.MULTILINE)
@@ -27,4 +44,24 @@ def test_the_demo_from_end_to_end_and_once_more(tmp_path, monkeypatch, capsys):
         assert len(metric_lines(run)) == 3
         assert (run / "loss.png").exists()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["demo", "demo-2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]  # nothing elsewhere
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]
+
+
+def test_own_notes_in_an_own_folder(tmp_path, capsys):
+    (tmp_path / "notes").mkdir()
+    for i in range(10):
+        (tmp_path / "notes" / f"{i}.md").write_text(f"note {i} says something. " * 20, encoding="utf-8")
+    assert call("demo", "--steps", 1, "--roam", "notes", "--run-dir", "it's mine") == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^roam .* notes \(built\)", output, re.MULTILINE)
+    assert "niels-gpt chat --run 'it'\"'\"'s mine'\n" in output
+
+
+def test_the_config_of_the_demo(monkeypatch):
+    monkeypatch.undo()
+    config = demo.demo_config()
+    assert (config.train.total_steps, config.train.warmup_steps, config.train.optimizer) == (1600, 50, "muon")
+    assert (config.model.T, config.model.D, config.train.B) == (256, 64, 8)
+    assert GPT(config.model).num_parameters() == pytest.approx(3.2e6 / 4, rel=0.05)
+    assert [demo.demo_config(steps=steps).train.warmup_steps for steps in (1, 50, 51, 52)] == [0, 49, 50, 50]
+    assert demo.demo_config(precision="bf16").train.precision == "bf16"

@@ -1,5 +1,8 @@
+"""The command line as a whole: help, exit codes, one-line errors, and the config it resolves."""
+
 import os
 import pickle
+import re
 import shlex
 import subprocess
 import sys
@@ -12,15 +15,14 @@ import niels_gpt
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.system.console import run_app
-from tests.cli import SMALL, call, data, error_of
-from tests.training import write_texts
+from tests.cli import call, error_of
 
 ROOT = Path(__file__).parents[2]
 ROAM_ONLY = "--set 'train.p_train={roam: 1.0}' --set 'train.p_val={roam: 1.0}'"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NIELS_GPT_DEBUG", raising=False)
 
@@ -28,33 +30,12 @@ def elsewhere(tmp_path, monkeypatch):
 def test_help(capsys):
     assert call("--help") == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "train", "eval", "generate", "chat", "batch"):
+    commands = "demo train pipeline eval generate chat memorize audit doctor batch data cache tokenizer splice"
+    for command in commands.split():
         assert f"\n  {command} " in shown
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "memorize nowhere --out taken",
-        "audit nowhere --notes nowhere --out taken",
-        "tokenizer train nowhere --out taken/deeper",
-        "splice study --config nowhere --out taken",
-        "splice fit nowhere --html taken/page.html",
-        "splice coverage --config nowhere --png .",
-        "data stats nowhere --png .",
-    ],
-)
-def test_where_a_result_cannot_go_is_said_before_any_work(capsys, command):
-    """Before anything is read, even: none of what is to be worked on is there."""
-    Path("taken").write_text("something", encoding="utf-8")
-    assert call(*command.split()) == 1
-    message = error_of(capsys)
-    assert "taken is a file" in message or ". is a folder" in message
-    assert f"{command.split()[-2]} " in f"{message} "
-    assert Path("taken").read_text(encoding="utf-8") == "something"
-
-
-def test_no_command_is_help(capsys):
+def test_no_command_prints_help(capsys):
     call()
     assert "Usage: niels-gpt" in "".join(capsys.readouterr())
 
@@ -70,7 +51,7 @@ def test_no_command_is_help(capsys):
         (["batch", "show"], "--run --step --json"),
     ],
 )
-def test_help_of_the_commands(capsys, command, options):
+def test_help_of_a_command_lists_its_options(capsys, command, options):
     assert call(*command, "--help") == 0
     shown = capsys.readouterr().out
     for option in options.split():
@@ -83,7 +64,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "1000"), ("MIMALLOC_PURGE_DELAY", "-1")])
-def test_what_torch_reads_when_it_loads_is_set_unless_the_user_did(capsys, monkeypatch, name, value):
+def test_variables_that_torch_reads_are_set_unless_the_user_set_them(capsys, monkeypatch, name, value):
     monkeypatch.setenv(name, "7")
     call("--version")
     assert os.environ[name] == "7"
@@ -98,12 +79,12 @@ def in_python(code):
 
 
 def test_as_a_module_and_without_torch():
-    """`python -m niels_gpt` is the command; help needs none of the heavy imports."""
+    """`python -m niels_gpt` is the command; --help needs no heavy import."""
     code = (
         "import runpy, sys\nsys.argv = ['niels_gpt', '--help']\n"
         "try:\n    runpy.run_module('niels_gpt', run_name='__main__')\nexcept SystemExit as end:\n"
         "    assert not end.code\n"
-        "assert not {'torch', 'datasets', 'matplotlib', 'numpy'} & set(sys.modules), 'heavy'"
+        "assert not {'torch', 'datasets', 'matplotlib', 'numpy', 'pydantic', 'rich.table'} & set(sys.modules), 'heavy'"
     )
     done = in_python(code)
     assert done.returncode == 0, done.stderr
@@ -117,9 +98,9 @@ def test_as_a_module_and_without_torch():
         ("raise ValueError('rank 1: cuda failed') from Failed()", "rank 1: cuda failed"),
     ],
 )
-def test_an_error_after_which_nothing_is_to_be_tidied_up(how, said):
+def test_an_error_that_skips_cleanup(how, said):
     code = (
-        "import atexit\nfrom niels_gpt.system.console import run_app\natexit.register(print, 'tidied up')\n"
+        "import atexit\nfrom niels_gpt.system.console import run_app\natexit.register(print, 'cleaned up')\n"
         "class Failed(ValueError):\n    leave_at_once = True\n"
         f"def app(**_):\n    print('before')\n    {how}\n"
         "run_app(app, [], name='niels-gpt')"
@@ -128,13 +109,11 @@ def test_an_error_after_which_nothing_is_to_be_tidied_up(how, said):
     assert (done.returncode, done.stdout, done.stderr) == (1, "before\n", f"error: {said}\n")
 
 
-def test_nobody_listens(tmp_path):
-    """Standard output and errors closed by who started us."""
-    command = [sys.executable, "-m", "niels_gpt", "--version"]
+def test_closed_standard_output_and_errors(tmp_path):
+    """Closed by the parent process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for closed in (">&-", "2>&-", ">&- 2>&-"):
-        line = f"{shlex.join(command)} {closed}"
-        assert subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True).returncode == 0
+    line = f"{shlex.join([sys.executable, '-m', 'niels_gpt', '--version'])} >&- 2>&-"
+    assert subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True).returncode == 0
     script = (
         "from niels_gpt.system.console import run_app\nfrom niels_gpt.training.progress import say\n"
         "run_app(lambda **_: say('a line'), [], name='niels-gpt')"
@@ -144,7 +123,7 @@ def test_nobody_listens(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_home_after_a_sign(monkeypatch):
+def test_a_home_folder_after_an_equals_sign_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     seen = []
     words = ["--run-dir=~/x", "--set", "a=~/y", "--stop=a~/", "~/z"]
@@ -156,42 +135,42 @@ def test_a_home_after_a_sign(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "mentioned"),
+    ("command", "facts"),
     [
         ("train --config none.yaml", "none.yaml"),
         ("train --resume", "--run-dir"),
         ("train --resume --run-dir none", "none"),
-        ("train --set train.base_lrr=1", "train.base_lrr; did you mean base_lr?"),
-        ("train --set trian.base_lr=1", "trian; did you mean train?"),
+        ("train --set train.base_lrr=1", r"train\.base_lrr.*\bbase_lr\b"),
+        ("train --set trian.base_lr=1", r"trian.*\btrain\b"),
         ("train --set train.B=many", "train.B"),
         ("train --set train.B=2.5", "train.B"),
         ("train --set train.B=true", "train.B"),
-        ("train --set train.B", "section.key=value"),
+        ("train --set train.B", r"--set.*'train\.B'"),
         ("train --set task=chess", "'bytes'"),
-        ("train --set 'train.p_train={wiki: 0.5}'", "train.p_train must sum to 1"),
+        ("train --set 'train.p_train={wiki: 0.5}'", r"train\.p_train.* 1.*0\.5"),
         ("train --set 'train.p_train={notes: 1.0}'", "'notes'"),
         ("train --set model.C=30", "model.C=30"),
-        (f"train --steps 200 {ROAM_ONLY}", "warm-up of 200"),
+        (f"train --steps 200 {ROAM_ONLY}", r"200"),
         ("train --device tpu", "tpu"),
         ("train --encoding-errors ignore", "encoding_errors"),
         (f"train --roam none {ROAM_ONLY}", "none"),
         (f"train --primer none.txt {ROAM_ONLY.replace('roam', 'primer')}", "none.txt"),
         ("train --wiki none", "none"),
-        ("eval", "no run in runs/"),
-        ("eval --run none", "none is not a run"),
+        ("eval", "runs/.*--run"),
+        ("eval --run none", r"none.*config\.yaml"),
         ("eval --checkpoint none.pt", "none.pt"),
-        ("generate hello", "no run in runs/"),
+        ("generate hello", "runs/"),
         ("generate hello --run none", "none"),
         ("chat --checkpoint none.pt", "none.pt"),
-        ("batch show --step 1", "no run in runs/"),
+        ("batch show --step 1", "runs/"),
         ("generate hello --top-p 2", "top_p"),
         ("generate hello --temperature -1", "temperature"),
         ("generate hello --top-k -3", "top_k"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_1(capsys, tmp_path, command, mentioned):
+def test_a_mistake_is_one_line_and_exit_code_1(capsys, tmp_path, command, facts):
     assert call(*shlex.split(command)) == 1
-    assert mentioned in error_of(capsys)
+    assert re.search(facts, error_of(capsys))
     assert not (tmp_path / "runs").exists()
 
 
@@ -211,9 +190,11 @@ class Evil:
         return (Path("pwned").touch, ())
 
 
-@pytest.mark.parametrize("command", ["generate hello", "chat", "eval"])
-@pytest.mark.parametrize("kind", ["pickle", "torch", "text", "empty"])
-def test_a_checkpoint_that_is_none(capsys, tmp_path, command, kind):
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [("generate hello", "pickle"), ("chat", "torch"), ("eval", "text"), ("generate hello", "empty")],
+)
+def test_a_file_that_is_not_a_checkpoint(capsys, tmp_path, command, kind):
     path = tmp_path / "bad.pt"
     if kind == "pickle":
         path.write_bytes(pickle.dumps(Evil()))
@@ -224,28 +205,6 @@ def test_a_checkpoint_that_is_none(capsys, tmp_path, command, kind):
     assert call(*command.split(), "--checkpoint", path) == 1
     assert "bad.pt" in error_of(capsys)
     assert not (tmp_path / "pwned").exists()
-
-
-def test_a_seed_that_is_too_large(capsys, tmp_path):
-    from niels_gpt.model.gpt import GPT
-    from niels_gpt.runs.checkpoint import save_checkpoint
-
-    model = GPT({"T": 8, "C": 4, "L": 1, "H": 1, "dropout": 0.0})
-    save_checkpoint(tmp_path / "m.pt", model, None, 0, model.config)
-    for seed in (2**64, 2**63, -1):
-        assert call("generate", "hello", "--checkpoint", "m.pt", "--max-tokens", 2, "--seed", seed) == 2
-        errors = capsys.readouterr().err
-        assert "--seed" in errors
-        assert str(2**63 - 1) in errors or seed < 0
-    assert call("generate", "hello", "--checkpoint", "m.pt", "--max-tokens", 2, "--seed", 2**63 - 1) == 0
-
-
-@pytest.mark.parametrize("command", ["generate hello", "chat"])
-def test_a_text_that_is_too_long(capsys, command):
-    assert call(*command.split(), "--checkpoint", "m.pt", "--max-tokens", 10**12) == 2
-    errors = capsys.readouterr().err
-    assert "--max-tokens" in errors
-    assert "1000000" in errors
 
 
 @pytest.mark.parametrize(
@@ -264,38 +223,28 @@ def test_a_text_that_is_too_long(capsys, command):
         "data show roam --path ''",
     ],
 )
-def test_an_empty_place_is_not_this_folder(capsys, tmp_path, command):
+def test_an_empty_path_is_not_the_current_folder(capsys, tmp_path, command):
     words = shlex.split(command)
     option = next(word.rstrip("=") for word in words if word.startswith("--"))
     assert call(*words) == 1
-    assert error_of(capsys) == f"the value of {option} is empty: give one, or leave {option} out"
+    assert re.search(f"{option} is empty", error_of(capsys))
     assert not any(tmp_path.iterdir())
 
 
-def test_a_value_may_be_empty_within_a_word(capsys, tmp_path):
-    """`--set` has values of its own, and what follows -- are no options."""
+def test_values_of_set_and_arguments_may_be_empty(capsys, tmp_path):
+    """`--set` parses its own value, and words after -- are no options."""
     assert call("train", "--set=output.sample_prompt=a=", "--set", "output.keep=2", "--print-config") == 0
     assert "sample_prompt: a=" in capsys.readouterr().out
     assert call("generate", "--checkpoint", "none.pt", "--", "") == 1
     assert "the prompt is empty" in error_of(capsys)
 
 
-def test_a_place_whose_name_is_of_another_encoding(capsys, tmp_path):
+def test_a_path_in_another_encoding(capsys, tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
     assert call("train", "--roam", os.fsdecode(b"caf\xe9"), "--print-config") == 1
     message = error_of(capsys)
-    assert "data.roam is not utf-8, got 'caf\\udce9': rename the place" in message
+    assert re.search(r"data\.roam.*utf-8.*caf\\udce9.*rename", message)
     assert len(message) < 200
-
-
-def test_another_model_for_a_resumed_run(capsys, tmp_path):
-    texts = write_texts(tmp_path / "texts")
-    assert call("train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "out") == 0
-    capsys.readouterr()
-    assert call("train", "--run-dir", "out", "--resume", "--set", "model.C=32") == 1
-    message = error_of(capsys).splitlines()[-1]
-    assert "model.C was 16, is 32" in message
-    assert "start a new run for another model" in message
 
 
 def test_debug_shows_the_traceback(monkeypatch):
@@ -304,47 +253,34 @@ def test_debug_shows_the_traceback(monkeypatch):
         call("train", "--config", "none.yaml")
 
 
-def test_an_error_of_the_system_is_one_line_too(capsys, monkeypatch):
-    from niels_gpt.cli import train
+@pytest.mark.parametrize(
+    ("error", "code", "facts"),
+    [
+        (OSError(28, "cannot write x.pt: No space left on device"), 1, r"x\.pt.*No space left"),
+        (PermissionError(13, "Permission denied", "notes/a.md"), 1, r"notes/a\.md.*Permission denied"),
+        (ArithmeticError("loss is NaN"), 1, "loss is NaN"),
+        (KeyboardInterrupt(), 130, None),
+    ],
+)
+def test_errors_while_a_command_runs(capsys, monkeypatch, error, code, facts):
+    from niels_gpt.config import yaml_file
 
-    def full(**options):
-        raise OSError(28, "cannot write x.pt: No space left on device")
+    def fail(*_, **__):
+        raise error
 
-    monkeypatch.setattr(train, "run_train", full)
-    assert call("train") == 1
-    assert error_of(capsys) == "cannot write x.pt: No space left on device"
+    monkeypatch.setattr(yaml_file, "load_config", fail)
+    assert call("train") == code
+    if facts is None:
+        assert "Traceback" not in capsys.readouterr().err
+    else:
+        assert re.search(facts, error_of(capsys))
 
 
 @pytest.mark.parametrize("value", ["file", "file/below"])
-def test_a_cache_folder_that_cannot_be_says_what_to_do(tmp_path, monkeypatch, capsys, value):
-    monkeypatch.chdir(tmp_path)
+def test_a_cache_folder_that_cannot_be_created(capsys, value):
     Path("file").write_text("mine", encoding="utf-8")
     assert call("train", "--wiki", "embedded", "--set", f"data.cache_dir={value}") == 1
-    message = error_of(capsys)
-    assert message.startswith(f"cannot write {value}: ")
-    assert message.endswith("a file is where a folder should be; choose another place")
-
-
-def test_a_file_that_may_not_be_read_says_what_to_do(capsys, monkeypatch):
-    from niels_gpt.cli import train
-
-    def unreadable(**options):
-        raise PermissionError(13, "Permission denied", "notes/a.md")
-
-    monkeypatch.setattr(train, "run_train", unreadable)
-    assert call("train") == 1
-    assert error_of(capsys) == "cannot open notes/a.md: Permission denied: change the rights, or choose another place"
-
-
-def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
-    from niels_gpt.cli import train
-
-    def interrupted(**options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "run_train", interrupted)
-    assert call("train") == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert re.search(f"{value}.*file.*folder", error_of(capsys))
 
 
 # --- the config --------------------------------------------------------------------------------------
@@ -376,7 +312,7 @@ def test_print_config_round_trip(capsys, tmp_path):
     assert config.output.sample_prompt == "#: é"
 
 
-def test_what_is_set_beats_the_file_and_the_last_one_wins(capsys, tmp_path):
+def test_set_beats_the_file_and_the_last_value_wins(capsys, tmp_path):
     (tmp_path / "c.yaml").write_text("train: {B: 8, seed: 5, warmup_steps: 0}\n", encoding="utf-8")
     text = printed(capsys, "--config", "c.yaml", "--set", "train.B=4", "--set", "train.B=2", "--steps", "9")
     (tmp_path / "d.yaml").write_text(text, encoding="utf-8")
@@ -387,6 +323,4 @@ def test_what_is_set_beats_the_file_and_the_last_one_wins(capsys, tmp_path):
 def test_an_unknown_key_in_the_file_is_named_with_the_file(capsys, tmp_path):
     (tmp_path / "c.yaml").write_text("model: {droput: 0.1}\n", encoding="utf-8")
     assert call("train", "--config", "c.yaml") == 1
-    message = error_of(capsys)
-    assert "c.yaml" in message
-    assert "model.droput; did you mean dropout?" in message
+    assert re.search(r"c\.yaml.*model\.droput.*\bdropout\b", error_of(capsys))

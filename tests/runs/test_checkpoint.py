@@ -33,6 +33,7 @@ from niels_gpt.runs.checkpoint import (
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
 CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
+CONFIG |= {"n_kv_heads": 0, "tie_embeddings": True, "rope_theta": 10000.0}
 
 
 def make(seed: int = 0, **changes: Any) -> GPT:
@@ -391,7 +392,7 @@ def test_weights_of_another_architecture(tmp_path: Path, changes: dict[str, int]
     ],
     ids=["unknown key", "odd sizes", "no config", "numbers for weights", "no weights", "a list of weights"],
 )
-def test_entries_of_a_wrong_kind(tmp_path: Path, entry: dict[str, Any]) -> None:
+def test_entries_of_a_invalid_entry(tmp_path: Path, entry: dict[str, Any]) -> None:
     """load_model raises CheckpointError, with the file's name, for whatever cannot be a model."""
     payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
     torch.save(payload | entry, tmp_path / "a.pt")

@@ -45,15 +45,15 @@ def truncate(path, size=100):
 
 
 def test_what_a_run_leaves_that_has_lost_its_config(run):
-    assert run.remains() is None
+    assert run.orphan() is None
     run.metrics_path.write_text('{"step": 0, "lo', encoding="utf-8")
-    assert run.remains() is None
+    assert run.orphan() is None
     run.metrics_path.write_text('{"step": 0, "loss": 2.0}\n', encoding="utf-8")
-    assert run.remains() == run.metrics_path
+    assert run.orphan() == run.metrics_path
     save(run, 2)
-    assert run.remains().parent == run.checkpoints
+    assert run.orphan().parent == run.checkpoints
     run.config_path.write_text("", encoding="utf-8")
-    assert run.remains() is None
+    assert run.orphan() is None
 
 
 def test_lines_that_are_no_updates_are_left_out(run):
@@ -69,13 +69,13 @@ def test_lines_that_are_no_updates_are_left_out(run):
 def test_going_back_before_what_is_broken(run):
     for step in (2, 4, 6):
         save(run, step, keep=9)
-    assert run.go_back(4) == run.step_path(2)
+    assert run.discard_from(4) == run.step_path(2)
     assert step_of(run.latest) == 2
     assert run.step_files() == [run.step_path(2)]
     aside = [run.checkpoints / f"diverged_step_0000000{step}.pt" for step in (4, 6)]
     assert [step_of(path) for path in aside] == [4, 6]
     save(run, 4)
-    assert run.go_back(1) is None
+    assert run.discard_from(1) is None
     assert not run.latest.exists()
     assert run.newest_checkpoint("cpu") == (None, {}, [])
     assert step_of(aside[0]) == 4
@@ -85,7 +85,7 @@ def test_going_back_to_a_folder(run):
     for step in (2, 4):
         run.step_path(step).with_suffix("").mkdir()
     (run.checkpoints / "latest").symlink_to("step_00000004")
-    assert run.go_back(4) == run.step_path(2).with_suffix("")
+    assert run.discard_from(4) == run.step_path(2).with_suffix("")
     assert run.latest.resolve() == run.step_path(2).with_suffix("").resolve()
     assert (run.checkpoints / "diverged_step_00000004").is_dir()
 

@@ -41,7 +41,7 @@ def save(folder, model, optimizer, step=3):
     weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     tensors = sharded_checkpoint.flat({"model": weights, "optimizer": optimizer.state_dict()})
     folder.mkdir()
-    written = sharded_checkpoint.write_parts(folder, tensors, rank=0, group=None)
+    written = sharded_checkpoint.write_shards(folder, tensors, rank=0, group=None)
     head = {
         "step": step,
         "config": to_dict(CONFIG),
@@ -219,6 +219,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     model, _ = trained()
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     with pytest.raises(OSError, match="cannot write"):
-        sharded_checkpoint.write_parts(
+        sharded_checkpoint.write_shards(
             tmp_path / "taken", sharded_checkpoint.flat({"model": model.state_dict()}), rank=0, group=None
         )

@@ -209,15 +209,15 @@ def test_too_few_documents_are_filled_up(warned):
     chosen = []
     (line,) = warned(lambda: chosen.extend(config.select(LENGTHS)))
     assert chosen == [0, 2, 1]
-    for part in ("only 1 of the 3", "at least 35", "longest 2", "3 in all"):
+    for part in ("1 of 3", "at least 35", "longest 2", "3 in total"):
         assert part in line
 
 
 def test_fill_up_takes_all_documents(warned):
     config = SpliceMultiDocumentLMConfig(num_docs=9, max_doc_length=30, strict_num_docs=False)
     (line,) = warned(lambda: config.select(LENGTHS))
-    assert "only 2 of the 9" in line
-    assert "3 in all" in line
+    assert "2 of 9" in line
+    assert "3 in total" in line
 
 
 def test_content_length_past_the_frame_warns(caplog):

@@ -1,10 +1,10 @@
-"""Muon: momentum whose directions all get the same size.
+"""Muon: momentum with orthogonalized directions.
 
-A momentum matrix U S V^T becomes about U V^T, by five rounds of a polynomial that pushes every singular
-value towards 1 (Newton-Schulz; Keller Jordan's coefficients, which end between 0.7 and 1.2 and need no
-more). Matrices of one shape go through it in one stack, wide ones turned: a model of L layers takes three
-stacks, where one matrix at a time costs 30 L products. At the demo's size that is 9 ms a step for 19. Of sharded
-matrices the momentum stays in parts; each process gathers the updates whole and takes its rows of the result.
+A momentum matrix U S V^T becomes approximately U V^T by five Newton-Schulz iterations, a polynomial that pushes every
+singular value towards 1 (Keller Jordan's coefficients, which end between 0.7 and 1.2). Matrices of one shape are
+stacked, tall ones transposed: a model of L layers needs three stacks, whereas one matrix at a time costs 30 L matmuls.
+At the demo's size a step takes 9 ms instead of 19. For sharded matrices the momentum stays sharded; each process
+gathers the full directions and applies its shard of the result.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from niels_gpt.system.device import HAS_TRITON, emulates_bf16
-from niels_gpt.training.parallel.sharding import cut, gathered, local
+from niels_gpt.training.parallel.sharding import gather_shards, local_shard, take_shard
 
-ROUNDS = 5
+ITERATIONS = 5
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum made orthogonal, with decoupled weight decay, for matrices only.
+    """Orthogonalized Nesterov momentum with decoupled weight decay, for matrices only.
 
-    Updates are scaled by 0.2 sqrt(longer side), so that their root mean square is that of AdamW's and one
+    The direction is scaled by 0.2 sqrt(longer side), which gives it the root mean square of AdamW's, so that one
     learning rate serves both.
     """
 
@@ -41,35 +41,35 @@ class Muon(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
-            gradients = [local(p.grad) for p in params]
-            buffers = [local(self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))) for p in params]
+            gradients = [local_shard(p.grad) for p in params]
+            buffers = [local_shard(self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))) for p in params]
             torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-            updates = torch._foreach_lerp(gradients, buffers, group["momentum"])
-            torch._foreach_mul_([local(p) for p in params], 1 - group["lr"] * group["weight_decay"])
+            directions = torch._foreach_lerp(gradients, buffers, group["momentum"])
+            torch._foreach_mul_([local_shard(p) for p in params], 1 - group["lr"] * group["weight_decay"])
             stacks: dict[tuple[int, int], list[int]] = defaultdict(list)
             for i, p in enumerate(params):
                 stacks[min(p.shape), max(p.shape)].append(i)
             for (short, long), members in stacks.items():
-                whole = [gathered(updates[i], like=params[i]) for i in members]
-                lying = [u if u.shape[0] == short else u.mT for u in whole]
-                level = orthogonal(torch.stack(lying)).to(params[members[0]].dtype) * (-group["lr"] * 0.2 * long**0.5)
-                turned = [u if params[i].shape[0] == short else u.mT for i, u in zip(members, level, strict=True)]
-                parts = [cut(u, like=params[i]) for i, u in zip(members, turned, strict=True)]
-                torch._foreach_add_([local(params[i]) for i in members], parts)
+                full = [gather_shards(directions[i], like=params[i]) for i in members]
+                wide = [u if u.shape[0] == short else u.mT for u in full]
+                scaled = orthogonal(torch.stack(wide)).to(params[members[0]].dtype) * (-group["lr"] * 0.2 * long**0.5)
+                deltas = [u if params[i].shape[0] == short else u.mT for i, u in zip(members, scaled, strict=True)]
+                shards = [take_shard(u, like=params[i]) for i, u in zip(members, deltas, strict=True)]
+                torch._foreach_add_([local_shard(params[i]) for i in members], shards)
 
 
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """For a stack (k, m, n) with m <= n: each matrix with its singular values brought near 1."""
+    """A stack (k, m, n) of matrices, m <= n, with the singular values of each pushed towards 1."""
     x = x.to(_dtype(x.device.type))
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(ROUNDS):
-        gram = _product(x, x.mT, symmetric=True)
-        both = _product(gram, gram, gram, alpha=QUINTIC, beta=CUBIC, symmetric=True)
-        x = _product(both, x, x, beta=LINEAR)
+    for _ in range(ITERATIONS):
+        gram = _matmul(x, x.mT, symmetric=True)
+        polynomial = _matmul(gram, gram, gram, alpha=QUINTIC, beta=CUBIC, symmetric=True)
+        x = _matmul(polynomial, x, x, beta=LINEAR)
     return x
 
 
-def _product(
+def _matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     added: torch.Tensor | None = None,
@@ -78,7 +78,9 @@ def _product(
     beta: float = 0.0,
     symmetric: bool = False,
 ) -> torch.Tensor:
-    """alpha a b + beta added, for stacks of matrices, rows of a and added being contiguous; `symmetric`: it is that."""
+    """alpha a b + beta added, for stacks of matrices; the rows of `a` and `added` are contiguous.
+
+    symmetric: the result is symmetric, so the kernel computes one triangle."""
     (k, M, K), N = a.shape, b.shape[2]
     aligned = all(size % 16 == 0 for size in (M, N, K))
     if not (a.dtype == torch.bfloat16 and aligned and _has_kernels(a.device)):
@@ -89,14 +91,14 @@ def _product(
         down, across = -(-M // side), -(-N // side)
         return across * (across + 1) // 2 if symmetric else down * across
 
-    side = 128 if k * tiles(128) >= 100 else 64  # small ones, where a GPU would have too few of the large
-    made = a.new_empty((k, M, N))
-    muon_triton.product_kernel[(tiles(side), k)](
-        a, b, added, made, M, N, K, a.stride(0), a.stride(1), *b.stride(), alpha, beta,
+    side = 128 if k * tiles(128) >= 100 else 64  # small tiles if large ones are too few to fill a GPU
+    out = a.new_empty((k, M, N))
+    muon_triton.matmul_kernel[(tiles(side), k)](
+        a, b, added, out, M, N, K, a.stride(0), a.stride(1), *b.stride(), alpha, beta,
         ADDED=added is not None, SYMMETRIC=symmetric, EVEN=K % 64 == 0, SIDE=side, DEPTH=64,
         num_warps=4, num_stages=3 if side == 128 else 4,
     )  # fmt: skip
-    return made
+    return out
 
 
 @functools.cache
@@ -106,6 +108,6 @@ def _has_kernels(device: torch.device) -> bool:
 
 @functools.cache
 def _dtype(device: str) -> torch.dtype:
-    """bfloat16 is enough here, and twice as fast where the processor multiplies it; elsewhere it is slow."""
+    """bfloat16 where the hardware supports it: accurate enough here, and twice as fast; else float32."""
     fast = device == "cuda" or (device == "cpu" and not emulates_bf16(device))
     return torch.bfloat16 if fast else torch.float32

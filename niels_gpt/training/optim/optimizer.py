@@ -14,14 +14,16 @@ from niels_gpt.training.parallel.sharding import is_sharded
 
 
 def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimiser of train.optimizer. Matrices decay, norms do not. Fused: one pass over memory.
+    """The optimizer of train.optimizer. Weight decay applies to matrices, not to norms; AdamW is fused.
 
-    On CUDA the learning rate lies on the device, where a captured graph reads it: `set_lr` changes it everywhere.
+    On CUDA the learning rate is a tensor on the device, where a captured graph reads it; change it with `set_lr`.
     """
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     if config.optimizer == "muon":
         embeddings = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+        if not model.config.tie_embeddings:
+            embeddings.append(model.lm_head.weight)
         hidden = [p for p in matrices if all(p is not embedding for embedding in embeddings)]
         return MuonAdamW(hidden, [*embeddings, *vectors], config)
     groups = [
@@ -32,14 +34,14 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 def _rate(like: torch.Tensor, config: TrainConfig) -> dict[str, Any]:
-    """The options for a learning rate that can change under a captured graph, where there can be one."""
+    """The learning-rate options of an optimizer; on CUDA a tensor, which can change under a captured graph."""
     if not like.is_cuda or is_sharded(like):
         return {"lr": config.base_lr}
     return {"lr": torch.tensor(config.base_lr, device=like.device), "capturable": True}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The learning rate of the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)
@@ -50,7 +52,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class MuonAdamW(torch.optim.Optimizer):
     """Muon on the hidden matrices, AdamW on embeddings and norms, with one learning rate.
 
-    On the embedded data it reaches the loss of AdamW after about half the steps (docs/log.md).
+    On the embedded data it reaches the loss of AdamW after about half the steps (docs/lab-notebook.md).
     """
 
     def __init__(self, matrices: Sequence[torch.Tensor], others: Sequence[torch.Tensor], config: TrainConfig) -> None:
@@ -58,7 +60,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._muon = Muon(matrices, lr=rate["lr"], weight_decay=config.weight_decay)
         self._adamw = torch.optim.AdamW(others, betas=config.betas, weight_decay=0.0, fused=True, **rate)
         super().__init__([*matrices, *others], {})
-        # The very groups of the two, so that a learning rate set here reaches them.
+        # The group objects of both optimizers, not copies: a learning rate that is set here reaches them.
         self.param_groups = [*self._muon.param_groups, *self._adamw.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

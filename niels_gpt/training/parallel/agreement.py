@@ -11,32 +11,31 @@ from niels_gpt.system.processes import World
 
 
 def check_rows(config: RunConfig, world: World) -> None:
-    """Raise ValueError where the rows of an update cannot be shared out evenly, with what could."""
+    """Raise ValueError if train.B is not divisible by the number of processes, with values that are."""
     rows, size = config.train.B, world.size
     if rows % size:
         near = sorted({rows // size * size or size, -(-rows // size) * size})
-        fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+        divisors = [n for n in range(1, rows + 1) if rows % n == 0]
         raise ValueError(
-            f"train.B={rows} rows do not share out over {size} processes: take train.B={' or '.join(map(str, near))}, "
-            f"or one of {', '.join(map(str, fitting))} processes"
+            f"train.B={rows} is not divisible by {size} processes: use train.B={' or '.join(map(str, near))}, "
+            f"or one of {', '.join(map(str, divisors))} processes"
         )
 
 
 def check_same(config: RunConfig, fingerprint: Mapping[str, str], options: Mapping[str, Any], world: World) -> None:
-    """Raise ValueError where the processes have different configs, data or options, with the first that differs.
+    """Raise ValueError for the first difference between the configs, data or options of the processes.
 
-    Where data lies may differ from machine to machine; what is in it may not.
+    Paths of data may differ between machines; its content may not.
     """
-    whole = to_dict(config)
-    own = {**options, **{key: value for key, value in whole.items() if key not in ("data", "init_from")}}
-    own["splice"] = {key: value for key, value in own["splice"].items() if key != "base"}
-    own["the data of"] = dict(fingerprint)
-    found = world.gather(own)
-    with world.together():
-        for rank, other in enumerate(found):
-            for key, values in differences(found[0], other).items():
+    settings = {**options, **{key: value for key, value in to_dict(config).items() if key not in ("data", "init_from")}}
+    settings["splice"] = {key: value for key, value in settings["splice"].items() if key != "base"}
+    settings["the data of"] = dict(fingerprint)
+    by_rank = world.all_gather(settings)
+    with world.fail_together():
+        for rank, other in enumerate(by_rank):
+            for key, (ours, theirs) in differences(by_rank[0], other).items():
                 name = key.replace("the data of.", "the data of ")
                 raise ValueError(
-                    f"the processes of this run differ: {name} is {values[0]!r} on rank 0 and {values[1]!r} on rank "
-                    f"{rank}; start all of them with the same command on the same data"
+                    f"the processes of this run differ: {name} is {ours!r} on rank 0 and {theirs!r} on rank {rank}; "
+                    "start all of them with the same command on the same data"
                 )

@@ -1,1 +1,1 @@
-"""What a run trains on: byte streams, token caches, chats or splice spans, as batches."""
+"""Tasks: the batches of a run, from byte streams, token caches, conversations or splice spans."""

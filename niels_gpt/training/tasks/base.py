@@ -1,4 +1,4 @@
-"""What a task hands to the loop, and what a task is. The batch of a step is a pure function of (seed, step)."""
+"""The interface between the loop and a task. The batch of a step is a pure function of (seed, step)."""
 
 from __future__ import annotations
 
@@ -18,89 +18,56 @@ from niels_gpt.tokenizer import AnyTokenizer
 
 
 class Batch(NamedTuple):
-    """What one update learns from."""
+    """The tensors of one training step."""
 
     x: torch.Tensor
     """(B, T) ids."""
     targets: torch.Tensor
-    """(B, T) ids to predict; -100 where none is."""
+    """(B, T) ids to predict; -100 where there is no target."""
     segments: torch.Tensor | None = None
-    """(B, T): a position attends to earlier ones of its own segment; None: to all."""
+    """(B, T): a position attends to earlier positions of its segment; None: to all earlier positions."""
     positions: torch.Tensor | None = None
     """(B, T): the position of each token; None: 0, 1, 2, ..."""
 
     def structure(self) -> dict[str, torch.Tensor]:
-        """What the model is told beside the ids: nothing, for plain rows."""
-        given = {"segments": self.segments, "positions": self.positions}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
+        """The model's keyword arguments beside the ids; empty for plain rows."""
+        optional = {"segments": self.segments, "positions": self.positions}
+        return {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     def to(self, device: torch.device) -> Batch:
-        """On a device. Segments stay: the model reads them on the CPU."""
+        """The batch on a device. Segments stay on the CPU, where the model reads them."""
         x, targets, segments, positions = self
         moved = (None if t is None else t.to(device, non_blocking=True) for t in (x, targets, positions))
         x, targets, positions = moved  # type: ignore[assignment]
         return Batch(x, targets, segments, positions)
 
     def pinned(self) -> Batch:
-        """In memory from which a GPU copies without the processor."""
+        """The batch in pinned memory, from which a GPU copies asynchronously."""
         x, targets, segments, positions = self
         return Batch(
             x.pin_memory(), targets.pin_memory(), segments, None if positions is None else positions.pin_memory()
         )
 
-    def parts(self, number: int) -> list[Batch]:
-        """The batch cut into at most so many parts, by rows."""
-        columns = [[None] * number if part is None else part.chunk(number) for part in self]
+    def micro_batches(self, number: int) -> list[Batch]:
+        """The batch split by rows into at most `number` micro-batches."""
+        columns = [[None] * number if tensor is None else tensor.chunk(number) for tensor in self]
         return [Batch(*rows) for rows in zip(*columns, strict=False)]
 
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where a row of a batch comes from."""
+    """The origin of a batch row."""
 
     row: int
     source: str
     document: str
-    """File, module, dialogue or row."""
+    """A file, module, dialogue or dataset row."""
     offset: int
-    """Of the row's first byte or token within the document."""
+    """Offset of the row's first byte or token within the document."""
     stream_offset: int
-    """Of the row's first byte or token within the source's stream."""
+    """Offset of the row's first byte or token within the source's stream."""
     text: str
-    """What the model reads there."""
-
-
-class Task(Protocol):
-    """What the loop needs to know of a task."""
-
-    tokenizer: AnyTokenizer
-    """What the ids of its batches mean."""
-
-    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
-        """The rows of an update, or a share of them; the same for the same step, always."""
-
-    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
-        """(loss per held-out set, the one number that chooses the best checkpoint); each process measures its share,
-        and all get the result."""
-
-    def fingerprint(self) -> dict[str, str]:
-        """What identifies the data: a run goes on only on the same."""
-
-    def sample_prompt(self) -> str | list[int]:
-        """What the samples written during training continue."""
-
-
-class DataTask(Task, Protocol):
-    """A task over text, which can tell where its rows come from."""
-
-    def origins(self, step: int) -> list[RowOrigin]:
-        """Source, document, offset and text of every row of a step."""
-
-    def describe(self) -> list[SourceRow]:
-        """Its sources, for the table at the beginning of a run."""
-
-    def notes(self) -> list[str]:
-        """What else a person should know before it begins."""
+    """The text of the row."""
 
 
 class SourceRow(NamedTuple):
@@ -111,6 +78,48 @@ class SourceRow(NamedTuple):
     train: int
     held_out: int
     unit: str
-    """Of the two: bytes or tokens."""
+    """The unit of `train` and `held_out`: bytes or tokens."""
     documents: int
-    place: str
+    path: str
+
+
+class Task(Protocol):
+    """What the loop needs of a task."""
+
+    tokenizer: AnyTokenizer
+    """The tokenizer of the ids in its batches."""
+
+    def batch(self, step: int, share: RankShare = ALL_ROWS) -> Batch:
+        """The batch of a step, or a share of its rows, on the CPU; always the same for the same step."""
+
+    def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
+        """(loss per held-out set, the loss that chooses the best checkpoint).
+
+        Each process evaluates its share; all get the result."""
+
+    def fingerprint(self) -> dict[str, str]:
+        """Hashes that identify the data: a run resumes only on the same data."""
+
+    def sample_prompt(self) -> str | list[int]:
+        """The prompt of the samples that are written during training."""
+
+
+class DataTask(Task, Protocol):
+    """A task over text, which also knows the origin of its rows."""
+
+    def origins(self, step: int) -> list[RowOrigin]:
+        """Source, document, offset and text of every row of a step."""
+
+    def describe(self) -> list[SourceRow]:
+        """Its sources, for the table that is printed when a run starts."""
+
+    def notes(self) -> list[str]:
+        """Notes that are printed when a run starts."""
+
+
+def eval_name(source: str, split: str = "val") -> str:
+    """The name of a source's held-out set in metrics: `val_SOURCE`, and `val_chat` for primer's dialogues.
+
+    Tasks over tokens add the means over their sources, `val_pretrain` and `val_sft`.
+    """
+    return "val_chat" if source == "primer" else f"{split}_{source}"

@@ -20,16 +20,11 @@ from niels_gpt.system.processes import (
 )
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.training.memory_limits import NO_MEMORY, is_out_of_memory
-from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
+from niels_gpt.training.memory_limits import MEMORY_ERRORS, is_out_of_memory
+from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
 
 SOURCES = ("wiki", "roam", "primer")
-"""The sources that are always there; data.sources adds others."""
-
-
-def eval_name(source: str, split: str = "val") -> str:
-    """What the held-out stream of a source is called."""
-    return "val_chat" if source == "primer" else f"{split}_{source}"
+"""The built-in sources; data.sources adds others."""
 
 
 class ByteTask:
@@ -38,7 +33,7 @@ class ByteTask:
     tokenizer: AnyTokenizer = ByteTokenizer()
 
     def __init__(self, config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
-        """Raises ValueError where p_train or p_val name a source that is not there, or model.V is not for bytes."""
+        """Raises ValueError if p_train or p_val name a missing source, or if model.V does not fit the bytes."""
         for key in ("p_train", "p_val"):
             missing = [name for name, share in getattr(config.train, key).items() if share and name not in streams]
             if missing:
@@ -51,15 +46,15 @@ class ByteTask:
         self._train = {name: streams[name]["train"].data for name in self._p}
 
     def plan(self, step: int) -> RowPlan:
-        """Which windows the rows of a step are."""
-        drawn_from = generator(self.config.train.seed, "batch", step)
-        return plan_batch(self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=drawn_from)
+        """The windows of a step: source and start of each row."""
+        draw = generator(self.config.train.seed, "batch", step)
+        return plan_batch(self._train, p=self._p, B=self.config.train.B, T=self.config.model.T, generator=draw)
 
-    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
+    def batch(self, step: int, share: RankShare = ALL_ROWS) -> Batch:
         names, source, start = self.plan(step)
-        rows = share.of(len(start))
+        rows = share.rows(len(start))
         plan = RowPlan(names, source[rows], start[rows])
-        return Batch(*gather_rows(self._train, plan, T=self.config.model.T, device=device))
+        return Batch(*gather_rows(self._train, plan, T=self.config.model.T, device="cpu"))
 
     def origins(self, step: int) -> list[RowOrigin]:
         """Source, document, offset and text of every row of a step."""
@@ -74,16 +69,16 @@ class ByteTask:
         return rows
 
     def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
-        """Sampled loss on the sources of p_val; the same windows every time, so that steps compare."""
+        """The sampled loss of each source of p_val, on the same windows every time, and their mean by p_val."""
         weights = {name: w for name, w in self.config.train.p_val.items() if w}
-        losses = self._losses(model, device, list(weights), world.share.of(self.config.train.B))
-        if world.size > 1:  # shares of the same size
-            means = world.total(*losses.values())
-            losses = {name: float(mean) / world.size for name, mean in zip(losses, means, strict=True)}
+        losses = self._losses(model, device, list(weights), world.share.rows(self.config.train.B))
+        if world.size > 1:  # all shares have the same size
+            sums = world.sum_arrays(*losses.values())
+            losses = {name: float(total) / world.size for name, total in zip(losses, sums, strict=True)}
         return losses, sum(w * losses[eval_name(name)] for name, w in weights.items())
 
     def _losses(self, model: GPT, device: str, names: list[str], rows: slice) -> dict[str, float]:
-        """Of these rows of every batch, in halves where they do not fit into memory at once."""
+        """The losses on these rows of every batch; halves the rows if they do not fit into memory."""
         try:
             return evaluate_rows(
                 model,
@@ -95,12 +90,12 @@ class ByteTask:
                 device=device,
                 generator=generator(self.config.train.seed, "eval"),
             )
-        except NO_MEMORY as err:  # what it still holds is free only after this block
+        except MEMORY_ERRORS as err:  # it keeps tensors alive until this block ends
             if not is_out_of_memory(err) or rows.stop - rows.start < 2:
                 raise
         middle = (rows.start + rows.stop) // 2
         first, second = (
-            self._losses(model, device, names, part) for part in (slice(rows.start, middle), slice(middle, rows.stop))
+            self._losses(model, device, names, half) for half in (slice(rows.start, middle), slice(middle, rows.stop))
         )
         share = (middle - rows.start) / (rows.stop - rows.start)
         return {name: share * first[name] + (1 - share) * second[name] for name in first}
@@ -115,54 +110,54 @@ class ByteTask:
         return []
 
     def describe(self) -> list[SourceRow]:
-        where = places(stream_config(self.config))
+        paths = source_paths(stream_config(self.config))
         rows = []
         for name, streams in self.streams.items():
             train, val = streams["train"], streams["val"]
             state = "cached" if all(stream.cached for stream in streams.values()) else "built"
             if "test" in streams:
-                state += f"; {short_number(len(streams['test'].data))}B to test on"
+                state += f"; {short_number(len(streams['test'].data))}B test split"
             rows.append(
                 SourceRow(
-                    display_name(name, where[name]),
+                    display_name(name, paths[name]),
                     self.config.train.p_train.get(name, 0.0),
                     len(train.data),
                     len(val.data),
                     "B",
                     len(train.starts) + len(val.starts),
-                    f"{where[name]} ({state})",
+                    f"{paths[name]} ({state})",
                 )
             )
         return rows
 
 
 def _check_vocabulary(config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
-    """Raise ValueError where the model cannot read a byte of the streams, or has ids that are no bytes."""
+    """Raise ValueError if model.V is larger than 256, or too small for a byte of the streams or the prompt."""
     V = config.model.V
     if V > 256:
         raise ValueError(f"model.V={V}, but bytes have 256 ids: set model.V=256")
     if V == 256:
         return
-    read = {f"the stream {name}": stream.data for name, parts in streams.items() for stream in parts.values()}
-    read["output.sample_prompt"] = config.output.sample_prompt.encode("utf-8")
-    largest, name = max((int(np.frombuffer(data, np.uint8).max(initial=0)), name) for name, data in read.items())
+    texts = {f"the stream {name}": stream.data for name, splits in streams.items() for stream in splits.values()}
+    texts["output.sample_prompt"] = config.output.sample_prompt.encode("utf-8")
+    largest, name = max((int(np.frombuffer(data, np.uint8).max(initial=0)), name) for name, data in texts.items())
     if largest >= V:
-        raise ValueError(f"model.V={V}, but the largest byte is {largest} (of {name}): set model.V=256")
+        raise ValueError(f"model.V={V}, but the largest byte is {largest} (in {name}): set model.V=256")
 
 
-def places(cfg: StreamBuildConfig) -> dict[str, str]:
-    """source -> the folder or file that it is read from."""
-    own = {name: source.path for name, source in cfg.user_sources.items()}
-    return {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path, **own}
+def source_paths(cfg: StreamBuildConfig) -> dict[str, str]:
+    """The folder or file of each source."""
+    added = {name: source.path for name, source in cfg.user_sources.items()}
+    return {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path, **added}
 
 
 def open_byte_task(config: RunConfig) -> ByteTask:
-    """The byte streams of a config."""
+    """Build or load the byte streams of a config."""
     return ByteTask(config, load_streams(stream_config(config), T=config.model.T))
 
 
 def stream_config(config: RunConfig) -> StreamBuildConfig:
-    """What to build the streams from: the sources that training or validation draws on, all required."""
+    """The StreamBuildConfig of the sources in p_train and p_val, all required; "auto" paths are resolved."""
     data = config.data
     train = config.train
     known = (*SOURCES, *data.sources)
@@ -170,7 +165,7 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
     for key in ("p_train", "p_val"):
         for name in getattr(train, key):
             if name not in known:
-                raise ValueError(f"train.{key}: unknown source {name!r}; known are {', '.join(known)}")
+                raise ValueError(f"train.{key}: unknown source {name!r}; known sources: {', '.join(known)}")
 
     return StreamBuildConfig(
         roam_root=resolve_source_path("roam", data.roam),

@@ -1,4 +1,4 @@
-"""Documents one by one: what a splice run chooses from, and what a memorisation report looks into."""
+"""Access to single documents: splice runs choose from them, memorization reports measure them."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.training.tasks.byte_task import SOURCES, places, stream_config
+from niels_gpt.training.tasks.byte_task import SOURCES, source_paths, stream_config
 
 
 class DocumentSet(Protocol):
     """The documents of one source and split."""
 
     lengths: np.ndarray
-    """(N,) int64: their numbers of tokens."""
+    """(N,) int64: the number of tokens of each document."""
     ends: np.ndarray
-    """(N,) int64: where each ends in the source's stream."""
+    """(N,) int64: the end offset of each document in the source's stream."""
     sha256: str
-    """Of all of them."""
+    """The hash of the stream."""
 
     def name(self, i: int) -> str:
-        """What document i is called."""
+        """The name of document i."""
 
     def ids(self, i: int) -> np.ndarray:
         """The tokens of document i."""
 
     def documents(self, indices: Sequence[int]) -> Documents:
-        """Some of them, for a splice dataset."""
+        """A selection of documents, for a splice dataset."""
 
 
 @dataclass(frozen=True)
 class SourceDocuments:
-    """The documents of a source: to train on, and held out."""
+    """The documents of a source, by split."""
 
     source: str
-    place: str
+    path: str
     unit: str
-    """Of a token: `B` for bytes, else ` tokens`."""
+    """The unit of lengths: `B` for bytes, else ` tokens`."""
     tokenizer: AnyTokenizer
     train: DocumentSet
     held_out: DocumentSet
 
 
 class ByteDocumentSet:
-    """Documents of a byte stream, without what stands between them."""
+    """Documents of a byte stream, without the separators between them."""
 
     def __init__(self, stream: Stream) -> None:
         self._data = np.frombuffer(stream.data, dtype=np.uint8)
@@ -77,9 +77,9 @@ class ByteDocumentSet:
 
 
 class TokenDocumentSet:
-    """Documents of a token cache; they stay on disk. Each ends with one EOT.
+    """Documents of a token cache, read from disk on access. Each ends with one EOT.
 
-    Reading one with an id past the vocabulary raises CacheError.
+    Reading a document with an id past the vocabulary raises CacheError.
     """
 
     def __init__(self, stream: TokenStream, sha256: str, vocabulary: int) -> None:
@@ -106,48 +106,46 @@ def uses_bytes(config: RunConfig) -> bool:
     return config.task == "bytes" or (config.task == "splice" and config.splice.documents == "bytes")
 
 
-def check_vocabulary(config: RunConfig, tokenizer: AnyTokenizer, place: str) -> None:
-    """Raise ValueError where the model has another number of ids than the tokenizer."""
-    if tokenizer.vocab_size != config.model.V:
-        raise ValueError(
-            f"model.V={config.model.V}, but the tokenizer of {place} has {tokenizer.vocab_size} ids: set model.V to "
-            "that"
-        )
+def check_vocabulary(config: RunConfig, tokenizer: AnyTokenizer, path: str) -> None:
+    """Raise ValueError if model.V is not the vocabulary size of the tokenizer of `path`."""
+    V = tokenizer.vocab_size
+    if config.model.V != V:
+        raise ValueError(f"model.V={config.model.V}, but the tokenizer of {path} has {V} ids: set model.V={V}")
 
 
 def open_documents(config: RunConfig, source: str | None = None) -> SourceDocuments:
-    """The documents of a source that a config can train on; by default the one its splice section names, else the only
-    one it has, or notes. Raises ValueError where there is none of that name."""
+    """The documents of a source that a config can train on. Raises ValueError if there is no such source.
+
+    source: by default splice.dataset_name, else the only source there is, else roam."""
     name = source or config.splice.dataset_name
     if uses_bytes(config):
-        return _byte_library(config, name or "roam")
+        return _byte_documents(config, name or "roam")
     folder = CacheFolder(config.splice.base or config.data.token_cache)
     have = folder.names("pretrain")
     if name is None:
         if len(have) != 1 and "roam" not in have:
             listed = ", ".join(have) or "none"
-            raise ValueError(f"which cache of {folder.path}? There are: {listed}; set splice.dataset_name")
+            raise ValueError(f"{folder.path} has these pretrain caches: {listed}; choose one with splice.dataset_name")
         name = have[0] if len(have) == 1 else "roam"
     if name not in have:
         raise ValueError(
             f"no pretrain cache {name} in {folder.path}: build it (niels-gpt cache build {name} --cache-dir "
-            f"{folder.path}), or set splice.dataset_name to one that is there: {', '.join(have) or 'none'}"
+            f"{folder.path}), or set splice.dataset_name to an existing one: {', '.join(have) or 'none'}"
         )
-    place = folder.path / "pretrain" / name
-    shelves = [_token_shelf(folder, name, split) for split in ("train", "val")]
-    return SourceDocuments(name, str(place), " tokens", folder.tokenizer, shelves[0], shelves[1])
+    train, held_out = (_token_documents(folder, name, split) for split in ("train", "val"))
+    return SourceDocuments(name, str(folder.path / "pretrain" / name), " tokens", folder.tokenizer, train, held_out)
 
 
-def _token_shelf(folder: CacheFolder, name: str, split: str) -> DocumentSet:
-    place, tokenizer = folder.path / "pretrain" / name / split, folder.tokenizer
-    if not place.is_dir():
+def _token_documents(folder: CacheFolder, name: str, split: str) -> DocumentSet:
+    path, tokenizer = folder.path / "pretrain" / name / split, folder.tokenizer
+    if not path.is_dir():
         return EmptyDocumentSet()
-    stream = TokenStream(place, tokenizer_sha256=tokenizer.sha256)
+    stream = TokenStream(path, tokenizer_sha256=tokenizer.sha256)
     return TokenDocumentSet(stream, folder.fingerprint("pretrain", name, split), tokenizer.vocab_size)
 
 
 class EmptyDocumentSet:
-    """A split that has no documents."""
+    """A split without documents."""
 
     lengths = ends = np.empty(0, dtype=np.int64)
     sha256 = ""
@@ -162,40 +160,40 @@ class EmptyDocumentSet:
         raise IndexError(indices)
 
 
-def _byte_library(config: RunConfig, name: str) -> SourceDocuments:
+def _byte_documents(config: RunConfig, name: str) -> SourceDocuments:
     known = (*SOURCES, *config.data.sources)
     if name not in known:
-        raise ValueError(f"unknown source {name!r}; the sources of bytes are {', '.join(known)}")
+        raise ValueError(f"unknown source {name!r}; known sources: {', '.join(known)}")
     only = {name: 1.0}
     train = dataclasses.replace(config.train, p_train=only, p_val=only)
     cfg = stream_config(dataclasses.replace(config, task="bytes", train=train))
-    streams = load_streams(cfg, T=-1)[name]  # a folder with one note has none to hold out
-    shelves = (ByteDocumentSet(streams[split]) for split in ("train", "val"))
-    return SourceDocuments(name, places(cfg)[name], "B", ByteTokenizer(), *shelves)
+    streams = load_streams(cfg, T=-1)[name]  # T=-1 allows an empty val stream, as of a folder with one note
+    train_set, held_out = (ByteDocumentSet(streams[split]) for split in ("train", "val"))
+    return SourceDocuments(name, source_paths(cfg)[name], "B", ByteTokenizer(), train_set, held_out)
 
 
 class ContentIndex:
-    """Documents of a shelf by what is in them; they are read when one as long is asked for."""
+    """Tests whether a token sequence is a document of a set. Reads only documents of the length asked for."""
 
-    def __init__(self, shelf: DocumentSet, indices: Sequence[int] | None = None) -> None:
-        """`indices`: which documents; None: all."""
-        self._shelf = shelf
-        self._indices = np.arange(len(shelf.lengths)) if indices is None else np.array(indices, dtype=np.int64)
+    def __init__(self, documents: DocumentSet, indices: Sequence[int] | None = None) -> None:
+        """`indices`: the documents to index; None: all."""
+        self._documents = documents
+        self._indices = np.arange(len(documents.lengths)) if indices is None else np.array(indices, dtype=np.int64)
         self._known: dict[int, set[bytes]] = {}
 
     def __contains__(self, ids: np.ndarray) -> bool:
         length = len(ids)
         if length not in self._known:
-            same = self._indices[self._shelf.lengths[self._indices] == length]
-            self._known[length] = {content_key(self._shelf.ids(i)) for i in same.tolist()}
+            same = self._indices[self._documents.lengths[self._indices] == length]
+            self._known[length] = {content_key(self._documents.ids(i)) for i in same.tolist()}
         return content_key(ids) in self._known[length]
 
 
 def content_key(ids: np.ndarray) -> bytes:
-    """What identifies a document, wherever it lies."""
+    """The hash of a document's tokens."""
     return hashlib.sha256(np.asarray(ids, dtype="<i4").tobytes()).digest()
 
 
-def digest_indices(parts: Iterable[int]) -> str:
-    """What identifies a choice of documents."""
-    return files.sha256_bytes(",".join(map(str, parts)).encode("utf-8"))
+def digest_indices(indices: Iterable[int]) -> str:
+    """The hash of a selection of documents."""
+    return files.sha256_bytes(",".join(map(str, indices)).encode("utf-8"))

@@ -1,4 +1,4 @@
-"""The task over splice datasets: spans of chosen documents, evaluated on a fixed grid, beside held-out controls."""
+"""The splice task: spans of chosen documents, evaluated on a fixed grid and compared with held-out controls."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
 from niels_gpt.config.splice import SpliceConfig
+from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
@@ -41,69 +42,70 @@ from niels_gpt.training.tasks.documents import (
 )
 
 MAX_DETAILS = 64
-"""Documents whose loss is written at each evaluation; of more, only the mean."""
+"""The most documents whose own loss is written at each evaluation; the mean covers all."""
 PROMPT_TOKENS = 32
-"""Of the first document, for the samples to continue."""
+"""Tokens of the first document that prompt a sample."""
 
 
 class SpliceTask:
-    """Spans of the chosen documents; `library` is where they were chosen from."""
+    """Spans of the chosen documents; `documents` are all documents of their source."""
 
-    def __init__(self, config: RunConfig, library: SourceDocuments | None = None) -> None:
-        """Raises ValueError for a choice of documents that cannot be made, or that gives no example."""
+    def __init__(self, config: RunConfig, documents: SourceDocuments | None = None) -> None:
+        """Raises ValueError if the documents cannot be chosen, or if they give no example."""
         self.config = config
-        self.library = library = open_documents(config) if library is None else library
-        self.tokenizer: AnyTokenizer = library.tokenizer
-        check_vocabulary(config, self.tokenizer, library.place)
+        self.documents = documents = open_documents(config) if documents is None else documents
+        self.tokenizer: AnyTokenizer = documents.tokenizer
+        check_vocabulary(config, self.tokenizer, documents.path)
         for name in ("pad_token_id", "eos_token_id"):
-            if (given := getattr(config.splice, name)) is not None:
-                check_int(f"splice.{name}", given, 0, self.tokenizer.vocab_size - 1)
-        self.chosen, self.dataset = build_dataset(config, library)
-        self.names = unique_names(library.train, self.chosen)
-        trained = ContentIndex(library.train, self.chosen)
-        self.controls = choose_controls(library.held_out, config.splice.controls, self.dataset, trained)
-        self._control_set = self._lay_out_controls() if self.controls else None
+            if (token := getattr(config.splice, name)) is not None:
+                check_int(f"splice.{name}", token, 0, self.tokenizer.vocab_size - 1)
+        self.chosen, self.dataset = build_dataset(config, documents)
+        self.names = unique_names(documents.train, self.chosen)
+        trained = ContentIndex(documents.train, self.chosen)
+        self.controls = choose_controls(documents.held_out, config.splice.controls, self.dataset, trained)
+        self._control_set = self._control_dataset() if self.controls else None
         relative = config.model.positions == "rope"
         self.packed = relative if config.splice.packed is None else config.splice.packed
         self._sizes = token_sizes(self.tokenizer)
 
-    def _lay_out_controls(self) -> MultiSpliceDocumentDataset:
-        """The held-out documents, laid out as the chosen ones are; for evaluation, which moves none."""
+    def _control_dataset(self) -> MultiSpliceDocumentDataset:
+        """The controls with the layout of the chosen documents, without jitter or sampling weights."""
         options = self.config.splice.dataset_options()
         options |= dict.fromkeys(("sampler", "epoch_length", "doc_weights", "groups", "curriculum"))
         options |= {"balance_mode": "by_coverage", "alpha": 0.0, "offset_jitter": 0}
         options["content_length"] = self.dataset.layout.K
-        return _dataset(self.config, self.library, self.library.held_out, self.controls, options)
+        return _dataset(self.config, self.documents, self.documents.held_out, self.controls, options)
 
     def spans(self, step: int) -> Spans:
-        """What a step learns from."""
+        """The spans of a step."""
         train = self.config.train
         plan = self.dataset.plan(train.seed, step, train.B, shuffle=self.config.splice.shuffle)
         return self.dataset.planned(plan)
 
-    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
-        """A share is of the spans, and packed by itself: packing changes neither loss nor gradients."""
-        return Batch(*self._tensors(self.dataset, _part(self.spans(step), share), device)[0])
+    def batch(self, step: int, share: RankShare = ALL_ROWS) -> Batch:
+        """The batch of a share of the spans, packed separately: packing changes neither loss nor gradients."""
+        return Batch(*self._tensors(self.dataset, _share_of(self.spans(step), share), "cpu")[0])
 
     def _tensors(self, dataset: MultiSpliceDocumentDataset, spans: Spans, device: str) -> tuple[Any, Any]:
         frames = pack(dataset, spans) if self.packed else dataset.frames(spans)
         return to_tensors(frames, device), frames
 
     def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
-        """`splice` and `control`: the mean loss of the chosen documents and of the controls, each on its fixed grid of
-        spans; under `loss/` and `bpb/` those of each document."""
+        """The mean loss of the chosen documents (`splice`) and of the controls (`control`), on a fixed grid of spans.
+
+        `loss/NAME` and `bpb/NAME` are nats per token and bits per byte of single documents."""
         losses, bits = self._measure(model, self.dataset, device, world)
-        found = {"splice": float(np.mean(losses))}
+        evals = {"splice": float(np.mean(losses))}
         details = list(zip(self._used_names(), losses, bits, strict=True))
         if self._control_set is not None:
             losses, bits = self._measure(model, self._control_set, device, world)
-            found["control"] = float(np.mean(losses))
-            names = [f"control {name}" for name in unique_names(self.library.held_out, self.controls)]
+            evals["control"] = float(np.mean(losses))
+            names = [f"control {name}" for name in unique_names(self.documents.held_out, self.controls)]
             controls = list(zip(names, losses, bits, strict=True))[: MAX_DETAILS // 2]
             details = details[: MAX_DETAILS - len(controls)] + controls
         for name, loss, bpb in details[:MAX_DETAILS]:
-            found |= {f"loss/{name}": float(loss), f"bpb/{name}": float(bpb)}
-        return found, found["splice"]
+            evals |= {f"loss/{name}": float(loss), f"bpb/{name}": float(bpb)}
+        return evals, evals["splice"]
 
     def _used_names(self) -> list[str]:
         """The names of the documents that have examples."""
@@ -112,35 +114,37 @@ class SpliceTask:
     def _measure(
         self, model: GPT, dataset: MultiSpliceDocumentDataset, device: str, world: World
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(nats per token, bits per byte) of each document that has examples, on its grid."""
-        spans = _part(grid(dataset, self.config.splice.eval_examples), world.share)
+        """(nats per token, bits per byte) of each document that has examples, on the grid of spans."""
+        spans = _share_of(grid(dataset, self.config.splice.eval_examples), world.share)
         nats, tokens, size = (np.zeros(len(dataset.lengths)) for _ in range(3))
         with eval_mode(model):
-            for part in _batches(spans, self.config.train.B):
-                tensors, frames = self._tensors(dataset, part, device)
+            for batch in _batches(spans, self.config.train.B):
+                tensors, frames = self._tensors(dataset, batch, device)
                 logits = model(tensors.x, **Batch(*tensors).structure())
                 losses = F.cross_entropy(logits.flatten(0, 1).float(), tensors.targets.flatten(), reduction="none")
                 rows = losses.view(tensors.targets.shape).double().cpu().numpy()
-                row, at = (
-                    (frames.frame, frames.start) if isinstance(frames, PackedFrames) else (range(len(part.doc)), part.s)
+                row, starts = (
+                    (frames.frame, frames.start)
+                    if isinstance(frames, PackedFrames)
+                    else (range(len(batch.doc)), batch.s)
                 )
-                for doc, i, start, length in zip(part.doc, row, at, part.length, strict=True):
-                    here = slice(int(start), int(start + length) - 1)
-                    nats[doc] += rows[i, here].sum()
+                for doc, i, start, length in zip(batch.doc, row, starts, batch.length, strict=True):
+                    span = slice(int(start), int(start + length) - 1)
+                    nats[doc] += rows[i, span].sum()
                     tokens[doc] += length - 1
-                    size[doc] += self._sizes[frames.tokens[i, here.start + 1 : here.stop + 1]].sum()
-        nats, tokens, size = world.total(nats, tokens, size)
+                    size[doc] += self._sizes[frames.tokens[i, span.start + 1 : span.stop + 1]].sum()
+        nats, tokens, size = world.sum_arrays(nats, tokens, size)
         used = tokens > 0
         return nats[used] / tokens[used], nats[used] / np.maximum(size[used], 1) / np.log(2)
 
     def fingerprint(self) -> dict[str, str]:
-        found = {self.library.source: self.library.train.sha256, "documents": digest_indices(self.chosen)}
-        return found if self.tokenizer.sha256 is None else {**found, "tokenizer": str(self.tokenizer.sha256)}
+        hashes = {self.documents.source: self.documents.train.sha256, "documents": digest_indices(self.chosen)}
+        return hashes if self.tokenizer.sha256 is None else {**hashes, "tokenizer": str(self.tokenizer.sha256)}
 
     def sample_prompt(self) -> str:
-        """The beginning of the first document: how far does the model know it?"""
+        """The start of the first document: how well does the model know it?"""
         doc = int(np.flatnonzero(self.dataset.layout.counts(self.dataset.lengths))[0])
-        ids = self.library.train.ids(self.chosen[doc])
+        ids = self.documents.train.ids(self.chosen[doc])
         text = self.tokenizer.decode(ids[: min(PROMPT_TOKENS, len(ids) // 2)].tolist()).rstrip("\ufffd")
         return text or self.config.output.sample_prompt
 
@@ -151,19 +155,20 @@ class SpliceTask:
             tokens = np.empty(length, dtype=np.int32)
             self.dataset.read(doc, t, tokens)
             text = self.tokenizer.decode(tokens.tolist())
-            shelf, number = self.library.train, self.chosen[doc]
-            start = int(shelf.ends[number] - shelf.lengths[number]) + t
-            rows.append(RowOrigin(row, self.library.source, f"{self.names[doc]} at s={s}", t, start, text))
+            train, number = self.documents.train, self.chosen[doc]
+            start = int(train.ends[number] - train.lengths[number]) + t
+            rows.append(RowOrigin(row, self.documents.source, f"{self.names[doc]} at s={s}", t, start, text))
         return rows
 
     def describe(self) -> list[SourceRow]:
-        held_out = int(sum(self.library.held_out.lengths[i] for i in self.controls))
+        held_out = int(sum(self.documents.held_out.lengths[i] for i in self.controls))
         trained = int(self.dataset.lengths.sum())
-        place, unit = self.library.place, self.library.unit
-        return [SourceRow(self.library.source, 1.0, trained, held_out, unit, len(self.chosen), place)]
+        path, unit = self.documents.path, self.documents.unit
+        source = display_name(self.documents.source, path)
+        return [SourceRow(source, 1.0, trained, held_out, unit, len(self.chosen), path)]
 
     def notes(self) -> list[str]:
-        """What is trained on, what packing saves, and what a sweep over positions is worth."""
+        """The size of the dataset, what packing saves, and a warning if offsets have no effect."""
         dataset, model = self.dataset, self.config.model
         lines = [
             f"splice: {plural(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
@@ -175,124 +180,125 @@ class SpliceTask:
         saved = len(spans.doc) * dataset.S / (frames * width)
         if self.packed and saved > 1:
             lines.append(
-                f"packed: {len(spans.doc)} spans of a step lie in {frames} frames of {width} tokens: {saved:.1f} times "
-                f"less to compute than one frame of {dataset.S} each, with the same loss and gradients"
+                f"packed: the {len(spans.doc)} spans of a step fit into {frames} frames of {width} tokens: {saved:.1f} "
+                f"times less compute than one frame of {dataset.S} each, with the same loss and gradients"
             )
         if model.positions == "rope":
             distinct, total = distinct_spans(dataset), int(dataset.layout.counts(dataset.lengths).sum())
-            moved = f"{total:,} spans are {distinct:,} distinct ones, repeated" if distinct < total else ""
+            effect = f"the {total:,} spans repeat {distinct:,} distinct ones" if distinct < total else ""
             if dataset.offset_jitter:
-                moved = f"offset_jitter={dataset.offset_jitter} gives nothing new"
-            if moved:
+                effect = f"offset_jitter={dataset.offset_jitter} has no effect"
+            if effect:
                 lines.append(
-                    "warning: RoPE positions are relative and a span does not see what lies before it, so its offset s "
-                    f"changes nothing: {moved}. To study positions set model.positions=learned"
+                    "warning: RoPE positions are relative and a span does not attend to what precedes it, so its "
+                    f"offset s changes nothing: {effect}. To study positions set model.positions=learned"
                 )
         return lines
 
 
-def build_dataset(config: RunConfig, library: SourceDocuments) -> tuple[list[int], MultiSpliceDocumentDataset]:
-    """(the chosen documents' numbers, their dataset). Raises ValueError."""
-    chosen = choose_documents(config.splice, library, config.model.T)
-    return chosen, _dataset(config, library, library.train, chosen, config.splice.dataset_options())
+def build_dataset(config: RunConfig, documents: SourceDocuments) -> tuple[list[int], MultiSpliceDocumentDataset]:
+    """(indices of the chosen documents, their dataset). Raises ValueError if they cannot be chosen."""
+    chosen = choose_documents(config.splice, documents, config.model.T)
+    return chosen, _dataset(config, documents, documents.train, chosen, config.splice.dataset_options())
 
 
-def choose_documents(splice: SpliceConfig, library: SourceDocuments, S: int) -> list[int]:
-    """The numbers of the documents to train on. Raises ValueError where they cannot be chosen."""
-    shelf = library.train
+def choose_documents(splice: SpliceConfig, documents: SourceDocuments, S: int) -> list[int]:
+    """The indices of the documents to train on. Raises ValueError if they cannot be chosen."""
+    train = documents.train
     if splice.doc_key is None:
-        return splice.choose(shelf.lengths, ends=shelf.ends, S=S)
-    key, tokenizer = splice.doc_key.encode("utf-8"), library.tokenizer
-    having = [i for i in range(len(shelf.lengths)) if key in text_bytes(tokenizer, shelf.ids(i))]
-    if not having:
-        raise ValueError(f"splice.doc_key: none of {len(shelf.lengths):,} documents has {splice.doc_key!r} in it")
-    if splice.doc_index is not None and splice.doc_index not in having:
-        raise ValueError(f"splice.doc_index={splice.doc_index} is a document without {splice.doc_key!r} in it")
-    index = None if splice.doc_index is None else having.index(splice.doc_index)
+        return splice.choose(train.lengths, ends=train.ends, S=S)
+    key, tokenizer = splice.doc_key.encode("utf-8"), documents.tokenizer
+    matches = [i for i in range(len(train.lengths)) if key in text_bytes(tokenizer, train.ids(i))]
+    if not matches:
+        raise ValueError(f"splice.doc_key: none of {len(train.lengths):,} documents contains {splice.doc_key!r}")
+    if splice.doc_index is not None and splice.doc_index not in matches:
+        raise ValueError(f"splice.doc_index={splice.doc_index}: this document does not contain {splice.doc_key!r}")
+    index = None if splice.doc_index is None else matches.index(splice.doc_index)
     among = dataclasses.replace(splice, doc_index=index)
-    return [having[i] for i in among.choose(shelf.lengths[having], ends=shelf.ends[having], S=S)]
+    return [matches[i] for i in among.choose(train.lengths[matches], ends=train.ends[matches], S=S)]
 
 
 def _dataset(
-    config: RunConfig, library: SourceDocuments, shelf: DocumentSet, indices: list[int], options: dict[str, Any]
+    config: RunConfig, source: SourceDocuments, split: DocumentSet, indices: list[int], options: dict[str, Any]
 ) -> MultiSpliceDocumentDataset:
-    special = library.tokenizer.special_token_ids()
-    documents = shelf.documents(indices)
+    special = source.tokenizer.special_token_ids()
+    documents = split.documents(indices)
     return MultiSpliceDocumentDataset(
         S=config.model.T,
         doc_tokens_list=(),
         documents=documents,
-        doc_metadata=metadata(indices, documents.lengths, library.source),
+        doc_metadata=metadata(indices, documents.lengths, source.source),
         **{"pad_token_id": special.get("eot", 0), "eos_token_id": special.get("eot"), "seed": config.train.seed}
         | options,
     )
 
 
 def choose_controls(
-    shelf: DocumentSet, number: int, dataset: MultiSpliceDocumentDataset, trained: ContentIndex
+    held_out: DocumentSet, number: int, dataset: MultiSpliceDocumentDataset, trained: ContentIndex
 ) -> list[int]:
-    """Held-out documents that give examples, those nearest in length to the chosen ones; no copy of a trained one."""
-    usable = np.flatnonzero(dataset.layout.counts(shelf.lengths)) if len(shelf.lengths) else np.empty(0, dtype=int)
-    return _nearest(shelf, usable, number, float(np.median(dataset.lengths)), trained)
+    """The held-out documents with examples that are nearest in length to the chosen ones; no copies of trained ones."""
+    lengths = held_out.lengths
+    usable = np.flatnonzero(dataset.layout.counts(lengths)) if len(lengths) else np.empty(0, dtype=int)
+    return _nearest(held_out, usable, number, float(np.median(dataset.lengths)), trained)
 
 
-def choose_controls_near(shelf: DocumentSet, number: int, length: float, trained: ContentIndex) -> list[int]:
-    """Held-out documents of more than two tokens, those nearest to a length; no copy of a trained one."""
-    return _nearest(shelf, np.flatnonzero(shelf.lengths > 2), number, length, trained)
+def choose_controls_near(held_out: DocumentSet, number: int, length: float, trained: ContentIndex) -> list[int]:
+    """The held-out documents of more than two tokens that are nearest to a length; no copies of trained ones."""
+    return _nearest(held_out, np.flatnonzero(held_out.lengths > 2), number, length, trained)
 
 
-def _nearest(shelf: DocumentSet, usable: np.ndarray, number: int, length: float, trained: ContentIndex) -> list[int]:
-    """The usable documents nearest in length whose content was not trained on; ties go to the lower number."""
-    distance = np.abs(shelf.lengths[usable] - length)
+def _nearest(held_out: DocumentSet, usable: np.ndarray, number: int, length: float, trained: ContentIndex) -> list[int]:
+    """The usable documents nearest in length whose content was not trained on; ties go to the lower index."""
+    distance = np.abs(held_out.lengths[usable] - length)
     order = usable[np.argsort(distance, kind="stable")].tolist()
-    return list(itertools.islice((i for i in order if shelf.ids(i) not in trained), number))
+    return list(itertools.islice((i for i in order if held_out.ids(i) not in trained), number))
 
 
-def unique_names(shelf: DocumentSet, indices: Iterable[int]) -> list[str]:
-    """The names of documents; where two are the same, with their numbers."""
-    names = [(i, shelf.name(i)) for i in indices]
-    times = Counter(name for _, name in names)
-    return [f"{name} ({i})" if times[name] > 1 else name for i, name in names]
+def unique_names(documents: DocumentSet, indices: Iterable[int]) -> list[str]:
+    """The names of documents; names that occur more than once get the index appended."""
+    names = [(i, documents.name(i)) for i in indices]
+    occurrences = Counter(name for _, name in names)
+    return [f"{name} ({i})" if occurrences[name] > 1 else name for i, name in names]
 
 
 def grid(dataset: MultiSpliceDocumentDataset, examples: int) -> Spans:
-    """Up to so many spans of every document, evenly over all it has: the same at every evaluation."""
+    """Up to `examples` spans of every document, spread evenly over all its spans; the same at every evaluation."""
     counts = dataset.layout.counts(dataset.lengths)
     docs = np.flatnonzero(counts)
-    taken = np.minimum(counts[docs], examples)
-    doc = np.repeat(docs, taken)
-    j = np.arange(len(doc)) - np.repeat(np.cumsum(taken) - taken, taken)
-    number = spread(j, counts[doc], np.repeat(taken, taken))
+    sampled = np.minimum(counts[docs], examples)
+    doc = np.repeat(docs, sampled)
+    j = np.arange(len(doc)) - np.repeat(np.cumsum(sampled) - sampled, sampled)
+    number = spread(j, counts[doc], np.repeat(sampled, sampled))
     return Spans(doc, *dataset.layout.spans(dataset.lengths[doc], number))
 
 
 def distinct_spans(dataset: MultiSpliceDocumentDataset) -> int:
-    """How many of the spans differ in more than their offset s: the number of (document, t, length)."""
+    """The number of spans that differ in more than their offset s: of distinct (document, t, length)."""
     layout, lengths = dataset.layout, dataset.lengths
     if layout.tight or layout.kind in ("slide", "coverage_balanced"):
         return int(layout.starts(lengths).sum())
-    found = 0
+    distinct = 0
     for length, number in zip(*np.unique(lengths, return_counts=True), strict=True):
         starts = int(layout.starts(np.array([length]))[0])
-        left = length - np.arange(starts) * layout.k_t
-        check_int = np.minimum(layout.K, np.full_like(left, length) if layout.kind == "cyclic_roll" else left)
-        # At the right end of the frame a span is cut shorter with every offset, down to min_copy_len.
-        cut = (layout.S - layout.m) // layout.k_s - (layout.S - check_int) // layout.k_s
-        found += int(number) * int((1 + cut).sum())
-    return found
+        remaining = length - np.arange(starts) * layout.k_t
+        copied = np.minimum(layout.K, np.full_like(remaining, length) if layout.kind == "cyclic_roll" else remaining)
+        # Near the right end of the frame every offset truncates the span further, down to min_copy_len.
+        truncated = (layout.S - layout.m) // layout.k_s - (layout.S - copied) // layout.k_s
+        distinct += int(number) * int((1 + truncated).sum())
+    return distinct
 
 
 def sizes(lengths: np.ndarray) -> str:
-    """`10`, or `10 to 20`."""
+    """The range of lengths as `10`, or `10 to 20`."""
     low, high = int(lengths.min()), int(lengths.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _part(spans: Spans, share: RankShare) -> Spans:
-    """A share of the spans; the order stays."""
-    return Spans(*(part[share.of(len(part))] for part in spans))
+def _share_of(spans: Spans, share: RankShare) -> Spans:
+    """A share of the spans, in order."""
+    return Spans(*(column[share.rows(len(column))] for column in spans))
 
 
 def _batches(spans: Spans, size: int) -> Iterable[Spans]:
     for i in range(0, len(spans.doc), size):
-        yield Spans(*(part[i : i + size] for part in spans))
+        yield Spans(*(column[i : i + size] for column in spans))

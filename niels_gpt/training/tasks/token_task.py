@@ -1,4 +1,4 @@
-"""Tasks over token caches: pretraining on windows of text, and chat fine-tuning on conversations."""
+"""Tasks over token caches: pretraining on windows of text, and fine-tuning (SFT) on conversations."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from niels_gpt.system.processes import (
 )
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
-from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
+from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
 from niels_gpt.training.tasks.documents import check_vocabulary, open_documents, uses_bytes
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
-    """The config with model.V of the tokenizer, for the tasks that have one. Raises CacheError without caches."""
+    """The config with model.V set to the vocabulary of its token cache; unchanged for tasks over bytes.
+
+    Raises CacheError if the cache is missing."""
     if uses_bytes(config):
         return config
     V = CacheFolder(config.splice.base or config.data.token_cache).tokenizer.vocab_size
@@ -42,29 +44,29 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 
 def verify_caches(config: RunConfig) -> None:
-    """Re-hash every file of the caches a config uses. Raises CacheError that names the first bad one."""
+    """Verify the checksum of every file of the caches that a config uses. Raises CacheError for the first bad one."""
     if uses_bytes(config):
         return
     if config.task == "splice":
-        verify_cache(Path(open_documents(config).place))
+        verify_cache(Path(open_documents(config).path))
         return
     folder = CacheFolder(config.data.token_cache)
     shares = {**config.train.p_train, **config.train.p_val}
     kinds = [(config.task, name) for name, share in shares.items() if share]
     if config.task == "sft":
-        there = folder.names("pretrain")
-        kinds += [("pretrain", name) for name, share in config.data.retain.items() if share and name in there]
+        existing = folder.names("pretrain")
+        kinds += [("pretrain", name) for name, share in config.data.retain.items() if share and name in existing]
     for kind, name in kinds:
         verify_cache(folder.path / kind / name)
 
 
 class _TokenTask(abc.ABC):
-    """What both have in common: a mixture to train on, held-out sets to measure, one tokenizer."""
+    """What both tasks share: a mixture to train on, held-out sets, one tokenizer."""
 
     kind: str
 
     def __init__(self, config: RunConfig) -> None:
-        """Raises CacheError for caches that are missing, damaged or of another tokenizer, or too short for T."""
+        """Raises CacheError for caches that are missing, damaged, too short for T, or made with another tokenizer."""
         self.config = config
         self.folder = CacheFolder(config.data.token_cache)
         self.tokenizer: AnyTokenizer = self.folder.tokenizer
@@ -80,10 +82,10 @@ class _TokenTask(abc.ABC):
 
     @abc.abstractmethod
     def _open(self, name: str, split: str) -> Any:
-        """The dataset of a cache and split."""
+        """The dataset of a cache's split."""
 
     def plan(self, step: int) -> Any:
-        """Which rows a step learns from."""
+        """The rows of a step: source and row number."""
         return self._train.plan(self.config.train.B, generator(self.config.train.seed, "batch", step))
 
     def fingerprint(self) -> dict[str, str]:
@@ -91,30 +93,32 @@ class _TokenTask(abc.ABC):
         return {**shas, "tokenizer": str(self.tokenizer.sha256)}
 
     def _rows(self, step: int, share: RankShare) -> tuple[torch.Tensor, ...]:
-        """What a share of a step learns from."""
-        whole = self.plan(step)
-        rows = share.of(len(whole.row))
-        plan = MixedPlan(whole.source[rows], whole.row[rows])
+        """The tensors of a share of a step's rows."""
+        full = self.plan(step)
+        rows = share.rows(len(full.row))
+        plan = MixedPlan(full.source[rows], full.row[rows])
         tensors = self._train.gather(plan)
         self._check(tensors, [(self._train.datasets[name], row) for name, row in zip(*plan, strict=True)])
         return tensors
 
     def _check(self, tensors: tuple[torch.Tensor, ...], rows: Sequence[tuple[Any, int]]) -> None:
-        """Raise CacheError for an id past the vocabulary; on a GPU it would end the process. `rows`: (dataset, row)."""
+        """Raise CacheError for an id past the vocabulary, which on a GPU would abort the process.
+
+        rows: (dataset, row number) of each batch row."""
         if not rows:
             return
         x, y = tensors[:2]
         highest = torch.maximum(x.amax(1), y[:, -1])
         row = int(highest.argmax())
-        if (found := int(highest[row])) >= self.tokenizer.vocab_size:
+        if (token := int(highest[row])) >= self.tokenizer.vocab_size:
             dataset, number = rows[row]
-            raise past_vocabulary(found, self.tokenizer.vocab_size, dataset.file(number), self.folder.path)
+            raise past_vocabulary(token, self.tokenizer.vocab_size, dataset.file(number), self.folder.path)
 
     def _losses(self, model: GPT, datasets: Mapping[str, Any], device: str, world: World) -> dict[str, float]:
-        """The sampled loss of each dataset; the same rows every time, so that steps compare."""
+        """The sampled loss of each dataset, on the same rows every time."""
         settings = self.config
-        rows = world.share.of(settings.train.B)
-        found = {}
+        rows = world.share.rows(settings.train.B)
+        losses = {}
         for name, dataset in datasets.items():
             draw = generator(settings.train.seed, "eval", name)
 
@@ -125,9 +129,9 @@ class _TokenTask(abc.ABC):
                     self._check(tensors, [(dataset, row) for row in plan])
                     yield tensors[0], tensors[-1]
 
-            nats, targets = world.total(*nats_and_targets(model, batches(), device=device))
-            found[name] = float(nats / targets)
-        return found
+            nats, targets = world.sum_arrays(*nats_and_targets(model, batches(), device=device))
+            losses[name] = float(nats / targets)
+        return losses
 
     def notes(self) -> list[str]:
         return []
@@ -139,13 +143,13 @@ class _TokenTask(abc.ABC):
             meta = (self._train.datasets.get(name) or self._val[name]).meta or {}
             number = sum(meta.get(f"{split}_{unit}", 0) for split in ("train", "val"))
             train, val = (meta.get(f"{split}_tokens", 0) for split in ("train", "val"))
-            place = str(self.folder.path / self.kind / name)
-            rows.append(SourceRow(name, shares.get(name, 0.0), train, val, " tokens", number, place))
+            path = str(self.folder.path / self.kind / name)
+            rows.append(SourceRow(name, shares.get(name, 0.0), train, val, " tokens", number, path))
         return rows
 
 
-def _mixed(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """The mean of the losses, weighted; weights of what is not there are left out."""
+def _weighted_mean(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """The weighted mean of the losses; weights without a loss do not count."""
     total = sum(weights[name] for name in losses)
     return sum(weights[name] * loss for name, loss in losses.items()) / total
 
@@ -158,15 +162,14 @@ class PretrainTask(_TokenTask):
     def _open(self, name: str, split: str) -> PretrainTokenStreamDataset:
         return self.folder.pretrain(name, split, T=self.config.model.T)
 
-    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
-        x, y = self._rows(step, share)
-        return Batch(x.to(device), y.to(device))
+    def batch(self, step: int, share: RankShare = ALL_ROWS) -> Batch:
+        return Batch(*self._rows(step, share))
 
     def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """The loss of every held-out cache, and `val_pretrain`, their mean by p_val."""
         losses = self._losses(model, self._val, device, world)
-        whole = _mixed(losses, self.config.train.p_val)
-        return {**{f"val_{name}": loss for name, loss in losses.items()}, "val_pretrain": whole}, whole
+        mean = _weighted_mean(losses, self.config.train.p_val)
+        return {**{eval_name(name): loss for name, loss in losses.items()}, "val_pretrain": mean}, mean
 
     def origins(self, step: int) -> list[RowOrigin]:
         plan = self.plan(step)
@@ -187,34 +190,37 @@ class PretrainTask(_TokenTask):
 
 
 class SFTTask(_TokenTask):
-    """Conversations of the mixed SFT caches, with a loss on what the assistant says."""
+    """Conversations of the mixed SFT caches, with a loss on the assistant's tokens only."""
 
     kind = "sft"
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        there = self.folder.names("pretrain")
+        existing = self.folder.names("pretrain")
         self._retained = {
             name: self.folder.pretrain(name, "val", T=config.model.T)
             for name, share in config.data.retain.items()
-            if share and name in there
+            if share and name in existing
         }
 
     def _open(self, name: str, split: str) -> SFTExampleDataset:
         return self.folder.sft(name, split, T=self.config.model.T)
 
-    def batch(self, step: int, device: str, share: RankShare = ALL_ROWS) -> Batch:
+    def batch(self, step: int, share: RankShare = ALL_ROWS) -> Batch:
         x, _, targets = self._rows(step, share)
-        return Batch(x.to(device), targets.to(device))
+        return Batch(x, targets)
 
     def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
-        """The loss of every held-out cache, their mean by p_val (`val_sft`), and `val_pretrain`: is it forgetting?"""
+        """The loss of every held-out cache, and `val_sft`, their mean by p_val.
+
+        `val_pretrain` is the mean loss of the pretrain caches of data.retain: does the model forget them?"""
         losses = self._losses(model, self._val, device, world)
-        whole = _mixed(losses, self.config.train.p_val)
-        found = {**{f"val_{name}": loss for name, loss in losses.items()}, "val_sft": whole}
+        mean = _weighted_mean(losses, self.config.train.p_val)
+        evals = {**{eval_name(name): loss for name, loss in losses.items()}, "val_sft": mean}
         if self._retained:
-            found["val_pretrain"] = _mixed(self._losses(model, self._retained, device, world), self.config.data.retain)
-        return found, whole
+            retained = self._losses(model, self._retained, device, world)
+            evals["val_pretrain"] = _weighted_mean(retained, self.config.data.retain)
+        return evals, mean
 
     def origins(self, step: int) -> list[RowOrigin]:
         plan = self.plan(step)
@@ -227,7 +233,7 @@ class SFTTask(_TokenTask):
         return rows
 
     def sample_prompt(self) -> list[int]:
-        """The sample prompt as a conversation; one that is no transcript is a user's message."""
+        """The sample prompt as a conversation; text that is not a transcript becomes a user message."""
         text = self.config.output.sample_prompt
         try:
             messages = parse_chat(text)

@@ -93,7 +93,7 @@ def test_notes_are_the_files_exactly(notes, tmp_path, seed, val_frac):
         check_shelf(shelf)
     assert len(library.train.lengths) + len(library.held_out.lengths) == len(NOTES)
     assert (library.source, library.unit) == ("roam", "B")
-    assert library.place == str(notes)
+    assert library.path == str(notes)
     assert library.tokenizer.vocab_size == 256
 
 
@@ -161,7 +161,7 @@ def test_a_source_of_ones_own(tmp_path):
     config = byte_config(tmp_path, f"data.sources.mine.path={tmp_path / 'mine'}", "splice.dataset_name=mine")
     library = open_documents(config)
     parts = split_rule(list(texts), 0.1, 42)
-    assert (library.source, library.place) == ("mine", str(tmp_path / "mine"))
+    assert (library.source, library.path) == ("mine", str(tmp_path / "mine"))
     for shelf, names in ((library.train, parts["train"]), (library.held_out, parts["val"])):
         assert texts_of(shelf) == [(name, texts[name].encode("utf-8")) for name in names]
         check_shelf(shelf)
@@ -215,7 +215,7 @@ def test_documents_of_a_cache(name):
     assert sum(ids != whole for ids, whole in zip(found, wholes, strict=True)) <= 1
     assert library.tokenizer.sha256 == token_caches.tokenizer().sha256
     assert (library.source, library.unit) == (name, " tokens")
-    assert library.place == str(root / "pretrain" / name)
+    assert library.path == str(root / "pretrain" / name)
 
 
 def test_of_several_caches_the_notes_are_taken():

@@ -62,7 +62,7 @@ def test_a_batch_is_the_procedure_of_the_contract_on_the_generator_of_the_step(t
     sources = {"roam": roam_stream(texts), "primer": primer_stream(texts)}
     p = {"roam": 0.6, "primer": 0.4}
     rows = literal_batch(sources, p=p, B=4, T=16, drawn_from=generator(7, "batch", step))
-    batch = task.batch(step, "cpu")
+    batch = task.batch(step)
     assert batch.x.tolist() == [list(chunk[:-1]) for _, _, chunk in rows]
     assert batch.targets.tolist() == [list(chunk[1:]) for _, _, chunk in rows]
     assert batch.x.dtype == batch.targets.dtype == torch.int64
@@ -72,20 +72,20 @@ def test_a_batch_is_the_procedure_of_the_contract_on_the_generator_of_the_step(t
 
 
 def test_a_batch_depends_on_seed_and_step_alone(texts, task):
-    wanted = {step: task.batch(step, "cpu").x for step in range(8)}
+    wanted = {step: task.batch(step).x for step in range(8)}
     torch.manual_seed(99)
     for step in (5, 0, 7, 7, 3):  # any order, any number of times
-        assert torch.equal(task.batch(step, "cpu").x, wanted[step])
+        assert torch.equal(task.batch(step).x, wanted[step])
     again = open_task(small_config(texts, "train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1"))
-    assert torch.equal(again.batch(3, "cpu").x, wanted[3])
+    assert torch.equal(again.batch(3).x, wanted[3])
     other = open_task(small_config(texts, "train.seed=8"))
-    assert not torch.equal(other.batch(3, "cpu").x, wanted[3])
+    assert not torch.equal(other.batch(3).x, wanted[3])
     assert len({tuple(x.flatten().tolist()) for x in wanted.values()}) == len(wanted)
 
 
 def test_no_global_generator_is_moved(task, random_states):
     before = random_states()
-    task.batch(0, "cpu")
+    task.batch(0)
     task.origins(0)
     assert random_states() == before
 
@@ -100,7 +100,7 @@ def test_origins_name_the_document_where_the_text_stands(texts, task):
     sources, inside = set(), 0
     for step in range(40):
         rows = task.origins(step)
-        x = task.batch(step, "cpu").x
+        x = task.batch(step).x
         assert len(rows) == 4
         for origin, ids in zip(rows, x, strict=True):
             data = bytes(ids.tolist())
@@ -129,7 +129,7 @@ def test_origins_in_rows_of_wikitext_give_the_number_of_the_row(texts, tmp_path)
     wiki = open_task(config)
     assert list(wiki.streams) == ["wiki"]  # nothing is built that is not drawn from
     for step in range(5):
-        for origin, ids in zip(wiki.origins(step), wiki.batch(step, "cpu").x, strict=True):
+        for origin, ids in zip(wiki.origins(step), wiki.batch(step).x, strict=True):
             kind, number = origin.document.split()
             assert kind == "row"
             here = (rows[int(number)].encode("utf-8") + b"\n\n")[origin.offset :]
@@ -204,12 +204,12 @@ def test_a_vocabulary_that_does_not_fit_the_bytes(texts, V, named):
 
 
 def test_a_vocabulary_of_the_bytes_there_are(texts):
-    assert open_task(small_config(texts, "model.V=196")).batch(0, "cpu").x.max() < 196
+    assert open_task(small_config(texts, "model.V=196")).batch(0).x.max() < 196
     with pytest.raises(ValueError, match=r"model\.V=196.* 225 .*sample_prompt"):
         open_task(small_config(texts, "model.V=196", "output.sample_prompt=ᚠ"))
 
 
-def test_an_evaluation_that_does_not_fit_is_made_in_parts(texts, monkeypatch):
+def test_an_evaluation_that_does_not_fit_is_made_shard_model(texts, monkeypatch):
     from niels_gpt.model.gpt import GPT
 
     task = open_task(small_config(texts, "train.B=5"))
@@ -234,8 +234,8 @@ def test_sources_are_described(texts, tmp_path):
     first = open_task(config).describe()
     second = open_task(config).describe()
     assert [row.source for row in first] == ["roam", "primer"]
-    assert [row.place for row in first] == [f"{texts / 'notes'} (built)", f"{texts / 'primer.txt'} (built)"]
-    assert [row.place for row in second] == [f"{texts / 'notes'} (cached)", f"{texts / 'primer.txt'} (cached)"]
+    assert [row.path for row in first] == [f"{texts / 'notes'} (built)", f"{texts / 'primer.txt'} (built)"]
+    assert [row.path for row in second] == [f"{texts / 'notes'} (cached)", f"{texts / 'primer.txt'} (cached)"]
     roam, primer = second
     assert roam.documents == 12
     assert primer.documents == 40

@@ -124,8 +124,8 @@ def spans_in(batch):
 @pytest.mark.parametrize("packed", ["true", "false"])
 def test_a_batch_depends_on_the_step_alone(place, overrides, packed):
     first, second = (task_of(place, *overrides, f"splice.packed={packed}") for _ in range(2))
-    there = [first.batch(step, "cpu") for step in range(8)]
-    back = {step: second.batch(step, "cpu") for step in (7, 2, 5, 0, 6, 1, 3, 4)}
+    there = [first.batch(step) for step in range(8)]
+    back = {step: second.batch(step) for step in (7, 2, 5, 0, 6, 1, 3, 4)}
     for step, batch in enumerate(there):
         for one, other in zip(batch, back[step], strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
@@ -137,7 +137,7 @@ def test_packed_and_unpacked_batches_have_the_same_spans_at_the_same_positions(p
     overrides = [f"splice.content_start_mode={mode}", "splice.content_length=7", "splice.offset_stride=2"]
     packed, plain = (task_of(place, *overrides, f"splice.packed={value}") for value in ("true", "false"))
     for step in range(5):
-        one, other = packed.batch(step, "cpu"), plain.batch(step, "cpu")
+        one, other = packed.batch(step), plain.batch(step)
         assert sorted(spans_in(one)) == sorted(spans_in(other))
         assert len(spans_in(one)) == B
         assert one.x.shape[0] < B == other.x.shape[0]
@@ -156,14 +156,14 @@ def test_an_epoch_shows_every_example_once(place):
     ]
     for epoch in range(2):
         steps = range(epoch * len(wanted), (epoch + 1) * len(wanted))
-        found = [span for step in steps for span in spans_in(task.batch(step, "cpu"))]
+        found = [span for step in steps for span in spans_in(task.batch(step))]
         assert collections.Counter(found) == collections.Counter(wanted)
 
 
 def test_without_shuffling_examples_come_in_order(place):
     task = task_of(place, "splice.balance_mode=by_coverage", "splice.shuffle=false", "splice.content_length=10")
     first = content(CHOSEN[0])
-    rows = [span for step in range(2) for span in spans_in(task.batch(step, "cpu"))]
+    rows = [span for step in range(2) for span in spans_in(task.batch(step))]
     assert rows == [(tuple(first[t : t + 10]), T - 10) for t in range(2 * B)]
 
 
@@ -211,7 +211,7 @@ def test_origins_are_the_text_of_the_files(place, overrides):
             assert row.stream_offset == inside + row.offset
             assert row.source == "roam"
             texts.append((tuple(text), int(s)))
-        assert sorted(texts) == sorted(spans_in(task.batch(step, "cpu")))
+        assert sorted(texts) == sorted(spans_in(task.batch(step)))
 
 
 def test_origins_of_tokens():
@@ -243,14 +243,14 @@ def controls_of(number, chosen=CHOSEN):
 @pytest.mark.parametrize("number", [0, 1, 3, 50])
 def test_controls_are_held_out_documents_of_about_the_same_length(place, number):
     task = task_of(place, f"splice.controls={number}")
-    found = [task.library.held_out.name(i) for i in task.controls]
+    found = [task.documents.held_out.name(i) for i in task.controls]
     assert found == controls_of(number)
     assert not set(found) & set(PARTS["train"])
 
 
 def test_controls_are_never_trained_on(place):
     task = task_of(place, "splice.num_docs=10", "splice.content_length=16", "splice.balance_mode=by_document")
-    seen = {span for step in range(40) for span, _ in spans_in(task.batch(step, "cpu"))}
+    seen = {span for step in range(40) for span, _ in spans_in(task.batch(step))}
     texts = [bytes(span) for span in seen]
     held_out = [NOTES[name].encode("utf-8") for name in PARTS["val"]]
     trained = [NOTES[name].encode("utf-8") for name in PARTS["train"]]
@@ -262,7 +262,7 @@ def test_controls_are_never_trained_on(place):
 def test_documents_too_short_for_an_example_are_no_controls(place):
     shortest = sorted(len(content(name)) for name in PARTS["val"])[1]
     task = task_of(place, "splice.controls=50", f"splice.min_copy_len={min(shortest, T)}", "splice.num_docs=1")
-    lengths = [len(content(task.library.held_out.name(i))) for i in task.controls]
+    lengths = [len(content(task.documents.held_out.name(i))) for i in task.controls]
     assert lengths
     assert min(lengths) >= min(shortest, T)
 
@@ -278,8 +278,8 @@ def test_a_copy_of_a_trained_document_is_no_control(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(written, encoding="utf-8")
     task = task_of(tmp_path, "splice.num_docs=1", "splice.controls=50")
-    assert [task.names, task.controls and task.library.held_out.name(task.controls[0])] == [[trained], near[1]]
-    assert {task.library.held_out.name(i) for i in task.controls} == set(PARTS["val"]) - {near[0]}
+    assert [task.names, task.controls and task.documents.held_out.name(task.controls[0])] == [[trained], near[1]]
+    assert {task.documents.held_out.name(i) for i in task.controls} == set(PARTS["val"]) - {near[0]}
     found, _ = task.evaluate(model_of(task.config), "cpu")
     assert f"loss/control {near[1]}" in found
     assert f"loss/control {near[0]}" not in found
@@ -375,8 +375,8 @@ def test_evaluation_of_tokens_counts_the_bytes_of_the_text():
         return 0 if token == eot else len(tokenizer.token_bytes[token])
 
     for shelf, numbers, prefix in (
-        (task.library.train, task.chosen, ""),
-        (task.library.held_out, task.controls, "control "),
+        (task.documents.train, task.chosen, ""),
+        (task.documents.held_out, task.controls, "control "),
     ):
         docs = [shelf.ids(i).tolist() for i in numbers]
         for i, (loss, bits) in zip(numbers, naive_losses(model, docs, size, 3, content_length=9), strict=True):
@@ -403,7 +403,7 @@ def test_a_mean_of_many_documents_and_details_of_some(tmp_path):
     task = task_of(tmp_path, "splice.num_docs=70", "data.roam_val_frac=0.1", "splice.eval_examples=1")
     found, _ = task.evaluate(model_of(task.config), "cpu")
     assert len(found) < 140
-    docs = [list(task.library.train.ids(i)) for i in task.chosen]
+    docs = [list(task.documents.train.ids(i)) for i in task.chosen]
     losses = naive_losses(model_of(task.config).eval(), docs, lambda i: 1, 1)
     assert found["splice"] == pytest.approx(np.mean([loss for loss, _ in losses]), rel=1e-4)
 
@@ -559,7 +559,7 @@ def test_what_packing_saves_is_said(place, K, rows):
     """In tokens that go through the model, next to frames of T tokens each."""
     overrides = [f"splice.content_length={K}", f"train.B={rows}", "splice.balance_mode=by_coverage"]
     task = task_of(place, *overrides)
-    ratio = rows * T / task.batch(0, "cpu").x.numel()
+    ratio = rows * T / task.batch(0).x.numel()
     if ratio == 1:
         assert saved(task) in (None, 1.0)
     else:
@@ -609,7 +609,7 @@ def test_a_prompt_leaves_half_of_a_short_document_to_say(tmp_path):
 
 def test_a_prompt_of_tokens():
     task = token_task()
-    ids = task.library.train.ids(task.chosen[0]).tolist()
+    ids = task.documents.train.ids(task.chosen[0]).tolist()
     assert task.sample_prompt() == token_caches.tokenizer().decode(ids[: min(32, len(ids) // 2)])
 
 
@@ -662,7 +662,7 @@ def test_ids_past_the_vocabulary(tmp_path, split):
     root = token_caches.copy_to(tmp_path / "caches")
     sound = token_task(f"data.token_cache={root}", "splice.num_docs=1", "splice.controls=1")
     number = (sound.chosen if split == "train" else sound.controls)[0]
-    shelf = sound.library.train if split == "train" else sound.library.held_out
+    shelf = sound.documents.train if split == "train" else sound.documents.held_out
     place = int(shelf.ends[number] - shelf.lengths[number]) + 3
     for path in sorted((root / "pretrain" / "fineweb_edu" / split).glob("*.bin")):
         tokens = np.fromfile(path, dtype="<u2")
@@ -679,7 +679,7 @@ def test_ids_past_the_vocabulary(tmp_path, split):
     task = token_task(*overrides, "splice.num_docs=1", "splice.controls=0")
     with pytest.raises(ValueError, match=said):
         for step in range(40):
-            task.batch(step, "cpu")
+            task.batch(step)
     with pytest.raises(ValueError, match=said):
         task.sample_prompt()
     with pytest.raises(ValueError, match=said):
@@ -702,7 +702,7 @@ def test_a_vocabulary_that_is_not_the_tokenizers_is_refused():
 
 def test_too_few_documents_fill_up_when_asked(place):
     task = task_of(place, "splice.num_docs=3", "splice.min_doc_length=5000", "splice.strict_num_docs=false")
-    assert [task.library.train.name(i) for i in task.chosen] == CHOSEN
+    assert [task.documents.train.name(i) for i in task.chosen] == CHOSEN
 
 
 # --- configs -----------------------------------------------------------------------------------------
@@ -799,11 +799,11 @@ def test_documents_are_chosen_by_their_text(tmp_path):
     options = [f"data.roam={notes}", f"data.cache_dir={tmp_path / 'streams'}", "task=splice", "model.T=16"]
     options += ["model.C=16", "model.H=2", "model.L=1", "splice.doc_key=naïve", "splice.controls=0"]
     task = SpliceTask(load_config(overrides=[*options, "splice.num_docs=2"]))
-    held_out = {task.library.held_out.name(i) for i in range(len(task.library.held_out.lengths))}
+    held_out = {task.documents.held_out.name(i) for i in range(len(task.documents.held_out.lengths))}
     having = [f"{i:02}.md" for i in (17, 12, 7, 2) if f"{i:02}.md" not in held_out]
     assert task.names == having[:2]  # the longest of those that have it
     with pytest.raises(ValueError, match=r"documents has 'nowhere' in it"):
         SpliceTask(load_config(overrides=[*options, "splice.doc_key=nowhere"]))
-    other = next(i for i in range(len(task.library.train.lengths)) if task.library.train.name(i) not in having)
+    other = next(i for i in range(len(task.documents.train.lengths)) if task.documents.train.name(i) not in having)
     with pytest.raises(ValueError, match=f"doc_index={other} is a document without 'naïve'"):
         SpliceTask(load_config(overrides=[*options, f"splice.doc_index={other}"]))

@@ -87,7 +87,7 @@ def _seed_of(seed, step):
 @pytest.mark.parametrize(("kind", "shares"), [("pretrain", TEXTS), ("sft", TALKS)])
 def test_a_batch_is_drawn_by_shares_and_read_from_the_token_files(tasks, kind, shares, step):
     rows = drawn_rows(kind, shares, step)
-    batch = tasks[kind].batch(step, "cpu")
+    batch = tasks[kind].batch(step)
     assert batch.x.dtype == batch.targets.dtype == torch.int64
     assert batch.x.tolist() == [x for _, _, x, _ in rows]
     assert batch.targets.tolist() == [targets for _, _, _, targets in rows]
@@ -112,7 +112,7 @@ def test_targets_of_sft_are_what_the_assistant_says_and_nothing_else(sft):
     eot, asst = token_caches.special("eot"), token_caches.special("asst")
     ends = supervised = 0
     for step in range(40):
-        x, targets, *_ = sft.batch(step, "cpu")
+        x, targets, *_ = sft.batch(step)
         for row, wanted in zip(x.tolist(), targets.tolist(), strict=True):
             assert any(target != -100 for target in wanted)
             speaking = padding = False
@@ -133,16 +133,16 @@ def test_targets_of_sft_are_what_the_assistant_says_and_nothing_else(sft):
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 def test_a_batch_depends_on_seed_and_step_alone(tasks, kind):
-    wanted = {step: tasks[kind].batch(step, "cpu") for step in range(8)}
+    wanted = {step: tasks[kind].batch(step) for step in range(8)}
     torch.manual_seed(99)
     for step in (5, 0, 7, 7, 3):  # any order, any number of times
-        assert same(tuple(tasks[kind].batch(step, "cpu")), tuple(wanted[step]))
+        assert same(tuple(tasks[kind].batch(step)), tuple(wanted[step]))
     habits = ["train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1", "model.C=32"]
     again = open_task(small_config(kind, SHARES[kind], *habits))
-    assert same(tuple(again.batch(3, "cpu")), tuple(wanted[3]))
+    assert same(tuple(again.batch(3)), tuple(wanted[3]))
     other = open_task(small_config(kind, SHARES[kind], "train.seed=8"))
-    assert not torch.equal(other.batch(3, "cpu").x, wanted[3].x)
-    assert other.batch(3, "cpu").x.tolist() == [
+    assert not torch.equal(other.batch(3).x, wanted[3].x)
+    assert other.batch(3).x.tolist() == [
         x for _, _, x, _ in drawn_rows(kind, {"pretrain": TEXTS, "sft": TALKS}[kind], 3, seed=8)
     ]
     assert len({tuple(batch.x.flatten().tolist()) for batch in wanted.values()}) == len(wanted)
@@ -151,7 +151,7 @@ def test_a_batch_depends_on_seed_and_step_alone(tasks, kind):
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 def test_no_global_generator_is_moved(tasks, kind, model, random_states):
     before = random_states()
-    tasks[kind].batch(0, "cpu")
+    tasks[kind].batch(0)
     tasks[kind].origins(0)
     tasks[kind].evaluate(model, "cpu")
     assert random_states() == before
@@ -162,7 +162,7 @@ def test_a_cache_without_share_is_neither_drawn_nor_needed():
     assert {origin.source for step in range(5) for origin in task.origins(step)} == {"fineweb_edu"}
     assert set(task.fingerprint()) == {"fineweb_edu", "tokenizer"}
     rows = drawn_rows("pretrain", {"fineweb_edu": 1.0}, 2)
-    assert task.batch(2, "cpu").x.tolist() == [x for _, _, x, _ in rows]
+    assert task.batch(2).x.tolist() == [x for _, _, x, _ in rows]
 
 
 # --- what identifies the data ------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
     task = open_task(token_caches.small_config(kind, *overrides, root=root))
     with pytest.raises(ValueError, match=r"65535|60000") as err:
         if "/train" in file:
-            task.batch(0, "cpu")
+            task.batch(0)
         else:
             task.evaluate(GPT(task.config.model), "cpu")
     message = str(err.value)
@@ -422,7 +422,7 @@ def test_origins_of_pretraining_name_the_document_where_the_text_stands(pretrain
             assert tokenizer.decode(ids[:-1]) in token_caches.documents(name)
     crossing = 0
     for step in range(40):
-        for origin, ids in zip(pretrain.origins(step), pretrain.batch(step, "cpu").x.tolist(), strict=True):
+        for origin, ids in zip(pretrain.origins(step), pretrain.batch(step).x.tolist(), strict=True):
             assert streams[origin.source][origin.stream_offset :][:T] == ids
             word, number = origin.document.split()
             assert word == "document"
@@ -440,7 +440,7 @@ def test_origins_of_sft_name_the_example(sft):
     for step in range(20):
         rows = sft.origins(step)
         assert [origin.row for origin in rows] == list(range(B))
-        for origin, x in zip(rows, sft.batch(step, "cpu").x.tolist(), strict=True):
+        for origin, x in zip(rows, sft.batch(step).x.tolist(), strict=True):
             talks = token_caches.examples(origin.source)
             word, number = origin.document.split()
             assert word == "example"
@@ -467,7 +467,7 @@ def test_sources_are_described(pretrain, sft):
         assert (row.share, row.train, row.held_out) == (TEXTS[name], len(train_ids), len(held_out))
         assert row.documents == sum(map(len, starts))
         assert row.unit.strip() == "tokens"
-        assert row.place == str(token_caches.folder() / "pretrain" / name)
+        assert row.path == str(token_caches.folder() / "pretrain" / name)
     rows = {row.source: row for row in sft.describe()}
     assert set(rows) == set(TALKS)
     for name, row in rows.items():

@@ -1,0 +1,47 @@
+"""`niels-gpt batch show`: what a training step learned from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from niels_gpt.cli.options import JsonOption, RunOption
+
+app = typer.Typer(help="Show what a training step learned from.", no_args_is_help=True)
+
+
+@app.command("show")
+def show(
+    step: Annotated[int, typer.Option("--step", min=0, help="Training step, from 0.")],
+    run: RunOption = None,
+    chars: Annotated[int, typer.Option("--chars", min=0, help="Characters of text per row; 0 for all.")] = 160,
+    json: JsonOption = False,
+) -> None:
+    """Print the source, document, offset and text of every row of a training step."""
+    import dataclasses
+    from json import dumps
+
+    from niels_gpt.data.source_paths import display_name
+    from niels_gpt.runs.loading import check_unchanged, find_run
+    from niels_gpt.training.tasks.documents import uses_bytes
+    from niels_gpt.training.tasks.registry import open_task
+
+    folder = find_run(run)
+    config = folder.read_config()
+    task = open_task(config)
+    trained_on = folder.newest_checkpoint("cpu")[1].get("extra", {}).get("data", {})
+    check_unchanged(task.fingerprint(), trained_on, str(folder.path))
+    rows = task.origins(step)
+    if json:
+        print(dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
+        return
+    past_end = " (past the end of the run)" if step >= config.train.total_steps else ""
+    unit = "bytes" if uses_bytes(config) else "tokens"
+    kind = "spans for frames" if config.task == "splice" else "rows"
+    print(f"step {step} of {config.train.total_steps}{past_end}: {len(rows)} {kind} of {config.model.T} {unit}")
+    for row in rows:
+        source = display_name(row.source, config.data.wiki)
+        print(f"\nrow {row.row}  {source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
+        text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
+        print(repr(text)[1:-1])

@@ -1,0 +1,145 @@
+"""`niels-gpt generate`: continue a text. Also the options that `generate` and `chat` turn into objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from niels_gpt.cli.options import (
+    CheckpointOption,
+    Count,
+    DeviceOption,
+    JsonOption,
+    MaxTokensOption,
+    MinPOption,
+    Number,
+    RunOption,
+    SeedOption,
+    TemperatureOption,
+    TokenizerOption,
+    TopKOption,
+    TopPOption,
+    WeightsOption,
+    check_choice,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from niels_gpt.inference.sampling import Sampling
+    from niels_gpt.model.gpt import GPT
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    run: RunOption = None,
+    checkpoint: CheckpointOption = None,
+    max_tokens: MaxTokensOption = 200,
+    temperature: TemperatureOption = 0.9,
+    top_k: TopKOption = 50,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    stop: Annotated[list[str], typer.Option("--stop", help="End before this text; may be repeated.")] = [],  # noqa: B006
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many continuations.")] = 1,
+    seed: SeedOption = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the KV cache.")] = True,
+    device: DeviceOption = "auto",
+    weights: WeightsOption = "float32",
+    tokenizer: TokenizerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Continue a text."""
+    from json import dumps
+
+    from niels_gpt.inference.generation import generate_batch, stream_text
+    from niels_gpt.runs.loading import load_run
+
+    sampling = make_sampling(temperature, top_k, top_p, min_p)
+    text = _read_prompt() if prompt == "-" else prompt
+    if not text:
+        raise ValueError("the prompt is empty: give at least one character to continue")
+    loaded = load_run(run, checkpoint, device, tokenizer)
+    model = with_weights(loaded.model, weights)
+    generator = make_generator(seed)
+    if number == 1 and not json:
+        chunks = stream_text(
+            model,
+            text,
+            max_new_tokens=max_tokens,
+            sampling=sampling,
+            generator=generator,
+            stop=stop,
+            use_cache=cache,
+            tokenizer=loaded.tokenizer,
+        )
+        print(text + next(chunks, ""), end="", flush=True)  # the first chunk may raise: print nothing before it
+        for chunk in chunks:
+            print(chunk, end="", flush=True)
+        print()
+        return
+    texts = generate_batch(
+        model,
+        [text] * number,
+        max_new_tokens=max_tokens,
+        sampling=sampling,
+        generator=generator,
+        stop=stop,
+        use_cache=cache,
+        tokenizer=loaded.tokenizer,
+    )
+    if json:
+        print(dumps({"checkpoint": str(loaded.path), "prompt": text, "texts": texts}, ensure_ascii=False))
+        return
+    for i, continued in enumerate(texts):
+        print(f"--- {i + 1} of {number}\n{continued}")
+
+
+def make_sampling(temperature: float, top_k: int, top_p: Number, min_p: Number) -> Sampling:
+    """Return the Sampling of the options; --top-k 0 means no limit. Raises ValueError for a value out of range."""
+    from niels_gpt.inference.sampling import Sampling
+
+    return Sampling(temperature, top_k if top_k != 0 else None, top_p, min_p)
+
+
+def make_generator(seed: Count) -> torch.Generator:
+    """Return a generator with this seed; None draws one from the system."""
+    import torch
+
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def with_weights(model: GPT, weights: str) -> GPT:
+    """Return the model with its weights as `--weights` says. Raises ValueError for an unknown format."""
+    from niels_gpt.inference.int8 import Int8GPT
+
+    check_choice("--weights", weights, ("float32", "int8"))
+    return Int8GPT.of(model) if weights == "int8" else model
+
+
+def open_stdin() -> TextIO:
+    """Return standard input, with bytes that are not utf-8 as lone surrogates. Raises ValueError if it is closed."""
+    import io
+    import sys
+
+    if sys.stdin is None:
+        raise ValueError("standard input is closed: type something, or redirect a file (< FILE)")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    return sys.stdin
+
+
+def _read_prompt() -> str:
+    """Return all of standard input. Raises ValueError if it is not utf-8."""
+    text = open_stdin().read()
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        offset = len(text[: err.start].encode("utf-8", "surrogateescape"))
+        raise ValueError(f"standard input is not utf-8 text (byte {offset})") from None
+    return text

@@ -1,0 +1,138 @@
+"""Score the model of a run on held-out data: its byte streams, or the token caches it was trained on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from niels_gpt.cache.folder import CacheFolder
+from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta
+from niels_gpt.cache.verify import stream_slice
+from niels_gpt.config import RunConfig
+from niels_gpt.config.yaml_file import config_from_dict, to_dict
+from niels_gpt.evaluation.baselines import reference_bits
+from niels_gpt.evaluation.exact import Score, score_examples, score_stream
+from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.streams import load_streams
+from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
+from niels_gpt.training.tasks.base import eval_name
+from niels_gpt.training.tasks.byte_task import SOURCES, stream_config
+
+REFERENCE_TOKENS = 5_000_000
+"""Most training tokens that the unigram reference of a token cache is fitted on."""
+EXAMPLES_PER_BATCH = 32
+"""SFT examples per forward pass."""
+
+Scores = dict[str, dict[str, float]]
+"""Name of a held-out set -> bytes, tokens, nats_per_token, bits_per_byte, perplexity and the reference bits."""
+
+
+class ScoreOptions(NamedTuple):
+    """Which held-out data is scored, and how."""
+
+    split: str = "val"
+    """val or test."""
+    stride: int | None = None
+    """Distance between the starts of neighboring windows; None is T."""
+    limit: int | None = None
+    """Score only the first so many bytes or tokens of each held-out set."""
+    precision: str = "fp32"
+
+
+def score_byte_streams(
+    loaded: LoadedRun, config: RunConfig, options: ScoreOptions = ScoreOptions(), *, built_in: bool = False
+) -> Scores:
+    """Score every held-out byte of the sources of a config; with split "test", of its own sources with a test part.
+
+    wiki, roam and primer are scored if the run draws from one of them, or if `built_in` asks for them. Raises
+    ValueError if nothing is left to score.
+    """
+    shares = (config.train.p_train, config.train.p_val)
+    names = [name for name in config.data.sources if any(p.get(name) for p in shares)]
+    if options.split == "test":
+        names = [name for name in names if len(config.data.sources[name].split) > 2]
+    elif built_in or any(p.get(name) for p in shares for name in SOURCES):
+        names = [*SOURCES, *names]
+    if not names:
+        raise ValueError(
+            f"no source of {loaded.path} has a {options.split} part: "
+            "three fractions in data.sources.NAME.split make train, val and test"
+        )
+    equal = dict.fromkeys(names, 1 / len(names))
+    tree = {"train": {"p_train": equal, "p_val": equal}, "model": {"T": loaded.model.config.T}}
+    all_streams = config_from_dict({**tree, "data": to_dict(config.data)})
+    scores = {}
+    for name, streams in load_streams(stream_config(all_streams), T=loaded.model.config.T).items():
+        held_out = streams[options.split].data[: options.limit]
+        score = score_stream(loaded.model, held_out, stride=options.stride, precision=options.precision)
+        scores[eval_name(name, options.split)] = _with_references(score, held_out, streams["train"].data)
+    return scores
+
+
+def score_token_caches(
+    loaded: LoadedRun, config: RunConfig, folder: CacheFolder, options: ScoreOptions = ScoreOptions()
+) -> Scores:
+    """Score the held-out tokens of every pretrain cache in a folder, or the test splits of those that have one.
+
+    A model tuned for chat is also scored on the assistant's replies in every SFT cache. Bits are per byte of text.
+    Raises ValueError if the caches have another tokenizer, an id past the vocabulary, or no test split where one is
+    asked for.
+    """
+    assert isinstance(loaded.tokenizer, Tokenizer)
+    if folder.tokenizer.sha256 != loaded.tokenizer.sha256:
+        raise ValueError(f"{folder.path} was built with another tokenizer than that of {loaded.path}")
+    sizes = token_sizes(loaded.tokenizer)
+
+    def checked(ids: Any, path: Any) -> Any:
+        """Return the ids, or raise if one is past the vocabulary."""
+        if len(ids) and (highest := int(ids.max())) >= len(sizes):
+            raise past_vocabulary(highest, len(sizes), path, folder.path)
+        return ids
+
+    def text(ids: np.ndarray) -> bytes:
+        return text_bytes(loaded.tokenizer, ids)
+
+    scores: Scores = {}
+    for name in folder.names("pretrain"):
+        cache = folder.path / "pretrain" / name
+        meta = read_meta(cache / "meta.json")
+        check_meta(meta, cache, tokenizer_sha256=loaded.tokenizer.sha256)
+        length = meta.get(f"{options.split}_tokens", 0)
+        length = min(length, options.limit or length)
+        if length < 2:
+            continue
+        ids = checked(stream_slice(cache, options.split, 0, length), cache / options.split)
+        score = score_stream(loaded.model, ids, stride=options.stride, token_sizes=sizes, precision=options.precision)
+        train_length = min(meta["train_tokens"], REFERENCE_TOKENS)
+        train = checked(stream_slice(cache, "train", 0, train_length), cache / "train")
+        scores[eval_name(name, options.split)] = _with_references(score, text(ids), text(train))
+    if options.split == "test":
+        if not scores:
+            raise ValueError(f"no cache of {folder.path} has a test split: niels-gpt cache build wikitext --test")
+        return scores
+    for name in folder.names("sft") if config.task == "sft" else ():
+        if not read_meta(folder.path / "sft" / name / "meta.json").get("val_examples"):
+            continue  # nothing is held out
+        dataset = folder.sft(name, "val", T=loaded.model.config.T)
+        rows = dataset.usable.tolist()
+        starts = range(0, len(rows), EXAMPLES_PER_BATCH)
+        batches = (dataset.gather(rows[i : i + EXAMPLES_PER_BATCH]) for i in starts)
+        pairs = ((checked(x, dataset.tokens_path), targets) for x, _, targets in batches)
+        score = score_examples(loaded.model, pairs, token_sizes=sizes, precision=options.precision)
+        scores[f"{eval_name(name)} (replies)"] = _as_dict(score)
+    return scores
+
+
+def _as_dict(score: Score) -> dict[str, float]:
+    return {
+        "bytes": score.tokens if score.bytes is None else score.bytes,
+        "tokens": score.tokens,
+        "nats_per_token": score.nats_per_token,
+        "bits_per_byte": score.bits_per_byte,
+        "perplexity": score.perplexity,
+    }
+
+
+def _with_references(score: Score, held_out: bytes, train: bytes) -> dict[str, float]:
+    return _as_dict(score) | {f"{k}_bits": v for k, v in reference_bits(held_out, train=train).items()}
