@@ -12,11 +12,7 @@ from niels_gpt.config.splice import MOST, SpliceConfig, check_options, count
 from niels_gpt.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 
 LENGTHS = [50, 10, 80, 80, 5, 30, 60, 10]
-<<<<<<<< HEAD:tests/splice/test_selection.py
-"""A mock cache. Two documents are longest, two have the same short length."""
-========
 """Lengths of documents; two are longest, two have the same short length."""
->>>>>>>> main:tests/config/test_splice.py
 MULTI_MODES = ("longest", "shortest", "random", "first")
 SINGLE_MODES = ("first", "longest", "random")
 
@@ -62,11 +58,7 @@ def test_selection_modes(mode, num_docs, wanted):
 
 
 def test_the_longest_come_first():
-<<<<<<<< HEAD:tests/splice/test_selection.py
-    # The lengths that the spec's debug output shows for "longest" fall.
-========
     # The debug output of the specification has decreasing lengths for "longest".
->>>>>>>> main:tests/config/test_splice.py
     assert many(5) == [2, 3, 6, 0, 5]
     assert many(3, "first", min_doc_length=20) == [0, 2, 3]
 
@@ -86,11 +78,7 @@ def test_length_limits_are_inclusive():
     num_docs=st.integers(1, 8),
     mode=st.sampled_from(MULTI_MODES),
 )
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_every_choice_is_one_of_the_candidates(lengths, low, high, num_docs, mode):
-========
 def test_choices_are_candidates(lengths, low, high, num_docs, mode):
->>>>>>>> main:tests/config/test_splice.py
     possible = candidates(lengths, low, high)
     options = {"min_doc_length": low, "max_doc_length": high}
     if len(possible) < num_docs:
@@ -115,26 +103,18 @@ def test_random_depends_on_lengths_and_number():
     chosen = {n: many(n, "random", lengths) for n in range(1, 20)}
     assert chosen[7] == many(7, "random", list(lengths))
     assert len({min(picks) for picks in chosen.values()}) > 3
-<<<<<<<< HEAD:tests/splice/test_selection.py
-    # Another corpus is another draw, also where the candidates are the same.
-========
     # Other lengths give another draw, even with the same candidates.
->>>>>>>> main:tests/config/test_splice.py
     draws = [tuple(sorted(many(3, "random", [*lengths, extra], min_doc_length=100))) for extra in range(1, 60)]
     assert len(set(draws)) > 50
     assert set(itertools.chain(*draws)) == set(range(40))
 
 
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_random_leaves_the_global_generators_alone(random_states):
-========
 def test_random_is_the_same_on_every_machine():
     assert [many(n, "random") for n in (1, 3)] == [[3], [2, 5, 7]]
     assert one("random") == 3
 
 
 def test_random_does_not_move_global_generators(random_states):
->>>>>>>> main:tests/config/test_splice.py
     before = random_states()
     many(3, "random")
     one("random")
@@ -142,11 +122,7 @@ def test_random_does_not_move_global_generators(random_states):
 
 
 @pytest.mark.parametrize("mode", MULTI_MODES)
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_too_few_documents_are_refused(mode):
-========
 def test_too_few_documents_are_an_error(mode):
->>>>>>>> main:tests/config/test_splice.py
     with pytest.raises(ValueError, match=r"(?s)(?=.*\b4\b)(?=.*\b3\b)"):
         many(4, mode, min_doc_length=60)
     with pytest.raises(ValueError, match="9"):
@@ -156,11 +132,7 @@ def test_too_few_documents_are_an_error(mode):
 
 
 @pytest.mark.parametrize("mode", MULTI_MODES)
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_the_longest_of_the_rest_fill_up_when_asked(mode, caplog):
-========
 def test_the_longest_others_are_added(mode, caplog):
->>>>>>>> main:tests/config/test_splice.py
     with caplog.at_level(logging.INFO):
         chosen = many(5, mode, min_doc_length=60, strict_num_docs=False)
     assert set(chosen) == {2, 3, 6} | {0, 5}
@@ -169,11 +141,7 @@ def test_the_longest_others_are_added(mode, caplog):
     assert "5" in caplog.text
     assert "3" in caplog.text
     assert set(many(3, mode, min_doc_length=60, strict_num_docs=False)) == {2, 3, 6}
-<<<<<<<< HEAD:tests/splice/test_selection.py
-    # ties among those that fill up go to the lower index too
-========
     # ties among the added documents go to the lower index
->>>>>>>> main:tests/config/test_splice.py
     assert set(many(2, mode, max_doc_length=5, strict_num_docs=False)) == {4, 2}
 
 
@@ -215,11 +183,7 @@ def test_the_training_subset_is_what_ends_within_it(lengths, budget, num_docs, m
         ({"min_doc_length": 70, "max_doc_length": 20, "num_docs": 1}, "70"),
     ],
 )
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_bad_selections_are_refused(options, named):
-========
 def test_invalid_selections(options, named):
->>>>>>>> main:tests/config/test_splice.py
     with pytest.raises(ValueError, match=named):
         many(**{"num_docs": 2, **options})
 
@@ -238,22 +202,14 @@ def test_selection_modes_for_one_document():
     assert one("random", min_doc_length=60) in (2, 3, 6)
 
 
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_a_given_index_is_honoured_within_the_limits():
-========
 def test_an_index_within_the_limits_is_used():
->>>>>>>> main:tests/config/test_splice.py
     for mode in SINGLE_MODES:
         assert one(mode, doc_index=5) == 5
         assert one(mode, doc_index=0) == 0
         assert one(mode, doc_index=5, min_doc_length=30, max_doc_length=30) == 5
 
 
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_a_given_index_outside_the_limits_gives_way_to_the_policy():
-========
 def test_an_index_outside_the_limits_falls_back_to_the_mode():
->>>>>>>> main:tests/config/test_splice.py
     assert one("first", doc_index=4, min_doc_length=20) == 0
     assert one("longest", doc_index=4, min_doc_length=20) == 2
     assert one("longest", doc_index=2, max_doc_length=60) == 6
@@ -261,11 +217,7 @@ def test_an_index_outside_the_limits_falls_back_to_the_mode():
 
 
 @pytest.mark.parametrize("mode", SINGLE_MODES)
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_without_a_candidate_the_longest_of_all_is_taken(mode):
-========
 def test_without_candidates_the_longest_is_chosen(mode):
->>>>>>>> main:tests/config/test_splice.py
     assert one(mode, min_doc_length=1000) == 2
     assert one(mode, max_doc_length=4) == 2
     assert one(mode, doc_index=5, min_doc_length=1000) == 2
@@ -297,11 +249,7 @@ def test_one_document_against_the_rules(lengths, low, high, mode, data):
         assert chosen == one(mode, lengths, doc_index=index, min_doc_length=low, max_doc_length=high)
 
 
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_random_for_one_document_is_a_draw():
-========
 def test_random_for_one_document_varies():
->>>>>>>> main:tests/config/test_splice.py
     drawn = {one("random", list(range(10, 10 + n))) for n in range(5, 60)}
     assert len(drawn) > 10
 
@@ -316,11 +264,7 @@ def test_the_training_subset_for_one_document():
 @pytest.mark.parametrize(
     "options", [{"mode": "tallest"}, {"lengths": []}, {"doc_index": 8}, {"doc_index": 100, "min_doc_length": 20}]
 )
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_bad_choices_are_refused(options):
-========
 def test_invalid_choices(options):
->>>>>>>> main:tests/config/test_splice.py
     with pytest.raises((ValueError, IndexError)):
         one(**options)
 
@@ -328,11 +272,7 @@ def test_invalid_choices(options):
 # --- defaults ----------------------------------------------------------------------------------------
 
 
-<<<<<<<< HEAD:tests/splice/test_selection.py
-def test_the_defaults_of_the_spec():
-========
 def test_defaults():
->>>>>>>> main:tests/config/test_splice.py
     config = SpliceMultiDocumentLMConfig()
     assert (config.num_docs, config.doc_select_mode, config.strict_num_docs) == (10, "longest", True)
     assert (config.min_doc_length, config.max_doc_length) == (None, None)

@@ -136,7 +136,7 @@ def test_one_note_is_a_library_too(tmp_path):
 
 def test_no_notes_at_all_is_an_error_that_names_the_place(tmp_path):
     (tmp_path / "notes").mkdir()
-    with pytest.raises(ValueError, match=r"roam: no \.md file .*notes"):
+    with pytest.raises(ValueError, match=r"roam: no \.md file below .*notes"):
         open_documents(byte_config(tmp_path))
 
 

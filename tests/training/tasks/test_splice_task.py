@@ -671,7 +671,7 @@ def test_ids_past_the_vocabulary(tmp_path, split):
             tokens.tofile(path)
         place -= len(tokens)
     overrides = [f"data.token_cache={root}", f"splice.content_length={T}"]
-    said = rf"document {number} of .*fineweb_edu/{split} .*65000.*0\.\..*cache verify"
+    said = rf"document {number} of .*fineweb_edu/{split} has the id 65000, past the vocabulary 0\.\..*cache verify"
     if split == "val":
         with pytest.raises(ValueError, match=said):
             token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # compared with what is trained on
