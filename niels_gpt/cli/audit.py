@@ -2,201 +2,144 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
+import typer
 
-from niels_gpt.cli.memorize import (
-    chance_of,
-    check_encoding,
-    probability,
-    progress,
-    write_all,
+from niels_gpt.cli.options import (
+    DeviceOption,
+    EncodingOption,
+    JsonOption,
+    OptionalPath,
+    PromptOption,
+    StrideOption,
+    TokenizerOption,
+    WindowOption,
+    output_option,
 )
-from niels_gpt.data.roam import list_roam_paths, read_text
-from niels_gpt.memorization.measure import (
-    Document,
-    ExtractionSettings,
-    Measurement,
-    measure,
-)
-from niels_gpt.memorization.membership import (
-    HELD_OUT,
-    TRAINED,
-    UNKNOWN,
-    membership,
-)
-from niels_gpt.memorization.positions import at_every_position
-from niels_gpt.memorization.summary import report, top_passages
-from niels_gpt.report.html import one_in
-from niels_gpt.runs.loading import LoadedRun, is_run, load_run
-from niels_gpt.system import files
-from niels_gpt.system.console import plural
-from niels_gpt.tokenizer import ByteTokenizer
+
+if TYPE_CHECKING:
+    from niels_gpt.memorization.audit import AuditVerdict
+    from niels_gpt.memorization.measure import ExtractionSettings
 
 NOT_SAFE = 3
-"""Exit code where some passage can be recited; 1 is an error, 2 a wrong option."""
-OTHER = "control"
-MIN_TOKENS = 16
-"""Notes shorter than this are not judged: half of so little can be guessed."""
+"""Exit code if some passage can be recited; 1 is an error, 2 a wrong option."""
 
 
-def run_audit(
-    *,
-    checkpoint: Path,
-    notes: Path,
-    control: Path | None,
-    threshold: float,
-    wanted: Mapping[str, Any],
-    top: int,
-    out: Path | None,
-    encoding_errors: str,
-    device: str,
-    tokenizer: Path | None,
-    as_json: bool,
+def audit(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (.pt), or a run folder.")],
+    notes: Annotated[Path, typer.Option("--notes", help="The folder of notes to look for.")],
+    control: Annotated[
+        OptionalPath,
+        typer.Option("--control", help="A folder of notes that were never trained on, in addition to held-out ones."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="A passage with this P(z) or more is not safe to publish.")
+    ] = 0.001,
+    window: WindowOption = None,
+    prompt: PromptOption = None,
+    stride: StrideOption = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
+    out: Annotated[
+        OptionalPath, output_option("--out", "Folder for a report with a page and tables.", folder=True)
+    ] = None,
+    encoding_errors: EncodingOption = None,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Measure every note, say which passages can be recited, and exit with 3 where there are some."""
-    if not 0.0 < threshold <= 1.0:
-        raise ValueError(f"--threshold is a probability above 0, at most 1, got {threshold}")
-    check_encoding(encoding_errors)
+    """List the passages of my notes that a checkpoint can recite. Exit code 0: none, safe to publish; 3: some."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from niels_gpt.cli.progress_bar import progress_bar
+    from niels_gpt.memorization.audit import audit_notes, audit_report, check_threshold
+    from niels_gpt.memorization.measure import ExtractionSettings
+    from niels_gpt.memorization.selection import check_encoding
+    from niels_gpt.report.memorization_files import write_report
+    from niels_gpt.runs.loading import is_run, load_run
+    from niels_gpt.system import files
+
+    errors = encoding_errors or "strict"
+    check_threshold(threshold)
+    check_encoding(errors)
     named_run = is_run(checkpoint)
     loaded = load_run(checkpoint if named_run else None, None if named_run else checkpoint, device, tokenizer)
-    settings = ExtractionSettings.fitting(loaded.model.config.T, **wanted)
-    found, short = read_notes(notes, loaded, encoding_errors)
-    where, why = membership(loaded, found)
-    documents = [
-        Document(name, ids, control=where[name] == HELD_OUT, source=where[name]) for name, ids in found.items()
-    ]
-    if control is not None:
-        others, _ = read_notes(control, loaded, encoding_errors)
-        theirs, _ = membership(loaded, others)
-        known = [name for name, status in theirs.items() if status == TRAINED]
-        if len(known) == len(others):
-            raise ValueError(f"--control {control}: all its notes were trained on, so they show nothing; take others")
-        documents += [
-            Document(f"control: {name}", ids, control=True, source=OTHER)
-            for name, ids in others.items()
-            if name not in known
-        ]
-        if known:
-            listed = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-            print(f"no controls, because they were trained on: {listed}", file=sys.stderr)
-    with progress("auditing") as tell:
-        measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=tell)
-    if loaded.model.config.positions == "learned":
-        with progress("auditing, at every place") as tell:
-            measured = at_every_position(loaded.model, measured, batch=settings.batch, progress=tell)
-    result = verdict(measured, loaded, threshold, top)
-    result |= {"checkpoint": str(loaded.path), "notes": str(notes), "unknown_because": why, "too_short": short}
+    settings = ExtractionSettings.fitting(loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=0)
+    result = audit_notes(
+        loaded,
+        notes,
+        settings,
+        threshold=threshold,
+        control=control,
+        passages=top,
+        encoding_errors=errors,
+        progress=progress_bar,
+    )
+    if result.skipped_controls:
+        typer.echo(f"skipped as controls, because they were trained on: {_listed(result.skipped_controls)}", err=True)
     if out is not None:
-        title = f"Audit of {loaded.path.name}"
-        page = report(loaded.model, measured, loaded.tokenizer, title=title, checkpoint=str(loaded.path),
-                      step=loaded.step, passages=max(top, 20), strips=24)  # fmt: skip
-        write_all(page, measured, out)
-        files.write_json(out / "audit.json", result)
-    if as_json:
-        print(json.dumps(result, indent=2, ensure_ascii=False))
+        write_report(out, audit_report(loaded, result.measurements, passages=top), result.measurements)
+        files.write_json(out / "audit.json", asdict(result.verdict))
+    if json:
+        print(dumps(asdict(result.verdict), indent=2, ensure_ascii=False))
     else:
-        show(result, settings, out)
-    if not result["safe"]:
-        sys.exit(NOT_SAFE)
+        show_verdict(result.verdict, settings, out)
+    if not result.verdict.safe:
+        raise typer.Exit(NOT_SAFE)
 
 
-def read_notes(folder: Path, loaded: LoadedRun, encoding_errors: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """(name -> ids of every note, the names of those too short to judge). Raises ValueError where no note is left, and
-    as `list_roam_paths` and `read_text` do."""
-    root = files.expand_home(folder).absolute()
-    found, short = {}, []
-    for path in list_roam_paths(str(root)):
-        name = os.fsencode(Path(path).relative_to(root).as_posix()).decode("utf-8", errors="backslashreplace")
-        ids = loaded.encode(read_text(path, errors=encoding_errors))
-        if len(ids) < MIN_TOKENS:
-            short.append(name)
-        else:
-            found[name] = ids
-    if not found:
-        raise ValueError(f"no note in {folder} to look for: it has no .md file of at least {MIN_TOKENS} tokens")
-    return found, short
+def show_verdict(verdict: AuditVerdict, settings: ExtractionSettings, out: Path | None) -> None:
+    """Print the ranked passages, the controls, and the verdict."""
+    import math
 
+    from niels_gpt.memorization.audit import MIN_TOKENS
+    from niels_gpt.memorization.membership import UNKNOWN
+    from niels_gpt.report.numbers import one_in, passage_probability, probability
+    from niels_gpt.system.console import plural
 
-def verdict(measured: Sequence[Measurement], loaded: LoadedRun, threshold: float, top: int) -> dict[str, Any]:
-    """Which notes have passages at or over the threshold, held-out ones too (one may be in the training text under
-    another name), and what the controls reach."""
-    own = [m for m in measured if m.document.source != OTHER]
-    controls = [m for m in measured if m.document.control]
-    limit = np.log(threshold)
-    exposed = [m for m in own if float(m.log_p.max()) >= limit]
-    rows = [
-        {
-            "name": m.document.name,
-            "status": m.document.source,
-            "windows": len(m.log_p),
-            "short": m.short,
-            "max_p": float(np.exp(m.log_p.max())),
-            "max_log_p": float(m.log_p.max()),
-            "over": int((m.log_p >= limit).sum()),
-        }
-        for m in sorted(measured, key=lambda m: -float(m.log_p.max()))
-    ]
-    return {
-        "safe": not exposed,
-        "threshold": threshold,
-        "unit": "byte" if isinstance(loaded.tokenizer, ByteTokenizer) else "token",
-        "step": loaded.step,
-        "notes_audited": len(own),
-        "notes_exposed": len(exposed),
-        "windows": int(sum(len(m.log_p) for m in own)),
-        "windows_over": int(sum((m.log_p >= limit).sum() for m in own)),
-        "statuses": dict(Counter(m.document.source for m in measured)),
-        "controls": len(controls),
-        "control_max_log_p": max((float(m.log_p.max()) for m in controls), default=None),
-        "passages": top_passages(own, loaded.tokenizer, most=top),
-        "documents": rows,
-    }
-
-
-def show(result: dict[str, Any], settings: ExtractionSettings, out: Path | None) -> None:
-    """The verdict, the ranked passages, and what to make of them."""
-    status = ", ".join(f"{number} {name}" for name, number in result["statuses"].items())
-    print(f"{result['checkpoint']} after {result['step']:,} updates")
-    print(f"{plural(result['notes_audited'], 'note')} audited ({status}), {plural(result['windows'], 'passage')} of "
-          f"{settings.window} {result['unit']}s, {settings.prompt} of them given")  # fmt: skip
-    if result["too_short"]:
-        names = ", ".join(result["too_short"][:5]) + (", ..." if len(result["too_short"]) > 5 else "")
-        short = plural(len(result["too_short"]), "note")
-        print(f"{short} of fewer than {MIN_TOKENS} {result['unit']}s not judged: {names}")
-    if UNKNOWN in result["statuses"]:
-        print(f"some are {UNKNOWN}: {result['unknown_because']}")
-    print("\nthe passages it knows best")
-    for rank, passage in enumerate(result["passages"], 1):
+    status = ", ".join(f"{number} {name}" for name, number in verdict.statuses.items())
+    print(f"{verdict.checkpoint} after {verdict.step:,} steps")
+    print(
+        f"{plural(verdict.notes_audited, 'note')} audited ({status}), {plural(verdict.windows, 'passage')} of "
+        f"{settings.window} {verdict.unit}s, {settings.prompt} of them given"
+    )
+    if verdict.too_short:
+        short = plural(len(verdict.too_short), "note")
+        print(f"{short} of fewer than {MIN_TOKENS} {verdict.unit}s not judged: {_listed(verdict.too_short)}")
+    if UNKNOWN in verdict.statuses:
+        print(f"some are {UNKNOWN}: {verdict.unknown_because}")
+    print("\npassages with the highest P(z)")
+    for rank, passage in enumerate(verdict.passages, 1):
+        where = f"{passage['document']}, from {verdict.unit} {passage['start']:,}"
+        print(f"{rank:>3}. P(z) = {passage_probability(passage)}  {where}")
+        print(f"     prompt  {passage['prompt'][-70:]!r}")
+        print(f"     suffix  {passage['suffix'][:70]!r}")
+    highest = verdict.control_max_log_p
+    if highest is not None:
         print(
-            f"{rank:>3}. P(z) = {chance_of(passage)}  {passage['document']}, from {result['unit']} {passage['start']:,}"
+            f"\ncontrols, never trained on: {plural(verdict.controls, 'note')}; their highest P(z) is "
+            f"{probability(math.exp(highest))} ({one_in(highest)})"
         )
-        print(f"     given  {passage['prompt'][-70:]!r}")
-        print(f"     says   {passage['suffix'][:70]!r}")
-    if result["controls"]:
-        highest = result["control_max_log_p"]
-        print(f"\ncontrols, never trained on: {plural(result['controls'], 'note')}; their best known passage has "
-              f"P(z) = {probability(float(np.exp(highest)))} ({one_in(highest)})")  # fmt: skip
-        if highest >= np.log(result["threshold"]):
-            print("that is over the threshold too: such text can be guessed, and is not proof of memorisation")
+        if highest >= math.log(verdict.threshold):
+            print("that is over the threshold too: such text can be guessed, and is no proof of memorization")
     else:
-        print("\nno held-out notes to compare with: --control FOLDER takes notes that were never trained on")
+        print("\nno held-out notes to compare with: --control FOLDER adds notes that were never trained on")
     if out is not None:
         print(f"report: {out}/report.html, audit.json, documents.csv, windows.csv")
-    limit = f"P(z) >= {result['threshold']:g}"
-    if result["safe"]:
-        print(
-            f"\nSAFE TO PUBLISH by this measure: no passage of {plural(result['notes_audited'], 'note')} has {limit}."
-        )
-        print("It says nothing of passages in other words, of shorter secrets, or of text that was not audited.")
+    limit = f"P(z) >= {verdict.threshold:g}"
+    if verdict.safe:
+        print(f"\nSAFE TO PUBLISH by this measure: no passage of {plural(verdict.notes_audited, 'note')} has {limit}.")
+        print("This does not cover paraphrases, secrets shorter than a passage, or text that was not audited.")
     else:
-        print(f"\nNOT SAFE TO PUBLISH: {plural(result['windows_over'], 'passage')} of "
-              f"{plural(result['notes_exposed'], 'note')} have {limit}: they come back in "
-              f"{1 / result['threshold']:,.0f} tries or fewer, on average.")  # fmt: skip
+        print(
+            f"\nNOT SAFE TO PUBLISH: {plural(verdict.windows_over, 'passage')} of "
+            f"{plural(verdict.notes_exposed, 'note')} have {limit}: each occurs once in "
+            f"{1 / verdict.threshold:,.0f} samples or more often."
+        )
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first five names."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

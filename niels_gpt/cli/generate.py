@@ -83,7 +83,7 @@ def generate(
         [text] * number,
         max_new_tokens=max_tokens,
         sampling=sampling,
-        generators=generator,
+        generator=generator,
         stop=stop,
         use_cache=cache,
         tokenizer=loaded.tokenizer,

@@ -16,7 +16,6 @@ Text = Optional[str]  # noqa: UP045
 Count = Optional[int]  # noqa: UP045
 Number = Optional[float]  # noqa: UP045
 OptionalPath = Optional[Path]  # noqa: UP045
-Place = OptionalPath
 OfflineOption = Offline
 
 

@@ -2,83 +2,96 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
-import shlex
+import json as json_module
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.markup import escape
-from rich.table import Table
+import typer
 
-from niels_gpt.cli.tables import show_table
-from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
-from niels_gpt.config import RunConfig
-from niels_gpt.config.splice import SingleSelectMode, SpliceConfig, log
-from niels_gpt.config.yaml_file import load_config
-from niels_gpt.data.source_paths import display_name
-from niels_gpt.memorization.measure import ExtractionSettings
-from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
-from niels_gpt.report.histogram import histogram_text
-from niels_gpt.report.law import LawPoint, fit_law, law_page, law_png, law_text
-from niels_gpt.runs.folder import RunFolder
-from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
-from niels_gpt.splice.frames import Spans
-from niels_gpt.system import files
-from niels_gpt.system.console import plural
-from niels_gpt.system.device import resolve_device
-from niels_gpt.training.tasks.documents import SourceDocuments, open_documents
-from niels_gpt.training.tasks.splice_task import SpliceTask, choose_documents, unique_names
-from niels_gpt.training.tasks.token_task import with_vocabulary
+from niels_gpt.cli.options import (
+    Count,
+    DeviceOption,
+    GreedyOption,
+    JsonOption,
+    OptionalPath,
+    PrimerOption,
+    PromptOption,
+    RoamOption,
+    SetOption,
+    StrideOption,
+    WikiOption,
+    WindowOption,
+    output_option,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from niels_gpt.config import RunConfig
+    from niels_gpt.config.splice import SpliceConfig
+    from niels_gpt.splice.frames import Spans
+    from niels_gpt.training.tasks.documents import SourceDocuments
+    from niels_gpt.training.tasks.splice_task import SpliceTask
+
+app = typer.Typer(help="Train on chosen documents at chosen positions: select, inspect, study.", no_args_is_help=True)
+
+ConfigOption = Annotated[
+    OptionalPath, typer.Option("--config", help="YAML file of a splice run; default: notes, as bytes.")
+]
+PngOption = Annotated[OptionalPath, output_option("--png", "Write a plot to this file.")]
+HtmlOption = Annotated[OptionalPath, output_option("--html", "Write an HTML page to this file.")]
 
 _LISTED = 10
 """Documents that a policy's column lists."""
+_PRINTED = 50
+"""Chosen documents that are printed."""
 
 
-def splice_run(config: Path | None, overrides: list[str], data: Mapping[str, str | None]) -> RunConfig:
-    """The config of a splice run. Raises ValueError for one of another task."""
-    resolved = with_data(load_config(config, overrides=overrides), data)
-    if config is None:
-        resolved = dataclasses.replace(resolved, task="splice")
-    if resolved.task != "splice":
-        raise ValueError(f"{config} is a run of the task {resolved.task}: its task must be splice")
-    return with_vocabulary(resolved)
+@app.command("select")
+def splice_select(
+    config: ConfigOption = None,
+    set_: SetOption = [],  # noqa: B006
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the candidates, their lengths, and what each policy would select. Nothing is trained."""
+    from niels_gpt.training.tasks.documents import open_documents
+    from niels_gpt.training.tasks.splice_task import SpliceTask
 
-
-def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, str | None], as_json: bool) -> None:
-    resolved = splice_run(config, overrides, data)
+    resolved = _splice_config(config, list(set_), {"wiki": wiki, "roam": roam, "primer": primer})
     library = open_documents(resolved)
-    shelf, splice, S = library.train, resolved.splice, resolved.model.T
-    choices = _policies(splice, library, S)
-    fitting = splice.within_limits(shelf.lengths, ends=shelf.ends, S=S)
-    if not as_json:  # before the choice: where it fails, this shows why
-        _show_candidates(library, fitting)
+    documents, splice, S = library.train, resolved.splice, resolved.model.T
+    choices = _policy_choices(splice, library, S)
+    candidates = splice.within_limits(documents.lengths, ends=documents.ends, S=S)
+    if not json:  # before the selection: if it fails, this shows why
+        _show_candidates(library, candidates)
         if not all(isinstance(choice, str) for choice in choices.values()):  # else one error says it
             _show_policies(choices, library, splice)
     task = SpliceTask(resolved, library)
     chosen, names = task.chosen, task.names
-    if as_json:
+    if json:
         controls = [(i, library.held_out.name(i), int(library.held_out.lengths[i])) for i in task.controls]
-        found = {
-            "source": library.source,
-            "place": library.path,
-            "documents": len(shelf.lengths),
-            "candidates": len(fitting),
-            "chosen": _rows(zip(chosen, names, task.dataset.lengths.tolist(), strict=True)),
-            "policies": choices,
-            "controls": _rows(controls),
-            "examples_per_epoch": len(task.dataset),
-        }
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        _print_json(
+            {
+                "source": library.source,
+                "place": library.path,
+                "documents": len(documents.lengths),
+                "candidates": len(candidates),
+                "chosen": _rows(zip(chosen, names, task.dataset.lengths.tolist(), strict=True)),
+                "policies": choices,
+                "controls": _rows(controls),
+                "examples_per_epoch": len(task.dataset),
+            }
+        )
         return
     print("\nchosen" + (f" by doc_index={splice.doc_index}" if splice.doc_index is not None else ""))
-    for i, name in list(zip(chosen, names, strict=True))[:50]:
-        print(f"  {i:>6}  {int(shelf.lengths[i]):>9,}  {name}")
-    if len(chosen) > 50:
-        print(f"  and {len(chosen) - 50:,} more")
+    for i, name in list(zip(chosen, names, strict=True))[:_PRINTED]:
+        print(f"  {i:>6}  {int(documents.lengths[i]):>9,}  {name}")
+    if len(chosen) > _PRINTED:
+        print(f"  and {len(chosen) - _PRINTED:,} more")
     print("controls (held out, never trained on)")
     for i in task.controls:
         print(f"  {i:>6}  {int(library.held_out.lengths[i]):>9,}  {library.held_out.name(i)}")
@@ -86,19 +99,166 @@ def run_select(*, config: Path | None, overrides: list[str], data: Mapping[str, 
         print(note)
 
 
-def _rows(documents: Iterable[tuple[int, str, int]]) -> list[dict[str, Any]]:
-    return [{"document": i, "name": name, "length": length} for i, name, length in documents]
+@app.command("coverage")
+def splice_coverage(
+    config: ConfigOption = None,
+    set_: SetOption = [],  # noqa: B006
+    steps: Annotated[
+        Count, typer.Option("--steps", min=1, help="Count the first N steps instead of full epochs.")
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs to count.")] = 1,
+    png: PngOption = None,
+    html: HtmlOption = None,
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Count how often each token of each document is seen and supervised, without a model."""
+    from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
+    from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
+    from niels_gpt.system import files
+    from niels_gpt.system.console import plural
+    from niels_gpt.training.tasks.splice_task import SpliceTask
+
+    resolved = _splice_config(config, list(set_), {"wiki": wiki, "roam": roam, "primer": primer})
+    task = SpliceTask(resolved)
+    dataset, train = task.dataset, resolved.train
+    if steps is not None:
+        spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
+        title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
+    else:
+        spans = (chunk for epoch in range(epochs) for chunk in epoch_spans(dataset, epoch))
+        title = plural(epochs, "epoch")
+    lengths: list[np.ndarray] = []
+    documents = cover(dataset, task.names, _record_lengths(spans, lengths))
+    examples, frames = frames_needed(lengths, dataset.S, train.B, packed=task.packed)
+    title = f"{_describe(task)}: {title}"
+    _make_folders(png, html)
+    if png is not None:
+        coverage_png(documents, png, title=title, examples=examples, frames=frames)
+    if html is not None:
+        files.write_text(html, coverage_page(documents, title=title, examples=examples, frames=frames))
+    if json:
+        rows = [
+            {"name": d.name, "tokens": d.length, "seen": d.seen.tolist(), "supervised": d.supervised.tolist()}
+            for d in documents
+        ]
+        _print_json({"title": title, "examples": examples, "frames": frames, "documents": rows}, indent=None)
+        return
+    _print_lines(coverage_text(documents, title=title, examples=examples, frames=frames), png, html)
 
 
-def _policies(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[str, list[int] | str]:
-    """What each policy would choose, or why it cannot. What they have to say is said when one is taken."""
+@app.command("study")
+def splice_study(
+    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file of the runs; default: notes.")] = None,
+    vary: Annotated[
+        str, typer.Option("--vary", metavar="KEY=A,B,C", help="The config value that differs between runs.")
+    ] = "splice.num_docs=1,2,4,8",
+    out: Annotated[Path, output_option("--out", "Folder of the runs and the report.", folder=True)] = Path(
+        "runs/study"
+    ),
+    window: WindowOption = None,
+    prompt: PromptOption = None,
+    stride: StrideOption = 5,
+    greedy: GreedyOption = None,
+    set_: SetOption = [],  # noqa: B006
+    wiki: WikiOption = None,
+    roam: RoamOption = None,
+    primer: PrimerOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train one run per value, measure what each memorized, and fit log P(z) against epochs and tokens."""
+    from niels_gpt.cli.memorize import measure_and_show
+    from niels_gpt.cli.train import exit_if_stopped, train_and_report
+    from niels_gpt.memorization.measure import ExtractionSettings
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.system.device import resolve_device
+    from niels_gpt.training.tasks.splice_task import SpliceTask
+
+    key, equals, listed = vary.partition("=")
+    values = [value.strip() for value in listed.split(",")]
+    if not equals or not all(values):
+        raise ValueError(f"--vary must be KEY=A,B,C, got {vary!r}")
+    if len(set(values)) < len(values):
+        raise ValueError(f"--vary must have different values, got {vary!r}")
+    runs = {value: RunFolder(out / f"{key.split('.')[-1]}-{value}") for value in values}
+    device, data = resolve_device(device), {"wiki": wiki, "roam": roam, "primer": primer}
+    configs = {value: _splice_config(config, [*set_, f"{key}={value}"], data) for value in values}
+    shortest = min(resolved.model.T for resolved in configs.values())
+    # The same settings for all runs, so that they can be compared.
+    settings = ExtractionSettings.fitting(shortest, window=window, prompt=prompt, stride=stride, greedy=greedy)
+    for resolved in configs.values():  # fail before the first run is trained
+        SpliceTask(resolved)
+    for value, run in runs.items():
+        resume = run.exists
+        print(f"\n{key} = {value}: {run.path}" + (" (resuming)" if resume else ""))
+        result = train_and_report(configs[value], run, device=device, resume=resume)
+        exit_if_stopped(result.signal, result, run, command="the same command again")
+        measure_and_show(run, device=device, settings=settings)
+    print()
+    splice_fit([run.path for run in runs.values()], png=out / "law.png", html=out / "law.html")
+
+
+@app.command("fit")
+def splice_fit(
+    runs: Annotated[list[Path], typer.Argument(help="Runs that `niels-gpt memorize` has measured.")],
+    png: PngOption = None,
+    html: HtmlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Fit log P(z) = c1 log(epochs) + c2 log(tokens) + c3 over the checkpoints of several runs."""
+    from dataclasses import asdict
+
+    from niels_gpt.memorization.law import fit_law, law_points
+    from niels_gpt.report.law import law_page, law_png, law_text
+    from niels_gpt.system import files
+
+    points = [point for run in runs for point in law_points(run)]
+    law = fit_law(points)
+    title = "log P(z) against epochs and tokens"
+    _make_folders(png, html)
+    if png is not None:
+        law_png(points, law, png, title=title)
+    if html is not None:
+        files.write_text(html, law_page(points, law, title=title))
+    if json:
+        _print_json({"law": asdict(law), "points": [asdict(point) for point in points]})
+        return
+    _print_lines(law_text(law), png, html)
+
+
+def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str, str | None]) -> RunConfig:
+    """Return the config of a splice run. Raises ValueError for a config of another task."""
+    import dataclasses
+
+    from niels_gpt.cli.train import with_data
+    from niels_gpt.config.yaml_file import load_config
+    from niels_gpt.training.tasks.token_task import with_vocabulary
+
+    resolved = with_data(load_config(config, overrides=overrides), data)
+    if config is None:
+        resolved = dataclasses.replace(resolved, task="splice")
+    if resolved.task != "splice":
+        raise ValueError(f"{config} has task {resolved.task}: it must be splice")
+    return with_vocabulary(resolved)
+
+
+def _policy_choices(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[str, list[int] | str]:
+    """Return the documents that each policy would select, or why it cannot. Nothing is logged."""
+    import dataclasses
+    from typing import get_args
+
+    from niels_gpt.config.splice import SingleSelectMode, log
+    from niels_gpt.training.tasks.splice_task import choose_documents
+
     choices: dict[str, list[int] | str] = {}
     log.disabled = True
     try:
         for mode in get_args(SingleSelectMode):
-            wanted = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
+            policy = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
             try:
-                choices[mode] = choose_documents(wanted, library, S)
+                choices[mode] = choose_documents(policy, library, S)
             except ValueError as err:
                 choices[mode] = str(err)
     finally:
@@ -106,76 +266,76 @@ def _policies(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[st
     return choices
 
 
-def _show_candidates(library: SourceDocuments, fitting: np.ndarray) -> None:
+def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:
+    from niels_gpt.data.source_paths import display_name
+    from niels_gpt.report.histogram import histogram_text
+    from niels_gpt.system.console import plural
+
     lengths = library.train.lengths
     held_out = plural(len(library.held_out.lengths), "document")
     source = display_name(library.source, library.path)
-    print(f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
-          f"{len(fitting):,} within the limits, {held_out} held out")  # fmt: skip
+    print(
+        f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
+        f"{len(candidates):,} within the limits, {held_out} held out"
+    )
     print("tokens per document:")
-    for line in histogram_text(lengths[fitting] if len(fitting) else lengths):
+    for line in histogram_text(lengths[candidates] if len(candidates) else lengths):
         print(f"  {line}")
 
 
 def _show_policies(choices: Mapping[str, list[int] | str], library: SourceDocuments, splice: SpliceConfig) -> None:
-    """What each policy would choose, side by side."""
+    """Print what each policy would select, in columns."""
+    import itertools
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from niels_gpt.cli.tables import show_table
+    from niels_gpt.training.tasks.splice_task import unique_names
+
     table = Table(box=None, pad_edge=False, title_justify="left")
-    for mode in choices:
+    columns = []
+    for mode, chosen in choices.items():
         table.add_column(f"{mode}{' (config)' if mode == splice.doc_select_mode else ''}", overflow="fold")
-    cells = []
-    for chosen in choices.values():
         if isinstance(chosen, str):
-            cells.append([chosen])
+            columns.append([chosen])
             continue
         names = unique_names(library.train, chosen[:_LISTED])
         column = [f"{name} ({int(library.train.lengths[i]):,})" for i, name in zip(chosen, names, strict=False)]
-        cells.append(column + ([f"and {len(chosen) - _LISTED:,} more"] if len(chosen) > _LISTED else []))
-    for row in itertools.zip_longest(*cells, fillvalue=""):
+        columns.append(column + ([f"and {len(chosen) - _LISTED:,} more"] if len(chosen) > _LISTED else []))
+    for row in itertools.zip_longest(*columns, fillvalue=""):
         table.add_row(*map(escape, row))
-    print("\nwhat each policy would choose, with tokens:")
+    print("\nwhat each policy would select, with tokens:")
     show_table(table)
 
 
-def run_coverage(
-    *,
-    config: Path | None,
-    overrides: list[str],
-    data: Mapping[str, str | None],
-    steps: int | None,
-    epochs: int,
-    png: Path | None,
-    html: Path | None,
-    as_json: bool,
-) -> None:
-    resolved = splice_run(config, overrides, data)
-    task = SpliceTask(resolved)
-    dataset, train = task.dataset, resolved.train
-    if steps is not None:
-        spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
-        title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
-    else:
-        spans = (part for epoch in range(epochs) for part in epoch_spans(dataset, epoch))
-        title = plural(epochs, "epoch")
-    lengths: list[np.ndarray] = []
-    documents = cover(dataset, task.names, noted(spans, lengths))
-    examples, frames = frames_needed(lengths, dataset.S, train.B, packed=task.packed)
-    title = f"{library_name(task)}: {title}"
-    _make_folders(png, html)
-    if png is not None:
-        coverage_png(documents, png, title=title, examples=examples, frames=frames)
-    if html is not None:
-        files.write_text(html, coverage_page(documents, title=title, examples=examples, frames=frames))
-    if as_json:
-        rows = [
-            {"name": d.name, "tokens": d.length, "seen": d.seen.tolist(), "supervised": d.supervised.tolist()}
-            for d in documents
-        ]
-        found = {"title": title, "examples": examples, "frames": frames, "documents": rows}
-        print(json.dumps(found, ensure_ascii=False))
-        return
-    for line in coverage_text(documents, title=title, examples=examples, frames=frames):
+def _record_lengths(spans: Iterable[Spans], lengths: list[np.ndarray]) -> Iterator[Spans]:
+    """Yield the spans and append their lengths: an epoch may be too long to store."""
+    for chunk in spans:
+        lengths.append(chunk.length.astype("int32"))
+        yield chunk
+
+
+def _describe(task: SpliceTask) -> str:
+    """Return the source and the balance mode, for a title."""
+    splice = task.config.splice
+    mode = f"{splice.balance_mode}, tau {splice.balance_tau:g}" if len(task.chosen) > 1 else splice.content_start_mode
+    return f"{task.documents.source}, {mode}"
+
+
+def _rows(documents: Iterable[tuple[int, str, int]]) -> list[dict[str, Any]]:
+    return [{"document": i, "name": name, "length": length} for i, name, length in documents]
+
+
+def _print_json(value: Any, *, indent: int | None = 2) -> None:
+    print(json_module.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def _print_lines(lines: Iterable[str], *written: Path | None) -> None:
+    """Print lines, then the paths of the files that were written."""
+    for line in lines:
         print(line)
-    for path in (png, html):
+    for path in written:
         if path is not None:
             print(f"wrote {path}")
 
@@ -184,95 +344,3 @@ def _make_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def noted(spans: Iterable[Spans], lengths: list[np.ndarray]) -> Iterator[Spans]:
-    """The spans, their lengths noted on the way: an epoch may be too long to keep."""
-    for part in spans:
-        lengths.append(part.length.astype(np.int32))
-        yield part
-
-
-def library_name(task: SpliceTask) -> str:
-    """What is covered, for a title."""
-    splice = task.config.splice
-    how = f"{splice.balance_mode}, tau {splice.balance_tau:g}" if len(task.chosen) > 1 else splice.content_start_mode
-    return f"{task.documents.source}, {how}"
-
-
-def run_fit(*, runs: list[Path], png: Path | None, html: Path | None, as_json: bool) -> None:
-    points = [point for run in runs for point in points_of(run)]
-    law = fit_law(points)
-    title = "log P(z) against epochs and tokens"
-    _make_folders(png, html)
-    if png is not None:
-        law_png(points, law, png, title=title)
-    if html is not None:
-        files.write_text(html, law_page(points, law, title=title))
-    if as_json:
-        found = {"law": dataclasses.asdict(law), "points": [dataclasses.asdict(point) for point in points]}
-        print(json.dumps(found, indent=2))
-        return
-    for line in law_text(law):
-        print(line)
-    for path in (png, html):
-        if path is not None:
-            print(f"wrote {path}")
-
-
-def points_of(run: Path) -> list[LawPoint]:
-    """The checkpoints of a measured run as points of the law. Raises ValueError where it was not measured."""
-    path = run / "memorisation" / "report.json"
-    if not run.is_dir():
-        raise ValueError(f"no run {run}")
-    points: list[LawPoint] = []
-    try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        tokens, checkpoints = report["train_tokens"], report["checkpoints"]
-        for checkpoint in checkpoints:
-            trained = [d["mean_log_p"] for d in checkpoint["documents"] if not d["control"]]
-            if checkpoint["epochs"] > 0 and trained:
-                name = f"{run.name}, step {checkpoint['step']}"
-                points.append(LawPoint(checkpoint["epochs"], tokens, float(np.mean(trained)), name))
-    except FileNotFoundError:
-        raise ValueError(f"{run} was not measured: niels-gpt memorize --run {shlex.quote(str(run))}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, NotADirectoryError) as err:
-        raise ValueError(f"{path} is no report of a splice run ({err!r}): measure the run again") from None
-    return points
-
-
-def run_study(
-    *,
-    config: Path | None,
-    overrides: list[str],
-    data: Mapping[str, str | None],
-    vary: str,
-    out: Path,
-    wanted: Mapping[str, Any],
-    device: str,
-) -> None:
-    from niels_gpt.cli.memorize import measure_run
-
-    key, equals, values = vary.partition("=")
-    if not equals or not all(value.strip() for value in values.split(",")):
-        raise ValueError(f"--vary takes KEY=A,B,C, got {vary!r}")
-    wished = [value.strip() for value in values.split(",")]
-    if len(set(wished)) < len(wished):
-        raise ValueError(f"--vary takes different values, got {vary!r}")
-    runs = [(value, RunFolder(out / f"{key.split('.')[-1]}-{value}")) for value in wished]
-    device = resolve_device(device)
-    configs = {value: splice_run(config, [*overrides, f"{key}={value}"], data) for value, _ in runs}
-    shortest = min(resolved.model.T for resolved in configs.values())
-    settings = ExtractionSettings.fitting(shortest, **wanted)  # the same for all runs, so that they compare
-    for resolved in configs.values():  # what cannot be done is said before anything is
-        SpliceTask(resolved)
-    done = []
-    for value, run in runs:
-        resume = run.exists
-        print(f"\n{key} = {value}: {run.path}" + (" (going on)" if resume else ""))
-        result = train_and_report(configs[value], run, device=device, resume=resume)
-        exit_if_stopped(result.signal, result, run, command="the same command again")
-        measure_run(run, device=device, settings=settings)
-        done.append(run.path)
-    print()
-    run_fit(runs=done, png=out / "law.png", html=out / "law.html", as_json=False)

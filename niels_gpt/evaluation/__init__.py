@@ -1,1 +1,1 @@
-"""How good is a model: sampled loss, exact bits per byte, and what needs no model to reach."""
+"""Evaluate a model: sampled loss, exact bits per byte, and baselines that need no model."""

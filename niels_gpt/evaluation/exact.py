@@ -1,4 +1,4 @@
-"""Exact evaluation: every byte or token of a stream scored once."""
+"""Exact evaluation: score every byte or token of a stream once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from niels_gpt.model.gpt import GPT
 
 @dataclass(frozen=True)
 class Score:
-    """The loss of a model on a whole stream."""
+    """The loss of a model on a stream."""
 
     tokens: int
-    """Tokens scored: all but the first, which has nothing before it."""
+    """Tokens scored: all but the first, which has no context."""
     nats_per_token: float
     bytes: int | None = None
-    """Of text that the scored tokens stand for; None: tokens are bytes."""
+    """Bytes of text in the scored tokens; None if tokens are bytes."""
 
     @property
     def bits_per_byte(self) -> float:
+        """The loss in bits per byte of text."""
         size = self.tokens if self.bytes is None else self.bytes
         return self.nats_per_token * self.tokens / (size * math.log(2))
 
     @property
     def perplexity(self) -> float:
-        """Per token."""
+        """The perplexity per token."""
         return math.exp(self.nats_per_token)
 
 
 WINDOWS = 4096
-"""Of a stream, cut out at once."""
+"""Windows of a stream that are cut at a time."""
 
 
 def score_stream(
@@ -48,12 +49,12 @@ def score_stream(
     token_sizes: np.ndarray | None = None,
     precision: str = "fp32",
 ) -> Score:
-    """Score every byte of the stream (or every id of an array) but the first, once, in windows of the model's T.
+    """Score every byte of a stream (or every id of an array) but the first, once, in windows of the model's T.
 
-    Windows start every `stride` tokens and score those the one before did not reach. stride T (the
-    default) is fastest; smaller ones give each token at least T - stride tokens of context (those of the first window
-    apart). Sums are in float64; `batch` and `precision` are as in `score_rows`. `token_sizes` says how many bytes of
-    text each id stands for, for bits per byte. Raises ValueError for a stream of fewer than two tokens, or a stride
+    Windows start every `stride` tokens, and each scores the tokens that the previous one did not reach. A stride of T
+    (the default) is fastest; a smaller one is slower and gives every token after the first window at least T - stride
+    tokens of context. Sums are in float64; `batch` and `precision` are as in `score_rows`. `token_sizes` holds the
+    bytes of text per id, for bits per byte. Raises ValueError for a stream of fewer than two tokens, or a stride
     outside 1..T.
     """
     T = model.config.T
@@ -61,21 +62,20 @@ def score_stream(
     if not 1 <= stride <= T:
         raise ValueError(f"stride must be in 1..T={T}, got {stride}")
     if len(stream) < 2:
-        raise ValueError(
-            f"a stream of {len(stream)} {'bytes' if isinstance(stream, bytes) else 'tokens'} has nothing to predict"
-        )
+        unit = "bytes" if isinstance(stream, bytes) else "tokens"
+        raise ValueError(f"a stream of {len(stream)} {unit} has nothing to predict: it needs at least 2")
     data = np.frombuffer(stream, dtype=np.uint8) if isinstance(stream, bytes) else stream
-    n = len(data) - 1  # targets 1 .. n; a window over data[s : s+w+1] predicts targets s+1 .. s+w
+    n = len(data) - 1  # targets 1 .. n; the window data[s : s+w+1] predicts targets s+1 .. s+w
     width = min(T, n)
     starts = np.arange(0, n - width + 1, stride)
     if starts[-1] + width < n:
-        starts = np.append(starts, n - width)  # the last window ends with the stream; its overlap is not scored twice
-    reached = np.append(0, starts[:-1] + width)  # the last target that is scored before a window, which begins after it
+        starts = np.append(starts, n - width)  # the last window ends with the stream
+    reached = np.append(0, starts[:-1] + width)  # the last target that was scored before each window
     total = 0.0
     for i in range(0, len(starts), WINDOWS):
-        part = starts[i : i + WINDOWS]
-        rows = [data[s : s + width + 1] for s in part.tolist()]
-        prompts = reached[i : i + WINDOWS] - part + 1
+        chunk = starts[i : i + WINDOWS]
+        rows = [data[s : s + width + 1] for s in chunk.tolist()]
+        prompts = reached[i : i + WINDOWS] - chunk + 1
         total -= score_rows(model, rows, prompts, batch=batch, precision=precision)[0].sum()
     size = None if token_sizes is None else int(token_sizes[data[1:]].sum())
     return Score(tokens=n, nats_per_token=float(total) / n, bytes=size)
@@ -88,15 +88,15 @@ def score_examples(
     token_sizes: np.ndarray,
     precision: str = "fp32",
 ) -> Score:
-    """Score every target of batches (x, targets); those of -100 do not count. Raises ValueError where there is none."""
-    total, number, size = 0.0, 0, 0
+    """Score every target of batches (x, targets); -100 is ignored. Raises ValueError if there is no target."""
+    total, tokens, size = 0.0, 0, 0
     with eval_mode(model):
         for x, targets in batches:
-            each, _ = token_scores(model, x.to(model.device), targets, precision=precision)
-            total -= each.cpu().double().sum().item()
+            log_p, _ = token_scores(model, x.to(model.device), targets, precision=precision)
+            total -= log_p.cpu().double().sum().item()
             scored = targets[targets != -100].numpy()
-            number += len(scored)
+            tokens += len(scored)
             size += int(token_sizes[scored].sum())
-    if not number:
-        raise ValueError("there is no target to score")
-    return Score(tokens=number, nats_per_token=total / number, bytes=size)
+    if not tokens:
+        raise ValueError("no target to score: every target is -100, or there are no batches")
+    return Score(tokens=tokens, nats_per_token=total / tokens, bytes=size)

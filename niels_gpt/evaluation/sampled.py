@@ -15,7 +15,7 @@ from niels_gpt.model.loss import loss_fn
 
 @contextlib.contextmanager
 def eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """No dropout and no gradients for the block; the train/eval mode is as before afterwards."""
+    """Switch off dropout and gradients for the block, then restore the train/eval mode."""
     with evaluating(model), torch.no_grad():
         yield
 
@@ -23,7 +23,7 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
 def nats_and_targets(
     model: GPT, batches: Iterable[tuple[torch.Tensor, ...]], *, device: str | torch.device
 ) -> tuple[float, int]:
-    """(nats, targets) over all batches of (x, targets) together; targets of -100 do not count."""
+    """Return (total nats, number of targets) over all batches (x, targets); targets of -100 are ignored."""
     total, targets = 0.0, 0
     with eval_mode(model):
         for x, y in batches:
@@ -43,10 +43,10 @@ def evaluate(
     device: str,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """The mean loss in nats per token over eval_steps batches of B windows, for each stream.
+    """Return the mean loss of each stream in nats per token, over eval_steps batches of B windows.
 
-    The model's train/eval mode is left as found. Raises ValueError for eval_steps below 1 and for a
-    stream shorter than T + 1 bytes.
+    The model's train/eval mode is restored. Raises ValueError for eval_steps below 1 and for a stream shorter than
+    T + 1 bytes.
     """
     return evaluate_rows(
         model, eval_streams, slice(None), eval_steps=eval_steps, B=B, T=T, device=device, generator=generator
@@ -64,7 +64,7 @@ def evaluate_rows(
     device: str,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """What `evaluate` gives, of these rows of every batch only. Raises as it does."""
+    """Return what `evaluate` does, over these rows of every batch only. Raises as it does."""
     if eval_steps < 1:
         raise ValueError(f"eval_steps must be at least 1, got {eval_steps}")
     means = {}

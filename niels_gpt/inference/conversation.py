@@ -1,4 +1,4 @@
-"""A conversation with a model: keeps the turns, streams the replies."""
+"""A conversation with a model: stores the turns and streams the replies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from niels_gpt.tokenizer import AnyTokenizer, Tokenizer, encode, refuse_special
 
 
 class Conversation:
-    """The turns so far and the system message, over one model.
+    """The system message and the turns of a conversation with one model.
 
     A model over bytes reads a transcript, and a reply ends where the next turn begins. A model with a tokenizer reads
-    the chat template, whose turns are special ids: a reply ends with EOT and with nothing else.
+    the chat template, whose turns are special ids, and a reply ends only at EOT. Replies are sampled at temperature 0.3
+    unless `sampling` is given; the arguments are those of `stream_text`.
     """
 
     def __init__(
@@ -41,25 +42,25 @@ class Conversation:
         self.set_system(system)
 
     def set_system(self, text: str | None) -> None:
-        """Set the system message, or take it away. Raises ValueError for text that forges a turn."""
+        """Set the system message; None or "" removes it. Raises ValueError for text that forges a turn."""
         if text:
             self._check(text)
         self.system = text or None
 
     def reset(self) -> None:
-        """Forget the turns; the system message stays."""
+        """Delete the turns; the system message stays."""
         self.turns = []
 
     def prompt(self) -> str | list[int]:
-        """What the model reads: as many of the latest turns as leave it room to answer."""
-        head = [{"role": "system", "content": self.system}] if self.system else []
-        messages, limit = [*head, *self.turns], 3 * self.model.config.T // 4
+        """Return what the model reads: the latest turns that fit three quarters of T."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages, limit = [*system, *self.turns], 3 * self.model.config.T // 4
         if isinstance(self.tokenizer, Tokenizer):
             return fit_chat(messages, self.tokenizer, limit)
         return format_chat(fit_messages(messages, limit=limit))
 
     def _check(self, text: str) -> None:
-        """Raise ValueError for text that forges a turn, or has no utf-8 form."""
+        """Raise ValueError for text that forges a turn or cannot be encoded as utf-8."""
         if isinstance(self.tokenizer, Tokenizer):
             refuse_special(text)
         else:
@@ -67,14 +68,14 @@ class Conversation:
         encode(text)
 
     def reply(self, text: str) -> Iterator[str]:
-        """Stream the answer to a user's message; both are remembered, also a reply that was broken off.
+        """Stream the reply to a user's message and append both to `turns`, also if the stream is closed early.
 
         Raises ValueError for an empty message, or one that forges a turn.
         """
         text = text.strip()
         if not text:
             raise ValueError("the message is empty")
-        self._check(text)  # before it is remembered
+        self._check(text)  # before it becomes a turn
         self.turns.append({"role": "user", "content": text})
         answer = ""
         try:

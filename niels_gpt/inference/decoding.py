@@ -1,4 +1,10 @@
-"""Decoding token by token, for a batch of prompts of any lengths, with or without a KV cache."""
+"""Decode token by token, for a batch of prompts of any lengths, with or without a KV cache.
+
+There are two decode loops. `Decoder` decodes a batch whose rows start together; `Engine` (engine/) adds and removes
+requests between steps. `Engine` could do both jobs, but its bookkeeping per step (lock, queues, one sampling group per
+setting) costs tens of microseconds, a few percent of a v0 token at batch 1 on a CPU. On CUDA the engine's graphs are
+faster than any eager loop, so there `EngineDecoder` runs a batch as requests of an engine.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +14,26 @@ import torch
 
 from niels_gpt.inference.engine import cuda_slots
 from niels_gpt.inference.engine.engine import Engine
-from niels_gpt.inference.engine.request import new_tokens, prompt_ids
+from niels_gpt.inference.engine.request import check_new_tokens, check_prompt
+from niels_gpt.inference.engine.slots import pad_right
 from niels_gpt.inference.int8 import one_token
 from niels_gpt.inference.sampling import Sampling, choose
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.rng import generator as make_generator
 
-MOST_ROWS = 64
-"""Rows that a decoder on CUDA decodes at a time; more wait."""
+MAX_ROWS = 64
+"""Rows that a decoder on CUDA decodes at a time; the others wait."""
 Generators = torch.Generator | Sequence[torch.Generator] | None
+"""One generator for all rows, one per row, or None for torch's default generator."""
 
 
 class Decoder:
-    """Continues prompts by one token per `step`.
+    """Continue a batch of prompts by one token per `step`.
 
-    Up to T tokens a row lives in the KV cache. Past T its window is the last T tokens at positions
-    0..T-1, so every key changes with every token and the window is computed anew: cached and
-    uncached decoding see the same numbers up to float error, and give the same ids.
+    A row of up to T tokens uses the KV cache. A longer row is cropped to its last T tokens at positions 0..T-1, so
+    every key changes with every token and the window is recomputed. Cached and uncached decoding see the same logits
+    up to float error, and give the same ids.
     """
 
     def __init__(
@@ -35,53 +43,52 @@ class Decoder:
         *,
         max_new_tokens: int,
         sampling: Sampling,
-        generators: Generators = None,
+        generator: Generators = None,
         use_cache: bool = True,
     ) -> None:
-        """Raises ValueError for an empty prompt, what is no id of the vocabulary, and max_new_tokens that are no
-        integer from 0 to `config.MOST_TOKENS`."""
+        """Raise ValueError for an empty prompt, an id outside the vocabulary, and max_new_tokens outside
+        0..`config.MOST_TOKENS`."""
         self.model = model
-        self.max_new_tokens = new_tokens(max_new_tokens, 0)
-        self.ids = _ids(prompts, model)
+        self.max_new_tokens = check_new_tokens(max_new_tokens, 0)
+        self.ids = _check_prompts(prompts, model)
         self.active = list(range(len(prompts)))
         self._sampling = sampling
-        self._use_cache = (
-            use_cache and getattr(model.forward, "__func__", None) is GPT.forward
-        )  # a model of another kind is just called
+        # A model with its own forward has no `hidden` and no KV cache: call it on the window.
+        self._use_cache = use_cache and getattr(model.forward, "__func__", None) is GPT.forward
         self._cache: KVCache | None = None
-        self._cached: list[int] = []  # the rows of the cache, in its order
+        self._cached: list[int] = []  # rows of the batch in the order of the cache
         self._one_token = one_token(model) if self._use_cache else None
-        self._uniform = _draw(len(prompts), self.max_new_tokens, generators, sampling)  # (rows, steps)
-        self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # the rows of the last step, their tokens
+        self._uniform = _draw(_row_generators(generator, len(prompts), sampling), self.max_new_tokens, sampling)
+        self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # rows of the last step, their tokens
         self._step = 0
 
     def finish(self, row: int) -> None:
-        """Take a row out; the others are not affected."""
+        """Stop decoding a row; the other rows are not affected."""
         self.active.remove(row)
 
     def tokens(self) -> Iterator[tuple[int, list[int]]]:
-        """(row, its next tokens), until no row is active or each has its max_new_tokens."""
+        """Yield (row, its new tokens) until no row is active or each has max_new_tokens."""
         while self.active and self._step < self.max_new_tokens:
             for row, token in self.step().items():
                 yield row, [token]
 
     def close(self, *, keep: bool = True) -> None:
-        """Nothing more is wanted."""
+        """Do nothing; see `EngineDecoder.close`."""
 
     @torch.inference_mode()
     def step(self) -> dict[int, int]:
-        """Append one token to every active row; row -> token."""
+        """Append one token to every active row; return row -> token."""
         T = self.model.config.T
         inside = [row for row in self.active if self._use_cache and len(self.ids[row]) <= T]
         outside = [row for row in self.active if row not in inside] if len(inside) < len(self.active) else []
-        parts = []
+        groups = []
         if inside:
-            parts.append(self._cached_logits(inside))
+            groups.append(self._cached_logits(inside))
         if outside:
-            parts.append(self._window_logits(outside))
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+            groups.append(self._window_logits(outside))
+        logits = groups[0] if len(groups) == 1 else torch.cat(groups)
         rows = inside + outside
-        ids = choose(logits, self._sampling, self._numbers(rows) if self._sampling.temperature else self._uniform)
+        ids = choose(logits, self._sampling, self._draws(rows) if self._sampling.temperature else self._uniform)
         self._last = (rows, ids)
         chosen = ids.tolist()
         self._step += 1
@@ -89,45 +96,46 @@ class Decoder:
             self.ids[row].append(token)
         return dict(zip(rows, chosen, strict=True))
 
-    def _numbers(self, rows: list[int]) -> torch.Tensor:
-        """The uniform number of each row for this step."""
+    def _draws(self, rows: list[int]) -> torch.Tensor:
+        """Return the uniform draw of each row for this step."""
         column = self._uniform[:, self._step]
         return column if len(rows) == len(column) and rows == sorted(rows) else column[rows]
 
     def _cached_logits(self, rows: list[int]) -> torch.Tensor:
-        """(len(rows), V) for rows of at most T tokens; all but their last token are in the cache already."""
-        model = self.model
-        if self._cache is None:  # prefill: nothing is cached yet
-            self._cache = KVCache(model.config, len(rows), device=model.device, dtype=model.tok_emb.weight.dtype)
-            self._cached = rows
-            lengths = [len(self.ids[row]) for row in rows]
-            logits = model(self._padded([self.ids[row] for row in rows]), cache=self._cache)
-            self._cache.lengths = lengths
-            return logits[torch.arange(len(rows)), torch.tensor(lengths) - 1]
-        if rows != self._cached:  # some have finished, or have grown past T
+        """Return (len(rows), V) for rows of at most T tokens; all but their last token are cached."""
+        if self._cache is None:
+            return self._prefill(rows)
+        if rows != self._cached:  # some rows have finished or have grown past T
             self._cache.select([self._cached.index(row) for row in rows])
             self._cached = rows
         if rows == self._last[0]:
             last = self._last[1]  # still on the device
         else:
-            last = torch.tensor([self.ids[row][-1] for row in rows], device=model.device)
+            last = torch.tensor([self.ids[row][-1] for row in rows], device=self.model.device)
         assert self._one_token is not None
         return self._one_token(last, self._cache)
 
-    def _window_logits(self, rows: list[int]) -> torch.Tensor:
-        """(len(rows), V) from the last T tokens of each row, without a cache."""
-        windows = [self.ids[row][-self.model.config.T :] for row in rows]
-        logits = self.model(self._padded(windows))
-        return logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
+    def _prefill(self, rows: list[int]) -> torch.Tensor:
+        """Read the prompts into a new cache and return the logits (len(rows), V) after each."""
+        model = self.model
+        lengths = [len(self.ids[row]) for row in rows]
+        capacity = min(model.config.T, max(lengths) + self.max_new_tokens)
+        weight = model.tok_emb.weight
+        self._cache = KVCache(model.config, len(rows), device=model.device, dtype=weight.dtype, room=capacity)
+        self._cached = rows
+        h = model.hidden(pad_right([self.ids[row] for row in rows], model.device), cache=self._cache)  # (B, n, C)
+        self._cache.lengths = lengths
+        return model.lm_head(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])
 
-    def _padded(self, rows: list[list[int]]) -> torch.Tensor:
-        """One tensor, zeros on the right: attention is causal, so no real token sees the padding."""
-        width = max(map(len, rows))
-        return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.model.device)
+    def _window_logits(self, rows: list[int]) -> torch.Tensor:
+        """Return (len(rows), V) from the last T tokens of each row, without a cache."""
+        windows = [self.ids[row][-self.model.config.T :] for row in rows]
+        logits = self.model(pad_right(windows, self.model.device))
+        return logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
 
 
 class EngineDecoder:
-    """A Decoder on CUDA: its rows are requests of an engine, which decodes ahead of the reader."""
+    """A `Decoder` on CUDA: its rows are requests of an engine, which decodes ahead of the reader."""
 
     def __init__(
         self,
@@ -136,36 +144,36 @@ class EngineDecoder:
         *,
         max_new_tokens: int,
         sampling: Sampling,
-        generators: Generators = None,
+        generator: Generators = None,
     ) -> None:
-        """Raises ValueError as Decoder does."""
-        ids, number = _ids(prompts, model), new_tokens(max_new_tokens, 0)
-        self._engine = Engine(model, slots=min(len(prompts), MOST_ROWS))
-        self.active = list(range(len(prompts))) if number else []
-        uniform = _draw(len(prompts), number, generators, sampling)
+        """Raise ValueError as `Decoder` does."""
+        ids, new_tokens = _check_prompts(prompts, model), check_new_tokens(max_new_tokens, 0)
+        generators = _row_generators(generator, len(prompts), sampling)
+        self._engine = Engine(model, slots=min(len(prompts), MAX_ROWS))
+        self.active = list(range(len(prompts))) if new_tokens else []
         self._requests = [
-            self._engine.add(ids[row], max_new_tokens=number, sampling=sampling, uniform=uniform[row])
+            self._engine.submit(ids[row], max_new_tokens=new_tokens, sampling=sampling, generator=generators[row])
             for row in self.active
         ]
 
     def finish(self, row: int) -> None:
-        """Take a row out; the others are not affected."""
+        """Stop decoding a row; the other rows are not affected."""
         self.active.remove(row)
         self._engine.cancel(self._requests[row])
 
     def tokens(self) -> Iterator[tuple[int, list[int]]]:
-        """(row, its next tokens), until no row is active."""
+        """Yield (row, its new tokens) until no row is active."""
         rows = {request: row for row, request in enumerate(self._requests)}
         while self.active:
             for request, tokens, finished in self._engine.step():
                 row = rows[request]
-                if row in self.active:  # not taken out since
+                if row in self.active:  # the reader may have finished it since
                     yield row, tokens
                     if finished and row in self.active:
                         self.active.remove(row)
 
     def close(self, *, keep: bool = True) -> None:
-        """Nothing more is wanted. `keep` the graphs and their memory for the next decoder of the model."""
+        """End all rows. `keep` the captured graphs and their memory for the model's next decoder."""
         self._engine.close(keep=keep)
 
 
@@ -175,40 +183,42 @@ def decoder_for(
     *,
     max_new_tokens: int,
     sampling: Sampling,
-    generators: Generators = None,
+    generator: Generators = None,
     use_cache: bool = True,
 ) -> Decoder | EngineDecoder:
-    """The decoder that is fastest on the model's device. Raises ValueError as Decoder does."""
+    """Return the fastest decoder for the model's device. Raises ValueError as `Decoder` does."""
     if use_cache and prompts and cuda_slots.usable(model):
-        return EngineDecoder(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generators=generators)
+        return EngineDecoder(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator)
     return Decoder(
         model,
         prompts,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        generators=generators,
+        generator=generator,
         use_cache=use_cache,
     )
 
 
-def _ids(prompts: Sequence[Sequence[int]], model: GPT) -> list[list[int]]:
-    return [prompt_ids(prompt, model.config.V, f"prompt {i}") for i, prompt in enumerate(prompts)]
+def _check_prompts(prompts: Sequence[Sequence[int]], model: GPT) -> list[list[int]]:
+    return [check_prompt(prompt, model.config.V, f"prompt {i}") for i, prompt in enumerate(prompts)]
 
 
-def _draw(rows: int, steps: int, generators: Generators, sampling: Sampling) -> torch.Tensor:
-    """The uniform number of every row and step, drawn beforehand (greedy decoding draws none).
-
-    One generator per row, or one for all: then several rows get streams of their own derived from it.
-    """
+def _row_generators(generator: Generators, rows: int, sampling: Sampling) -> Sequence[torch.Generator | None]:
+    """Return one generator per row. Several rows that share one get streams derived from it; greedy rows need none."""
     if sampling.temperature == 0.0 or rows == 0:
-        return torch.zeros(rows, steps, dtype=torch.float64)
-    if isinstance(generators, Sequence):
-        if len(generators) != rows:
-            raise ValueError(f"{len(generators)} generators for {rows} prompts: give one per prompt, or one for all")
-        each: Sequence[torch.Generator | None] = generators
-    elif rows == 1:
-        each = [generators]
-    else:
-        base = int(torch.randint(2**62, (1,), generator=generators))
-        each = [make_generator(base, "row", row) for row in range(rows)]
-    return torch.stack([torch.rand(steps, generator=g, dtype=torch.float64) for g in each])
+        return [None] * rows
+    if isinstance(generator, Sequence):
+        if len(generator) != rows:
+            raise ValueError(f"got {len(generator)} generators for {rows} prompts: give one per prompt, or one for all")
+        return generator
+    if rows == 1:
+        return [generator]
+    base = int(torch.randint(2**62, (1,), generator=generator))
+    return [make_generator(base, "row", row) for row in range(rows)]
+
+
+def _draw(generators: Sequence[torch.Generator | None], steps: int, sampling: Sampling) -> torch.Tensor:
+    """Draw the uniform numbers of all rows and steps in advance (rows, steps); greedy decoding draws none."""
+    if sampling.temperature == 0.0 or not generators:
+        return torch.zeros(len(generators), steps, dtype=torch.float64)
+    return torch.stack([torch.rand(steps, generator=g, dtype=torch.float64) for g in generators])

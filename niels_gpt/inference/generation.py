@@ -28,11 +28,11 @@ def generate(
     use_cache: bool = True,
     tokenizer: AnyTokenizer | None = None,
 ) -> str:
-    """The prompt and its continuation by up to max_new_tokens tokens, ending before a stop sequence.
+    """Return the prompt and its continuation by up to max_new_tokens tokens, cut before a stop sequence.
 
-    Tokens are bytes, or those of the tokenizer; its EOT ends the text. temperature 0 is greedy. A prompt longer than T
-    is continued from its last T tokens. generator None is torch's default one. Invalid utf-8 shows as U+FFFD.
-    Raises ValueError for an empty prompt, numbers out of range, and a tokenizer that is not the model's.
+    Tokens are bytes, or those of the tokenizer, whose EOT ends the text. Temperature 0 is greedy. A prompt longer than
+    T is continued from its last T tokens. Invalid utf-8 becomes U+FFFD.
+    Raises ValueError for an empty prompt, settings out of range, and a tokenizer that does not belong to the model.
     """
     pieces = stream_text(
         model,
@@ -52,17 +52,18 @@ def stream_text(
     prompt: str | Sequence[int],
     *,
     max_new_tokens: int,
-    sampling: Sampling,
+    sampling: Sampling | None = None,
     generator: torch.Generator | None = None,
     stop: str | Sequence[str] | None = None,
     use_cache: bool = True,
     tokenizer: AnyTokenizer | None = None,
 ) -> Iterator[str]:
-    """The continuation of a text (or of ids) alone, piece by piece, as soon as it is certain.
+    """Yield the continuation of a text (or of ids), without the prompt, piece by piece.
 
-    Held back is only what may yet turn out to be a stop sequence, or half of a character.
+    Only an incomplete character and a possible beginning of a stop sequence are held back. Raises ValueError as
+    `generate` does; all but an invalid stop only when the first piece is requested.
     """
-    rows = _rows(model, [prompt], max_new_tokens, sampling, generator, _stops(stop), use_cache, tokenizer)
+    rows = _stream_rows(model, [prompt], max_new_tokens, sampling, generator, _encode_stops(stop), use_cache, tokenizer)
     return (piece for _, piece in rows)
 
 
@@ -72,52 +73,54 @@ def generate_batch(
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,
-    generators: Generators = None,
+    generator: Generators = None,
     stop: str | Sequence[str] | None = None,
     use_cache: bool = True,
     tokenizer: AnyTokenizer | None = None,
 ) -> list[str]:
-    """Prompt plus continuation for every prompt, decoded together; each as it would be alone."""
-    stops = _stops(stop)
-    texts = list(prompts)
-    rows = _rows(model, prompts, max_new_tokens, sampling or Sampling(), generators, stops, use_cache, tokenizer)
-    for row, piece in rows:
+    """Return prompt plus continuation of every prompt, decoded together; each is what it would be alone.
+
+    `generator` is one per prompt, or one for all. Raises ValueError as `generate` does.
+    """
+    texts, stops = list(prompts), _encode_stops(stop)
+    for row, piece in _stream_rows(model, prompts, max_new_tokens, sampling, generator, stops, use_cache, tokenizer):
         texts[row] += piece
     return texts
 
 
-def _rows(
+def _stream_rows(
     model: GPT,
     prompts: Sequence[str | Sequence[int]],
     max_new_tokens: int,
-    sampling: Sampling,
-    generators: Generators,
+    sampling: Sampling | None,
+    generator: Generators,
     stops: list[bytes],
     use_cache: bool,
     tokenizer: AnyTokenizer | None,
 ) -> Iterator[tuple[int, str]]:
-    """(row, piece of text) as they become certain; the model's train/eval mode is as before at the end."""
+    """Yield (row, piece of its text); the model's train/eval mode is restored at the end."""
     if tokenizer is None:
         if model.config.V > 256:
-            raise ValueError(f"this model has V={model.config.V} tokens, not bytes: it needs its tokenizer")
+            raise ValueError(f"this model has V={model.config.V} tokens, not bytes: pass its tokenizer")
         tokenizer = ByteTokenizer()
-    elif isinstance(tokenizer, ByteTokenizer) and model.config.V <= 256:
-        pass  # a model over fewer bytes emits those
-    elif tokenizer.vocab_size != model.config.V:
-        raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, the model V={model.config.V}: it is another's")
+    elif tokenizer.vocab_size != model.config.V and not (isinstance(tokenizer, ByteTokenizer) and model.config.V < 256):
+        raise ValueError(
+            f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has "
+            f"V={model.config.V}"
+        )
     special = tokenizer.special_token_ids()
-    pieces, end = tokenizer.token_bytes, special.get("eot")
-    if special:  # a turn that the model begins amid its reply is no text
-        pieces = [b"" if i in special.values() else piece for i, piece in enumerate(pieces)]
+    token_bytes, end = tokenizer.token_bytes, special.get("eot")
+    if special:  # a role id that the model emits within its reply is not text
+        token_bytes = [b"" if i in special.values() else data for i, data in enumerate(token_bytes)]
     decoder = decoder_for(
         model,
         [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts],
         max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        generators=generators,
+        sampling=sampling or Sampling(),
+        generator=generator,
         use_cache=use_cache,
     )
-    outputs = [_Output(stops) for _ in prompts]
+    outputs = [_TextOutput(stops) for _ in prompts]
     was_training = model.training
     try:
         with evaluating(model):
@@ -125,21 +128,21 @@ def _rows(
                 ended = end is not None and end in tokens
                 if end is not None and ended:
                     tokens = tokens[: tokens.index(end)]
-                piece = outputs[row].add(b"".join([pieces[token] for token in tokens]))
+                piece = outputs[row].add(b"".join([token_bytes[token] for token in tokens]))
                 if piece:
                     yield row, piece
                 if ended or outputs[row].stopped:
                     decoder.finish(row)
     finally:
-        decoder.close(keep=not was_training)  # a model that is trained needs its memory
+        decoder.close(keep=not was_training)  # a model in training needs the memory of the graphs
     for row, output in enumerate(outputs):
-        piece = output.rest()
+        piece = output.flush()
         if piece:
             yield row, piece
 
 
-class _Output:
-    """The bytes of one row on their way to text: stop sequences are found, characters are kept whole."""
+class _TextOutput:
+    """Turns the bytes of one row into text: finds stop sequences and emits only complete characters."""
 
     def __init__(self, stops: list[bytes]) -> None:
         self.stopped = False
@@ -148,7 +151,7 @@ class _Output:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, data: bytes) -> str:
-        """Take the bytes of tokens; the text that is certain now. After a stop sequence nothing is taken."""
+        """Add the bytes of new tokens and return the text that is certain now. Bytes after a stop are ignored."""
         if not self._stops:
             return self._decoder.decode(data)
         for i in range(len(data)):
@@ -159,22 +162,23 @@ class _Output:
                     self._pending = self._pending[: -len(stop)]
                     return ""
         held = max((_overlap(self._pending, stop) for stop in self._stops), default=0)
-        sure = len(self._pending) - held
-        piece, self._pending = self._pending[:sure], self._pending[sure:]
+        certain = len(self._pending) - held
+        piece, self._pending = self._pending[:certain], self._pending[certain:]
         return self._decoder.decode(piece)
 
-    def rest(self) -> str:
-        """What was held back, at the end."""
+    def flush(self) -> str:
+        """Return the text that was held back; called once, at the end."""
         return self._decoder.decode(self._pending, final=True)
 
 
 def _overlap(data: bytes, stop: bytes) -> int:
-    """The length of the longest end of data that is a beginning of stop."""
+    """Return the length of the longest suffix of data that is a proper prefix of stop."""
     return next((n for n in range(min(len(data), len(stop) - 1), 0, -1) if stop.startswith(data[-n:])), 0)
 
 
-def _stops(stop: str | Sequence[str] | None) -> list[bytes]:
+def _encode_stops(stop: str | Sequence[str] | None) -> list[bytes]:
+    """Return the stop sequences as bytes, longest first: "ab" is found before its suffix "b"."""
     texts = [stop] if isinstance(stop, str) else list(stop or ())
     if not all(texts):
         raise ValueError("a stop sequence is empty: give at least one character")
-    return sorted((text.encode("utf-8") for text in texts), key=len, reverse=True)  # "ab" before its end "b"
+    return sorted((text.encode("utf-8") for text in texts), key=len, reverse=True)

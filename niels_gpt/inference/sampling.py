@@ -1,4 +1,4 @@
-"""From logits to the next token."""
+"""Choose the next token from logits: temperature, top-k, top-p, min-p."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from niels_gpt.config.checks import check_int
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; None switches a filter off."""
+    """How to choose the next token. Temperature 0 is greedy; None switches a filter off."""
 
     temperature: float = 0.9
-    """Logits are divided by it: below 1 sharper, above 1 flatter."""
+    """Divides the logits: below 1 the distribution is sharper, above 1 flatter."""
     top_k: int | None = 50
-    """Only the k most likely tokens."""
+    """Keep only the k most likely tokens."""
     top_p: float | None = None
-    """Only the fewest tokens that together have at least this probability."""
+    """Keep only the smallest set of most likely tokens with at least this total probability."""
     min_p: float | None = None
-    """Only tokens with at least this share of the most likely one's probability."""
+    """Keep only tokens with at least this fraction of the most likely token's probability."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
@@ -35,7 +35,7 @@ class Sampling:
         if self.top_k is not None:
             object.__setattr__(self, "top_k", check_int("top_k (None for all tokens)", self.top_k))
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature!r}")
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature!r}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p!r}")
         if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
@@ -43,11 +43,11 @@ class Sampling:
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> torch.Tensor:
-    """The next token of each row, (B,), for logits (B, V) and one uniform number in [0, 1) per row.
+    """Return the next token of each row (B,), for logits (B, V) and one uniform draw in [0, 1) per row.
 
-    The number picks a token by the inverse of the cumulative distribution: what a row gets depends on
-    its own logits and its own number alone, so decoding in a batch gives what decoding alone gives.
-    Raises FloatingPointError where the logits of a row are no distribution: nan, or infinite.
+    The draw selects a token by inverse transform sampling. A row's token depends only on its own logits and its own
+    draw, so decoding in a batch gives the same tokens as decoding alone.
+    Raises FloatingPointError for rows whose logits are nan or infinite.
     """
     if sampling.temperature == 0.0:
         largest, ids = logits.max(dim=-1)
@@ -60,18 +60,15 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
 
 
 def _check_finite(row_values: torch.Tensor) -> None:
-    if not math.isfinite(row_values.sum().item()):  # a third of what isfinite().all() takes
-        raise FloatingPointError(
-            "the model gives no probabilities (nan or infinite logits): its weights are broken, take another checkpoint"
-        )
+    if not math.isfinite(row_values.sum().item()):  # one third of the time of isfinite().all()
+        raise FloatingPointError("the logits are nan or infinite: the weights are broken, use another checkpoint")
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution (B, V) that is sampled from, up to its sum; temperature must be above 0.
+    """Return the unnormalized distribution (B, V) to sample from; temperature must be above 0.
 
-    Float64, where the device has it (MPS has not).
-
-    All filters look at the distribution after temperature; a token stays if every filter keeps it.
+    The dtype is float64, or float32 on MPS, which has no float64. Every filter sees the distribution after
+    temperature; a token stays if all filters keep it.
     """
     logits = logits.float() if logits.device.type == "mps" else logits.double()
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature  # no overflow near temperature 0
@@ -84,7 +81,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         kept = kept.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
     if sampling.top_p is not None and sampling.top_p < 1.0:
         ordered, index = p.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(dim=-1) - ordered  # the probability of all likelier tokens
+        before = ordered.cumsum(dim=-1) - ordered  # total probability of the more likely tokens
         outside = torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, before >= sampling.top_p)
         kept = kept.masked_fill(outside, 0.0)
     return kept

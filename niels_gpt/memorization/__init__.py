@@ -1,1 +1,1 @@
-"""What a model has memorized: extraction probabilities, membership, and the audit."""
+"""What a model has memorized: extraction probabilities, membership, and the audit of notes."""

@@ -1,7 +1,7 @@
-"""What a model knows by heart: the chance that it recites windows of a document.
+"""Measure memorization: the probability that a model recites windows of a document.
 
-Definitions as in the field: extraction probability P(z) (Cooper et al. 2025, arXiv 2505.12546), (n, p)-discoverable
-extraction (Hayes et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of the Pythia work.
+Definitions: extraction probability P(z) (Cooper et al. 2025, arXiv 2505.12546), (n, p)-discoverable extraction (Hayes
+et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of the Pythia paper.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, token_sizes
 
 MEMORIZED = 0.5
-"""A window with this P(z) or more counts as memorised."""
+"""A window with this P(z) or more counts as memorized."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text whose memorisation is measured."""
+    """A text to measure."""
 
     name: str
     ids: np.ndarray
-    """(L,) token ids; an EOT at the end counts as a token of no bytes."""
+    """(L,) token ids; a final EOT counts as a token of no bytes."""
     control: bool = False
-    """Never trained on: memorisation is the gap to such documents."""
+    """Never trained on: memorization is the gap to such documents."""
     source: str = ""
 
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """Which windows are measured, and how."""
+    """Which windows to measure, and how."""
 
     window: int = 100
-    """Tokens of a window z."""
+    """Tokens per window z."""
     prompt: int = 50
-    """How many of them are given; the others are the suffix, whose probability P(z) is."""
+    """Tokens of the window that are given to the model; P(z) is the probability of the others, the suffix."""
     stride: int = 5
-    """Tokens from one start to the next."""
+    """Tokens between the starts of successive windows."""
     greedy: int = 32
-    """Tokens of the prompt for greedy decoding, and as many are decoded; 0: no greedy decoding."""
+    """Prompt length of greedy decoding, and the number of tokens decoded; 0: no greedy decoding."""
     whole_window: bool = False
-    """The map of a document counts a window for all its characters, not only for those of its suffix."""
+    """In the map of a document a window counts for all its characters, not only for those of its suffix."""
     batch: int = 0
-    """Windows per forward pass; 0: as many as suit the device."""
+    """Windows per forward pass; 0: a number that suits the device."""
 
     def __post_init__(self) -> None:
         for name, low in (("window", 2), ("prompt", 1), ("stride", 1), ("greedy", 0), ("batch", 0)):
             object.__setattr__(self, name, check_int(name, getattr(self, name), low))
         if self.prompt >= self.window:
             raise ValueError(
-                f"a prompt of {self.prompt} tokens leaves nothing of a window of {self.window}: "
-                f"set prompt to at most {self.window - 1}, or a wider window"
+                f"a prompt of {self.prompt} tokens leaves no suffix in a window of {self.window}: "
+                f"set prompt to at most {self.window - 1}, or use a wider window"
             )
 
     @classmethod
@@ -71,64 +71,64 @@ class ExtractionSettings:
         stride: int,
         whole_window: bool = False,
     ) -> ExtractionSettings:
-        """The settings asked for; where none are (None), the usual ones, smaller for a model of a small T.
+        """Return the given settings, with defaults (None) that are reduced to fit a small T.
 
-        Raises ValueError for what was asked for and does not fit.
+        Raises ValueError for given settings that do not fit.
         """
         if window is None:
             window = max(min(100, T + 1), 2 if prompt is None else prompt + 1)
-        made = cls(
+        settings = cls(
             window=window,
             prompt=window // 2 if prompt is None else prompt,
             stride=stride,
             greedy=min(32, (T + 1) // 2) if greedy is None else greedy,
             whole_window=whole_window,
         )
-        made.check_length(T)
-        return made
+        settings.check_length(T)
+        return settings
 
     def check(self, model: GPT) -> None:
-        """Raise ValueError where windows or greedy continuations do not fit the model's T."""
+        """Raise ValueError if windows or greedy continuations do not fit the model's T."""
         self.check_length(model.config.T)
 
     def check_length(self, T: int) -> None:
-        """As `check`, for a model that is still to be made."""
+        """Raise ValueError as `check` does, for a model of context length T."""
         if self.window - 1 > T:
             raise ValueError(
                 f"windows of {self.window} tokens do not fit a model of T={T}: set --window to {T + 1} or less"
             )
         if 2 * self.greedy - 1 > T:
             raise ValueError(
-                f"a prompt of {self.greedy} tokens and as many decoded ones do not fit a model of T={T}: "
+                f"greedy prompts of {self.greedy} tokens and as many decoded ones do not fit a model of T={T}: "
                 f"set --greedy to {(T + 1) // 2} or less (0: no greedy decoding)"
             )
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one document. Arrays have one entry per window."""
+    """The measurement of one document. Arrays have one entry per window."""
 
     document: Document
     settings: ExtractionSettings
     bytes: int
-    """Of the document's text."""
+    """Bytes of the document's text."""
     starts: np.ndarray
     window: int
-    """Tokens of its windows: the whole document where it is shorter than `settings.window`."""
+    """Tokens per window: the length of the document if it is shorter than `settings.window`."""
     prompt: int
-    """Tokens of their prompts, scaled down with the window."""
+    """Tokens per prompt, scaled down with the window."""
     log_p: np.ndarray
     """log P(z), float64."""
     score: Score
     greedy_prompt: int
-    """Tokens of the prompt of greedy decoding, and decoded after it: half of a document that is shorter than both."""
+    """Prompt length of greedy decoding, and tokens decoded: half the document if it is shorter than both together."""
     greedy_share: np.ndarray
-    """Share of the decoded tokens that are those of the text; nan where the text ends before they do."""
+    """Fraction of the decoded tokens that equal the text; nan where the text ends earlier."""
     greedy_run: np.ndarray
-    """How many decoded tokens are those of the text before the first that is not: at most `greedy_prompt`."""
+    """Decoded tokens that equal the text, before the first that differs: at most `greedy_prompt`."""
     longest: tuple[int, int]
-    """(tokens, where): the longest verbatim run, and the index of its first token in the document. It ends with the
-    document at the latest, and where the prompt and all of the run but its last token fill the model's T."""
+    """(tokens, start) of the longest verbatim run; start is the index of its first token in the document. It ends with
+    the document, or where the prompt and all of the run but its last token fill the model's T."""
 
     @property
     def p(self) -> np.ndarray:
@@ -137,17 +137,17 @@ class Measurement:
 
     @property
     def short(self) -> bool:
-        """Shorter than a window: measured as one window, with the prompt scaled down."""
+        """Whether the document is shorter than a window; it is measured as one window, with the prompt scaled down."""
         return self.window < self.settings.window
 
     @property
     def greedy_exact(self) -> int:
-        """Number of starts whose whole continuation is the text's."""
+        """Number of starts whose complete continuation equals the text."""
         return int((self.greedy_share == 1.0).sum())
 
 
 def window_starts(length: int, window: int, stride: int) -> np.ndarray:
-    """Where windows of a document begin: 0, stride, ..., and length - window, so that the tail is covered.
+    """Return the starts of the windows of a document: 0, stride, ..., and length - window, to cover the tail.
 
     A document shorter than a window has one start, 0.
     """
@@ -157,37 +157,39 @@ def window_starts(length: int, window: int, stride: int) -> np.ndarray:
 
 
 def chance(log_p: np.ndarray | float, n: int) -> np.ndarray:
-    """The chance to see a window at least once in n >= 1 samples: 1 - (1 - p)^n, exact for p near 0 and near 1."""
+    """Return the chance to see a window at least once in n samples: 1 - (1 - p)^n, exact for p near 0 and near 1."""
     log_p = np.asarray(log_p, dtype=np.float64)
     if n < 1:
-        raise ValueError(f"a number of samples is at least 1, got {n}")
+        raise ValueError(f"n samples must be at least 1, got {n}")
     with np.errstate(divide="ignore"):  # p = 1: log 0
-        # log(1 - p): by the first form digits of 1 - p are kept where p is near 1, by the second those of p near 0.
+        # log(1 - p): the first form is exact for p near 1, the second for p near 0.
         log_missed = np.where(log_p > -0.5, np.log(-np.expm1(log_p)), np.log1p(-np.exp(log_p)))
     return 0.0 - np.expm1(n * log_missed)  # 0.0, not -0.0, for p = 0
 
 
 def check_documents(model: GPT, documents: Sequence[Document], tokenizer: AnyTokenizer) -> None:
-    """Raise ValueError for documents that cannot be measured, and a tokenizer that is not the model's."""
+    """Raise ValueError for documents that cannot be measured, or a tokenizer that does not belong to the model."""
     V = model.config.V
     if tokenizer.vocab_size != V and not (isinstance(tokenizer, ByteTokenizer) and V < 256):
-        raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, the model V={V}: it is another's")
+        raise ValueError(
+            f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has V={V}"
+        )
     if not documents:
-        raise ValueError("there is no document to measure")
+        raise ValueError("no document to measure: give at least one")
     sizes, names = token_sizes(tokenizer), set()
     for document in documents:
         where, ids = f"document {document.name!r}", document.ids
         if document.name in names:
-            raise ValueError(f"two documents are named {document.name!r}: give each a name of its own")
+            raise ValueError(f"two documents are named {document.name!r}: give each a different name")
         names.add(document.name)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ValueError(f"{where}: ids are one row of integers, got {ids.dtype} of shape {ids.shape}")
+            raise ValueError(f"{where}: ids must be a 1-d array of integers, got {ids.dtype} of shape {ids.shape}")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < V:
             raise ValueError(f"{where} has ids {ids.min()}..{ids.max()}, outside the vocabulary 0..{V - 1}")
         if len(ids) < 2 or not sizes[ids[1:]].any():
             raise ValueError(
-                f"{where} has {np.count_nonzero(sizes[ids])} tokens of text, and to predict one takes another before "
-                "it: leave the document out"
+                f"{where} has {np.count_nonzero(sizes[ids])} tokens of text, but at least 2 are needed: drop the "
+                "document"
             )
 
 
@@ -199,10 +201,10 @@ def measure(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Measurement]:
-    """Everything about every document, in their order. `progress` is told how many rows of how many are done.
+    """Measure every document, in order. `progress` is called with (rows done, rows in total).
 
-    Windows of all documents share the batches. Raises ValueError for settings that do not fit the model, for documents
-    with nothing to predict, and for weights that give no numbers.
+    Windows of all documents share batches. Raises ValueError for settings that do not fit the model, for documents with
+    nothing to predict, and for nan or infinite logits.
     """
     settings = settings or ExtractionSettings()
     settings.check(model)
@@ -220,7 +222,7 @@ def measure(
 
     rows = [d.ids[s : s + plan.window] for d, plan in pairs for s in plan.starts.tolist()]
     prompts = np.repeat([plan.prompt for plan in plans], [len(plan.starts) for plan in plans])
-    log_p, led = score_rows(model, rows, prompts, batch=settings.batch, count=count)
+    log_p, hits = score_rows(model, rows, prompts, batch=settings.batch, count=count)
     ends = np.cumsum([len(plan.starts) for plan in plans])[:-1]
     decoded = np.zeros((0, 0), dtype=np.int64)
     if settings.greedy:
@@ -228,8 +230,8 @@ def measure(
         decoded = continue_greedily(model, rows, settings.greedy, batch=settings.batch, count=count)
     sizes = token_sizes(tokenizer)
     measured, at = [], 0
-    for (document, plan), own_log_p, own_led in zip(pairs, np.split(log_p, ends), np.split(led, ends), strict=True):
-        share, run, longest = _greedy(model, document.ids, plan, decoded[at : at + plan.decodable], own_led)
+    for (document, plan), doc_log_p, doc_hits in zip(pairs, np.split(log_p, ends), np.split(hits, ends), strict=True):
+        share, run, longest = _greedy_scores(model, document.ids, plan, decoded[at : at + plan.decodable], doc_hits)
         at += plan.decodable
         measured.append(
             Measurement(
@@ -239,7 +241,7 @@ def measure(
                 starts=plan.starts,
                 window=plan.window,
                 prompt=plan.prompt,
-                log_p=own_log_p,
+                log_p=doc_log_p,
                 score=score_stream(model, document.ids, token_sizes=sizes),
                 greedy_prompt=plan.greedy,
                 greedy_share=share,
@@ -252,17 +254,18 @@ def measure(
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """The windows of a document of some length, shorter ones for a short one."""
+    """The windows of a document of a given length; a short document has one shorter window."""
 
     starts: np.ndarray
     window: int
     prompt: int
     greedy: int
     decodable: int
-    """How many of the starts, from the first on, have a token to compare after their greedy prompt."""
+    """Number of starts, from the first on, whose greedy prompt is followed by a token of the text."""
 
     @classmethod
     def of(cls, length: int, settings: ExtractionSettings) -> WindowPlan:
+        """Plan the windows of a document of `length` tokens."""
         window, prompt = settings.window, settings.prompt
         if length < window:
             window, prompt = length, min(length - 1, max(1, round(prompt * length / window)))
@@ -271,11 +274,13 @@ class WindowPlan:
         return cls(starts, window, prompt, greedy, int((starts + greedy < length).sum()) if greedy else 0)
 
 
-def _greedy(
-    model: GPT, ids: np.ndarray, plan: WindowPlan, decoded: np.ndarray, led: np.ndarray
+def _greedy_scores(
+    model: GPT, ids: np.ndarray, plan: WindowPlan, decoded: np.ndarray, hits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-    """The share of equal tokens and the run of each window, and the longest run, from the decoded tokens (rows for the
-    first starts) and from how many tokens of each window's suffix are first choices."""
+    """Return (greedy_share, greedy_run, longest) of a `Measurement`.
+
+    `decoded` has a row of tokens for each of the first starts; `hits` are those of `score_rows` for every window.
+    """
     share, run = np.full(len(plan.starts), np.nan), np.zeros(len(plan.starts), dtype=np.int64)
     number, g = len(decoded), plan.greedy
     if not number:
@@ -285,12 +290,12 @@ def _greedy(
     for row, start, chosen in zip(equal, starts.tolist(), decoded, strict=True):
         text = ids[start + g : start + 2 * g]
         row[: len(text)] = chosen[: len(text)] == text
-    room = np.minimum(g, len(ids) - starts - g)  # tokens of text to compare with
-    share[:number] = np.where(room == g, equal.mean(axis=1), np.nan)
+    available = np.minimum(g, len(ids) - starts - g)  # tokens of text to compare with
+    share[:number] = np.where(available == g, equal.mean(axis=1), np.nan)
     run[:number] = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
-    known, ended = run[:number].copy(), run[:number] < room
-    if plan.prompt <= 2 * g < plan.window:  # the windows' own pass shows how a full run goes on
-        known = np.where(ended, known, np.maximum(known, plan.prompt + led[:number] - g))
-        ended = ended | (led[:number] < plan.window - plan.prompt)
+    known, ended = run[:number].copy(), run[:number] < available
+    if plan.prompt <= 2 * g < plan.window:  # the scores of the windows show how a full run continues
+        known = np.where(ended, known, np.maximum(known, plan.prompt + hits[:number] - g))
+        ended = ended | (hits[:number] < plan.window - plan.prompt)
     tokens, index = longest_run(model, ids, starts, known, ended, prompt=g)
     return share, run, (tokens, int(starts[index]) + g)

@@ -1,4 +1,4 @@
-"""Where in its frame a model knows a text: with learned positions perhaps at one place, and not at another."""
+"""P(z) by position in the frame: with learned positions a model may know a text at one offset only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def at_every_position(
     batch: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Measurement]:
-    """The same with the largest P(z) of each window over all places of the frame that it may begin at.
+    """Return the measurements with the largest P(z) of each window over all offsets in the frame.
 
-    For learned positions: a model may know a passage at one place, and nothing of it one token further on. Takes as
-    many passes as there are places. `progress` is told how many rows of how many are done.
+    For learned positions: a model may know a passage at one offset and not at the next. It takes one forward pass per
+    offset. `progress` is called with (rows done, rows in total).
     """
     T, done = model.config.T, 0
     total = sum(len(m.starts) * (T - m.window + 2) for m in measured)
@@ -41,23 +41,28 @@ def at_every_position(
             progress(done, total)
 
     best = [m.log_p for m in measured]
-    for window in sorted({m.window for m in measured}):  # those of one length share the batches
-        own = [i for i, m in enumerate(measured) if m.window == window]
-        rows = [measured[i].document.ids[s : s + window] for i in own for s in measured[i].starts.tolist()]
-        sizes = [len(measured[i].starts) for i in own]
-        prompts = np.repeat([measured[i].prompt for i in own], sizes)
+    for window in sorted({m.window for m in measured}):  # windows of equal length share batches
+        members = [i for i, m in enumerate(measured) if m.window == window]
+        rows = [measured[i].document.ids[s : s + window] for i in members for s in measured[i].starts.tolist()]
+        sizes = [len(measured[i].starts) for i in members]
+        prompts = np.repeat([measured[i].prompt for i in members], sizes)
         highest = np.full(len(rows), -np.inf)
-        for place in range(T - window + 2):  # what is predicted last needs no place
-            highest = np.maximum(highest, score_rows(model, rows, prompts, batch=batch, offset=place, count=count)[0])
-        for i, log_p in zip(own, np.split(highest, np.cumsum(sizes)[:-1]), strict=True):
+        for offset in range(T - window + 2):  # the last token of a window is only predicted: it has no position
+            highest = np.maximum(highest, score_rows(model, rows, prompts, batch=batch, offset=offset, count=count)[0])
+        for i, log_p in zip(members, np.split(highest, np.cumsum(sizes)[:-1]), strict=True):
             best[i] = log_p
     return [dataclasses.replace(m, log_p=log_p) for m, log_p in zip(measured, best, strict=True)]
 
 
-def frame_positions(T: int, window: int, number: int) -> list[int]:
-    """Where a window may begin in a frame of T tokens: the first and the last place, and others evenly between."""
-    found: list[int] = np.unique(np.linspace(0, T - (window - 1), number).round().astype(int)).tolist()
-    return found
+def frame_offsets(T: int, window: int, number: int) -> list[int]:
+    """Return up to `number` evenly spaced offsets of a window in a frame of T, the first and the last included."""
+    offsets: list[int] = _spread(T - (window - 1), number).tolist()
+    return offsets
+
+
+def _spread(last: int, number: int) -> np.ndarray:
+    """Return up to `number` evenly spaced integers from 0 to `last`."""
+    return np.unique(np.linspace(0, last, number).round().astype(int))
 
 
 def position_map(
@@ -68,53 +73,54 @@ def position_map(
     offsets: int = 9,
     most_windows: int = 200,
 ) -> dict[str, Any] | None:
-    """Mean P(z) and mean log P(z) of each document with its windows at evenly spaced places of the frame.
+    """Return the mean P(z) and mean log P(z) of each document at evenly spaced offsets in the frame.
 
-    None for relative positions (RoPE): P(z) does not depend on the place. Of each document at most `most_windows`
-    windows count, evenly spaced. `best_p` is the largest P(z) of `most_windows` / 25 of them at any place at all, and
-    `best_offset` that place: the evenly spaced ones can miss where a text is known.
+    None for relative positions (RoPE), where P(z) does not depend on the offset. At most `most_windows` evenly spaced
+    windows of each document count. `best_p` is the largest P(z) of `most_windows` / 25 of them at any offset, and
+    `best_offset` that offset: evenly spaced offsets can miss the one at which a text is known.
     """
     if getattr(model.config, "positions", "rope") == "rope":
         return None
     settings = settings or ExtractionSettings()
     settings.check(model)
-    places = frame_positions(model.config.T, settings.window, offsets)
-    found = []
+    frame = frame_offsets(model.config.T, settings.window, offsets)
+    entries = []
     for document in documents:
         plan = WindowPlan.of(len(document.ids), settings)
-        some = np.unique(np.linspace(0, len(plan.starts) - 1, most_windows).round().astype(int))
-        each = [
+        chosen = plan.starts[_spread(len(plan.starts) - 1, most_windows)]
+        log_ps = [
             log_probabilities(
                 model,
                 document.ids,
-                plan.starts[some],
+                chosen,
                 window=plan.window,
                 prompt=plan.prompt,
                 batch=settings.batch,
-                offset=place,
+                offset=offset,
             )
-            for place in places
+            for offset in frame
         ]
-        found.append(
+        entries.append(
             {
                 "name": document.name,
                 "control": document.control,
-                **_best_place(model, document.ids, plan, settings, most_windows // 25),
-                "mean_p": [float(np.exp(log_p).mean()) for log_p in each],
-                "mean_log_p": [float(log_p.mean()) for log_p in each],
+                **_best_offset(model, document.ids, plan, settings, most_windows // 25),
+                "mean_p": [float(np.exp(log_p).mean()) for log_p in log_ps],
+                "mean_log_p": [float(log_p.mean()) for log_p in log_ps],
             }
         )
-    return {"offsets": places, "documents": found}
+    return {"offsets": frame, "documents": entries}
 
 
-def _best_place(
+def _best_offset(
     model: GPT, ids: np.ndarray, plan: WindowPlan, settings: ExtractionSettings, number: int
 ) -> dict[str, Any]:
-    """The largest P(z) of a few windows at any place, and the place."""
-    some = plan.starts[np.unique(np.linspace(0, len(plan.starts) - 1, max(number, 1)).round().astype(int))]
-    rows, prompts = [ids[s : s + plan.window] for s in some.tolist()], np.full(len(some), plan.prompt)
-    each = [
-        score_rows(model, rows, prompts, batch=settings.batch, offset=place)[0].max()
-        for place in range(model.config.T - plan.window + 2)
+    """Return the largest P(z) of up to `number` windows at any offset, and that offset."""
+    starts = plan.starts[_spread(len(plan.starts) - 1, max(number, 1))]
+    best = [
+        log_probabilities(
+            model, ids, starts, window=plan.window, prompt=plan.prompt, batch=settings.batch, offset=offset
+        ).max()
+        for offset in range(model.config.T - plan.window + 2)
     ]
-    return {"best_p": float(np.exp(max(each))), "best_offset": int(np.argmax(each))}
+    return {"best_p": float(np.exp(max(best))), "best_offset": int(np.argmax(best))}

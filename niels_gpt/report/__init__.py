@@ -1,1 +1,1 @@
-"""What a run leaves for people to look at."""
+"""Figures, tables and HTML pages about runs and measurements."""

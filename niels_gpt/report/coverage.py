@@ -1,6 +1,7 @@
-"""How often each token of each document is seen and supervised: as text, as PNG, as a page.
+"""Show how often each token of each document is seen and supervised: as text, as PNG, as a page.
 
-Every axis begins at 0 and is the same for all documents, so that even coverage looks even and documents compare.
+Every axis begins at 0 and is the same for all documents, so that uniform coverage looks flat and documents can be
+compared.
 """
 
 from __future__ import annotations
@@ -14,27 +15,18 @@ from typing import Protocol
 import numpy as np
 
 from niels_gpt.report.charts import Series, chart_key, line_chart, save_png
-from niels_gpt.report.html import (
-    Cell,
-    Column,
-    Group,
-    escape,
-    page,
-    paragraph,
-    percent,
-    shortened,
-    table,
-)
+from niels_gpt.report.html import Cell, Column, Group, render, table
+from niels_gpt.report.numbers import percent, shorten
 from niels_gpt.system.console import plural
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_MOST_PANELS = 24
-_MOST_CHARTS = 100
+_MAX_PANELS = 24
+_MAX_CHARTS = 100
 _BINS = 200
 
 
 class CoveredDocument(Protocol):
-    """A document and, for each of its tokens, how often it lay in a frame and how often it was a target."""
+    """A document and, per token, how often it was in a frame (seen) and a target (supervised)."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +39,7 @@ class CoveredDocument(Protocol):
 
 
 def bin_means(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """(where each bin begins, its mean): at most `bins` of them, their sizes equal to within one token."""
+    """Return (starts, means) of at most `bins` bins, whose sizes differ by at most one token."""
     number = min(bins, len(values))
     if not number:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -58,9 +50,9 @@ def bin_means(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
 def coverage_text(
     documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int, width: int = 50
 ) -> list[str]:
-    """One line per document: its tokens from left to right in `width` blocks, then numbers.
+    """Return one line per document: its tokens from left to right in `width` blocks, then statistics.
 
-    A full block is the highest mean of any block; what was seen at all shows, what was not is blank.
+    A full block is the highest mean of any block; only tokens that were never seen are blank.
     """
     _check(documents)
     lines = [_summary(title, documents, examples, frames)]
@@ -68,11 +60,11 @@ def coverage_text(
         return lines
     means = [bin_means(document.seen, width)[1] for document in documents]
     top = max((float(mean.max()) for mean in means if len(mean)), default=0.0)
-    whole = _total_seen(documents)
+    total = _total_seen(documents)
     names = [_printable(document.name) for document in documents]
     pad = max(map(_cells, names))
     numbers = [
-        (f"{d.length:,}", *_low_mean_high(d.seen), *_low_mean_high(d.supervised), percent(int(d.seen.sum()) / whole))
+        (f"{d.length:,}", *_low_mean_high(d.seen), *_low_mean_high(d.supervised), percent(int(d.seen.sum()) / total))
         for d in documents
     ]
     heads = ("tokens", "min", "mean", "max", "min", "mean", "max", "epoch")
@@ -87,36 +79,36 @@ def coverage_text(
 
 
 def blocks(means: np.ndarray, top: float) -> str:
-    """A block per value, in eighths of `top`, rounded up: nothing but 0 is blank."""
+    """Return one block per value, in eighths of `top`, rounded up: only 0 is blank."""
     if top <= 0:
         return " " * len(means)
     return "".join(_BLOCKS[min(8, math.ceil(8 * float(mean) / top - 1e-9))] for mean in means)
 
 
 def _columns(row: Sequence[str]) -> str:
-    """tokens, then seen, then supervised, then the share."""
+    """Join the columns: tokens, seen, supervised, share."""
     return f"  {row[0]}  {' '.join(row[1:4])}  {' '.join(row[4:7])}  {row[7]}"
 
 
 def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str, examples: int, frames: int) -> None:
-    """A panel per document, at most 24 of them; written whole or not at all."""
+    """Write a PNG with one panel per document, at most 24, atomically."""
     from matplotlib.figure import Figure
 
     _check(documents)
-    shown = documents[:_MOST_PANELS]
+    shown = documents[:_MAX_PANELS]
     across = min(max(len(shown), 1), 3 if len(shown) <= 9 else 4)
     down = max(1, -(-len(shown) // across))
     figure = Figure(figsize=(max(8, 3.4 * across), 1.2 + 1.9 * down), layout="constrained")
     grid = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
     for axes, document in zip(grid, shown, strict=False):
-        for values, name, colour in (
+        for values, name, color in (
             (document.seen, "seen", "#3b6ea5"),
             (document.supervised, "supervised", "#d1662b"),
         ):
             starts, means = bin_means(values, _BINS)
             ends = [*starts, document.length]
-            axes.stairs(means, ends, color=colour, linewidth=1.2, baseline=None, label=name)
-        axes.set_title(_plain(shortened(document.name, 34, end=12)), fontsize=9)
+            axes.stairs(means, ends, color=color, linewidth=1.2, baseline=None, label=name)
+        axes.set_title(_plain(shorten(document.name, 34, end=12)), fontsize=9)
         axes.tick_params(labelsize=8)
         axes.locator_params(axis="x", nbins=4)
         axes.spines[["top", "right"]].set_visible(False)
@@ -135,9 +127,9 @@ def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str
 
 
 def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int) -> str:
-    """All numbers in a table and a chart per document (of the first hundred), as a page that needs nothing else."""
+    """Return a self-contained page: a table of all documents, and a chart for each of the first hundred."""
     _check(documents)
-    whole, tokens = _total_seen(documents), max(sum(d.length for d in documents), 1)
+    total, tokens = _total_seen(documents), max(sum(d.length for d in documents), 1)
     columns = [
         Column("Document", text=True),
         Column("Tokens"),
@@ -150,54 +142,49 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
     rows = [
         [
             Cell(d.name),
-            Cell(f"{d.length:,}", d.length),
+            _count_cell(d.length),
             *_cells_of(d.seen),
             *_cells_of(d.supervised),
-            *(Cell(f"{n:,}", n) for n in (int((d.supervised == 0).sum()),)),
-            *(Cell(percent(share), share) for share in (int(d.seen.sum()) / whole, d.length / tokens)),
+            _count_cell(int((d.supervised == 0).sum())),
+            *(Cell(percent(share), share) for share in (int(d.seen.sum()) / total, d.length / tokens)),
         ]
         for d in documents
     ]
-    body = [f"<h1>{escape(title)}</h1>", paragraph(_summary("", documents, examples, frames), kind="soft")]
-    body += [table(columns, [Group(rows)])] if rows else []
-    shown, high = documents[:_MOST_CHARTS], _highest(documents[:_MOST_CHARTS])
-    charts = [_lines(document) for document in shown]
-    if charts:
-        body += [
-            "<h2>Along the documents</h2>",
-            paragraph(
-                f"Means over up to {_BINS} pieces of each document. All charts begin at 0 and end at the same height, "
-                "so that a document that is seen more often stands higher."
-            ),
-            chart_key(charts[0]),
-            '<div class="grid">',
-            *(
-                line_chart(
-                    lines,
-                    title=shortened(document.name, 44, end=16),
-                    x_label="token",
-                    y_label="times",
-                    y_low=0,
-                    y_high=high,
-                    key=False,
-                    size=(480, 180),
-                )
-                for document, lines in zip(shown, charts, strict=True)
-            ),
-            "</div>",
-        ]
-    if len(shown) < len(documents):
-        body.append(paragraph(f"{len(documents) - len(shown):,} more: in the table only.", kind="soft"))
-    return page(title, body)
+    shown, high = documents[:_MAX_CHARTS], _highest(documents[:_MAX_CHARTS])
+    lines = [_lines(document) for document in shown]
+    charts = [
+        line_chart(
+            series,
+            title=shorten(document.name, 44, end=16),
+            x_label="token",
+            y_label="times",
+            y_low=0,
+            y_high=high,
+            key=False,
+            size=(480, 180),
+        )
+        for document, series in zip(shown, lines, strict=True)
+    ]
+    page = render(
+        "coverage.html",
+        title=title,
+        summary=_summary("", documents, examples, frames),
+        table=table(columns, [Group(rows)]) if rows else "",
+        bins=_BINS,
+        key=chart_key(lines[0]) if lines else "",
+        charts=charts,
+        hidden=len(documents) - len(shown),
+    )
+    return str(page)
 
 
 def _lines(document: CoveredDocument) -> list[Series]:
-    """Seen and supervised, as steps."""
+    """Return the lines of a document, supervised and seen, as steps."""
     lines = []
-    for name, values, colour in (("supervised", document.supervised, "c1"), ("seen", document.seen, "c0")):
+    for name, values, color in (("supervised", document.supervised, "c1"), ("seen", document.seen, "c0")):
         starts, means = bin_means(values, _BINS)
         edges = np.append(starts, document.length)
-        lines.append(Series(name, np.repeat(edges, 2)[1:-1], np.repeat(means, 2), colour=colour, label=name))
+        lines.append(Series(name, np.repeat(edges, 2)[1:-1], np.repeat(means, 2), color=color, label=name))
     return lines
 
 
@@ -205,8 +192,8 @@ def _check(documents: Sequence[CoveredDocument]) -> None:
     for d in documents:
         if not len(d.seen) == len(d.supervised) == d.length:
             raise ValueError(
-                f"coverage of {d.name}: {d.length:,} tokens, but {len(d.seen):,} numbers of times seen and "
-                f"{len(d.supervised):,} of times supervised; one each is needed"
+                f"coverage of {d.name}: {d.length:,} tokens, but {len(d.seen):,} counts in seen and "
+                f"{len(d.supervised):,} in supervised; one per token is needed"
             )
 
 
@@ -222,7 +209,7 @@ def _total_seen(documents: Sequence[CoveredDocument]) -> int:
 
 
 def _highest(documents: Sequence[CoveredDocument]) -> float:
-    """The highest bin of all."""
+    """Return the highest mean of all bins."""
     means = [bin_means(values, _BINS)[1] for d in documents for values in (d.seen, d.supervised)]
     return max((float(mean.max()) for mean in means if len(mean)), default=0.0)
 
@@ -237,18 +224,22 @@ def _mean(value: float) -> str:
     return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
+def _count_cell(count: int) -> Cell:
+    return Cell(f"{count:,}", count)
+
+
 def _cells_of(values: np.ndarray) -> list[Cell]:
     numbers = (values.min(), values.mean(), values.max()) if len(values) else (math.nan,) * 3
     return [Cell(text, float(number)) for text, number in zip(_low_mean_high(values), numbers, strict=True)]
 
 
 def _plain(text: str) -> str:
-    """For matplotlib, to which a dollar sign begins a formula."""
+    """Escape the dollar signs, which begin a formula in matplotlib."""
     return text.replace("$", r"\$")
 
 
 def _printable(name: str, limit: int = 28) -> str:
-    """A name for the terminal: one line, no control characters, not too long."""
+    """Return a name for the terminal: one line, no control characters, at most `limit` cells."""
     clean = "".join(c if c.isprintable() else "?" for c in " ".join(name.split()))
     while _cells(clean) > limit:
         clean = clean[:8] + "…" + clean[10:]
@@ -256,5 +247,5 @@ def _printable(name: str, limit: int = 28) -> str:
 
 
 def _cells(text: str) -> int:
-    """How many cells of a terminal a text fills."""
+    """Return the number of terminal cells of a text."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

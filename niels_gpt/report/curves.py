@@ -1,20 +1,19 @@
-"""loss.png: training and validation loss of a run."""
+"""Plot the training and validation loss of a run (loss.png)."""
 
 from __future__ import annotations
 
-import io
 import itertools
 
+from niels_gpt.report.charts import save_png
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system import files
 from niels_gpt.training.progress import headline_evals
 
-WHOLE = 100
-"""Shorter runs are drawn from their first loss on."""
+MIN_STEPS = 100
+"""Shorter runs are plotted in full height, from their first loss."""
 
 
 def plot_losses(run: RunFolder) -> None:
-    """Draw metrics.jsonl into loss.png; nothing if there is nothing to draw."""
+    """Plot metrics.jsonl as loss.png; do nothing if it has no loss."""
     lines = [m for m in run.metrics() if "loss" in m]
     if not lines:
         return
@@ -31,7 +30,7 @@ def plot_losses(run: RunFolder) -> None:
     for name in names:
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=name)
-    if len(lines) >= WHOLE:  # the fall from ln V takes no room from what comes after it
+    if len(lines) >= MIN_STEPS:  # cut off the initial fall from ln V
         later = [
             *smoothed[len(lines) // 50 :],
             *(value for m in lines for value in headline_evals(m.get("evals", {})).values()),
@@ -44,13 +43,11 @@ def plot_losses(run: RunFolder) -> None:
     axes.set_title(run.path.name)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    files.write_bytes(run.plot_path, picture.getvalue())
+    save_png(figure, run.plot_path)
 
 
 def smooth(values: list[float]) -> list[float]:
-    """The mean of the last twentieth of the steps so far, at most a sixtieth of the run: early on a loss falls fast."""
+    """Return running means over the last 1/20 of the steps so far, at most 1/60 of the run (early losses fall fast)."""
     sums = [0.0, *itertools.accumulate(values)]
     most = max(len(values) // 60, 1)
     widths = (min(max(end // 20, 1), most) for end in range(1, len(sums)))

@@ -1,20 +1,19 @@
-"""How long the samples of a source are: a histogram over doubling lengths, as text and as PNG."""
+"""Histogram of sample lengths, in bins that double, as text and as PNG."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from niels_gpt.system import files
+from niels_gpt.report.charts import save_png
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def count_by_doubling(lengths: Sequence[int] | np.ndarray) -> list[tuple[int, int, int]]:
-    """(from, up to but not including, how many): 0, then 1-2, 2-4, 4-8, ..., without empty ends."""
+    """Return (low, high (exclusive), count) of the bins 0, 1, 2-3, 4-7, ..., without empty bins at the ends."""
     values = np.asarray(lengths, dtype=np.int64)
     if not len(values):
         return []
@@ -25,21 +24,21 @@ def count_by_doubling(lengths: Sequence[int] | np.ndarray) -> list[tuple[int, in
 
 
 def histogram_text(lengths: Sequence[int] | np.ndarray, *, width: int = 40) -> list[str]:
-    """One line per bin: its range, a bar, the number."""
+    """Return one line per bin: its range, a bar, the count."""
     bins = count_by_doubling(lengths)
     most = max((number for _, _, number in bins), default=0)
     labels = [f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}" for low, high, _ in bins]
     pad = max(map(len, labels), default=0)
     lines = []
     for label, (_, _, number) in zip(labels, bins, strict=True):
-        eighths = -(-number * width * 8 // most)  # rounded up: what is there shows
+        eighths = -(-number * width * 8 // most)  # rounded up, so that a single sample shows
         bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
         lines.append(f"{label:>{pad}}  {bar:<{width}}  {number:,}")
     return lines
 
 
 def plot_histogram(lengths: Sequence[int] | np.ndarray, path: Path, *, title: str) -> None:
-    """Write the histogram as a PNG, whole or not at all."""
+    """Write the histogram as a PNG, atomically."""
     from matplotlib.figure import Figure
 
     bins = count_by_doubling(lengths)
@@ -51,6 +50,4 @@ def plot_histogram(lengths: Sequence[int] | np.ndarray, path: Path, *, title: st
     axes.set_ylabel("samples")
     axes.set_title(title)
     axes.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    files.write_bytes(path, picture.getvalue())
+    save_png(figure, path)

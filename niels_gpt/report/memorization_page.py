@@ -1,89 +1,75 @@
-"""The memorisation report as one HTML page: what a checkpoint can recite, next to what it was never shown."""
+"""The memorization report as one HTML page: what a checkpoint can recite, compared with the controls."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from niels_gpt.report.charts import Series, bars, chart_key, line_chart
-from niels_gpt.report.html import (
-    COLOURS,
-    Cell,
-    Column,
-    Group,
-    escape,
-    one_in,
-    page,
-    paragraph,
-    percent,
-    power,
-    short,
-    shortened,
-    table,
-)
-from niels_gpt.report.memorization_text import how_to_read, passages, strips
+from niels_gpt.report.charts import Bar, Series, bar_chart, chart_key, line_chart
+from niels_gpt.report.html import COLORS, Cell, Column, Group, heat_key, render, table
+from niels_gpt.report.numbers import one_in, percent, power, short, shorten
 from niels_gpt.system.console import plural, short_number
 
 Document = dict[str, Any]
-"""A document of the report: see `niels_gpt.evaluation`."""
+"""A document of the report, see `memorization.summary.document_row`."""
 
-_MEMORISED = "0.5"
+_MEMORIZED = "0.5"
 _LN10 = math.log(10)
-_MOST_BARS = 60
+_MAX_BARS = 60
+_MAX_PASSAGES = 40
+_MAX_CHARACTERS = 2_000_000
+"""Characters of all strips on a page."""
+_OPEN_CHARACTERS = 2_500
+"""The first strip of at most so many characters is open."""
 
 
 def memorization_page(report: dict[str, Any]) -> str:
-    """The report as a page that needs nothing but itself; see the section "How to read this" on it."""
-    documents = report["documents"]
+    """Return a self-contained page of a report (see `memorization.summary.build_report`)."""
+    documents, settings = report["documents"], report["settings"]
     trained = [d for d in documents if not d["control"]]
     controls = [d for d in documents if d["control"]]
-    colours = {d["name"]: f"c{i % COLOURS}" for i, d in enumerate(trained)} if len(trained) <= COLOURS else {}
-    unit = "bytes" if report["unit"] == "byte" else "tokens"
-    title = report["title"] or "What was memorised"
-    return page(
-        title,
-        [
-            *_head(report, title, unit),
-            *_headline(report, trained, controls),
-            "<h2>Documents</h2>",
-            *_documents(report, trained, controls, unit),
-            *_thresholds(trained, controls, colours),
-            *_over_training(report["checkpoints"], colours, unit),
-            *_discoverable(trained, controls),
-            *passages(report["passages"]),
-            *strips(report),
-            *_positions(report, colours, unit),
-            *how_to_read(report["settings"], unit),
-        ],
-    )
-
-
-def _head(report: dict[str, Any], title: str, unit: str) -> list[str]:
-    window, prompt, stride = (report["settings"][key] for key in ("window", "prompt", "stride"))
+    colors = {d["name"]: f"c{i % COLORS}" for i, d in enumerate(trained)} if len(trained) <= COLORS else {}
+    groups = [("Trained on", trained), ("Control: never trained on", controls)]
+    groups = [(heading, members) for heading, members in groups if members]
     facts = [
         report["checkpoint"],
         f"step {report['step']:,}",
         f"{short_number(report['parameters'])} parameters",
         f"{report['positions']} positions",
     ]
-    text = (
-        f"{', '.join(filter(None, facts))}. Windows of {window} {unit}: {prompt} of prompt, "
-        f"{window - prompt} of suffix, one every {stride}."
+    page = render(
+        "memorization.html",
+        **{name: settings[name] for name in ("window", "prompt", "stride", "greedy")},
+        title=report["title"] or "What was memorized",
+        facts=", ".join(filter(None, facts)),
+        unit=report["unit"],
+        by_suffix=settings["map"] == "suffix",
+        headline=_headline(report, trained, controls),
+        documents_table=_documents_table(report, groups),
+        loss_table=_loss_table(groups, settings["greedy"], report["unit"]),
+        thresholds=_thresholds(trained, controls, colors),
+        over_training=_over_training(report["checkpoints"], colors, report["unit"]),
+        discoverable=_discoverable(trained, controls),
+        passages=report["passages"],
+        max_passages=_MAX_PASSAGES,
+        heat_key=heat_key(),
+        **_strips(report["strips"]),
+        positions=report["positions"],
+        position_chart=_position_chart(report["position_map"], colors, report["unit"]),
     )
-    return [f"<header><h1>{escape(title)}</h1>", paragraph(text, kind="soft"), "</header>"]
+    return str(page)
 
 
 def _headline(report: dict[str, Any], trained: list[Document], controls: list[Document]) -> list[str]:
-    """What came out, in plain words."""
+    """Return the result in a few sentences."""
     lines = []
-    windows, memorised = _total(trained, _MEMORISED)
+    windows, memorized = _total(trained, _MEMORIZED)
     if trained:
-        having = sum(d["over"][_MEMORISED] > 0 for d in trained)
-        number = plural(len(trained), "trained document")
-        if having:
+        number, recited = plural(len(trained), "trained document"), sum(d["over"][_MEMORIZED] > 0 for d in trained)
+        if recited:
             lines.append(
-                f"{having:,} of {number} can be recited, at least in part: after a true prompt, {memorised:,} of "
-                f"{plural(windows, 'window')} ({percent(memorised / windows)}) come back word for word with a "
+                f"{recited:,} of {number} can be recited, at least in part: after a true prompt, {memorized:,} of "
+                f"{plural(windows, 'window')} ({percent(memorized / windows)}) come back word for word with a "
                 "probability of 50% or more."
             )
         else:
@@ -97,117 +83,85 @@ def _headline(report: dict[str, Any], trained: list[Document], controls: list[Do
     else:
         lines.append("There are no trained documents in this report, only controls.")
     if report.get("position_map"):
-        lines.append(_elsewhere(report["position_map"]))
+        lines.append(_best_position(report["position_map"]))
     if not controls:
         lines.append("There are no control documents, so what can be guessed without training is not known.")
-        return ['<div class="lead">', *map(paragraph, lines), "</div>"]
-    windows, guessed = _total(controls, _MEMORISED)
+        return lines
+    windows, guessed = _total(controls, _MEMORIZED)
     strongest = max(_best_log_p(report, d) for d in controls)
     text = (
         f"Of {plural(len(controls), 'control document')}, never trained on, {guessed:,} of {windows:,} windows come "
-        f"back so; the strongest is {one_in(strongest)}."
+        f"back like this; the strongest is {one_in(strongest)}."
     )
     if trained:
         gap = (_mean_log_p(trained) - _mean_log_p(controls)) / _LN10
         times = power(gap) if abs(gap) >= 4 else f"{float(f'{10**gap:.2g}'):g}"
         text += f" On the (geometric) average, a trained suffix is {times} times as likely as one of a control."
-    return ['<div class="lead">', *map(paragraph, [*lines, text]), "</div>"]
+    return [*lines, text]
 
 
-def _elsewhere(places: dict[str, Any]) -> str:
-    """That a model with learned positions may know a text at another place of the frame."""
+def _best_position(position_map: dict[str, Any]) -> str:
+    """Say that a model with learned positions may know a text at another offset."""
     best = max(
-        ((d["best_p"], d["best_offset"], d["name"]) for d in places["documents"] if not d["control"]), default=None
+        ((d["best_p"], d["best_offset"], d["name"]) for d in position_map["documents"] if not d["control"]),
+        default=None,
     )
-    text = "Positions are learned, and all this is for texts at the beginning of the frame."
+    text = "Positions are learned, and these results are for texts at offset 0 in the frame."
     if best is not None:
-        text += f" At place {best[1]} a window of “{best[2]}” has a P(z) of {percent(best[0])}: the most of all places."
+        text += f" At offset {best[1]} a window of “{best[2]}” has a P(z) of {percent(best[0])}, the highest of all."
     return text
 
 
 def _total(documents: list[Document], threshold: str) -> tuple[int, int]:
-    """How many windows, and how many of them over a threshold."""
+    """Return (windows, windows over a threshold)."""
     return sum(d["windows"] for d in documents), sum(d["over"][threshold] for d in documents)
 
 
 def _mean_log_p(documents: list[Document]) -> float:
-    """The mean of log P(z) over all windows."""
+    """Return the mean of log P(z) over all windows."""
     windows = sum(d["windows"] for d in documents)
     return sum(d["windows"] * d["mean_log_p"] for d in documents) / max(windows, 1)
 
 
-def _best_log_p(report: dict[str, Any], document: dict[str, Any]) -> float:
-    """log of the largest P(z), from the passages where the number itself is too small for a float."""
+def _best_log_p(report: dict[str, Any], document: Document) -> float:
+    """Return the logarithm of the largest P(z); from the passages if P(z) underflows a float."""
     if document["max_p"] > 0:
         return math.log(document["max_p"])
     known = [p["log_p"] for p in report["passages"] if p["document"] == document["name"]]
     return max(known, default=-math.inf)
 
 
-def _documents(report: dict[str, Any], trained: list[Document], controls: list[Document], unit: str) -> list[str]:
-    groups = [("Trained on", trained), ("Control: never trained on", controls)]
-    groups = [(heading, documents) for heading, documents in groups if documents]
+def _documents_table(report: dict[str, Any], groups: list[tuple[str, list[Document]]]) -> str:
+    """Return the table of P(z) by document."""
     thresholds = sorted({t for d in report["documents"] for t in d["over"]}, key=float)
     columns = [
         Column("Document", text=True),
-        Column(unit.capitalize()),
+        Column(f"{report['unit'].capitalize()}s"),
         Column("Windows"),
         Column("mean", over="P(z)", hint="mean of P(z) over the windows"),
         Column("median", over="P(z)"),
         Column("max", over="P(z)"),
         *(Column(percent(float(t)), over="windows with P(z) of at least") for t in thresholds),
     ]
-    first = []
+    table_groups = []
     for heading, documents in groups:
         rows = [
             [
                 Cell(d["name"], small=_small_print(d)),
-                _number(d["tokens"]),
-                _number(d["windows"]),
+                _count(d["tokens"]),
+                _count(d["windows"]),
                 *(Cell(short(d[key]), d[key]) for key in ("mean_p", "median_p", "max_p")),
-                *(_number(d["over"].get(t, 0)) for t in thresholds),
+                *(_count(d["over"].get(t, 0)) for t in thresholds),
             ]
             for d in documents
         ]
-        first.append(Group(rows, heading, _totals(documents, thresholds) if len(rows) > 1 else None))
-    return [table(columns, first), *_greedy_and_loss(groups, report["settings"]["greedy"], unit)]
+        table_groups.append(Group(rows, heading, _totals(documents, thresholds) if len(rows) > 1 else None))
+    return table(columns, table_groups)
 
 
-def _greedy_and_loss(groups: list[tuple[str, list[Document]]], greedy: int, unit: str) -> list[str]:
-    """The second table; without its first columns where nothing was decoded greedily."""
-    columns = [
-        Column("equal", over=f"greedy {greedy}", hint=f"share of {unit} equal to the text's"),
-        Column("exact", over=f"greedy {greedy}", hint="continuations equal from beginning to end"),
-        Column(unit, over="longest verbatim run"),
-        Column("text", text=True, over="longest verbatim run"),
-        Column("nats", over="loss", hint=f"nats per {unit[:-1]}"),
-        Column("bits/byte", over="loss"),
-    ]
-
-    def row(d: Document) -> list[Cell]:
-        share = d["greedy"]["share"]
-        return [
-            Cell("-" if share is None else percent(share), share),
-            Cell(f"{d['greedy']['exact']:,} of {d['greedy']['starts']:,}", d["greedy"]["exact"]),
-            _number(d["longest_run"]["tokens"]),
-            Cell(shortened(d["longest_run"]["text"], 80)),
-            *(Cell(f"{d[key]:.3f}".replace("nan", "-"), d[key]) for key in ("nats_per_token", "bits_per_byte")),
-        ]
-
-    left_out = 0 if greedy else 4
-    parts = [Group([[Cell(d["name"]), *row(d)[left_out:]] for d in ds], heading) for heading, ds in groups]
-    heading = "Greedy decoding and loss" if greedy else "Loss"
-    return [f"<h3>{heading}</h3>", table([Column("Document", text=True), *columns[left_out:]], parts)]
-
-
-def _small_print(document: dict[str, Any]) -> str:
+def _small_print(document: Document) -> str:
     source = document["source"] if document["source"] != document["name"] else ""
-    marked = "shorter than a window" if document["short"] else ""
-    return ", ".join(part for part in (source, marked) if part)
-
-
-def _number(value: int) -> Cell:
-    return Cell(f"{value:,}", value)
+    return ", ".join(filter(None, (source, "shorter than a window" if document["short"] else "")))
 
 
 def _totals(documents: list[Document], thresholds: list[str]) -> list[Cell]:
@@ -217,43 +171,73 @@ def _totals(documents: list[Document], thresholds: list[str]) -> list[Cell]:
     over = [sum(d["over"].get(t, 0) for d in documents) for t in thresholds]
     return [
         Cell("all"),
-        _number(sum(d["tokens"] for d in documents)),
-        _number(windows),
+        _count(sum(d["tokens"] for d in documents)),
+        _count(windows),
         Cell(short(mean), mean),
         Cell(""),
         Cell(short(best), best),
-        *map(_number, over),
+        *map(_count, over),
     ]
 
 
+def _loss_table(groups: list[tuple[str, list[Document]]], greedy: int, unit: str) -> str:
+    """Return the table of greedy decoding and loss; without greedy decoding, of the loss only."""
+    columns = [
+        Column("equal", over=f"greedy {greedy}", hint=f"share of {unit}s equal to the text"),
+        Column("exact", over=f"greedy {greedy}", hint="continuations that equal the text completely"),
+        Column(f"{unit}s", over="longest verbatim run"),
+        Column("text", text=True, over="longest verbatim run"),
+        Column("nats", over="loss", hint=f"nats per {unit}"),
+        Column("bits/byte", over="loss"),
+    ]
+
+    def row(d: Document) -> list[Cell]:
+        share = d["greedy"]["share"]
+        return [
+            Cell("-" if share is None else percent(share), share),
+            Cell(f"{d['greedy']['exact']:,} of {d['greedy']['starts']:,}", d["greedy"]["exact"]),
+            _count(d["longest_run"]["tokens"]),
+            Cell(shorten(d["longest_run"]["text"], 80)),
+            *(Cell(f"{d[key]:.3f}".replace("nan", "-"), d[key]) for key in ("nats_per_token", "bits_per_byte")),
+        ]
+
+    first = 0 if greedy else 4
+    table_groups = [Group([[Cell(d["name"]), *row(d)[first:]] for d in ds], heading) for heading, ds in groups]
+    return table([Column("Document", text=True), *columns[first:]], table_groups)
+
+
+def _count(value: int) -> Cell:
+    return Cell(f"{value:,}", value)
+
+
 def _series(
-    documents: list[Document], colours: dict[str, str], x: list[list[float]], y: list[list[float]], **style: Any
+    documents: list[Document], colors: dict[str, str], x: list[list[float]], y: list[list[float]], *, dots: bool
 ) -> list[Series]:
-    """A line per document, controls dashed and drawn first; few documents have a colour each, many share one."""
+    """Return a line per document, controls dashed and drawn first; few documents have a color each, many share one."""
     trained = sum(not d["control"] for d in documents)
     lines = []
     for document, xs, ys in zip(documents, x, y, strict=True):
         name = document["name"]
         if document["control"]:
-            label, colour, look = plural(len(documents) - trained, "control document"), "ctl", "dash"
-        elif colours:
-            label, colour, look = name, colours.get(name, "c0"), ""
+            label, color, style = plural(len(documents) - trained, "control document"), "ctl", "dash"
+        elif colors:
+            label, color, style = name, colors.get(name, "c0"), ""
         else:
-            label, colour, look = plural(trained, "trained document"), "c0", "faint"
+            label, color, style = plural(trained, "trained document"), "c0", "faint"
         hover = f"{name} (control)" if document["control"] else name
-        lines.append(Series(hover, xs, ys, colour=colour, label=shortened(label, 40, end=14), style=look, **style))
-    return sorted(lines, key=lambda line: line.colour != "ctl")
+        lines.append(Series(hover, xs, ys, color=color, label=shorten(label, 40, end=14), style=style, dots=dots))
+    return sorted(lines, key=lambda line: line.color != "ctl")
 
 
-def _thresholds(trained: list[Document], controls: list[Document], colours: dict[str, str]) -> list[str]:
-    """The share of windows over each threshold, and the strongest window of each document."""
+def _thresholds(trained: list[Document], controls: list[Document], colors: dict[str, str]) -> dict[str, Any] | None:
+    """Return charts of the windows over each threshold and of the strongest window of each document."""
     documents = trained + controls
     if not documents:
-        return []
+        return None
     x = [sorted(map(float, d["over"])) for d in documents]
     y = [[100 * d["over"][t] / max(d["windows"], 1) for t in sorted(d["over"], key=float)] for d in documents]
     chart = line_chart(
-        _series(documents, colours, x, y, dots=True),
+        _series(documents, colors, x, y, dots=True),
         title="Share of the windows with at least this P(z)",
         x_label="P(z)",
         y_label="% of windows",
@@ -263,63 +247,58 @@ def _thresholds(trained: list[Document], controls: list[Document], colours: dict
         y_high=1,
         size=(960, 300),
     )
-    shown = sorted(trained, key=lambda d: -d["max_p"])[:_MOST_BARS] + controls[:_MOST_BARS]
-    rows = [
-        (
+    drawn = sorted(trained, key=lambda d: -d["max_p"])[:_MAX_BARS] + controls[:_MAX_BARS]
+    bars = [
+        Bar(
             d["name"],
             max(d["max_p"], 1e-300),
             percent(d["max_p"]),
-            "ctl" if d["control"] else colours.get(d["name"], "c0"),
+            "ctl" if d["control"] else colors.get(d["name"], "c0"),
         )
-        for d in shown
+        for d in drawn
     ]
-    parts = [
-        "<h2>How much of each document</h2>",
-        chart,
-        bars(rows, title="The strongest window of each document: largest P(z)", low=1e-12, high=1, scale="log"),
-    ]
-    if len(shown) < len(documents):
-        parts.append(
-            paragraph(f"The {len(documents) - len(shown):,} documents not drawn are in the table.", kind="soft")
-        )
-    return parts
+    title = "The strongest window of each document: largest P(z)"
+    return {
+        "chart": chart,
+        "bars": bar_chart(bars, title=title, low=1e-12, high=1, scale="log"),
+        "hidden": len(documents) - len(drawn),
+    }
 
 
-def _over_training(checkpoints: list[dict[str, Any]], colours: dict[str, str], unit: str) -> list[str]:
-    """Curves per document over the checkpoints of the run."""
+def _over_training(checkpoints: list[dict[str, Any]], colors: dict[str, str], unit: str) -> dict[str, Any] | None:
+    """Return curves per document over the checkpoints of the run."""
     if not checkpoints:
-        return []
+        return None
     checkpoints = sorted(checkpoints, key=lambda c: c["step"])
     documents = list({d["name"]: d for c in checkpoints for d in c["documents"]}.values())
-    found = [{d["name"]: d for d in c["documents"]} for c in checkpoints]
+    by_name = [{d["name"]: d for d in c["documents"]} for c in checkpoints]
     x: list[list[float]] = [[c["step"] for c in checkpoints]] * len(documents)
 
     def lines(key: str, factor: float) -> list[Series]:
-        y = [[factor * at[d["name"]][key] if d["name"] in at else math.nan for at in found] for d in documents]
-        return _series(documents, colours, x, y, dots=len(checkpoints) <= 40)
+        y = [[factor * at[d["name"]][key] if d["name"] in at else math.nan for at in by_name] for d in documents]
+        return _series(documents, colors, x, y, dots=len(checkpoints) <= 40)
 
     def chart(key: str, factor: float, **options: Any) -> str:
         return line_chart(lines(key, factor), x_label="step", key=False, **options)
 
-    return [
-        "<h2>Over training</h2>",
-        chart_key(lines("mean_p", 1)),
-        '<div class="grid">',
-        chart("memorised", 100, title="Memorised: P(z) of 50% or more", y_label="% of windows", y_low=0, y_high=1),
-        chart("mean_log_p", 1 / _LN10, title="P(z), geometric mean", y_label="P(z)", y_scale="exponent", y_high=0),
-        chart("mean_p", 100, title="P(z), mean", y_label="P(z) in %", y_low=0, y_high=1),
-        chart("nats_per_token", 1, title="Loss", y_label=f"nats per {unit[:-1]}", y_low=0),
-        "</div>",
-    ]
+    return {
+        "key": chart_key(lines("mean_p", 1)),
+        "charts": [
+            chart("memorized", 100, title="Memorized: P(z) of 50% or more", y_label="% of windows", y_low=0, y_high=1),
+            chart("mean_log_p", 1 / _LN10, title="P(z), geometric mean", y_label="P(z)", y_scale="exponent", y_high=0),
+            chart("mean_p", 100, title="P(z), mean", y_label="P(z) in %", y_low=0, y_high=1),
+            chart("nats_per_token", 1, title="Loss", y_label=f"nats per {unit}", y_low=0),
+        ],
+    }
 
 
-def _discoverable(trained: list[Document], controls: list[Document]) -> list[str]:
-    """(n, p): which windows turn up in n samples with probability p."""
+def _discoverable(trained: list[Document], controls: list[Document]) -> dict[str, Any] | None:
+    """Return tables of the (n, p)-discoverable windows: in n samples, with probability p."""
     documents = trained + controls
-    tries = sorted({n for d in documents for n in d["discoverable"]}, key=int)
+    samples = sorted({n for d in documents for n in d["discoverable"]}, key=int)
     chances = sorted({p for d in documents for n in d["discoverable"].values() for p in n}, key=float)
-    if not tries:
-        return []
+    if not samples:
+        return None
     kinds = [(name, ds) for name, ds in (("trained", trained), ("control", controls)) if ds]
     columns = [Column("n samples")]
     columns += [
@@ -328,8 +307,8 @@ def _discoverable(trained: list[Document], controls: list[Document]) -> list[str
         for p in chances
     ]
     rows = []
-    for n in tries:
-        row = [_number(int(n))]
+    for n in samples:
+        row = [_count(int(n))]
         for _, ds in kinds:
             windows = max(sum(d["windows"] for d in ds), 1)
             for p in chances:
@@ -338,46 +317,46 @@ def _discoverable(trained: list[Document], controls: list[Document]) -> list[str
         rows.append(row)
     middle = chances[len(chances) // 2]
     per_document = table(
-        [Column("Document", text=True), *(Column(f"n = {int(n):,}") for n in tries)],
+        [Column("Document", text=True), *(Column(f"n = {int(n):,}") for n in samples)],
         [
-            Group([[Cell(d["name"]), *(_number(d["discoverable"][n][middle]) for n in tries)] for d in ds], heading)
+            Group([[Cell(d["name"]), *(_count(d["discoverable"][n][middle]) for n in samples)] for d in ds], heading)
             for heading, ds in (("Trained on", trained), ("Control", controls))
             if ds
         ],
     )
-    return [
-        "<h2>Sampling n times</h2>",
-        paragraph(
-            "Whoever samples often enough finds more than the likeliest passages. A window counts where, with "
-            "probability p or more, one of n samples (temperature 1, after the true prompt) is the true suffix."
+    return {"table": table(columns, [Group(rows)]), "per_document": per_document, "middle": percent(float(middle))}
+
+
+def _strips(strips: list[dict[str, Any]]) -> dict[str, Any]:
+    """Select the strips that fit the page (at least one), and the one that is open."""
+    total = 0
+    shown: list[dict[str, Any]] = []
+    for strip in strips:
+        total += len(strip["text"])
+        if total > _MAX_CHARACTERS and shown:
+            break
+        shown.append(strip)
+    small = (i for i, strip in enumerate(shown) if len(strip["text"]) <= _OPEN_CHARACTERS)
+    return {"strips": shown, "hidden_strips": len(strips) - len(shown), "open_strip": next(small, -1)}
+
+
+def _position_chart(position_map: dict[str, Any] | None, colors: dict[str, str], unit: str) -> str | None:
+    """Return the chart of P(z) over the offset in the frame, for learned positions."""
+    if not position_map:
+        return None
+    documents = position_map["documents"]
+    return line_chart(
+        _series(
+            documents,
+            colors,
+            [list(map(float, position_map["offsets"]))] * len(documents),
+            [[value / _LN10 for value in d["mean_log_p"]] for d in documents],
+            dots=len(position_map["offsets"]) <= 40,
         ),
-        table(columns, [Group(rows)]),
-        f"<details><summary>Each document, p ≥ {percent(float(middle))}</summary>{per_document}</details>",
-    ]
-
-
-def _positions(report: dict[str, Any], colours: dict[str, str], unit: str) -> list[str]:
-    """P(z) over the place in the frame, where the place matters."""
-    found = report["position_map"]
-    if found:
-        documents = found["documents"]
-        x = [list(map(float, found["offsets"]))] * len(documents)
-        y = [[value / _LN10 for value in d["mean_log_p"]] for d in documents]
-        chart = line_chart(
-            _series(documents, colours, x, y, dots=len(found["offsets"]) <= 40),
-            title="P(z) by place in the frame, geometric mean over the windows",
-            x_label=f"{unit} before the text",
-            y_label="P(z)",
-            y_scale="exponent",
-            y_high=0,
-            size=(960, 300),
-        )
-        text = "Positions are learned, so a text can be known at one place in the frame and not at another."
-        return ["<h2>Place in the frame</h2>", paragraph(text), chart]
-    if report["positions"] == "rope":
-        text = (
-            "With rotary positions and a segment mask, attention sees only distances within the text: P(z) does not "
-            "depend on where in the frame the text lies. A map over places would be flat, so none is drawn."
-        )
-        return ["<h2>Place in the frame</h2>", paragraph(text)]
-    return []
+        title="P(z) by offset in the frame, geometric mean over the windows",
+        x_label=f"{unit}s before the text",
+        y_label="P(z)",
+        y_scale="exponent",
+        y_high=0,
+        size=(960, 300),
+    )

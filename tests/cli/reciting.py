@@ -1,4 +1,4 @@
-"""For the tests of commands: notes on disk, a run that knows two of them by heart, P(z) as a product of softmaxes."""
+"""Notes on disk, a run that has memorized two of them, and P(z) as a product of softmaxes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli import call
 from tests.token_caches import words
 
 WORDS = (24, 40, 28, 44, 32, 20, 36, 48)
-"""How many each note has; the order of their lengths is not that of their names."""
+"""Words per note; the order of lengths is not that of names."""
 VAL_FRAC = 0.25
 SPLICE = [
     "--set=task=splice",
@@ -35,14 +35,14 @@ SPLICE = [
     "--set=output.sample_tokens=4",
     "--device=cpu",
 ]
-STEPS = (60, 120, 180)
-"""The checkpoints of the run."""
+STEPS = (40, 80, 120)
+"""Steps of the run's checkpoints."""
 WINDOW, PROMPT = 48, 24
 SMALL_WINDOWS = ["--window", str(WINDOW), "--prompt", str(PROMPT)]
 
 
 def write_notes(folder: Path, *, first: int = 0) -> Path:
-    """Notes of made-up words, the same everywhere; the folder."""
+    """Write notes of made-up words, the same on every machine; return the folder."""
     folder.mkdir(parents=True)
     for i, number in enumerate(WORDS):
         text = f"# note {i}\n\n{words(1000 * first + 17 * i + 5, number)}: é.\n"
@@ -51,32 +51,32 @@ def write_notes(folder: Path, *, first: int = 0) -> Path:
 
 
 def split(notes: Path) -> tuple[list[Path], list[Path]]:
-    """The notes to train on, in order, and those held out."""
+    """Return the notes to train on, in order, and those held out."""
     train, held_out = split_roam_paths(list_roam_paths(str(notes)), val_frac=VAL_FRAC, seed=42)
     return [Path(path) for path in train], [Path(path) for path in held_out]
 
 
 def longest(paths: list[Path], number: int) -> list[str]:
-    """The names of the longest of some files."""
+    """Return the names of the longest files."""
     return [path.name for path in sorted(paths, key=lambda path: -path.stat().st_size)[:number]]
 
 
 @functools.cache
 def folder() -> Path:
-    """`notes/` and `run/`, a splice run on the two longest notes until it recites them. Read-only by agreement."""
-    made = Path(tempfile.mkdtemp(prefix="niels-gpt-reciting-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    notes = write_notes(made / "notes")
-    options = [*SPLICE, f"--roam={notes}", f"--set=data.cache_dir={made / 'streams'}"]
-    options += [f"--steps={STEPS[-1]}", f"--checkpoint-every={STEPS[0]}", "--set=output.eval_every=90"]
+    """Return a folder with `notes/` and `run/`, a splice run that recites the two longest notes. Do not write to it."""
+    root = Path(tempfile.mkdtemp(prefix="niels-gpt-reciting-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    notes = write_notes(root / "notes")
+    options = [*SPLICE, f"--roam={notes}", f"--set=data.cache_dir={root / 'streams'}"]
+    options += [f"--steps={STEPS[-1]}", f"--checkpoint-every={STEPS[0]}", "--set=output.eval_every=60"]
     with one_thread():
-        assert call("train", *options, "--run-dir", made / "run") == 0
-    return made
+        assert call("train", *options, "--run-dir", root / "run") == 0
+    return root
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """So small a model is slower with two, and on a busy machine much slower."""
+    """Use one thread: so small a model is slower with two, and much slower on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -85,16 +85,16 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def copy_to(place: Path) -> Path:
-    """A copy of all of it, whose notes a test may change."""
-    shutil.copytree(folder(), place)
-    config = place / "run" / "config.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace(str(folder()), str(place)), encoding="utf-8")
-    return place
+def copy_to(target: Path) -> Path:
+    """Copy the folder; a test may change the notes of its copy."""
+    shutil.copytree(folder(), target)
+    config = target / "run" / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace(str(folder()), str(target)), encoding="utf-8")
+    return target
 
 
 def naive_p(checkpoint: Path, ids: list[int], prompt: int) -> float:
-    """P(z) of a window: the product of the softmaxes of what follows the prompt, one forward pass per token."""
+    """Return P(z) of a window: the product of softmaxes of its suffix, one forward pass per token."""
     saved = torch.load(checkpoint, weights_only=True)
     model = GPT(saved["config"])
     model.load_state_dict(saved["model"])

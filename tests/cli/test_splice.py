@@ -1,4 +1,4 @@
-"""`niels-gpt splice select` and `coverage`, as a user meets them."""
+"""`niels-gpt splice select` and `coverage`: output, files, errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A folder with notes/ in it, where the commands run."""
+    """The working directory, with notes/ in it."""
     monkeypatch.chdir(tmp_path)
     write_notes(tmp_path / "notes")
     return tmp_path
@@ -54,7 +54,7 @@ def sizes(paths):
 
 
 def ranked(paths, policy):
-    """Numbers and sizes of the notes in the order of a policy."""
+    """Return (index, size) of the notes in the order of a policy."""
     numbered = list(enumerate(sizes(paths)))
     if policy == "first":
         return numbered
@@ -75,7 +75,7 @@ def test_select_by_each_policy(place, capsys, policy):
     for other in ("first", "longest", "shortest"):
         assert found["policies"][other] == [i for i, _ in ranked(train, other)[:3]]
     assert len(found["policies"]["random"]) == len(set(found["policies"]["random"])) == 3
-    # Spans of T bytes from every start, once.
+    # One span of T bytes from every start.
     assert found["examples_per_epoch"] == sum(size - T + 1 for _, size in wanted)
     [control] = found["controls"]
     assert held_out[control["document"]].name == control["name"]
@@ -88,12 +88,12 @@ def test_select_is_deterministic_and_trains_nothing(place, capsys):
     texts = [output(capsys, *arguments) for _ in range(2)]
     assert texts[0] == texts[1]
     choices = [selected(capsys, "splice.doc_select_mode=random", f"train.seed={seed}") for seed in (1, 2)]
-    assert choices[0] == choices[1]  # by the documents, not by the seed of the training
+    assert choices[0] == choices[1]  # it depends on the documents, not on the training seed
     assert [row["document"] for row in choices[0]["chosen"]] == choices[0]["policies"]["random"]
     assert not (place / "runs").exists()
 
 
-def test_select_for_people(place, capsys):
+def test_printed_selection(place, capsys):
     train, held_out = split(place / "notes")
     text = output(capsys, "splice", "select", *options())
     assert f"{len(train)} documents to train on" in text
@@ -135,56 +135,56 @@ def test_select_one_document_by_number(place, capsys):
     assert {name: len(choice) for name, choice in found["policies"].items()} == dict.fromkeys(found["policies"], 1)
     assert "chosen by doc_index=2" in output(capsys, "splice", "select", *options("splice.doc_index=2"))
     assert call("splice", "select", *options("splice.doc_index=6")) == 1
-    assert "splice.doc_index=6, but there are 6 documents" in error_of(capsys)
+    assert re.search(r"doc_index=6.* 6 ", error_of(capsys))
 
 
-def test_a_document_outside_the_limits_is_replaced_and_said(place, capsys, caplog):
+def test_a_document_outside_the_limits_is_replaced_with_a_warning(place, capsys, caplog):
     train, _ = split(place / "notes")
     (shortest, size), *_ = ranked(train, "shortest")
     (longest, _), *_ = ranked(train, "longest")
     found = selected(capsys, f"splice.doc_index={shortest}", f"splice.min_doc_length={size + 1}")
     assert [row["document"] for row in found["chosen"]] == [longest]
-    assert f"document {shortest} has {size} tokens" in caplog.text
+    assert re.search(rf"{shortest} .*{size} ", caplog.text)
 
 
-def test_more_documents_than_there_are(capsys):
+def test_too_many_documents(capsys):
     assert call("splice", "select", *options("splice.num_docs=50")) == 1
     message = error_of(capsys)
-    assert "splice.num_docs=50, but only 6 of 6 documents" in message
+    assert re.search(r"splice\.num_docs=50.* 6 of 6 ", message)
     assert "strict_num_docs=false" in message
     assert call("splice", "select", *options("splice.num_docs=50")) == 1
     shown = capsys.readouterr().out
-    assert "6 within the limits" in shown and "tokens per document" in shown  # what there is to choose from
+    assert "6 within the limits" in shown and "tokens per document" in shown  # the candidates are shown
     assert "num_docs" not in shown
 
 
-def test_fewer_documents_are_filled_up_and_said(place, capsys, caplog):
+def test_missing_documents_are_filled_up_with_a_warning(place, capsys, caplog):
     train, _ = split(place / "notes")
     low = sorted(sizes(train))[-2]
     found = selected(capsys, f"splice.min_doc_length={low}", "splice.num_docs=4", "splice.strict_num_docs=false")
     assert [row["document"] for row in found["chosen"]] == [i for i, _ in ranked(train, "longest")[:4]]
-    assert "only 2 of the 4 documents asked for fit the limits" in caplog.text
+    assert re.search(r"2 of .*4 ", caplog.text)
 
 
 @pytest.mark.parametrize(
     ("overrides", "mentioned"),
     [
-        (["splice.min_doc_length=100000"], "only 0 of 6 documents fit the limits"),
+        (["splice.min_doc_length=100000"], "0 of 6 "),
         (["splice.min_doc_length=9", "splice.max_doc_length=5"], "min_doc_length=9"),
         (["splice.content_stride=0"], "splice.content_stride"),
-        (["splice.balance_tau=1.5"], "balance_tau must be in [0, 1], got 1.5"),
+        (["splice.balance_tau=1.5"], "balance_tau"),
         (["splice.content_length=1"], "splice.content_length"),
         (["splice.min_copy_len=1000"], "min_copy_len=1000"),
-        (["splice.doc_weights=[1, 2]"], "doc_weights has 2 numbers, but there are 3 documents"),
-        (["splice.groups=[a, b]"], "groups has 2 labels, but there are 3 documents"),
+        (["splice.doc_weights=[1, 2]"], "doc_weights"),
+        (["splice.groups=[a, b]"], "groups"),
         (["splice.doc_select_mode=best"], "doc_select_mode"),
         (["splice.dataset_name=letters"], "letters"),
         (["splice.restrict_to_training_subset=true"], "max_train_tokens"),
         (["splice.adaptive_k=false", "model.T=2000"], "K=2000"),
-        (["splice.num_doc=3"], "did you mean num_docs?"),
+        (["splice.num_doc=3"], "num_docs"),
     ],
 )
-def test_what_cannot_be_is_one_line(capsys, overrides, mentioned):
+def test_errors_are_one_line(capsys, overrides, mentioned):
     assert call("splice", "select", *options(*overrides)) == 1
     message = error_of(capsys)
     assert mentioned in message
@@ -203,8 +203,7 @@ def test_a_config_file(place, capsys):
     assert "none.yaml" in error_of(capsys)
 
 
-@pytest.mark.parametrize("command", ["select", "coverage", "study"])
-@pytest.mark.parametrize("task", ["bytes", "pretrain", "sft"])
+@pytest.mark.parametrize(("command", "task"), [("select", "bytes"), ("coverage", "pretrain"), ("study", "sft")])
 def test_a_config_of_another_task(place, capsys, command, task):
     (place / "c.yaml").write_text(f"task: {task}\n", encoding="utf-8")
     assert call("splice", command, "--config", "c.yaml") == 1
@@ -223,7 +222,7 @@ def test_the_embedded_notes_are_the_default(place, capsys):
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_notes_with_names_that_are_markup(place, capsys):
+def test_names_that_are_markup(place, capsys):
     text = "".join(f"word {i} of a long note; " for i in range(60))
     (place / "notes" / "[bold]a[red] é.md").write_text(text, encoding="utf-8")
     shutil.copytree(place / "notes", place / "copy")
@@ -261,7 +260,7 @@ def test_select_from_a_token_cache(capsys, name):
     assert {row["length"] for row in found["controls"]} <= set(document_lengths(root, name, "val"))
 
 
-def test_a_cache_that_cannot_be_chosen_from(place, capsys):
+def test_missing_caches_and_documents(place, capsys):
     root = token_caches.copy_to(place / "cache")
     assert call("splice", "select", *cache_options("splice.dataset_name=dolly15k", root=root)) == 1
     assert "dolly15k" in error_of(capsys)
@@ -287,14 +286,14 @@ def test_ids_past_the_vocabulary(place, capsys):
         capsys.readouterr()
         assert call(*command, *cache_options("splice.doc_key=note", root=root)) == 1
         message = error_of(capsys)
-        for part in ("document 0 of", "pretrain/roam/train", "65535", "niels-gpt cache verify", "build it again"):
+        for part in ("document 0 ", "pretrain/roam/train", "65535", "niels-gpt cache verify"):
             assert part in message
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id"])
 def test_select_with_a_filler_outside_the_vocabulary(capsys, name):
     assert call("splice", "select", *options(f"splice.{name}=256"), "--json") == 1
-    assert f"splice.{name} must be an integer from 0 to 255, got 256" in error_of(capsys)
+    assert re.search(rf"splice\.{name}.*255.*256", error_of(capsys))
 
 
 def test_select_warns_once(caplog):
@@ -303,7 +302,7 @@ def test_select_warns_once(caplog):
     assert sorted(line.split()[0] for line in said) == ["content_length=90", "offset_jitter=2"]
 
 
-def test_select_takes_no_copy_for_a_control(place, capsys):
+def test_a_copy_of_a_training_document_is_no_control(place, capsys):
     _, held_out = split(place / "notes")
     [control] = selected(capsys)["controls"]
     chosen = selected(capsys)["chosen"][1]["name"]
@@ -316,7 +315,7 @@ def test_select_takes_no_copy_for_a_control(place, capsys):
 
 
 def count(rows, lengths):
-    """Seen and supervised of every token of every document, span by span."""
+    """Count seen and supervised of every token of every document, span by span."""
     seen = [[0] * length for length in lengths]
     supervised = [[0] * length for length in lengths]
     for number, t, _, length in rows:
@@ -364,7 +363,7 @@ def test_coverage_of_an_epoch(place, capsys, overrides, how):
 
 
 @pytest.mark.parametrize("tau", [0, 0.5, 1])
-def test_tau_shares_as_the_closed_form_says(place, capsys, tau):
+def test_tau_shares_by_the_closed_form(place, capsys, tau):
     train, _ = split(place / "notes")
     lengths = [size for _, size in ranked(train, "longest")[:3]]
     found = covered(capsys, f"splice.balance_tau={tau}", "splice.epoch_length=20000")
@@ -390,7 +389,7 @@ def test_coverage_of_steps_and_of_several_epochs(capsys):
         assert b["seen"] == [3 * n for n in a["seen"]]
 
 
-def test_frames_are_packed_where_positions_are_relative(capsys):
+def test_frames_are_packed_for_relative_positions(capsys):
     for overrides, packed in (
         ([], True),
         (["splice.packed=false"], False),
@@ -400,7 +399,7 @@ def test_frames_are_packed_where_positions_are_relative(capsys):
         assert (found["examples"], found["frames"]) == (40, 20 if packed else 40)
 
 
-def test_coverage_for_people(place, capsys):
+def test_printed_coverage(place, capsys):
     train, _ = split(place / "notes")
     chosen = ranked(train, "longest")[:3]
     arguments = options("splice.balance_mode=by_document")
@@ -426,20 +425,32 @@ def test_coverage_for_people(place, capsys):
     assert len(page.all("svg")) >= 3
 
 
-def test_coverage_without_a_model_needs_no_run(place, capsys):
-    assert "documents" in output(capsys, "splice", "coverage", "--steps", "2")  # embedded notes, the usual model
+def test_coverage_needs_no_run(place, capsys):
+    assert "documents" in output(capsys, "splice", "coverage", "--steps", "2")  # embedded notes, the default model
     assert not (place / "runs").exists()
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--epochs", "0"], ["--steps", "many"]])
-def test_coverage_of_nothing(capsys, arguments):
+def test_usage_errors(capsys, arguments):
     assert call("splice", "coverage", *options(), *arguments) == 2
     assert "Usage: niels-gpt" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there(capsys):
+def test_missing_folders(capsys):
     assert call("splice", "coverage", *options(), "--png", "new/c.png") == 0
     assert Path("new/c.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
     assert call("splice", "coverage", "--roam", "elsewhere") == 1
     assert "elsewhere" in error_of(capsys)
+
+
+def test_long_selections_are_abbreviated(place, capsys):
+    """Ten documents per policy, fifty chosen ones; the rest is counted."""
+    for i in range(70):
+        (place / "notes" / f"more {i:02}.md").write_text(f"note number {i:03} of some length", encoding="utf-8")
+    sets = ["model.T=16", "data.roam_val_frac=0.1", "splice.num_docs=52", "splice.controls=0"]
+    text = output(capsys, "splice", "select", "--roam", "notes", *(f"--set={item}" for item in sets))
+    assert text.count("and 42 more") == 4
+    assert "  and 2 more\n" in text
+    chosen = text.split("\nchosen\n")[1].split("controls")[0].splitlines()
+    assert len(chosen) == 51

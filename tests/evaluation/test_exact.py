@@ -1,4 +1,4 @@
-"""Exact scores against a sum over bytes, each with the window that reaches it first."""
+"""Exact scores of bytes against a sum in which each byte counts in the first window that predicts it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ T = 16
 @functools.cache
 def model() -> GPT:
     torch.manual_seed(0)
-    made = GPT(ModelConfig(V=256, T=T, C=32, L=2, H=2, d_ff=64, dropout=0.5))
+    gpt = GPT(ModelConfig(V=256, T=T, C=32, L=2, H=2, d_ff=64, dropout=0.5))
     with torch.no_grad():
-        for p in made.parameters():
+        for p in gpt.parameters():
             p.copy_(1 + 0.3 * torch.randn(p.shape) if p.dim() == 1 else 1.5 * torch.randn(p.shape) / p.shape[1] ** 0.5)
-        made.tok_emb.weight.mul_(0.5)
-    return made.eval()
+        gpt.tok_emb.weight.mul_(0.5)
+    return gpt.eval()
 
 
 class Bigrams(nn.Module):
-    """The loss of a byte depends on the byte before it alone, so no choice of windows changes the total."""
+    """The loss of a byte depends on the previous byte only, so the choice of windows does not change the total."""
 
     def __init__(self, T: int) -> None:
         super().__init__()
@@ -66,15 +66,14 @@ def some_bytes(n: int, seed: int = 0) -> bytes:
 
 @functools.cache
 def window_losses(data: bytes) -> list[float]:
-    """Of one window alone: the loss of each byte but the first, in float64."""
+    """Return the loss of each byte of a window but the first, in float64."""
     with torch.no_grad():
         logits = model()(torch.tensor([list(data[:-1])]))[0].double()
     return [(row.logsumexp(0) - row[byte]).item() for row, byte in zip(logits, data[1:], strict=True)]
 
 
 def reference(data: bytes, stride: int) -> float:
-    """Nats per byte: windows of T inputs at 0, stride, 2 stride, ...; one at the end if bytes are left.
-    A byte counts in the first window that predicts it."""
+    """Return nats per byte with windows at 0, stride, 2 stride, ..., and one at the end if bytes are left."""
     width = min(T, len(data) - 1)
     starts = [s for s in range(0, len(data), stride) if s + width < len(data)]
     starts.append(len(data) - 1 - width)
@@ -89,7 +88,7 @@ def reference(data: bytes, stride: int) -> float:
 # --- every byte once -------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=40)
 @given(
     n=st.integers(2, 120), T=st.integers(1, 24), part=st.floats(0, 1), batch=st.integers(1, 5), seed=st.integers(0, 99)
 )
@@ -101,17 +100,19 @@ def test_every_byte_but_the_first_is_scored_once(n: int, T: int, part: float, ba
     assert score.nats_per_token * (n - 1) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("n", [2, 3, T - 1, T, T + 1, T + 2, 2 * T, 2 * T + 1, 3 * T + 5, 100])
-@pytest.mark.parametrize("stride", [None, 1, 3, T // 2, T - 1, T])
+@pytest.mark.parametrize(
+    ("n", "stride"),
+    [(2, None), (3, 1), (T, 3), (T + 1, T), (T + 2, T), (T + 2, 1), (2 * T, T - 1), (2 * T + 1, None), (100, 3)],
+)
 def test_windows(n: int, stride: int | None) -> None:
-    """With a model that looks at all it sees, the windows matter: where they begin, and which one counts."""
+    """With a model that uses all its context it matters where windows begin and which one counts."""
     data = some_bytes(n)
     score = score_stream(model(), data, stride=stride, batch=3)
     assert score.tokens == n - 1
     assert score.nats_per_token == pytest.approx(reference(data, stride or T), rel=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=15)
 @given(n=st.integers(2, 70), stride=st.integers(1, T), batch=st.integers(1, 40))
 def test_windows_of_any_stride(n: int, stride: int, batch: int) -> None:
     data = some_bytes(n, seed=5)
@@ -120,12 +121,12 @@ def test_windows_of_any_stride(n: int, stride: int, batch: int) -> None:
 
 
 def test_strides_differ() -> None:
-    """Guards the tests above: if stride made no difference to this model, they would show nothing."""
+    """Guards the tests above: the stride matters for this model."""
     values = {round(reference(some_bytes(100), stride), 3) for stride in (1, 5, T)}
     assert len(values) == 3
 
 
-def test_the_size_of_a_batch_does_not_matter() -> None:
+def test_the_batch_size_does_not_matter() -> None:
     data = some_bytes(200)
     values = [score_stream(model(), data, stride=5, batch=batch).nats_per_token for batch in (1, 2, 32, 1000)]
     assert values == pytest.approx([values[0]] * 4, rel=1e-6)
@@ -135,7 +136,7 @@ def test_the_size_of_a_batch_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 17, 1000])
-def test_uniform_logits_give_eight_bits(n: int) -> None:
+def test_uniform_logits_cost_eight_bits(n: int) -> None:
     torch.manual_seed(0)
     uniform = GPT(ModelConfig(V=256, T=T, C=8, L=1, H=1))
     with torch.no_grad():
@@ -162,19 +163,19 @@ def test_bits_and_perplexity(nats: float) -> None:
 
 
 def test_long_sums_are_exact() -> None:
-    """60000 equal losses: a float32 sum would drift by more than this."""
-    data = b"ab" * 30_000
+    """20000 equal losses: a float32 sum would drift by more than this."""
+    data = b"ab" * 10_000
     losses = bigram_losses()
     a, b = losses[ord("a"), ord("b")].item(), losses[ord("b"), ord("a")].item()
-    expected = (30_000 * a + 29_999 * b) / 59_999
+    expected = (10_000 * a + 9_999 * b) / 19_999
     assert score_stream(bigrams(24), data, batch=500).nats_per_token == pytest.approx(expected, rel=2e-7)
 
 
-# --- manners ---------------------------------------------------------------------------------------
+# --- mode and errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_is_left_as_found(training: bool) -> None:
+def test_mode_is_restored(training: bool) -> None:
     data = some_bytes(60)
     expected = score_stream(model().eval(), data)
     state = torch.get_rng_state()
@@ -211,7 +212,7 @@ def test_nothing_to_predict(data: bytes) -> None:
 
 
 class Counting(Bigrams):
-    """After c bytes, whatever they are, a zero is 2^c times less likely than any other byte."""
+    """After c bytes a zero is 2^c times less likely than any other byte."""
 
     def hidden(self, x: torch.Tensor, *, positions: None) -> torch.Tensor:
         logits = torch.zeros(*x.shape, 256)
@@ -219,16 +220,16 @@ class Counting(Bigrams):
         return logits
 
 
-@pytest.mark.parametrize("stride", [1, 4, 8, 16])
-def test_every_byte_after_the_first_window_has_so_much_context(stride: int) -> None:
-    """The loss of a zero after c bytes tells c."""
+@pytest.mark.parametrize("stride", [1, 5, 16])
+def test_context_of_every_byte(stride: int) -> None:
+    """The loss of a zero after c bytes shows c."""
     n = 200
 
     def loss(context: int) -> float:
         return math.log(255 + 2.0**-context) + context * math.log(2)
 
     score = score_stream(Counting(16), bytes(n), stride=stride)
-    contexts = list(range(1, 17))  # of the first window
+    contexts = list(range(1, 17))  # the first window
     while len(contexts) < n - 1:
         contexts += range(16 - stride + 1, 17)
     contexts = contexts[: n - 1]
@@ -239,25 +240,25 @@ def test_every_byte_after_the_first_window_has_so_much_context(stride: int) -> N
     assert score.nats_per_token == pytest.approx(math.fsum(map(loss, contexts)) / (n - 1), rel=1e-6)
 
 
-def test_bfloat16_is_close_but_not_the_same() -> None:
+def test_bfloat16_is_close_to_float32() -> None:
     data = some_bytes(400)
     exact, rough = (score_stream(model(), data, stride=8, precision=p).nats_per_token for p in ("fp32", "bf16"))
     assert rough == pytest.approx(exact, rel=5e-3)
     assert rough != exact
 
 
-def test_many_windows_are_cut_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_cut_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     data = some_bytes(300)
-    whole = score_stream(model(), data, stride=3)
+    expected = score_stream(model(), data, stride=3)
     monkeypatch.setattr("niels_gpt.evaluation.exact.WINDOWS", 7)
-    assert score_stream(model(), data, stride=3).nats_per_token == pytest.approx(whole.nats_per_token, rel=1e-6)
+    assert score_stream(model(), data, stride=3).nats_per_token == pytest.approx(expected.nats_per_token, rel=1e-6)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 1e-2)])
 def test_on_a_gpu(precision: str, rel: float) -> None:
     data = some_bytes(3000)
     wanted = score_stream(model(), data, stride=8).nats_per_token
-    there = copy.deepcopy(model()).to("cuda")
-    assert score_stream(there, data, stride=8, precision=precision).nats_per_token == pytest.approx(wanted, rel=rel)
+    on_gpu = copy.deepcopy(model()).to("cuda")
+    assert score_stream(on_gpu, data, stride=8, precision=precision).nats_per_token == pytest.approx(wanted, rel=rel)

@@ -1,9 +1,8 @@
-"""Exact scores over ids: against a loop over tokens, and closed forms of bits per byte."""
+"""Exact scores of token ids against a loop over tokens, and closed forms of bits per byte."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import nn
 
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
-from niels_gpt.evaluation.sampled import nats_and_targets
 
 T, V = 12, 600
 
@@ -23,16 +21,16 @@ T, V = 12, 600
 @functools.cache
 def model() -> GPT:
     torch.manual_seed(0)
-    made = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, d_ff=64, dropout=0.5))
+    gpt = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, d_ff=64, dropout=0.5))
     with torch.no_grad():
-        for p in made.parameters():
+        for p in gpt.parameters():
             p.copy_(1 + 0.3 * torch.randn(p.shape) if p.dim() == 1 else 1.5 * torch.randn(p.shape) / p.shape[1] ** 0.5)
-        made.tok_emb.weight.mul_(0.5)
-    return made.eval()
+        gpt.tok_emb.weight.mul_(0.5)
+    return gpt.eval()
 
 
 class Uniform(nn.Module):
-    """Every id is as likely as any other."""
+    """All ids are equally likely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +54,7 @@ def some_sizes(seed: int = 1) -> np.ndarray:
 
 
 def token_losses(x: list[int], targets: list[int]) -> list[float]:
-    """The loss of each target of one row, by log_softmax; None's place is left out."""
+    """Return the loss of each target of one row; targets of -100 are skipped."""
     with torch.no_grad():
         logits = model()(torch.tensor([x]))[0].double()
     found = []
@@ -67,7 +65,7 @@ def token_losses(x: list[int], targets: list[int]) -> list[float]:
 
 
 def reference(ids: list[int], stride: int) -> float:
-    """Nats per token; a token counts in the first window that predicts it."""
+    """Return nats per token; a token counts in the first window that predicts it."""
     width = min(T, len(ids) - 1)
     starts = [s for s in range(0, len(ids), stride) if s + width < len(ids)] + [len(ids) - 1 - width]
     found: dict[int, float] = {}
@@ -81,8 +79,7 @@ def reference(ids: list[int], stride: int) -> float:
 # --- streams of ids ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [2, 5, T, T + 1, T + 2, 3 * T + 5, 80])
-@pytest.mark.parametrize("stride", [None, 1, 5, T])
+@pytest.mark.parametrize(("n", "stride"), [(2, None), (T + 1, 1), (T + 2, T), (3 * T + 5, 5), (80, None)])
 def test_every_token_but_the_first_is_scored_once(n: int, stride: int | None) -> None:
     ids, sizes = some_ids(n), some_sizes()
     score = score_stream(model(), ids, stride=stride, batch=3, token_sizes=sizes)
@@ -91,7 +88,7 @@ def test_every_token_but_the_first_is_scored_once(n: int, stride: int | None) ->
     assert score.bytes == sum(int(sizes[i]) for i in ids.tolist()[1:])
 
 
-def test_ids_past_255_are_not_cut_to_bytes() -> None:
+def test_ids_above_255() -> None:
     ids = some_ids(60)
     assert ids.max() > 255
     assert score_stream(model(), ids).nats_per_token == pytest.approx(reference(ids.tolist(), T), rel=1e-5)
@@ -100,19 +97,19 @@ def test_ids_past_255_are_not_cut_to_bytes() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "int32", "int64"])
-def test_the_type_of_the_ids_does_not_matter(dtype: str) -> None:
+def test_the_dtype_does_not_matter(dtype: str) -> None:
     ids, sizes = some_ids(50), some_sizes()
     assert score_stream(model(), ids.astype(dtype), token_sizes=sizes) == score_stream(model(), ids, token_sizes=sizes)
 
 
-def test_a_read_only_stream_is_scored() -> None:
-    """As token files are mapped."""
+def test_read_only_arrays() -> None:
+    """Token files are memory-mapped."""
     ids = np.frombuffer(some_ids(50).tobytes(), dtype="<u2")
     assert not ids.flags.writeable
     assert score_stream(model(), ids) == score_stream(model(), some_ids(50))
 
 
-def test_bytes_as_ids_are_bytes() -> None:
+def test_bytes_as_ids_of_one_byte() -> None:
     """The same stream as bytes and as ids of one byte each."""
     data = bytes(some_ids(70).astype(np.uint8))
     as_bytes = score_stream(model(), data)
@@ -131,9 +128,9 @@ def test_nothing_to_predict(n: int) -> None:
 # --- bits per byte -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 7])
+@pytest.mark.parametrize("size", [1, 7])
 def test_bits_per_byte_of_uniform_guesses(size: int) -> None:
-    """log2(V) bits for every `size` bytes."""
+    """The cost is log2(V) bits for every `size` bytes."""
     score = score_stream(Uniform(), some_ids(100), token_sizes=np.full(V, size))
     assert score.bits_per_byte == pytest.approx(math.log2(V) / size, rel=1e-6)
     assert score.nats_per_token == pytest.approx(math.log(V), rel=1e-6)
@@ -141,16 +138,16 @@ def test_bits_per_byte_of_uniform_guesses(size: int) -> None:
     assert score.bytes == 99 * size
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=40)
 @given(tokens=st.integers(1, 10**7), nats=st.floats(0, 20), size=st.integers(1, 10**8))
-def test_bits_are_those_of_all_tokens_over_all_bytes(tokens: int, nats: float, size: int) -> None:
+def test_bits_per_byte_of_a_score(tokens: int, nats: float, size: int) -> None:
     score = Score(tokens=tokens, nats_per_token=nats, bytes=size)
     assert score.bits_per_byte * size * math.log(2) == pytest.approx(nats * tokens, rel=1e-9)
     assert math.log(score.perplexity) == pytest.approx(nats, rel=1e-9, abs=1e-9)
 
 
-def test_tokens_of_no_bytes_cost_bits_but_add_no_bytes() -> None:
-    """Ends of documents must be predicted, too, but are no text."""
+def test_tokens_without_bytes() -> None:
+    """EOT must be predicted, but is not text."""
     sizes = np.array([0 if i % 10 == 0 else 3 for i in range(V)])
     ids = some_ids(200)
     score = score_stream(model(), ids, token_sizes=sizes)
@@ -167,13 +164,13 @@ def test_tokens_of_no_bytes_cost_bits_but_add_no_bytes() -> None:
 
 
 def some_batches(seed: int, shapes: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Random rows; half of the targets are none."""
+    """Return random rows; half of the targets are -100."""
     draw = torch.Generator().manual_seed(seed)
-    made = []
+    batches = []
     for shape in shapes:
         x, y = (torch.randint(V, shape, generator=draw) for _ in range(2))
-        made.append((x, torch.where(torch.rand(shape, generator=draw) < 0.5, y, -100)))
-    return made
+        batches.append((x, torch.where(torch.rand(shape, generator=draw) < 0.5, y, -100)))
+    return batches
 
 
 @pytest.mark.parametrize("shapes", [[(1, T)], [(3, T), (2, T), (1, T)], [(4, 5), (1, 1), (2, T)]])
@@ -192,7 +189,7 @@ def test_every_target_is_scored_once(shapes: list[tuple[int, int]]) -> None:
     assert score.bits_per_byte == pytest.approx(math.fsum(losses) / size / math.log(2), rel=1e-5)
 
 
-def test_rows_without_targets_count_nothing() -> None:
+def test_rows_without_targets_do_not_count() -> None:
     ((x, targets),) = some_batches(5, [(2, T)])
     none = torch.full_like(targets, -100)
     sizes = some_sizes()
@@ -203,7 +200,7 @@ def test_rows_without_targets_count_nothing() -> None:
 def test_examples_without_any_target() -> None:
     x = torch.zeros(2, T, dtype=torch.int64)
     for batches in ([], [(x, torch.full_like(x, -100))]):
-        with pytest.raises(ValueError, match="no target"):
+        with pytest.raises(ValueError, match="target"):
             score_examples(model(), batches, token_sizes=some_sizes())
 
 
@@ -213,7 +210,7 @@ def test_examples_of_uniform_guesses() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_is_left_as_found(training: bool) -> None:
+def test_mode_is_restored(training: bool) -> None:
     """And there is no dropout."""
     batches, sizes = some_batches(7, [(3, T)]), some_sizes()
     expected = score_examples(model(), batches, token_sizes=sizes)
@@ -221,30 +218,7 @@ def test_the_mode_is_left_as_found(training: bool) -> None:
     model().train(training)
     try:
         assert score_examples(model(), batches, token_sizes=sizes) == expected
-        nats, targets = nats_and_targets(model(), batches, device="cpu")
-        assert nats / targets == pytest.approx(expected.nats_per_token, rel=1e-5)
         assert all(module.training is training for module in model().modules())
         assert torch.equal(torch.get_rng_state(), state)
     finally:
         model().eval()
-
-
-# --- the sampled mean --------------------------------------------------------------------------------
-
-
-def test_the_sampled_nats_are_those_of_all_targets() -> None:
-    """A batch with one target must not weigh as much as one with many."""
-    x, y = torch.randint(V, (2, 4, T), generator=torch.Generator().manual_seed(8))
-    few = torch.full_like(y, -100)
-    few[1, 3] = y[1, 3]
-    losses = [
-        loss
-        for row, wanted in itertools.chain(
-            zip(x.tolist(), y.tolist(), strict=True), zip(x.tolist(), few.tolist(), strict=True)
-        )
-        for loss in token_losses(row, wanted)
-    ]
-    assert len(losses) == 4 * T + 1
-    nats, targets = nats_and_targets(model(), [(x, y), (x, few)], device="cpu")
-    assert targets == len(losses)
-    assert nats == pytest.approx(math.fsum(losses), rel=1e-5)

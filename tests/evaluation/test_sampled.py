@@ -1,4 +1,4 @@
-"""The sampled loss against a loop that draws its windows by the procedure of the spec."""
+"""The sampled loss against a loop that draws windows by the procedure of the spec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig, evaluate
-from niels_gpt.evaluation.sampled import eval_mode
+from niels_gpt.evaluation.sampled import eval_mode, evaluate_rows, nats_and_targets
 
 T = 16
 
@@ -44,7 +44,7 @@ def cross_entropy(scores: list[float], target: int) -> float:
 def reference(
     model: GPT, streams: dict[str, bytes], *, steps: int, B: int, length: int, generator: torch.Generator
 ) -> dict[str, float]:
-    """Per batch one multinomial over the one source, then one randint per row; mean of the batch means."""
+    """Draw one multinomial per batch and one randint per row; return the mean of the batch means."""
     model.eval()
     means = {}
     for name, data in streams.items():
@@ -63,7 +63,7 @@ def reference(
 
 
 @pytest.mark.parametrize(("steps", "B", "length"), [(1, 1, T), (3, 4, T), (2, 5, 7)])
-def test_the_mean_of_the_batch_losses(steps: int, B: int, length: int) -> None:
+def test_mean_of_the_batch_losses(steps: int, B: int, length: int) -> None:
     model = make().train()
     expected = reference(model, STREAMS, steps=steps, B=B, length=length, generator=seeded())
     model.train()
@@ -75,7 +75,7 @@ def test_the_mean_of_the_batch_losses(steps: int, B: int, length: int) -> None:
     assert len(set(got.values())) == 3
 
 
-def test_the_generator_decides() -> None:
+def test_the_generator_determines_the_windows() -> None:
     model = make()
 
     def run(generator: torch.Generator) -> dict[str, float]:
@@ -83,19 +83,19 @@ def test_the_generator_decides() -> None:
 
     assert run(seeded(1)) == run(seeded(1))
     assert run(seeded(1))["val_wiki"] != run(seeded(2))["val_wiki"]
-    going_on = seeded(1)
-    assert run(going_on)["val_wiki"] != run(going_on)["val_wiki"]
+    generator = seeded(1)
+    assert run(generator)["val_wiki"] != run(generator)["val_wiki"]  # it advances
 
 
-def test_the_default_generator_is_left_alone() -> None:
+def test_the_default_generator_is_not_used() -> None:
     model = make().train()
     state = torch.get_rng_state()
     evaluate(model, STREAMS, eval_steps=2, B=3, T=T, device="cpu", generator=seeded())
-    assert torch.equal(torch.get_rng_state(), state)  # no dropout was drawn either
+    assert torch.equal(torch.get_rng_state(), state)  # not by dropout either
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_is_left_as_found(training: bool) -> None:
+def test_mode_is_restored(training: bool) -> None:
     model = make().train(training)
     evaluate(model, STREAMS, eval_steps=1, B=2, T=T, device="cpu", generator=seeded())
     assert all(module.training is training for module in model.modules())
@@ -120,11 +120,11 @@ def test_uniform_logits_cost_ln_256() -> None:
     assert list(got.values()) == pytest.approx([math.log(256)] * 3, rel=1e-6)
 
 
-def test_no_streams_no_losses() -> None:
+def test_no_streams() -> None:
     assert evaluate(make(), {}, eval_steps=1, B=1, T=T, device="cpu", generator=seeded()) == {}
 
 
-def test_the_signature_of_the_spec() -> None:
+def test_signature_of_the_spec() -> None:
     parameters = inspect.signature(evaluate).parameters
     assert list(parameters) == ["model", "eval_streams", "eval_steps", "B", "T", "device", "generator"]
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in list(parameters)[2:])
@@ -138,7 +138,7 @@ def test_errors(wrong: dict[str, int], message: str) -> None:
         evaluate(make(), STREAMS, **{"eval_steps": 1, "B": 2, "T": T, "device": "cpu", "generator": seeded(), **wrong})
 
 
-def test_eval_mode_restores_after_an_error() -> None:
+def test_eval_mode_is_restored_after_an_error() -> None:
     model = make().train()
     with pytest.raises(KeyError), eval_mode(model):
         assert not model.training and not torch.is_grad_enabled()
@@ -146,10 +146,36 @@ def test_eval_mode_restores_after_an_error() -> None:
     assert model.training and torch.is_grad_enabled()
 
 
-def test_every_module_keeps_its_own_mode() -> None:
+def test_mode_of_each_module_is_restored() -> None:
     model = GPT(ModelConfig(T=8, C=16, L=2, H=2)).train()
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     generator = torch.Generator().manual_seed(0)
     evaluate(model, {"a": bytes(range(40))}, eval_steps=1, B=2, T=8, device="cpu", generator=generator)
     assert [module.training for module in model.modules()] == modes
+
+
+def test_rows_of_every_batch() -> None:
+    """Processes score disjoint rows; their mean is that of all rows."""
+    model, options = make(), {"eval_steps": 2, "B": 4, "T": T, "device": "cpu"}
+    halves = [evaluate_rows(model, STREAMS, rows, **options, generator=seeded()) for rows in (slice(0, 2), slice(2, 4))]
+    together = evaluate(model, STREAMS, **options, generator=seeded())
+    for name, value in together.items():
+        assert (halves[0][name] + halves[1][name]) / 2 == pytest.approx(value, rel=1e-6)
+    assert halves[0] != halves[1]
+
+
+def test_nats_are_summed_over_targets() -> None:
+    """A batch with one target must not weigh as much as one with many."""
+    model = make().eval()
+    x, y = torch.randint(256, (2, 4, T), generator=seeded())
+    few = torch.full_like(y, -100)
+    few[1, 3] = y[1, 3]
+    with torch.no_grad():
+        losses = -model(x).double().log_softmax(-1).gather(2, y[..., None]).squeeze(2)
+    model.train()
+    nats, targets = nats_and_targets(model, [(x, y), (x, few)], device="cpu")
+    assert targets == 4 * T + 1
+    assert nats == pytest.approx(losses.sum().item() + losses[1, 3].item(), rel=1e-5)
+    assert model.training
+    assert nats_and_targets(model, [], device="cpu") == (0.0, 0)

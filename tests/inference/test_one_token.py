@@ -113,7 +113,7 @@ def test_cached_decoding_gives_the_ids_of_uncached(options: dict[str, str]) -> N
     decoded = []
     for use_cache in (True, False):
         numbers = torch.Generator().manual_seed(1)
-        decoder = Decoder(model, prompts, max_new_tokens=20, sampling=sampling, generators=numbers, use_cache=use_cache)
+        decoder = Decoder(model, prompts, max_new_tokens=20, sampling=sampling, generator=numbers, use_cache=use_cache)
         for _ in range(20):
             decoder.step()
         decoded.append(decoder.ids)

@@ -1,4 +1,4 @@
-"""Models and documents for the tests of memorisation."""
+"""Models, documents and tokenizers for the tests of memorization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from niels_gpt import GPT, ModelConfig
 
 @functools.cache
 def some_model(V: int = 40, T: int = 48, positions: str = "rope") -> GPT:
-    """Random weights, large enough that every token before matters to the next."""
+    """Return a model with random weights, large enough that all context matters."""
     torch.manual_seed(0)
     model = GPT(ModelConfig(V=V, T=T, C=16, L=2, H=2, d_ff=32, dropout=0.5, positions=positions))
     with torch.no_grad():
@@ -25,7 +25,7 @@ def some_model(V: int = 40, T: int = 48, positions: str = "rope") -> GPT:
 
 @functools.cache
 def chain_model(V: int = 40, T: int = 48, sharpness: float = 5.0) -> GPT:
-    """After id i comes i + 1 (after the last 0), nearly for sure, whatever stands before i."""
+    """Return a model that continues id i with i + 1 (the last with 0), almost surely, whatever the context."""
     torch.manual_seed(1)
     model = GPT(ModelConfig(V=V, T=T, C=64, L=1, H=1, d_ff=8, dropout=0.5))
     with torch.no_grad():
@@ -40,8 +40,10 @@ def chain_model(V: int = 40, T: int = 48, sharpness: float = 5.0) -> GPT:
 
 @functools.cache
 def taught_model() -> tuple[GPT, np.ndarray]:
-    """A model that knows a text of 120 ids by heart (below 20), and the text. What comes next depends on more than one
-    token before it: every id stands there six times."""
+    """Return a model that has memorized a text of 120 ids below 20, and the text.
+
+    Every id occurs six times, so the next one depends on more than one token.
+    """
     text = np.concatenate([np.random.default_rng(i).permutation(20) for i in range(6)])
     torch.manual_seed(2)
     model = GPT(ModelConfig(V=40, T=48, C=32, L=2, H=2, d_ff=64, dropout=0.0))
@@ -62,11 +64,11 @@ def some_ids(n: int, V: int = 40, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, V, n).astype(np.uint16)
 
 
-class Pieces:
-    """A tokenizer of given pieces; the last id is the end of a document."""
+class TableTokenizer:
+    """A tokenizer of given subwords; the last id is EOT."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self.token_bytes = [*pieces, b"<|end|>"]
+    def __init__(self, subwords: Sequence[bytes]) -> None:
+        self.token_bytes = [*subwords, b"<|end|>"]
         self.vocab_size = len(self.token_bytes)
         self.sha256 = None
 
@@ -74,6 +76,6 @@ class Pieces:
         return {"eot": self.vocab_size - 1}
 
 
-def letters(V: int = 40) -> Pieces:
-    """V ids: the letters, one byte each, then two-byte ones; the last is the end."""
-    return Pieces([bytes([97 + i]) if i < 26 else bytes([65 + i - 26, 46]) for i in range(V - 1)])
+def letters(V: int = 40) -> TableTokenizer:
+    """Return V ids: the letters, one byte each, then subwords of two bytes; the last id is EOT."""
+    return TableTokenizer([bytes([97 + i]) if i < 26 else bytes([65 + i - 26, 46]) for i in range(V - 1)])

@@ -1,4 +1,4 @@
-"""Where a text is known, against a model that is asked at each place by itself."""
+"""P(z) by offset in the frame, against one forward pass per offset."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from niels_gpt.memorization.extraction import log_probabilities
 from niels_gpt.memorization.measure import Document, ExtractionSettings, measure
-from niels_gpt.memorization.positions import at_every_position, position_map
+from niels_gpt.memorization.positions import at_every_position, frame_offsets, position_map
 from tests.memorization.models import letters, some_ids, some_model
 
 SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
@@ -18,16 +18,15 @@ def test_no_position_map_for_rope() -> None:
     assert position_map(some_model(), [Document("a", some_ids(60))], SMALL) is None
 
 
-def test_rope_does_not_care_for_the_place() -> None:
-    """Why there is none."""
+def test_rope_is_independent_of_the_offset() -> None:
     ids, starts = some_ids(60), np.arange(0, 40, 5)
-    here, there = (
+    first, last = (
         log_probabilities(some_model(), ids, starts, window=12, prompt=5, offset=offset) for offset in (0, 37)
     )
-    assert there == pytest.approx(here, abs=1e-4)
+    assert last == pytest.approx(first, abs=1e-4)
 
 
-def test_learned_positions() -> None:
+def test_map_of_learned_positions() -> None:
     model = some_model(positions="learned")
     documents = [Document("a", some_ids(60)), Document("b", some_ids(7, V=39), control=True)]
     found = position_map(model, documents, SMALL, offsets=4)
@@ -40,39 +39,39 @@ def test_learned_positions() -> None:
             values = []
             for s in one.starts.tolist():
                 window = torch.from_numpy(document.ids[s : s + one.window].astype(np.int64))[None]
-                places = torch.arange(offset, offset + one.window - 1)[None]
+                positions = torch.arange(offset, offset + one.window - 1)[None]
                 with torch.no_grad():
-                    logs = model(window[:, :-1], positions=places)[0].double().log_softmax(-1)
+                    logs = model(window[:, :-1], positions=positions)[0].double().log_softmax(-1)
                 values.append(sum(logs[i - 1, window[0, i]].item() for i in range(one.prompt, one.window)))
             assert mean_log == pytest.approx(np.mean(values), abs=1e-4)
             assert mean == pytest.approx(np.mean(np.exp(values)), rel=1e-3)
     assert len({round(value, 3) for value in found["documents"][0]["mean_log_p"]}) == 4
 
 
-def test_the_best_of_all_places() -> None:
+def test_best_of_all_offsets() -> None:
     model = some_model(positions="learned")
     documents = [Document("a", some_ids(60)), Document("b", some_ids(7, V=39)), Document("c", some_ids(30))]
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     ones = measure(model, documents, letters(), SMALL)
-    found = at_every_position(model, ones, progress=lambda done, total: told.append((done, total)))
+    found = at_every_position(model, ones, progress=lambda done, total: calls.append((done, total)))
     for document, one, best in zip(documents, ones, found, strict=True):
         each = [
-            log_probabilities(model, document.ids, one.starts, window=one.window, prompt=one.prompt, offset=place)
-            for place in range(48 - (one.window - 1) + 1)
+            log_probabilities(model, document.ids, one.starts, window=one.window, prompt=one.prompt, offset=offset)
+            for offset in range(48 - (one.window - 1) + 1)
         ]
         assert best.log_p == pytest.approx(np.max(each, axis=0), abs=1e-4)
         assert (best.log_p >= one.log_p - 1e-4).all()
         assert best.greedy_run.tolist() == one.greedy_run.tolist()
-    assert told[-1][0] == told[-1][1] == sum(len(one.starts) * (48 - one.window + 2) for one in ones)
-    places = position_map(model, documents, SMALL, offsets=2)
-    assert places is not None
-    for row, best in zip(places["documents"], found, strict=True):  # few windows: among them those that are looked at
+    assert calls[-1][0] == calls[-1][1] == sum(len(one.starts) * (48 - one.window + 2) for one in ones)
+    offsets = position_map(model, documents, SMALL, offsets=2)
+    assert offsets is not None
+    for row, best in zip(offsets["documents"], found, strict=True):  # of some windows only
         assert row["best_p"] <= np.exp(best.log_p.max()) * 1.001
         assert 0 <= row["best_offset"] <= 48 - (best.window - 1)
-    assert places["documents"][1]["best_p"] == pytest.approx(np.exp(found[1].log_p.max()), rel=1e-3)  # its one window
+    assert offsets["documents"][1]["best_p"] == pytest.approx(np.exp(found[1].log_p.max()), rel=1e-3)  # its one window
 
 
-def test_a_position_map_of_some_windows() -> None:
+def test_map_of_evenly_spaced_windows() -> None:
     model = some_model(positions="learned")
     found = position_map(model, [Document("a", some_ids(60))], SMALL, offsets=1, most_windows=3)
     assert found is not None and found["offsets"] == [0]
@@ -80,6 +79,23 @@ def test_a_position_map_of_some_windows() -> None:
     assert found["documents"][0]["mean_log_p"] == pytest.approx([expected.mean()], abs=1e-4)
 
 
-def test_places_beyond_the_frame() -> None:
-    with pytest.raises(ValueError, match=r"11 positions from 38 on .* T=48"):
-        log_probabilities(some_model(), some_ids(60), np.arange(3), window=12, prompt=5, offset=38)
+def test_best_offset_by_hand() -> None:
+    """`most_windows` / 25 windows are tried at every offset, at least one."""
+    model, ids = some_model(positions="learned"), some_ids(60)
+    for most_windows, starts in ((24, [0]), (50, [0, 48])):
+        found = position_map(model, [Document("a", ids)], SMALL, offsets=1, most_windows=most_windows)
+        best = [
+            log_probabilities(model, ids, np.array(starts), window=12, prompt=5, offset=offset).max()
+            for offset in range(38)
+        ]
+        assert found is not None
+        assert found["documents"][0]["best_offset"] == int(np.argmax(best))
+        assert found["documents"][0]["best_p"] == pytest.approx(np.exp(max(best)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("T", "window", "number", "offsets"),
+    [(48, 12, 1, [0]), (48, 12, 2, [0, 37]), (48, 12, 3, [0, 18, 37]), (12, 12, 9, [0, 1]), (11, 12, 9, [0])],
+)
+def test_evenly_spaced_offsets(T: int, window: int, number: int, offsets: list[int]) -> None:
+    assert frame_offsets(T, window, number) == offsets

@@ -1,18 +1,16 @@
-"""The report against loops over windows and characters; JSON and CSV as others read them."""
+"""The report dict against loops over windows and characters."""
 
 from __future__ import annotations
 
-import csv
 import functools
 import itertools
 import json
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.evaluation.exact import Score
@@ -24,26 +22,23 @@ from niels_gpt.memorization.measure import (
 )
 from niels_gpt.memorization.positions import position_map
 from niels_gpt.memorization.summary import (
+    build_report,
     character_map,
     curve_entry,
     discoverable,
     document_row,
-    report,
     strip,
     top_passages,
-    write_csv,
-    write_json,
-    write_windows_csv,
 )
 from niels_gpt.tokenizer import ByteTokenizer
-from tests.memorization.models import Pieces, letters, some_ids, some_model, taught_model
+from tests.memorization.models import TableTokenizer, letters, some_ids, some_model, taught_model
 
 SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 LEVELS = {"0.0001": 1e-4, "0.01": 0.01, "0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
 
 
-def made(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measurement:
-    """As if measured."""
+def measurement(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measurement:
+    """Return a measurement with these values."""
     chosen = changes.pop("settings", SMALL)
     values = {
         "document": Document(changes.pop("name", "a"), ids, control=changes.pop("control", False), source="notes"),
@@ -64,7 +59,7 @@ def made(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> M
 
 @functools.cache
 def measured() -> tuple[Measurement, ...]:
-    """A text known by heart, with an end; one with errors; a control; a short one."""
+    """Measure a memorized text with EOT, one with errors, a control, and a short one."""
     model, text = taught_model()
     wrong = text.copy()
     wrong[[17, 43, 80]] = 30
@@ -78,10 +73,10 @@ def measured() -> tuple[Measurement, ...]:
 
 
 @functools.cache
-def whole_report() -> dict:
+def full_report() -> dict:
     model, _ = taught_model()
     curves = [curve_entry(step, measured()) for step in (20, 10)]
-    return report(
+    return build_report(
         model, measured(), letters(), title="a title", checkpoint="runs/x/step_60.pt", step=60, checkpoints=curves
     )
 
@@ -90,7 +85,7 @@ def whole_report() -> dict:
 
 
 def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> tuple[str, list[float]]:
-    """Character by character: the bytes it has, the tokens that hold them, the windows that cover these."""
+    """Go character by character: its bytes, the tokens of these, the windows that cover the tokens."""
     owners = [i for i, t in enumerate(one.document.ids.tolist()) if t != end for _ in pieces[t]]
     text = b"".join(pieces[t] for t in one.document.ids.tolist() if t != end).decode()
     values, at = [], 0
@@ -106,6 +101,7 @@ def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> t
     return text, values
 
 
+@settings(max_examples=40)
 @given(
     text=st.text(st.sampled_from("aé漢😀b \n"), min_size=3, max_size=40),
     cuts=st.lists(st.integers(1, 5), min_size=1, max_size=200),
@@ -113,32 +109,30 @@ def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> t
     whole=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_map_with_characters_that_tokens_cut(
-    text: str, cuts: list[int], stride: int, whole: bool, seed: int
-) -> None:
+def test_map_with_characters_cut_by_tokens(text: str, cuts: list[int], stride: int, whole: bool, seed: int) -> None:
     data, pieces = text.encode(), []
     while data:
         n = cuts[len(pieces) % len(cuts)]
         pieces.append(data[:n])
         data = data[n:]
-    ids = np.append(np.arange(len(pieces)), len(pieces))  # and the end
+    ids = np.append(np.arange(len(pieces)), len(pieces))  # and EOT
     chosen = ExtractionSettings(window=4, prompt=2, stride=stride, whole_window=whole)
     starts = sorted({*range(0, len(ids) - 4 + 1, stride), max(0, len(ids) - 4)})
     draw = random.Random(seed)
     log_p = [draw.uniform(-5, 0) for _ in starts]
     width = min(4, len(ids))
-    one = made(ids, starts, log_p, settings=chosen, window=width, prompt=min(2, width - 1))
-    found_text, found = character_map(one, Pieces(pieces))
+    one = measurement(ids, starts, log_p, settings=chosen, window=width, prompt=min(2, width - 1))
+    found_text, found = character_map(one, TableTokenizer(pieces))
     expected_text, expected = naive_map(one, pieces, len(pieces), whole)
     assert found_text == expected_text == text
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_map_of_a_worked_example() -> None:
-    """Windows of 4 with prompts of 2; é is cut in two by the third token and the fourth."""
+def test_map_by_hand() -> None:
+    """Windows of 4 with prompts of 2; é spans the third and the fourth token."""
     ids = np.arange(6)
     pieces = [b"ab", b"c", b"d\xc3", b"\xa9", b"e", b"fg"]
-    one = made(
+    one = measurement(
         ids,
         [0, 1, 2],
         [math.log(p) for p in (0.25, 0.5, 0.125)],
@@ -146,15 +140,15 @@ def test_the_map_of_a_worked_example() -> None:
         window=4,
         prompt=2,
     )
-    text, found = character_map(one, Pieces(pieces))
+    text, found = character_map(one, TableTokenizer(pieces))
     assert text == "abcdéefg"
     assert found.tolist() == pytest.approx([0, 0, 0, 0.25, 0.5, 0.5, 0.125, 0.125])
 
 
-def test_bytes_that_make_no_character() -> None:
-    """As where a document is cut amid a character: one sign for each byte, each with its own number."""
+def test_map_of_invalid_utf8() -> None:
+    """Every invalid byte is a separate U+FFFD with its own P(z)."""
     data = b"ab\xe6\xbcc\xf0\x9f\x98"
-    one = made(
+    one = measurement(
         np.frombuffer(data, np.uint8),
         [0, 3, 4],
         [-3.0, -2.0, -1.0],
@@ -167,8 +161,8 @@ def test_bytes_that_make_no_character() -> None:
     assert found.tolist() == pytest.approx([0, *np.exp([-3, -3, -3, -2, -1, -1, -1])])
 
 
-def test_a_strip_has_short_numbers() -> None:
-    one = made(np.arange(12), [0], [math.log(0.123456789)])
+def test_strips_have_four_digits() -> None:
+    one = measurement(np.arange(12), [0], [math.log(0.123456789)])
     found = strip(one, letters())
     assert found == {
         "document": "a",
@@ -178,12 +172,12 @@ def test_a_strip_has_short_numbers() -> None:
     }
 
 
-# --- numbers of a document -------------------------------------------------------------------------
+# --- documents -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_the_row_of_a_document(index: int) -> None:
-    one, row = measured()[index], whole_report()["documents"][index]
+def test_row_of_a_document(index: int) -> None:
+    one, row = measured()[index], full_report()["documents"][index]
     p = sorted(math.exp(value) for value in one.log_p.tolist())
     n = len(p)
     assert row["name"] == one.document.name and row["source"] == one.document.source
@@ -210,16 +204,16 @@ def test_the_row_of_a_document(index: int) -> None:
     assert run["text"] == b"".join(letters().token_bytes[i] for i in ids if i != 39).decode()
 
 
-def test_memorisation_shows_next_to_the_control() -> None:
-    known, errors, control, _ = whole_report()["documents"]
+def test_memorized_texts_differ_from_the_control() -> None:
+    known, errors, control, _ = full_report()["documents"]
     assert known["median_p"] > 0.5 > errors["median_p"] > control["max_p"]
     assert known["bits_per_byte"] < errors["bits_per_byte"] < control["bits_per_byte"]
     assert known["longest_run"]["tokens"] > errors["longest_run"]["tokens"] > control["longest_run"]["tokens"]
-    assert known["bytes"] == 120  # the end has none
+    assert known["bytes"] == 120  # EOT has none
 
 
 def test_values_at_a_level_count() -> None:
-    row = document_row(made(np.arange(20), [0, 3, 6], [0.0, -2000.0, math.log(0.25)]), letters())
+    row = document_row(measurement(np.arange(20), [0, 3, 6], [0.0, -2000.0, math.log(0.25)]), letters())
     assert row["over"] == {"0.0001": 2, "0.01": 2, "0.1": 2, "0.5": 1, "0.9": 1}
     assert row["discoverable"]["1"] == {"0.1": 2, "0.5": 1, "0.9": 1}
     assert row["discoverable"]["10"] == {"0.1": 2, "0.5": 2, "0.9": 2}  # 1 - 0.75**10 = 0.94
@@ -228,6 +222,7 @@ def test_values_at_a_level_count() -> None:
     assert row["longest_run"] == {"tokens": 0, "start": 0, "text": ""}
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-60, 0), min_size=1, max_size=30))
 def test_more_samples_discover_more(log_p: list[float]) -> None:
     found = discoverable(np.array(log_p))
@@ -240,14 +235,15 @@ def test_more_samples_discover_more(log_p: list[float]) -> None:
 # --- passages --------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 999), most=st.integers(0, 12), least=st.sampled_from([0.0, 0.01, 0.3]))
-def test_passages(seed: int, most: int, least: float) -> None:
+def test_passages_against_a_loop(seed: int, most: int, least: float) -> None:
     draw = random.Random(seed)
     documents = []
     for name in "abc":
         starts = sorted(draw.sample(range(60), draw.randint(1, 12)))
         log_p = [draw.choice([0.0, -0.5, -3.0, -800.0, -900.0]) + draw.uniform(-0.01, 0) for _ in starts]
-        documents.append(made(some_ids(80, V=39, seed=seed), starts, log_p, name=name, control=name == "c"))
+        documents.append(measurement(some_ids(80, V=39, seed=seed), starts, log_p, name=name, control=name == "c"))
     found = top_passages(documents, letters(), most=most, least=least)
     windows = [(v, one.document.name, s) for one in documents for v, s in zip(one.log_p, one.starts, strict=True)]
     expected: list[tuple] = []
@@ -264,26 +260,26 @@ def test_passages(seed: int, most: int, least: float) -> None:
         assert passage["control"] is (passage["document"] == "c")
 
 
-def test_the_text_of_a_passage() -> None:
+def test_text_of_a_passage() -> None:
     ids = np.array([*b"abc", *"é".encode(), *b"def", *"é".encode(), *b"g"])
-    [found] = top_passages([made(ids, [0], [-1.0], window=11, prompt=4)], ByteTokenizer())
+    [found] = top_passages([measurement(ids, [0], [-1.0], window=11, prompt=4)], ByteTokenizer())
     assert (found["prompt"], found["suffix"]) == ("abc\ufffd", "\ufffddefé" + "g")
-    [found] = top_passages([made(np.array([0, 1, 2, 39, 3, 39]), [0], [-1.0], window=6, prompt=4)], letters())
+    [found] = top_passages([measurement(np.array([0, 1, 2, 39, 3, 39]), [0], [-1.0], window=6, prompt=4)], letters())
     assert (found["prompt"], found["suffix"]) == ("abc", "d")
 
 
-# --- the whole -------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------
 
 
-def test_what_a_report_holds() -> None:
-    found = whole_report()
+def test_contents_of_a_report() -> None:
+    found = full_report()
     model, _ = taught_model()
     assert list(found) == [
         "format", "title", "checkpoint", "step", "parameters", "positions", "unit", "settings", "documents",
         "passages", "strips", "checkpoints", "position_map",
     ]  # fmt: skip
     assert (found["format"], found["title"], found["checkpoint"], found["step"]) == (
-        1, "a title", "runs/x/step_60.pt", 60,
+        2, "a title", "runs/x/step_60.pt", 60,
     )  # fmt: skip
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
     assert (found["positions"], found["unit"], found["position_map"]) == ("rope", "token", None)
@@ -298,8 +294,8 @@ def test_what_a_report_holds() -> None:
     assert found["passages"][0]["document"] != "control"
 
 
-def test_curves() -> None:
-    entry = curve_entry(7, [made(np.arange(30), [0, 3, 6, 9], [0.0, math.log(0.5), -1.0, -4.0], control=True)])
+def test_curve_entry() -> None:
+    entry = curve_entry(7, [measurement(np.arange(30), [0, 3, 6, 9], [0.0, math.log(0.5), -1.0, -4.0], control=True)])
     [found] = entry["documents"]
     p = [1.0, 0.5, math.exp(-1), math.exp(-4)]
     assert entry["step"] == 7
@@ -310,85 +306,45 @@ def test_curves() -> None:
         "median_p": pytest.approx((p[1] + p[2]) / 2),
         "max_p": 1.0,
         "mean_log_p": pytest.approx((math.log(0.5) - 5) / 4),
-        "memorised": 0.5,
+        "memorized": 0.5,
         "nats_per_token": 2.0,
     }
 
 
-def test_strips_of_the_likeliest_documents() -> None:
+def test_strips_of_the_documents_with_the_highest_p() -> None:
     model, _ = taught_model()
-    documents = [made(np.arange(12), [0], [value], name=f"{value}") for value in (-3.0, -1.0, -4.0, -2.0)]
-    found = report(model, documents, letters(), strips=2)
+    documents = [measurement(np.arange(12), [0], [value], name=f"{value}") for value in (-3.0, -1.0, -4.0, -2.0)]
+    found = build_report(model, documents, letters(), strips=2)
     assert [s["document"] for s in found["strips"]] == ["-1.0", "-2.0"]
     assert len(found["documents"]) == 4
 
 
-def test_other_options() -> None:
+def test_learned_positions_and_bytes() -> None:
     model = some_model(V=256, positions="learned")
     chosen = ExtractionSettings(window=12, prompt=5, greedy=0, whole_window=True)
     document = Document("a", np.frombuffer(b"hello world, hello", np.uint8))
     ones = measure(model, [document], ByteTokenizer(), chosen)
-    found = report(model, ones, ByteTokenizer(), position_map=position_map(model, [document], chosen))
+    found = build_report(model, ones, ByteTokenizer(), position_map=position_map(model, [document], chosen))
     assert (found["positions"], found["unit"], found["settings"]["map"]) == ("learned", "byte", "window")
     assert len(found["position_map"]["offsets"]) == 9
     assert found["strips"][0]["p"][0] > 0  # the whole window counts
     json.dumps(found, allow_nan=False)
 
 
-def test_reports_that_cannot_be() -> None:
+def test_errors() -> None:
     model, _ = taught_model()
     with pytest.raises(ValueError, match="no document"):
-        report(model, [], letters())
-    other = made(np.arange(12), [0], [-1.0], settings=ExtractionSettings(12, 6, 3, 4))
-    with pytest.raises(ValueError, match="different settings"):
-        report(model, [*measured(), other], letters())
+        build_report(model, [], letters())
+    other = measurement(np.arange(12), [0], [-1.0], settings=ExtractionSettings(12, 6, 3, 4))
+    with pytest.raises(ValueError, match="settings"):
+        build_report(model, [*measured(), other], letters())
 
 
-# --- files -----------------------------------------------------------------------------------------
-
-
-def test_json_round_trip(tmp_path: Path) -> None:
-    write_json(tmp_path / "report.json", whole_report())
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == whole_report()
-    json.dumps(whole_report(), allow_nan=False)  # nothing that only Python reads
-
-
-def test_csv_of_documents(tmp_path: Path) -> None:
-    write_csv(tmp_path / "documents.csv", whole_report())
-    with (tmp_path / "documents.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == ["known", "with, errors", "control", "short"]
-    for row, document in zip(rows, whole_report()["documents"], strict=True):
-        for key in ("tokens", "bytes", "windows", "mean_p", "median_p", "max_p", "mean_log_p", "nats_per_token"):
-            assert float(row[key]) == document[key]
-        assert row["control"] == str(document["control"])
-        for key, count in document["over"].items():
-            assert int(row[f"over_{key}"]) == count
-        assert int(row["discoverable_1000_0.5"]) == document["discoverable"]["1000"]["0.5"]
-        assert float(row["greedy_share"]) == document["greedy"]["share"]
-        assert int(row["longest_run_tokens"]) == document["longest_run"]["tokens"]
-        assert len(row) == 7 + 4 + 5 + 2 + 3 + 2 + 21
-
-
-def test_csv_of_windows(tmp_path: Path) -> None:
-    ones = [*measured(), made(np.arange(20), [0, 8], [-1.0, -2.0], name="not\udcff utf-8")]
-    write_windows_csv(tmp_path / "windows.csv", ones)
-    with (tmp_path / "windows.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == sum(len(one.starts) for one in ones)
-    [first, second] = rows[-2:]
-    assert first == {
-        "document": "not\\udcff utf-8",
-        "control": "False",
-        "start": "0",
-        "end": "12",
-        "log_p": "-1.0",
-        "p": str(math.exp(-1)),
-        "greedy_share": "",
-        "greedy_run": "0",
-    }
-    assert (second["start"], second["end"]) == ("8", "20")
-    known = [row for row in rows if row["document"] == "known"]
-    assert [float(row["log_p"]) for row in known] == measured()[0].log_p.tolist()
-    assert [float(row["greedy_share"]) for row in known] == measured()[0].greedy_share.tolist()
-    assert [int(row["greedy_run"]) for row in known] == measured()[0].greedy_run.tolist()
+def test_passages_at_the_least_probability_and_distance() -> None:
+    """A window at `least` is listed; so is one exactly a suffix (7 tokens) away."""
+    one = measurement(np.arange(40) % 39, [0, 6, 7], [math.log(0.5), math.log(0.4), math.log(0.25)])
+    assert [p["start"] for p in top_passages([one], letters(), least=0.25 - 1e-12)] == [0, 7]
+    assert [p["start"] for p in top_passages([one], letters(), least=0.2500001)] == [0]
+    assert top_passages([], letters()) == []
+    twenty = measurement(np.arange(400) % 39, list(range(0, 300, 7)), [-1.0] * 43)
+    assert len(top_passages([twenty], letters())) == 20

@@ -1,10 +1,10 @@
-"""Reading a page back: that its tags are balanced, that it loads nothing, and what it says."""
+"""Read a page back: check that its tags are balanced and that it loads nothing, and return its texts."""
 
 from html.parser import HTMLParser
 
 VOID = {"br", "meta"}
 EMPTY = {"path", "circle", "rect"}
-"""SVG elements that close themselves."""
+"""SVG elements that are self-closing."""
 LOADING = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "background", "onload", "onerror"}
 
 
@@ -14,14 +14,14 @@ class Page(HTMLParser):
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
         self.open, self.elements = [], []
-        self.feed(html)
+        self.feed(str(html))
         self.close()
         assert not self.open, f"never closed: {[tag for tag, *_ in self.open]}"
 
     def handle_starttag(self, tag, attrs):
-        assert tag not in EMPTY, f"<{tag}> does not close itself"
+        assert tag not in EMPTY, f"<{tag}> is not self-closing"
         element = [tag, dict(attrs), "", [t for t, *_ in self.open]]
-        assert len(element[1]) == len(attrs), f"an attribute twice: {attrs}"
+        assert len(element[1]) == len(attrs), f"duplicate attribute: {attrs}"
         self.elements.append(element)
         if tag not in VOID:
             self.open.append(element)
@@ -42,18 +42,18 @@ class Page(HTMLParser):
         raise AssertionError(f"a comment: {data}")
 
     def all(self, tag, kind=None):
-        """(attributes, text) of the elements of a tag (and a class)."""
+        """Return (attributes, text) of the elements of a tag (and a class)."""
         return [
             (a, text) for t, a, text, _ in self.elements if t == tag and kind in (None, *a.get("class", "").split())
         ]
 
     def texts(self, tag, kind=None):
-        """The texts of the elements of a tag."""
+        """Return the texts of the elements of a tag."""
         return [text for _, text in self.all(tag, kind)]
 
 
 def read(html):
-    """The page, checked to be well formed, by itself and safe."""
+    """Parse a page and check that it is well formed and self-contained."""
     assert html.startswith("<!DOCTYPE html>\n")
     html.encode("utf-8")
     page = Page(html)

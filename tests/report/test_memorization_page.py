@@ -1,10 +1,12 @@
+"""The memorization page: what it says of a report, read back from the HTML."""
+
 import copy
 import json
 import math
 
 import pytest
 
-from niels_gpt.report import memorization_text
+from niels_gpt.report import memorization_page as page_module
 from niels_gpt.report.memorization_page import memorization_page
 from tests.report.pages import read
 
@@ -12,13 +14,13 @@ NASTY = "<script>alert('x')</script> & \"q\" </div><!-- https://example.org/?a=1
 TEXT = f"\n  {NASTY}\n\tnaïve 日本語 🙂👩‍👩‍👧 ]]> &amp; &#65;\r\nlast line  "
 
 
-def document(name, *, control=False, windows=100, memorised=0, max_p=0.75, mean_log_p=-20.0, **other):
+def document(name, *, control=False, windows=100, memorized=0, max_p=0.75, mean_log_p=-20.0, **other):
     counts = {
         "0.0001": windows // 2,
-        "0.01": memorised + 3,
-        "0.1": memorised + 2,
-        "0.5": memorised,
-        "0.9": memorised // 2,
+        "0.01": memorized + 3,
+        "0.1": memorized + 2,
+        "0.5": memorized,
+        "0.9": memorized // 2,
     }
     if control:
         counts = dict.fromkeys(counts, 0)
@@ -45,10 +47,10 @@ def document(name, *, control=False, windows=100, memorised=0, max_p=0.75, mean_
     } | other
 
 
-def make(documents=None, **other):
+def make_report(documents=None, **other):
     documents = documents or [
-        document("alpha", windows=1000, memorised=250, max_p=0.97, mean_log_p=-3 * math.log(10)),
-        document(NASTY, windows=3000, memorised=50, max_p=0.8, mean_log_p=-7 * math.log(10)),
+        document("alpha", windows=1000, memorized=250, max_p=0.97, mean_log_p=-3 * math.log(10)),
+        document(NASTY, windows=3000, memorized=50, max_p=0.8, mean_log_p=-7 * math.log(10)),
         document("beta", windows=1, short=True, greedy={"starts": 0, "share": None, "exact": 0}, mean_log_p=-10.0),
         document("held out", control=True, windows=500, max_p=2e-7, mean_log_p=-16 * math.log(10)),
     ]
@@ -97,7 +99,7 @@ def checkpoints(documents, steps):
                     "median_p": 0.1,
                     "max_p": 0.5,
                     "mean_log_p": -900.0 + step,
-                    "memorised": step / max(steps) / 2,
+                    "memorized": step / max(steps) / 2,
                     "nats_per_token": 5 - step / max(steps),
                 }
                 for d in documents
@@ -109,35 +111,33 @@ def checkpoints(documents, steps):
 
 @pytest.fixture(scope="module")
 def found():
-    return read(memorization_page(make()))
+    return read(memorization_page(make_report()))
 
 
-def test_the_headline_says_what_came_out(found):
+def test_headline(found):
     [text] = found.texts("div", "lead")
     # 250 + 50 + 0 of 1000 + 3000 + 1 windows; two of three documents
     assert "2 of 3 trained documents can be recited" in text
     assert "300 of 4,001 windows (7.5%)" in text
     assert "“alpha”: 97%, 97 in 100." in text
-    assert (
-        "Of 1 control document, never trained on, 0 of 500 windows come back so; the strongest is 1 in 5 million."
-        in text
-    )
+    assert "Of 1 control document, never trained on, 0 of 500 windows" in text
+    assert "the strongest is 1 in 5 million." in text
     gap = (1000 * -3 + 3000 * -7 + -10 / math.log(10)) / 4001 + 16
     assert round(gap) == 10 and "a trained suffix is 10¹⁰ times as likely" in text
 
 
-def test_what_is_said_where_nothing_is_memorised_or_there_is_no_control():
-    [text] = read(memorization_page(make([document("a", memorised=0, max_p=1e-3)]))).texts("div", "lead")
-    assert "0 of 1 trained document can be recited: after a true prompt, none of 100 windows" in text
+def test_headline_without_memorized_windows_or_controls():
+    [text] = read(memorization_page(make_report([document("a", memorized=0, max_p=1e-3)]))).texts("div", "lead")
+    assert "0 of 1 trained document " in text and "none of 100 windows" in text
     assert "0.1%, 1 in 1,000" in text
-    assert "There are no control documents" in text
-    [text] = read(memorization_page(make([document("a", control=True)]))).texts("div", "lead")
-    assert "There are no trained documents" in text and "times as likely" not in text
+    assert "no control documents" in text
+    [text] = read(memorization_page(make_report([document("a", control=True)]))).texts("div", "lead")
+    assert "no trained documents" in text and "times as likely" not in text
 
 
-def test_a_strongest_passage_whose_p_is_no_float():
+def test_strongest_passage_whose_p_underflows():
     documents = [document("a", max_p=0.5), document("c", control=True)]
-    report = make(documents)
+    report = make_report(documents)
     documents[1].update(max_p=0.0)
     report["passages"][0].update(document="c", p=0.0, log_p=-2000 * math.log(10))
     [text] = read(memorization_page(report)).texts("div", "lead")
@@ -146,7 +146,7 @@ def test_a_strongest_passage_whose_p_is_no_float():
     assert "the strongest is never" in read(memorization_page(report)).texts("div", "lead")[0]
 
 
-def test_everything_from_outside_is_shown_as_text(found):
+def test_names_and_texts_are_escaped(found):
     assert found.texts("title")[0] == f"Report {NASTY}"
     assert found.texts("h1") == [f"Report {NASTY}"]
     cells = found.texts("td", "t")
@@ -155,7 +155,7 @@ def test_everything_from_outside_is_shown_as_text(found):
     assert NASTY in found.texts("b"), "over its strip"
 
 
-def test_numbers_of_a_document(found):
+def test_rows_of_a_document(found):
     cells = [(a, text) for a, text in found.all("td")]
     flat = [text for _, text in cells]
     start = flat.index("alphanotes")
@@ -171,14 +171,14 @@ def test_numbers_of_a_document(found):
     assert total.startswith("all20,0054,001")
 
 
-def test_controls_stand_apart(found):
+def test_controls_have_their_own_group(found):
     groups = found.texts("tr", "group")
     assert groups[:2] == ["Trained on", "Control: never trained on"]
     bodies = found.texts("tbody")
     assert "held out" not in bodies[0] and "held out" in bodies[1] and "alpha" not in bodies[1]
 
 
-def test_the_tables_can_be_sorted(found):
+def test_tables_are_sortable(found):
     assert {"Document", "Tokens", "Windows", "mean", "median", "max", "0.01%", "1%", "50%", "90%"} <= set(
         found.texts("button")
     )
@@ -215,12 +215,12 @@ def test_strips_join_to_the_texts(found):
     assert "12.5% to 37.5%" in titles and "50% to 87.5%" in titles and "100%" in titles
 
 
-def test_the_page_says_what_rope_means_or_draws_a_map():
-    sentence = "P(z) does not depend on where in the frame the text lies"
-    assert sentence in memorization_page(make())
-    learned = memorization_page(make(positions="learned"))
-    assert sentence not in learned and "Place in the frame" not in learned
-    documents = make()["documents"]
+def test_positions_are_explained_for_rope_and_drawn_if_learned():
+    sentence = "P(z) does not depend on the offset in the frame"
+    assert sentence in memorization_page(make_report())
+    learned = memorization_page(make_report(positions="learned"))
+    assert sentence not in learned and "Offset in the frame" not in learned
+    documents = make_report()["documents"]
     drawn = {
         "offsets": [0, 64, 128],
         "documents": [
@@ -235,16 +235,16 @@ def test_the_page_says_what_rope_means_or_draws_a_map():
             for d in documents
         ],
     }
-    html = memorization_page(make(positions="learned", position_map=drawn))
+    html = memorization_page(make_report(positions="learned", position_map=drawn))
     page = read(html)
-    assert sentence not in html and "Place in the frame" in page.texts("h2")
+    assert sentence not in html and "Offset in the frame" in page.texts("h2")
     assert "tokens before the text" in page.texts("text")
     [lead] = page.texts("div", "lead")
-    assert "At place 77 a window of" in lead and "has a P(z) of 75%" in lead
+    assert "offset 77 " in lead and "75%" in lead
 
 
 def test_curves_over_checkpoints():
-    report = make()
+    report = make_report()
     assert "Over training" not in memorization_page(report)
     report["checkpoints"] = checkpoints(report["documents"], [100, 300, 200])
     report["checkpoints"][1]["documents"].pop(0)
@@ -255,9 +255,9 @@ def test_curves_over_checkpoints():
     assert "Loss" in page.texts("b") and "nats per token" in page.texts("text")
 
 
-def test_many_documents_share_a_colour():
-    few = make([*(document(f"d{i}") for i in range(8)), document("c", control=True)])
-    many = make([*(document(f"d{i}") for i in range(30)), document("c", control=True)])
+def test_many_documents_share_a_color():
+    few = make_report([*(document(f"d{i}") for i in range(8)), document("c", control=True)])
+    many = make_report([*(document(f"d{i}") for i in range(30)), document("c", control=True)])
     assert "d7" in read(memorization_page(few)).texts("span", "c7")
     page = read(memorization_page(many))
     assert page.texts("span", "c0") == ["30 trained documents"]
@@ -266,11 +266,11 @@ def test_many_documents_share_a_colour():
     assert {f"d{i}" for i in range(30)} <= set(names), "each line has its name on hover"
 
 
-def test_a_long_document_stays_small():
+def test_a_long_document_gives_a_small_page():
     size = 40_000
     text = ("word <&> " * size)[:size]
     p = [(i // 40 * 7919 % 101) / 100 for i in range(size)]  # another probability every 40 characters
-    report = make([document("long", windows=8000)])
+    report = make_report([document("long", windows=8000)])
     report["strips"] = [{"document": "long", "control": False, "text": text, "p": p}]
     html = memorization_page(report)
     assert len(html) < 250_000
@@ -282,9 +282,9 @@ def test_a_long_document_stays_small():
     assert "open" not in strip[0], "long texts are folded"
 
 
-def test_what_is_left_out_is_said(monkeypatch):
-    report = make([document(f"d{i}") for i in range(50)])
-    monkeypatch.setattr(memorization_text, "_MOST_CHARACTERS", 3 * len(TEXT))
+def test_limits_of_passages_and_strips(monkeypatch):
+    report = make_report([document(f"d{i}") for i in range(50)])
+    monkeypatch.setattr(page_module, "_MAX_CHARACTERS", 3 * len(TEXT))
     page = read(memorization_page(report))
     soft = page.texts("p", "soft")
     assert "47 more are in the JSON file." in soft and "10 more are in the JSON file." in soft
@@ -296,43 +296,82 @@ def test_what_is_left_out_is_said(monkeypatch):
     ("empty", "without"),
     [("passages", "Strongest passages"), ("strips", "Where in the text"), ("documents", "How much of each document")],
 )
-def test_parts_may_be_empty(empty, without):
-    whole, part = (read(memorization_page(report)).texts("h2") for report in (make(), make() | {empty: []}))
+def test_sections_may_be_empty(empty, without):
+    whole, part = (
+        read(memorization_page(report)).texts("h2") for report in (make_report(), make_report() | {empty: []})
+    )
     assert without in whole and without not in part
 
 
-def test_what_is_not_known_is_a_dash_or_left_out():
+def test_unknown_values_are_dashes():
     unknown = document("a", nats_per_token=math.nan, bits_per_byte=math.nan)
-    page = read(memorization_page(make([unknown], title="", checkpoint="")))
-    assert page.texts("h1") == ["What was memorised"]
+    page = read(memorization_page(make_report([unknown], title="", checkpoint="")))
+    assert page.texts("h1") == ["What was memorized"]
     assert page.texts("p", "soft")[0].startswith("step 1,200, 3.41M parameters")
     assert page.texts("td").count("-") == 2 and "nan" not in page.texts("main")[0]
 
 
 def test_without_greedy_decoding():
-    page = read(memorization_page(make(settings={**make()["settings"], "greedy": 0})))
+    page = read(memorization_page(make_report(settings={**make_report()["settings"], "greedy": 0})))
     assert "Loss" in page.texts("h3") and "longest verbatim run" not in page.texts("th")
     flat = page.texts("td")
     assert flat[flat.index("alpha") :][:3] == ["alpha", "1.234", "0.457"]
     assert "Greedy" not in page.texts("dt")
 
 
-def test_bytes_are_called_bytes():
-    text = read(memorization_page(make(unit="byte"))).texts("body")[0]
+def test_unit_is_bytes():
+    text = read(memorization_page(make_report(unit="byte"))).texts("body")[0]
     assert "Windows of 100 bytes" in text and "nats per token" not in text
 
 
-def test_the_report_is_left_as_it_was_and_the_page_depends_on_it_alone():
-    report = make()
+def test_the_page_depends_on_the_json_only():
+    report = make_report()
     before = copy.deepcopy(report)
     first = memorization_page(report)
     assert report == before
     assert memorization_page(json.loads(json.dumps(report))) == first, "JSON is enough"
 
 
-def test_the_reader_is_told_what_words_mean(found):
+def test_glossary(found):
     terms = found.texts("dt")
-    assert {"Window z", "P(z)", "Memorised", "Control", "Greedy", "Longest verbatim run"} <= set(terms)
+    assert {"Window z", "P(z)", "Memorized", "Control", "Greedy", "Longest verbatim run"} <= set(terms)
     assert len(found.texts("dd")) == len(terms)
-    other = read(memorization_page(make(settings={**make()["settings"], "map": "window"})))
+    other = read(memorization_page(make_report(settings={**make_report()["settings"], "map": "window"})))
     assert "in the prompt of a window as well" in other.texts("dd")[-1]
+
+
+def test_limits_of_bars_and_colors():
+    """Sixty bars of trained documents, the highest first, and as many of controls."""
+    documents = [document(f"d{i:02}", max_p=0.1 + i / 1000) for i in range(61)]
+    page = read(memorization_page(make_report([*documents, document("c", control=True)])))
+    names = [text for tag, _, text, around in page.elements if tag == "text" and text[:1] == "d"]
+    assert names[0] == "d60" and len(names) == 60 and "d00" not in names
+    assert any("1 documents not drawn" in text for text in page.texts("p", "soft"))
+    assert not any("not drawn" in text for text in read(memorization_page(make_report())).texts("p", "soft"))
+
+
+def test_strips_that_fit_exactly_and_the_open_one(monkeypatch):
+    monkeypatch.setattr(page_module, "_OPEN_CHARACTERS", 4)
+    monkeypatch.setattr(page_module, "_MAX_CHARACTERS", 11)
+    strips = [{"document": text, "control": False, "text": text, "p": [0.1] * len(text)} for text in ("abcde", "abcd")]
+    third = {"document": "xy", "control": True, "text": "xy", "p": [1.0, 1.0]}
+    page = read(memorization_page(make_report(strips=[*strips, third])))
+    details = [(a, text) for a, text in page.all("details") if "characters" in text]
+    assert ["open" in a for a, _ in details] == [False, True, False]
+    assert "control, 2 characters" in details[2][1] and "5 characters" in details[0][1]
+    monkeypatch.setattr(page_module, "_MAX_CHARACTERS", 10)
+    soft = read(memorization_page(make_report(strips=[*strips, third]))).texts("p", "soft")
+    assert "1 more are in the JSON file." in soft
+    monkeypatch.setattr(page_module, "_MAX_CHARACTERS", 3)
+    page = read(memorization_page(make_report(strips=strips)))
+    assert len([text for text in page.texts("details") if "characters" in text]) == 1  # the first is always shown
+
+
+def test_ratio_to_the_controls():
+    """10 to the difference of the mean log P(z): with two digits up to 10⁴, as a power beyond."""
+    for gap, text in ((3.98, "9500 times"), (4.0, "10⁴ times"), (-0.3, "0.5 times"), (-5, "10⁻⁵ times")):
+        documents = [
+            document("a", windows=1, mean_log_p=math.log(10) * gap - 20),
+            document("c", control=True, mean_log_p=-20.0),
+        ]
+        assert text in read(memorization_page(make_report(documents))).texts("div", "lead")[0]

@@ -1,1 +1,1 @@
-"""Continuous batching: many requests decoded together."""
+"""Continuous batching: many requests decoded together, joining and leaving between steps."""

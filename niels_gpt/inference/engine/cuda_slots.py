@@ -1,7 +1,7 @@
-"""An engine's slots on CUDA: graphs of several steps, launched before the tokens of the last are read.
+"""An engine's slots on CUDA: graphs of several steps, launched before the tokens of the previous launch are read.
 
-A graph per power of two of rows; the length of a row is a number on the device, so no graph belongs to a length.
-Kernels compile in the background, and what was compiled and captured for a model is kept for its next engine.
+There is one graph per power of two of rows. Row lengths live on the device, so a graph serves all lengths. Kernels
+compile in the background; compiled kernels and captured graphs of a model are kept for its next engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from niels_gpt.inference.engine.request import Request
-from niels_gpt.inference.engine.slots import padded
+from niels_gpt.inference.engine.slots import next_prompt_tokens, pad_right
 from niels_gpt.kernels.decode.step import (
     RING,
     STOCK,
@@ -29,20 +29,19 @@ from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.device import HAS_TRITON
 
 STEPS = 8
-"""Tokens of every row per launch."""
+"""Tokens per row and launch."""
 
 R = TypeVar("R", DecodeStep, WindowStep)
 _idle: weakref.WeakKeyDictionary[GPT, CudaSlots] = weakref.WeakKeyDictionary()
 _steps: weakref.WeakKeyDictionary[GPT, int] = weakref.WeakKeyDictionary()
 
 PLAIN_STEPS = 256
-"""Steps of a model that are decoded by plain operations before its kernels are compiled. Compilers take the interpreter
-from everyone else: who wants a few hundred tokens of a fresh process, or a sample in mid-training, is served sooner
-without."""
+"""Steps of a model that run as plain operations before its kernels are compiled. Compiling holds the interpreter lock,
+so a few hundred tokens in a new process, or a sample during training, are faster without it."""
 
 
 def usable(model: GPT) -> bool:
-    """Whether a model can be decoded in graphs: a plain GPT in float32, on a device that has tf32, with Triton."""
+    """Whether a model can be decoded in graphs: a plain float32 GPT on a device with tf32, and Triton."""
     weights = list(model.parameters())
     plain = all(type(p) is torch.nn.Parameter and p.is_cuda and p.dtype == torch.float32 for p in weights)
     return (
@@ -53,26 +52,26 @@ def usable(model: GPT) -> bool:
     )
 
 
-def acquire(model: GPT, slots: int, *, at_once: bool = False) -> CudaSlots | None:
-    """Slots for a step of a model, if it is usable and has had enough steps for them to pay (or `at_once`).
+def acquire(model: GPT, slots: int, *, force: bool = False) -> CudaSlots | None:
+    """Return slots if the model is usable and has run enough steps for graphs to pay off (or `force`), else None.
 
-    They may not be settled yet.
+    The slots may not be `ready` yet. Every call counts as one step of the model.
     """
     _steps[model] = _steps.get(model, 0) + 1
-    if not (at_once or model in _idle or _steps[model] > PLAIN_STEPS) or not usable(model):
+    if not (force or model in _idle or _steps[model] > PLAIN_STEPS) or not usable(model):
         return None
-    kept = _idle.pop(model, None)
-    with torch.inference_mode(False):  # what is made here is written to later, in that mode or not
-        if kept is None or not kept.fits(model, slots):
-            kept = CudaSlots(model, slots)
-        kept.take(model)
-    return kept
+    idle = _idle.pop(model, None)
+    with torch.inference_mode(False):  # these tensors are written to later, in that mode or not
+        if idle is None or not idle.fits(model, slots):
+            idle = CudaSlots(model, slots)
+        idle.take(model)
+    return idle
 
 
 class CudaSlots:
-    """Slots whose state lies on the device; see `Slots` for what its methods promise. Not before `settled`."""
+    """Slots whose state is on the device. See `Slots` for the methods; they may be called once `ready`."""
 
-    ahead = 2
+    max_pending = 2
     chunk = 4096
 
     def __init__(self, model: GPT, slots: int) -> None:
@@ -80,13 +79,13 @@ class CudaSlots:
         self._memory = [p.data_ptr() for p in model.parameters()]
         self._weights = Weights(model)
         self._state = SlotState(model, slots)
-        self._model: GPT | None = None  # only while in use: what is kept for later does not keep the model
+        self._model: GPT | None = None  # only while in use: idle slots must not keep the model alive
         self._rows: list[Request] = []
-        self._fresh: list[Request] = []
-        self._seated: list[Request] = []  # as the device knows them
+        self._new: list[Request] = []
+        self._loaded: list[Request] = []  # rows that the device decodes
         self._windows: list[Request] = []
-        self._stocked = [0] * slots  # numbers of a slot that are on the device
-        # One row has kernels of its own; all other numbers share theirs.
+        self._stocked = [0] * slots  # draws of a slot that are on the device
+        # One row has separate kernels; all larger batches share theirs.
         self._decoding = {rows: _Batch(DecodeStep(self._weights, self._state, rows)) for rows in (1, 2)[:slots]}
         self._outside: dict[int, _Batch[WindowStep]] = {}
         self._batch = self._decoding[1]
@@ -98,31 +97,31 @@ class CudaSlots:
         try:
             for batch in self._decoding.values():
                 batch.rows.compile()
-        except Exception as err:  # of any kind: compilers are at work, and the plain way is always open
+        except Exception as err:  # compilers raise anything, and plain slots always work
             text = (str(err).strip().splitlines() or [""])[0]
             self.failure = f"{type(err).__name__}: {text}"
 
     @property
-    def settled(self) -> bool:
-        """Whether the kernels are compiled, or it has become clear that they will not be (`failure`)."""
+    def ready(self) -> bool:
+        """Whether the kernels are compiled, or compiling has failed (`failure`)."""
         return not self._compiling.is_alive()
 
-    def settle(self) -> None:
-        """Wait for that."""
+    def wait_until_ready(self) -> None:
+        """Wait until `ready`."""
         self._compiling.join()
 
     def fits(self, model: GPT, slots: int) -> bool:
-        """Whether these slots are enough, and the weights still where they were."""
+        """Whether there are enough slots and the weights have not moved in memory."""
         return self._size >= slots and self._memory == [p.data_ptr() for p in model.parameters()]
 
     def take(self, model: GPT) -> None:
-        """Serve an engine of this model."""
+        """Prepare for an engine of this model."""
         self._model = model
         self._weights.refresh()
 
     def release(self, *, keep: bool) -> None:
         assert self._model is not None
-        self._rows, self._fresh, self._seated, self._windows = [], [], [], []
+        self._rows, self._new, self._loaded, self._windows = [], [], [], []
         if keep:
             _idle[self._model] = self
         self._model = None
@@ -130,74 +129,75 @@ class CudaSlots:
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, state = self._model, self._state
         assert model is not None
-        pieces = [request.ids[request.read : min(request.read + number, len(request.ids) - 1)] for request in requests]
         slot = requests[0].slot
-        alone = state.cache[:, slot : slot + 1] if len(requests) == 1 else None
-        room = number if alone is None else None
-        cache = KVCache(model.config, len(requests), device=model.device, dtype=torch.float32, room=room, buffer=alone)
+        buffer = state.cache[:, slot : slot + 1] if len(requests) == 1 else None  # one request: read in place
+        capacity = number if buffer is None else None
+        cache = KVCache(
+            model.config, len(requests), device=model.device, dtype=torch.float32, room=capacity, buffer=buffer
+        )
         cache.lengths = [request.read for request in requests]
-        model.hidden(padded(pieces, model.device), cache=cache)
-        if alone is None:
-            at = torch.tensor([request.slot for request in requests]).to(model.device)
-            state.cache[:, at, :, :, :number] = cache.buffer
+        model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)
+        if buffer is None:
+            slots = torch.tensor([request.slot for request in requests]).to(model.device)
+            state.cache[:, slots, :, :, :number] = cache.buffer
 
     def start(self, request: Request) -> None:
-        self._fresh.append(request)
+        self._new.append(request)
         if len(request.ids) <= self._weights.config.T:
             self._rows.append(request)
 
-    def _settings(self) -> None:
-        """What the device must know of those who have started since the last launch."""
-        if not self._fresh:
+    def _upload_new(self) -> None:
+        """Copy the state and sampling of the requests that have started since the last launch to the device."""
+        if not self._new:
             return
         V, state = self._weights.config.V, self._state
         rows = []
-        for request in self._fresh:
+        for request in self._new:
             sampling = request.sampling
             top_p = 1.0 if sampling.top_p is None else sampling.top_p
             top_k = V if sampling.top_k is None else min(sampling.top_k, V)
-            place = [request.slot, len(request.ids) - 1, request.ids[-1], request.launched, top_k]
-            rows.append([*map(float, place), sampling.temperature, top_p, sampling.min_p or 0.0])
+            integers = [request.slot, len(request.ids) - 1, request.ids[-1], request.launched, top_k]
+            rows.append([*map(float, integers), sampling.temperature, top_p, sampling.min_p or 0.0])
             self._stocked[request.slot] = request.launched
-        self._fresh = []
+        self._new = []
         table = torch.tensor(rows, dtype=torch.float64).to(state.cache.device)
-        at = table[:, 0].long()
-        for column, kept in enumerate((state.lengths, state.tokens, state.drawn, state.counts), start=1):
-            kept[at] = table[:, column].to(kept.dtype)
-        state.numbers[at] = table[:, 5:]
+        slots = table[:, 0].long()
+        for column, target in enumerate((state.lengths, state.tokens, state.drawn, state.counts), start=1):
+            target[slots] = table[:, column].to(target.dtype)
+        state.numbers[slots] = table[:, 5:]
 
     def drop(self, request: Request) -> None:
-        for rows in (self._rows, self._fresh):
+        for rows in (self._rows, self._new):
             if request in rows:
                 rows.remove(request)
         if request in self._windows:
-            self._windows = []  # the others are seated anew
+            self._windows = []  # the other requests are loaded again
 
-    def decode(self) -> _Flight | None:
+    def decode(self) -> _Launch | None:
         if not self._rows:
             return None
-        self._settings()
-        if self._rows != self._seated:
+        self._upload_new()
+        if self._rows != self._loaded:
             size = power(len(self._rows))
             if size not in self._decoding:
                 self._decoding[size] = _Batch(DecodeStep(self._weights, self._state, size))
             self._batch = self._decoding[size]
             self._batch.prepare(STEPS)
             self._batch.rows.load([request.slot for request in self._rows])
-            self._seated = list(self._rows)
+            self._loaded = list(self._rows)
         for request in self._rows:
             self._restock(request, STEPS)
         T = self._weights.config.T
-        room = [T + 1 - request.prompt_length - request.launched for request in self._rows]
+        until_window = [T + 1 - request.prompt_length - request.launched for request in self._rows]
         left = [request.max_new_tokens - request.launched for request in self._rows]
-        counts = [min(STEPS, *both) for both in zip(room, left, strict=True)]
+        counts = [min(STEPS, *both) for both in zip(until_window, left, strict=True)]
         return self._batch.launch(list(self._rows), counts)
 
-    def window(self, requests: list[Request]) -> _Flight | None:
+    def window(self, requests: list[Request]) -> _Launch | None:
         T, size = self._weights.config.T, power(len(requests))
-        self._settings()
+        self._upload_new()
         if requests != self._windows:
-            if any(request.landed < request.launched for request in requests):
+            if any(request.received < request.launched for request in requests):
                 return None
             if size not in self._outside:
                 assert self._model is not None
@@ -211,51 +211,53 @@ class CudaSlots:
         return self._outside[size].launch(requests, [1] * len(requests))
 
     def _restock(self, request: Request, steps: int) -> None:
-        """The numbers of the next steps to the device, and as many more as there is room for."""
+        """Copy the draws of the next steps to the device, and as many more as its ring buffer holds."""
         have = self._stocked[request.slot]
         if request.sampling.temperature == 0.0 or have >= min(request.launched + steps, request.max_new_tokens):
             return
         end = min(request.launched + STOCK, request.max_new_tokens)
-        mine = self._state.uniform[request.slot]
+        ring = self._state.uniform[request.slot]
         while have < end:
             at = have % STOCK
             n = min(end - have, STOCK - at)
-            mine[at : at + n] = request.uniform[have : have + n].to(mine.device)
+            ring[at : at + n] = request.uniform[have : have + n].to(ring.device)
             have += n
         self._stocked[request.slot] = end
 
 
 class _Batch(Generic[R]):
-    """The rows of one size, their graph, and the way of their tokens to the host."""
+    """The rows of one batch size, their graph, and the host buffer for their tokens."""
 
     def __init__(self, rows: R) -> None:
         self.rows: R = rows
         self._graph: torch.cuda.CUDAGraph | None = None
         self._steps = 0
-        self._done = 0  # steps so far
+        self._done = 0  # steps launched so far
         self._host = torch.zeros((RING, rows.batch), dtype=torch.int64, pin_memory=torch.cuda.is_available())
 
     def prepare(self, steps: int) -> None:
-        """Capture so many steps, if that is not done."""
+        """Capture a graph of `steps` steps, if there is none yet."""
         if self._graph is None:
             self._graph = self.rows.capture(steps)
             self.rows.clock.zero_()
             self._steps = steps
 
-    def launch(self, requests: list[Request], counts: list[int]) -> _Flight:
-        """Play the graph; its tokens follow it to the host."""
+    def launch(self, requests: list[Request], counts: list[int]) -> _Launch:
+        """Launch the graph and the copy of its tokens to the host."""
         assert self._graph is not None
         self._graph.replay()
         at = self._done % RING
         self._done += self._steps
-        mine = self._host[at : at + self._steps]
-        mine.copy_(self.rows.ring[at : at + self._steps], non_blocking=True)
+        host = self._host[at : at + self._steps]
+        host.copy_(self.rows.ring[at : at + self._steps], non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        return _Flight(requests, counts, mine, event)
+        return _Launch(requests, counts, host, event)
 
 
-class _Flight:
+class _Launch:
+    """Pending tokens of a launch; `tokens` waits for the copy to the host."""
+
     def __init__(self, requests: list[Request], counts: list[int], host: torch.Tensor, event: torch.cuda.Event) -> None:
         self.requests, self.counts = requests, counts
         self._host, self._event = host, event

@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave between the steps of one batch, each as if it were alone."""
+"""Continuous batching: requests join and leave between the steps of one batch, each decoded as if alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from niels_gpt.inference.engine import cuda_slots
-from niels_gpt.inference.engine.request import (
-    End,
-    Event,
-    Request,
-    new_tokens,
-    prompt_ids,
-)
+from niels_gpt.inference.engine.request import Event, FinishReason, Request, check_new_tokens, check_prompt
 from niels_gpt.inference.engine.slots import PendingTokens, PlainSlots, Slots
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.eval_mode import at_rest, evaluating
@@ -25,15 +19,15 @@ from niels_gpt.model.gpt import GPT
 
 
 class Engine:
-    """Decodes up to `slots` requests together; the others wait in the order in which they came.
+    """Decode up to `slots` requests together; further requests wait in the order of arrival.
 
-    One thread calls `step`; any may call `submit` and `cancel`. What a request gets depends on its prompt, its sampling
-    and its numbers alone (up to near-ties within float error), not on who decodes beside it. The model's weights must
-    not change while requests run. Dropout is not applied.
+    One thread calls `step`; any thread may call `submit` and `cancel`. The tokens of a request depend only on its
+    prompt, its sampling and its draws (up to near-ties within float error), not on the requests beside it. The
+    model's weights must not change while requests run. Dropout is off.
 
-    On CUDA it decodes in graphs once a model has had some hundred steps and their kernels are compiled, in the
-    background, and by plain operations until then. Graphs run ahead of the reading: `step` may bring no token at first,
-    and several of a request later.
+    On CUDA the engine first decodes with plain operations. After a few hundred steps of a model it compiles kernels in
+    the background and then decodes in CUDA graphs. Graphs run ahead of the reader: `step` may return no token at
+    first, and several tokens of a request later.
     """
 
     def __init__(self, model: GPT, *, slots: int = 32, chunk: int | None = None) -> None:
@@ -42,21 +36,21 @@ class Engine:
             raise ValueError(f"slots and chunk must be at least 1, got {slots} and {chunk}")
         self.model = model
         graphs = cuda_slots.acquire(model, slots)
-        at_once = graphs is not None and graphs.settled and graphs.failure is None
-        self._slots: Slots = graphs if graphs is not None and at_once else PlainSlots(model, slots)
-        self._graphs = None if at_once else graphs  # until they are settled
-        self._graphs_to_come = graphs is None and cuda_slots.usable(model)  # when there have been enough steps
-        self._size = slots
-        self._asked = chunk
+        use_graphs = graphs is not None and graphs.ready and graphs.failure is None
+        self._slots: Slots = graphs if graphs is not None and use_graphs else PlainSlots(model, slots)
+        self._graphs = None if use_graphs else graphs  # until they are ready
+        self._graphs_later = graphs is None and cuda_slots.usable(model)  # after enough steps
+        self._num_slots = slots
+        self._requested_chunk = chunk
         self._chunk = chunk or self._slots.chunk
         self._free = list(range(slots))
         self._lock = threading.Lock()
         self._waiting: deque[Request] = deque()
         self._cancelled: list[Request] = []
         self._reading: deque[Request] = deque()
-        self._inside: list[Request] = []  # decoded from the cache
-        self._outside: list[Request] = []  # past T: each token needs the whole window
-        self._flights: deque[list[PendingTokens]] = deque()
+        self._inside: list[Request] = []  # decoded from the KV cache
+        self._outside: list[Request] = []  # longer than T: each token recomputes the window
+        self._launches: deque[list[PendingTokens]] = deque()
 
     def submit(
         self,
@@ -68,15 +62,15 @@ class Engine:
         seed: int | None = None,
         stop: Iterable[int] = (),
     ) -> Request:
-        """Queue a prompt. It ends after max_new_tokens, or with the first token that is one of `stop`.
+        """Queue a prompt. Its request ends after max_new_tokens, or with the first token that is in `stop`.
 
-        The numbers that sampling needs are drawn now: from `generator`, or one of its own with this `seed`, or torch's
-        default one. Raises ValueError for an empty prompt, what is no id of the vocabulary, and max_new_tokens that are
-        no integer from 1 to `config.MOST_TOKENS`.
+        The uniform draws are made now: from `generator`, or a new generator with this `seed`, or torch's default one.
+        Raises ValueError for an empty prompt, an id outside the vocabulary, max_new_tokens outside
+        1..`config.MOST_TOKENS`, and both a generator and a seed.
         """
-        ids, number = prompt_ids(prompt, self.model.config.V), new_tokens(max_new_tokens, 1)
+        ids, number = check_prompt(prompt, self.model.config.V), check_new_tokens(max_new_tokens, 1)
         if generator is not None and seed is not None:
-            raise ValueError("a generator and a seed exclude each other: give one of them")
+            raise ValueError("generator and seed exclude each other: give one of them")
         sampling = sampling or Sampling()
         if seed is not None:
             generator = torch.Generator().manual_seed(seed)
@@ -84,25 +78,13 @@ class Engine:
             uniform = torch.zeros(number, dtype=torch.float64)
         else:
             uniform = torch.rand(number, generator=generator, dtype=torch.float64)
-        return self.add(ids, max_new_tokens=number, sampling=sampling, uniform=uniform, stop=stop)
-
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_new_tokens: int,
-        sampling: Sampling,
-        uniform: torch.Tensor,
-        stop: Iterable[int] = (),
-    ) -> Request:
-        """`submit` with numbers that are drawn already, (max_new_tokens,) float64; nothing is checked."""
-        request = Request(list(prompt), len(prompt), max_new_tokens, sampling, frozenset(stop), uniform)
+        request = Request(ids, len(ids), number, sampling, frozenset(stop), uniform)
         with self._lock:
             self._waiting.append(request)
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request; no event comes of it from the next `step` on. Nothing happens to one that has ended."""
+        """End a request; from the next `step` on it has no events. A finished request is not affected."""
         with self._lock:
             self._cancelled.append(request)
 
@@ -110,65 +92,65 @@ class Engine:
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
         with self._lock:
-            return bool(self._waiting or self._reading or self._inside or self._outside or self._flights)
+            return bool(self._waiting or self._reading or self._inside or self._outside or self._launches)
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Take up what was asked for, read a piece of a prompt, decode all others by a token or more.
+        """Admit waiting requests, read a chunk of one prompt, decode the others by one token or more.
 
-        The events in the order of the tokens, for each request.
+        Return the events; those of one request are in the order of its tokens.
         """
-        self._take_up()
-        if self._graphs_to_come:
-            self._graphs = cuda_slots.acquire(self.model, self._size)
-            self._graphs_to_come = self._graphs is None
-        if self._graphs is not None and self._graphs.settled:
-            self._switch()
+        self._admit()
+        if self._graphs_later:
+            self._graphs = cuda_slots.acquire(self.model, self._num_slots)
+            self._graphs_later = self._graphs is None
+        if self._graphs is not None and self._graphs.ready:
+            self._switch_to_graphs()
         with contextlib.nullcontext() if at_rest(self.model) else evaluating(self.model):
             self._read()
-            flights = self._launch()
-        if flights:
-            self._flights.append(flights)
-        if self._flights and (len(self._flights) > self._slots.ahead or not flights):
-            return [event for flight in self._flights.popleft() for event in self._land(flight)]
+            launched = self._launch()
+        if launched:
+            self._launches.append(launched)
+        if self._launches and (len(self._launches) > self._slots.max_pending or not launched):
+            return [event for pending in self._launches.popleft() for event in self._receive(pending)]
         return []
 
-    def settle(self) -> None:
-        """Wait until the kernels are compiled, so that no token is decoded without them. For a server that starts."""
-        if self._graphs_to_come:
-            self._graphs, self._graphs_to_come = cuda_slots.acquire(self.model, self._size, at_once=True), False
+    def wait_until_ready(self) -> None:
+        """Wait until the kernels are compiled, so that every token uses them. For a server that starts."""
+        if self._graphs_later:
+            self._graphs, self._graphs_later = cuda_slots.acquire(self.model, self._num_slots, force=True), False
         if self._graphs is not None:
-            self._graphs.settle()
+            self._graphs.wait_until_ready()
 
     def close(self, *, keep: bool = True) -> None:
-        """End all requests. `keep` what was captured for the model, and its memory, for its next engine."""
+        """End all requests. `keep` the captured graphs and their memory for the model's next engine."""
         with self._lock:
             for request in [*self._waiting, *self._reading, *self._inside, *self._outside]:
                 self._end(request, "cancelled")
-            for flight in (flight for flights in self._flights for flight in flights):
-                for request in flight.requests:
+            for pending in (pending for launched in self._launches for pending in launched):
+                for request in pending.requests:
                     request.finished = request.finished or "cancelled"
-            self._flights.clear()
+            self._launches.clear()
         for slots in (self._slots, self._graphs):
             if slots is not None:
                 slots.release(keep=keep)
 
-    def _switch(self) -> None:
-        """From plain slots, which have nothing on its way between two steps, to graphs: they read everything again."""
+    def _switch_to_graphs(self) -> None:
+        """Replace plain slots, which have nothing pending between steps, by graphs; these read all prompts again."""
         assert self._graphs is not None
         if self._graphs.failure is not None:
-            warnings.warn(f"decoding goes on without compiled kernels: {self._graphs.failure}", stacklevel=3)
+            warnings.warn(f"decoding without compiled kernels: {self._graphs.failure}", stacklevel=3)
         else:
             self._slots = self._graphs
-            self._chunk = self._asked or self._slots.chunk
+            self._chunk = self._requested_chunk or self._slots.chunk
             self._reading = deque([*self._inside, *self._outside, *self._reading])
             self._inside, self._outside = [], []
             for request in self._reading:
                 request.read = 0
         self._graphs = None
 
-    def _take_up(self) -> None:
-        """Cancel, and give free slots to those who wait."""
+    def _admit(self) -> None:
+        """Carry out cancellations and give free slots to waiting requests."""
         with self._lock:
             for request in self._cancelled:
                 if request.finished is None:
@@ -179,19 +161,19 @@ class Engine:
                 request.slot = self._free.pop(0)
                 self._reading.append(request)
 
-    def _end(self, request: Request, why: End) -> None:
-        request.finished = why
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request.finished = reason
         if request.slot < 0:
             self._waiting.remove(request)
             return
-        for place in (self._reading, self._inside, self._outside):
-            if request in place:
-                place.remove(request)
+        for queue in (self._reading, self._inside, self._outside):
+            if request in queue:
+                queue.remove(request)
         self._slots.drop(request)
         self._free.append(request.slot)
 
     def _read(self) -> None:
-        """A piece of the prompt that came first; short ones that follow it are read along with it."""
+        """Read a chunk of the oldest unread prompt, together with the short prompts that follow it."""
         T = self.model.config.T
         while self._reading and (len(self._reading[0].ids) > T or len(self._reading[0].ids) == 1):
             self._start(self._reading.popleft())  # nothing to read
@@ -220,12 +202,12 @@ class Engine:
         self._slots.start(request)
 
     def _launch(self) -> list[PendingTokens]:
-        """A token or more for everyone who has started."""
+        """Launch one token or more for every started request."""
         T = self.model.config.T
         window = self._slots.window(list(self._outside)) if self._outside else None
-        flights = [flight for flight in (self._slots.decode(), window) if flight is not None]
-        for flight in flights:
-            for request, count in zip(flight.requests, flight.counts, strict=True):
+        launched = [pending for pending in (self._slots.decode(), window) if pending is not None]
+        for pending in launched:
+            for request, count in zip(pending.requests, pending.counts, strict=True):
                 request.launched += count
                 done = request.launched == request.max_new_tokens
                 if request in self._inside and (done or request.prompt_length + request.launched > T):
@@ -235,23 +217,23 @@ class Engine:
                         self._outside.append(request)
                 elif done:
                     self._outside.remove(request)
-        return flights
+        return launched
 
-    def _land(self, flight: PendingTokens) -> list[Event]:
-        """Hand out the tokens of a launch; those of a request that has ended meanwhile are nobody's."""
+    def _receive(self, pending: PendingTokens) -> list[Event]:
+        """Append the tokens of a launch to their requests; skip requests that have finished meanwhile."""
         events = []
-        for request, tokens in zip(flight.requests, flight.tokens(), strict=True):
+        for request, tokens in zip(pending.requests, pending.tokens(), strict=True):
             if request.finished is not None:
                 continue
-            why: End | None = None
+            reason: FinishReason | None = None
             if request.stop:
                 end = next((i for i, token in enumerate(tokens) if token in request.stop), None)
                 if end is not None:
-                    tokens, why = tokens[: end + 1], "stop"
+                    tokens, reason = tokens[: end + 1], "stop"
             request.ids += tokens
-            if why is None and request.landed == request.max_new_tokens:
-                why = "length"
-            if why is not None:
-                self._end(request, why)
-            events.append(Event(request, tokens, why))
+            if reason is None and request.received == request.max_new_tokens:
+                reason = "length"
+            if reason is not None:
+                self._end(request, reason)
+            events.append(Event(request, tokens, reason))
         return events

@@ -1,4 +1,4 @@
-"""Where an engine keeps its requests while they are decoded, and how they grow by a token: on any device.
+"""The slots of an engine: where requests live while they are decoded. This implementation runs on any device.
 
 `cuda_slots.py` does the same in CUDA graphs.
 """
@@ -18,45 +18,48 @@ from niels_gpt.model.kv_cache import KVCache
 
 
 class PendingTokens(Protocol):
-    """Tokens on their way."""
+    """Tokens that were launched and may not have been computed yet."""
 
     requests: list[Request]
     counts: list[int]
-    """How many of each request: at least one, and none past its end, or past the first beyond T."""
+    """New tokens per request: at least one, none after its end, and at most one beyond T."""
 
     def tokens(self) -> list[list[int]]:
-        """The tokens of each request; waits for them."""
+        """Wait for the tokens and return those of each request."""
 
 
 class Slots(Protocol):
-    """Room for requests: read, then started, then decoded until they are dropped."""
+    """Storage for a fixed number of requests: each is read, then started, then decoded until it is dropped."""
 
-    ahead: int
-    """How many launches may be on their way before the first is waited for."""
+    max_pending: int
+    """Launches that may be pending before the engine waits for the first."""
     chunk: int
-    """The most tokens of prompts that are read at once, where nothing else is asked for."""
+    """Default limit on the prompt tokens that are read at once."""
 
     def read(self, requests: Sequence[Request], number: int) -> None:
-        """The next `number` tokens of one request; or whole prompts of several of which nothing is read yet."""
+        """Read the next `number` prompt tokens of one request, or the complete prompts of several new requests."""
 
     def start(self, request: Request) -> None:
-        """All but its last token are read: from now on it is decoded. A request longer than T needs no reading."""
+        """Start decoding a request. All but its last token have been read; one longer than T needs no reading."""
 
     def drop(self, request: Request) -> None:
-        """Forget a request."""
+        """Remove a request."""
 
     def decode(self) -> PendingTokens | None:
-        """Launch a token or more for all that have started and lie within T; None where there are none."""
+        """Launch one or more tokens for all started requests within T; None if there are none."""
 
     def window(self, requests: list[Request]) -> PendingTokens | None:
-        """Launch a token for requests past T, from their last T tokens. None: not before all of theirs have landed."""
+        """Launch one token for requests past T, from their last T tokens.
+
+        None: tokens of these requests are still pending; call again when they have been received.
+        """
 
     def release(self, *, keep: bool) -> None:
-        """No request is left, and none will come. `keep` what the next engine of the model can use."""
+        """End the use of these slots. `keep` what the model's next engine can use."""
 
 
 class ReadyTokens:
-    """Tokens that are there."""
+    """`PendingTokens` that are already computed, one per request."""
 
     def __init__(self, requests: list[Request], tokens: list[int]) -> None:
         self.requests = requests
@@ -68,59 +71,56 @@ class ReadyTokens:
 
 
 class PlainSlots:
-    """One buffer of keys and values; the requests that are decoded are its first rows, without a gap."""
+    """Slots in one KV buffer; the requests being decoded occupy its first rows, without gaps."""
 
-    ahead = 0
+    max_pending = 0
     chunk = 512
 
     def __init__(self, model: GPT, slots: int) -> None:
-        config = model.config
         self._model = model
         self._one_token = one_token(model)
-        self._cache = self._new_cache(slots, config.T)
-        self._whole = self._cache.buffer
+        self._cache = self._new_cache(slots, model.config.T)
+        self._buffer = self._cache.buffer  # all rows; the cache sees the occupied ones
         self._cache.lengths = []
         self._rows: list[Request] = []
-        self._half_read: dict[int, tuple[KVCache, int]] = {}  # slot -> its cache while a prompt is read, and the row
+        self._partial: dict[int, tuple[KVCache, int]] = {}  # slot -> the cache its prompt is read into, and the row
 
-    def _new_cache(self, rows: int, room: int) -> KVCache:
+    def _new_cache(self, rows: int, capacity: int) -> KVCache:
         weight = self._model.tok_emb.weight
-        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, room=room)
+        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, room=capacity)
 
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, first = self._model, requests[0]
         if first.read:
-            cache, _ = self._half_read[first.slot]
+            cache, _ = self._partial[first.slot]
         else:
-            room = max(len(request.ids) for request in requests)
-            cache = self._new_cache(len(requests), room)
+            cache = self._new_cache(len(requests), max(len(request.ids) for request in requests))
             for row, request in enumerate(requests):
-                self._half_read[request.slot] = cache, row
-        pieces = [request.ids[request.read : min(request.read + number, len(request.ids) - 1)] for request in requests]
-        model.hidden(padded(pieces, model.device), cache=cache)
+                self._partial[request.slot] = cache, row
+        model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)
 
     def start(self, request: Request) -> None:
         length, row = len(request.ids) - 1, len(self._rows)
         if length < self._model.config.T:
             if length:
-                cache, theirs = self._half_read.pop(request.slot)
-                self._whole[:, row, :, :, :length] = cache.buffer[:, theirs, :, :, :length]
+                cache, cache_row = self._partial.pop(request.slot)
+                self._buffer[:, row, :, :, :length] = cache.buffer[:, cache_row, :, :, :length]
             self._rows.append(request)
             self._cache.lengths.append(length)
-            self._cache.buffer = self._whole[:, : row + 1]
+            self._cache.buffer = self._buffer[:, : row + 1]
 
     def drop(self, request: Request) -> None:
-        self._half_read.pop(request.slot, None)
-        if request in self._rows:  # the last row takes its place
+        self._partial.pop(request.slot, None)
+        if request in self._rows:  # move the last row into the gap
             row, last = self._rows.index(request), len(self._rows) - 1
             lengths = self._cache.lengths
             if row < last:
                 n = lengths[last]
-                self._whole[:, row, :, :, :n] = self._whole[:, last, :, :, :n]
+                self._buffer[:, row, :, :, :n] = self._buffer[:, last, :, :, :n]
                 self._rows[row], lengths[row] = self._rows[last], lengths[last]
             self._rows.pop()
             lengths.pop()
-            self._cache.buffer = self._whole[:, :last]
+            self._cache.buffer = self._buffer[:, :last]
 
     def decode(self) -> PendingTokens | None:
         if not self._rows:
@@ -128,34 +128,39 @@ class PlainSlots:
         last = torch.tensor([request.ids[-1] for request in self._rows], device=self._model.device)
         lengths = self._cache.lengths
         try:
-            return self._chosen(list(self._rows), self._one_token(last, self._cache))
+            return self._choose(list(self._rows), self._one_token(last, self._cache))
         except BaseException:
-            self._cache.lengths = lengths  # nobody has got a token: the next call begins where this one did
+            self._cache.lengths = lengths  # no request got a token, so the next call repeats this step
             raise
 
     def window(self, requests: list[Request]) -> PendingTokens | None:
         ids = torch.tensor([request.ids[-self._model.config.T :] for request in requests], device=self._model.device)
-        return self._chosen(requests, self._model.lm_head(self._model.hidden(ids)[:, -1]))
+        return self._choose(requests, self._model.lm_head(self._model.hidden(ids)[:, -1]))
 
     def release(self, *, keep: bool) -> None:
         self._rows.clear()
 
-    def _chosen(self, requests: list[Request], logits: torch.Tensor) -> ReadyTokens:
-        """A token of each: requests of one kind of sampling together."""
-        kinds: dict[Sampling, list[int]] = {}
+    def _choose(self, requests: list[Request], logits: torch.Tensor) -> ReadyTokens:
+        """Choose a token for each request, together for requests with equal sampling."""
+        groups: dict[Sampling, list[int]] = {}
         for row, request in enumerate(requests):
-            kinds.setdefault(request.sampling, []).append(row)
+            groups.setdefault(request.sampling, []).append(row)
         tokens = [0] * len(requests)
-        for sampling, rows in kinds.items():
-            mine = [requests[row] for row in rows]
-            uniform = torch.tensor([request.uniform[request.launched] for request in mine], dtype=torch.float64)
-            some = logits if len(kinds) == 1 else logits[rows]
-            for row, token in zip(rows, choose(some, sampling, uniform).tolist(), strict=True):
+        for sampling, rows in groups.items():
+            draws = [requests[row].uniform[requests[row].launched] for row in rows]
+            group_logits = logits if len(groups) == 1 else logits[rows]
+            chosen = choose(group_logits, sampling, torch.tensor(draws, dtype=torch.float64))
+            for row, token in zip(rows, chosen.tolist(), strict=True):
                 tokens[row] = token
         return ReadyTokens(requests, tokens)
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    """One tensor, zeros on the right: attention is causal, so no real token sees the padding."""
+def next_prompt_tokens(requests: Sequence[Request], number: int) -> list[list[int]]:
+    """Return up to `number` unread prompt tokens of each request. The last one is not read, but decoded from."""
+    return [request.ids[request.read : min(request.read + number, len(request.ids) - 1)] for request in requests]
+
+
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Return (B, longest) ids, padded with zeros on the right, which causal attention does not see."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)

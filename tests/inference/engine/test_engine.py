@@ -1,18 +1,16 @@
-"""Requests in an engine: each gets what it would get alone, whoever comes and goes beside it."""
+"""Requests in an engine: each gets the tokens it would get alone, whichever requests join and leave."""
 
 from __future__ import annotations
 
 import math
 import threading
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import GPT, ModelConfig
-from niels_gpt.config import MOST_TOKENS
 from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.engine import slots
 from niels_gpt.inference.engine.engine import Engine
@@ -26,7 +24,7 @@ _MODELS: dict[str, GPT] = {}
 
 
 def model(kind: str = "v0") -> GPT:
-    """A small model with weights large enough that positions and neighbours matter."""
+    """Return a small model whose weights are large enough that positions and context matter."""
     if kind not in _MODELS:
         options = {
             "v0": {},
@@ -34,19 +32,19 @@ def model(kind: str = "v0") -> GPT:
             "learned": {"positions": "learned"},
         }
         torch.manual_seed(0)
-        made = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, dropout=0.0, **options[kind])).eval()
+        gpt = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, dropout=0.0, **options[kind])).eval()
         with torch.no_grad():
-            for p in made.parameters():
+            for p in gpt.parameters():
                 if p.dim() > 1:
                     p.mul_(8)
-        _MODELS[kind] = made
+        _MODELS[kind] = gpt
     return _MODELS[kind]
 
 
 def alone(gpt: GPT, prompt: list[int], number: int, sampling: Sampling, seed: int, stop: frozenset[int] = frozenset()):
-    """What the decoder gives without a cache, cut after the first stop id."""
+    """Return the tokens of a decoder without a cache, cut after the first stop id."""
     generator = torch.Generator().manual_seed(seed)
-    decoder = Decoder(gpt, [prompt], max_new_tokens=number, sampling=sampling, generators=generator, use_cache=False)
+    decoder = Decoder(gpt, [prompt], max_new_tokens=number, sampling=sampling, generator=generator, use_cache=False)
     tokens = []
     for _ in range(number):
         tokens.append(decoder.step()[0])
@@ -56,27 +54,25 @@ def alone(gpt: GPT, prompt: list[int], number: int, sampling: Sampling, seed: in
 
 
 def finish(engine: Engine, limit: int = 500) -> list:
-    """All events until nothing is left to do."""
+    """Return all events until the engine is idle."""
     events = []
     for _ in range(limit):
         if not engine.busy:
             return events
         events += engine.step()
-    raise AssertionError("the engine does not come to an end")
+    raise AssertionError("the engine does not finish")
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
     return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize("kind", ["v0", "v1", "learned"])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_alone_and_together_through_the_end_of_the_window(kind, sampling):
+@pytest.mark.parametrize(("kind", "sampling"), [("v0", SAMPLED), ("v1", GREEDY), ("learned", SAMPLED)])
+def test_tokens_across_the_end_of_the_window(kind, sampling):
     engine = Engine(model(kind), slots=3)
     lengths = [1, 2, 5, T - 1, T, T + 1, 2 * T]
-    requests = [
-        engine.submit(prompt_of(n, n), max_new_tokens=9, sampling=sampling, seed=n) for n in lengths
-    ]  # more than there are slots: some wait
+    # More requests than slots: some wait.
+    requests = [engine.submit(prompt_of(n, n), max_new_tokens=9, sampling=sampling, seed=n) for n in lengths]
     events = finish(engine)
     for n, request in zip(lengths, requests, strict=True):
         want = alone(model(kind), prompt_of(n, n), 9, sampling, n)
@@ -84,12 +80,12 @@ def test_alone_and_together_through_the_end_of_the_window(kind, sampling):
         assert request.finished == "length"
         mine = [event for event in events if event.request is request]
         assert [token for event in mine for token in event.tokens] == want
-        assert [event.finished for event in mine] == [None] * 8 + ["length"]  # one by one on a CPU
+        assert [event.finished for event in mine] == [None] * 8 + ["length"]  # one token per step on a CPU
 
 
 requests_strategy = st.lists(
     st.tuples(
-        st.integers(1, 2 * T),  # prompt
+        st.integers(1, 2 * T),  # prompt length
         st.integers(1, 16),  # new tokens
         st.sampled_from([GREEDY, SAMPLED, Sampling(0.8, None, None, 0.1)]),
         st.integers(0, 12),  # steps before it joins
@@ -101,6 +97,7 @@ requests_strategy = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(requests_strategy, st.integers(1, 4), st.integers(1, 30))
 def test_requests_join_and_leave_at_random(wanted, slots, chunk):
     engine = Engine(model("v1"), slots=slots, chunk=chunk)
@@ -125,7 +122,7 @@ def test_requests_join_and_leave_at_random(wanted, slots, chunk):
         if len(made) == len(wanted) and not engine.busy:
             break
     assert not engine.busy
-    assert not late  # nothing comes of a cancelled request
+    assert not late  # a cancelled request has no events
     for i, (length, number, sampling, _, _, stop) in enumerate(wanted):
         want = alone(model("v1"), prompt_of(length, i), number, sampling, i, stop)
         assert made[i].tokens == seen[i]
@@ -137,20 +134,20 @@ def test_requests_join_and_leave_at_random(wanted, slots, chunk):
             assert made[i].finished == ("stop" if want[-1] in stop else "length")
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_a_prompt_read_in_pieces_is_the_prompt_read_whole(chunk):
+@pytest.mark.parametrize("chunk", [1, 3, T - 2, T - 1, 100])
+def test_prompt_read_in_chunks(chunk):
     engine = Engine(model(), slots=2, chunk=chunk)
     request = engine.submit(prompt_of(T, 3), max_new_tokens=4, sampling=GREEDY)
     steps = 0
     while not request.tokens:
         engine.step()
         steps += 1
-    assert steps == max(1, -(-(T - 1) // chunk))  # and no piece is larger than asked for
+    assert steps == max(1, -(-(T - 1) // chunk))  # and no chunk is larger than requested
     finish(engine)
     assert request.tokens == alone(model(), prompt_of(T, 3), 4, GREEDY, 0)
 
 
-def test_others_go_on_while_a_long_prompt_is_read():
+def test_others_are_decoded_while_a_long_prompt_is_read():
     engine = Engine(model(), slots=2, chunk=1)
     first = engine.submit([1], max_new_tokens=8, sampling=GREEDY)
     engine.step()
@@ -161,14 +158,14 @@ def test_others_go_on_while_a_long_prompt_is_read():
     assert len(first.tokens) == before + 2
 
 
-def test_the_queue_is_first_come_first_served():
+def test_waiting_requests_are_served_in_order():
     engine = Engine(model(), slots=1)
     requests = [engine.submit([i], max_new_tokens=2, sampling=GREEDY) for i in range(4)]
     order = [requests.index(event.request) for event in finish(engine)]
     assert order == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_cancelling_while_waiting_reading_and_after_the_end():
+def test_cancel_while_waiting_reading_and_finished():
     engine = Engine(model(), slots=1, chunk=2)
     reading = engine.submit(prompt_of(10, 1), max_new_tokens=3, sampling=GREEDY)
     waiting = engine.submit([1], max_new_tokens=3, sampling=GREEDY)
@@ -185,7 +182,7 @@ def test_cancelling_while_waiting_reading_and_after_the_end():
     assert other.finished == "length"
 
 
-def test_a_stop_id_ends_a_request_and_is_its_last_token():
+def test_stop_id_ends_a_request_and_is_its_last_token():
     want = alone(model(), [4, 5], 10, SAMPLED, 3)
     engine = Engine(model())
     request = engine.submit([4, 5], max_new_tokens=10, sampling=SAMPLED, seed=3, stop=[want[4]])
@@ -194,7 +191,7 @@ def test_a_stop_id_ends_a_request_and_is_its_last_token():
     assert request.finished == "stop"
 
 
-def test_numbers_come_from_the_generator_at_submit():
+def test_draws_come_from_the_generator_at_submit():
     generator = torch.Generator().manual_seed(5)
     engine = Engine(model(), slots=1)
     one = engine.submit([1, 2], max_new_tokens=6, sampling=SAMPLED, generator=generator)
@@ -202,11 +199,11 @@ def test_numbers_come_from_the_generator_at_submit():
     finish(engine)
     generator = torch.Generator().manual_seed(5)
     for request in (one, two):
-        decoder = Decoder(model(), [[1, 2]], max_new_tokens=6, sampling=SAMPLED, generators=generator)
+        decoder = Decoder(model(), [[1, 2]], max_new_tokens=6, sampling=SAMPLED, generator=generator)
         assert request.tokens == [decoder.step()[0] for _ in range(6)]
 
 
-def test_submitting_from_other_threads():
+def test_submit_from_other_threads():
     engine = Engine(model(), slots=4)
     requests: list[Request] = []
 
@@ -224,7 +221,7 @@ def test_submitting_from_other_threads():
         assert request.tokens == alone(model(), request.ids[:2], 5, GREEDY, 0)
 
 
-def test_a_model_in_training_mode_is_decoded_without_dropout_and_left_as_it_was():
+def test_model_in_training_mode_is_decoded_without_dropout():
     torch.manual_seed(0)
     gpt = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, dropout=0.5))
     engine = Engine(gpt)
@@ -237,21 +234,12 @@ def test_a_model_in_training_mode_is_decoded_without_dropout_and_left_as_it_was(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompt": []}, "empty"),
-        ({"prompt": [0, V]}, f"vocabulary must be an integer from 0 to {V - 1}, got {V}"),
-        ({"prompt": [-1]}, "vocabulary"),
-        ({"prompt": [5.0]}, "got 5.0"),
-        ({"prompt": [1, math.nan, 2]}, "got nan"),
-        ({"prompt": [True]}, "got True"),
-        ({"prompt": "ab"}, "got 'a'"),
-        ({"max_new_tokens": 0}, f"max_new_tokens must be an integer from 1 to {MOST_TOKENS}, got 0"),
-        ({"max_new_tokens": 10**12}, "max_new_tokens"),
-        ({"max_new_tokens": 2.0}, "max_new_tokens"),
-        ({"max_new_tokens": True}, "max_new_tokens"),
-        ({"seed": 1, "generator": torch.Generator()}, "exclude each other"),
+        ({"prompt": [0, V]}, f"{V - 1}.*{V}"),
+        ({"max_new_tokens": 0}, "max_new_tokens.*1.*0"),
+        ({"seed": 1, "generator": torch.Generator()}, "generator.*seed"),
     ],
 )
-def test_bad_requests_are_refused_and_nothing_is_queued(options, message):
+def test_invalid_requests_are_not_queued(options, message):
     engine = Engine(model())
     options = {"prompt": [1], "max_new_tokens": 2, **options}
     with pytest.raises(ValueError, match=message):
@@ -259,24 +247,60 @@ def test_bad_requests_are_refused_and_nothing_is_queued(options, message):
     assert not engine.busy
 
 
-@pytest.mark.parametrize("options", [{"slots": 0}, {"chunk": 0}])
-def test_an_engine_needs_room(options):
-    with pytest.raises(ValueError, match="at least 1"):
-        Engine(model(), **options)
+def test_limits_of_slots_and_chunk():
+    for options in ({"slots": 0}, {"chunk": 0}):
+        with pytest.raises(ValueError, match=r"slots.*chunk.*1.*0"):
+            Engine(model(), **options)
+    engine = Engine(model(), slots=1, chunk=1)
+    assert (engine._chunk, engine._num_slots) == (1, 1)
+    assert Engine(model())._chunk == slots.PlainSlots.chunk
 
 
-def test_numbers_of_numpy_are_numbers():
-    engine = Engine(model())
-    prompt = np.array([3, 1, 4], dtype=np.uint16)
-    request = engine.submit(prompt, max_new_tokens=np.int64(5), sampling=SAMPLED, seed=2)
+class Reads(slots.PlainSlots):
+    """Plain slots that record what they read."""
+
+    seen: list[tuple[int, int]]
+
+    def read(self, requests, number):
+        self.seen.append((len(requests), number))
+        super().read(requests, number)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "lengths", "expected"),
+    [
+        (20, [5, 6, 3, 2], [(4, 5)]),  # 4 x 5 tokens fill the chunk
+        (19, [5, 6, 3, 2], [(3, 5), (1, 1)]),  # 4 x 5 do not fit
+        (11, [5, 7, 3], [(1, 4), (1, 6), (1, 2)]),  # 2 x 6 do not fit, 2 x 6 again
+        (12, [5, 7, 3], [(2, 6), (1, 2)]),
+        (6, [5, T, 1, 3], [(1, 4), (1, 6), (1, 5), (1, 2)]),  # a long prompt is read alone, in chunks
+        (100, [5, 2 * T, 3], [(1, 4), (1, 2)]),  # one past T is not read at all, and ends the group
+    ],
+)
+def test_short_prompts_are_read_together_within_the_chunk(monkeypatch, chunk, lengths, expected):
+    monkeypatch.setattr(Reads, "seen", [], raising=False)
+    monkeypatch.setattr("niels_gpt.inference.engine.engine.PlainSlots", Reads)
+    engine = Engine(model(), slots=len(lengths), chunk=chunk)
+    requests = [engine.submit(prompt_of(n, n), max_new_tokens=2, sampling=GREEDY) for n in lengths]
     finish(engine)
-    assert request.tokens == alone(model(), [3, 1, 4], 5, SAMPLED, 2)
-    assert {type(i) for i in request.ids} == {int}
+    assert Reads.seen == expected
+    for n, request in zip(lengths, requests, strict=True):
+        assert request.tokens == alone(model(), prompt_of(n, n), 2, GREEDY, 0)
 
 
-@pytest.mark.parametrize("failing", [1, 2, 3, 4, 7])
-def test_a_step_that_fails_while_choosing_is_done_again(monkeypatch, failing):
-    """Nobody's tokens change: neither of those within T nor of those past it, who are chosen for separately."""
+def test_close_cancels_all_requests():
+    engine = Engine(model(), slots=1)
+    requests = [engine.submit([1], max_new_tokens=50, sampling=GREEDY) for _ in range(2)]
+    engine.step()
+    assert engine.busy
+    engine.close()
+    assert not engine.busy
+    assert [request.finished for request in requests] == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 7])
+def test_a_step_that_fails_is_repeated(monkeypatch, failing):
+    """Tokens do not change, neither within T nor past it, where they are chosen separately."""
     plain, calls = slots.choose, []
 
     def choose(*arguments):
@@ -295,12 +319,12 @@ def test_a_step_that_fails_while_choosing_is_done_again(monkeypatch, failing):
     assert [request.tokens for request in requests] == [alone(model(), prompt, 6, SAMPLED, 1) for prompt in prompts]
 
 
-def test_a_model_that_gives_nan_is_refused():
+def test_nan_logits_raise():
     torch.manual_seed(0)
     gpt = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, dropout=0.0)).eval()
     with torch.no_grad():
         gpt.norm.weight[0] = math.nan
     engine = Engine(gpt)
     engine.submit([1, 2], max_new_tokens=3)
-    with pytest.raises(FloatingPointError, match="weights are broken"):
+    with pytest.raises(FloatingPointError, match="nan"):
         engine.step()

@@ -1,0 +1,43 @@
+"""Naive references: P(z), greedy decoding and verbatim runs, one forward pass per token."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+
+from niels_gpt import GPT
+
+
+def naive_log_p(model: GPT, window: list[int], prompt: int) -> float:
+    """Return log P(z) as a product of softmaxes: the model in float64, one call per token."""
+    model = copy.deepcopy(model).double().eval()
+    total = 0.0
+    with torch.no_grad():
+        for i in range(prompt, len(window)):
+            logits = model(torch.tensor([window[:i]]))[0, -1]
+            total += math.log(torch.softmax(logits, dim=0)[window[i]].item())
+    return total
+
+
+def naive_greedy(model: GPT, prompt: list[int], new: int) -> list[int]:
+    """Return the greedy continuation, one call per token."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(new):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def naive_run(model: GPT, ids: list[int], start: int, prompt: int) -> int:
+    """Return how long greedy decoding follows the text: to its end, or until T tokens have been read."""
+    done = list(ids[start : start + prompt])
+    run = 0
+    while start + prompt + run < len(ids) and len(done) <= model.config.T:
+        token = naive_greedy(model, done, 1)[0]
+        if token != ids[start + prompt + run]:
+            break
+        done.append(token)
+        run += 1
+    return run

@@ -1,0 +1,236 @@
+"""The audit of notes: verdicts, controls, and what is rejected."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from niels_gpt.evaluation.exact import Score
+from niels_gpt.memorization.audit import (
+    MIN_TOKENS,
+    audit_notes,
+    audit_report,
+    check_threshold,
+    judge,
+    read_notes,
+)
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement
+from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.loading import load_run
+from tests.cli import reciting
+from tests.cli.reciting import PROMPT, WINDOW, naive_p, split, write_notes
+
+SETTINGS = ExtractionSettings(WINDOW, PROMPT, stride=20, greedy=0)
+NEW = "Something that is new to the model, and long enough for a window. " * 2
+
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def audit(loaded, notes, **options):
+    return audit_notes(loaded, notes, SETTINGS, **{"threshold": 0.001, **options})
+
+
+def untrained(folder, **config):
+    """Return an untrained model that is in no run."""
+    torch.manual_seed(0)
+    model = GPT({"V": 256, "T": 64, "C": 16, "L": 1, "H": 2, "dropout": 0.0, **config})
+    save_checkpoint(folder / "untrained.pt", model, None, 7, model.config)
+    return load_run(None, folder / "untrained.pt", "cpu")
+
+
+# --- the verdict -------------------------------------------------------------------------------------
+
+
+def test_a_model_that_recites_is_not_safe(place, loaded, trained):
+    verdict, measured, _ = audit(loaded, place / "notes", passages=6)
+    assert not verdict.safe
+    assert (verdict.notes_audited, verdict.notes_exposed, verdict.controls) == (8, 2, 6)
+    assert (verdict.unit, verdict.step, verdict.too_short) == ("byte", reciting.STEPS[-1], [])
+    assert verdict.statuses == {TRAINED: 2, HELD_OUT: 6}
+    assert [d["max_p"] for d in verdict.documents] == sorted((d["max_p"] for d in verdict.documents), reverse=True)
+    for d in verdict.documents:
+        assert d["status"] == (TRAINED if d["name"] in trained else HELD_OUT)
+        assert d["max_p"] > 0.5 if d["name"] in trained else d["max_p"] < 1e-6
+    assert 0 < verdict.windows_over <= sum(d["windows"] for d in verdict.documents if d["name"] in trained)
+    assert len(verdict.passages) == 6
+    for p in verdict.passages:
+        window = (place / "notes" / p["document"]).read_bytes()[p["start"] : p["start"] + WINDOW]
+        assert p["prompt"] + p["suffix"] == window.decode("utf-8", errors="replace")
+        assert p["p"] == pytest.approx(naive_p(place / "run/checkpoints/best.pt", list(window), PROMPT), rel=1e-3)
+    report = audit_report(loaded, measured, passages=25)
+    assert len(report["documents"]) == 8 and "best.pt" in report["title"] and report["step"] == verdict.step
+    assert 20 < len(report["passages"]) <= 25
+    assert len(audit_report(loaded, measured, passages=1)["passages"]) == 20
+
+
+def test_an_untrained_model_is_safe(place, workdir):
+    verdict, _, _ = audit(untrained(workdir), place / "notes")
+    assert verdict.safe
+    assert (verdict.notes_audited, verdict.notes_exposed, verdict.windows_over, verdict.controls) == (8, 0, 0, 0)
+    assert verdict.statuses == {UNKNOWN: 8} and verdict.control_max_log_p is None
+    assert "untrained.pt" in verdict.unknown_because
+    assert all(d["max_p"] < 1e-30 for d in verdict.documents)  # 24 bytes by chance
+
+
+def measurement(name, log_p, *, control=False, source=UNKNOWN):
+    n = len(log_p)
+    return Measurement(
+        document=Document(name, np.arange(60), control=control, source=source),
+        settings=SETTINGS,
+        bytes=60,
+        starts=np.arange(n),
+        window=WINDOW,
+        prompt=PROMPT,
+        log_p=np.array(log_p),
+        score=Score(59, 1.0),
+        greedy_prompt=0,
+        greedy_share=np.full(n, np.nan),
+        greedy_run=np.zeros(n, dtype=int),
+        longest=(0, 0),
+    )
+
+
+def test_verdict_by_hand(loaded):
+    """A window at the threshold counts; a control folder is not judged, a held-out note is."""
+    measured = [
+        measurement("a", [math.log(0.25), -9.0, math.log(0.25) + 1e-9]),
+        measurement("b", [math.log(0.25) - 1e-9]),
+        measurement("c", [-3.0], control=True, source=HELD_OUT),
+        measurement("d", [-0.1, -0.2], control=True, source="control"),
+    ]
+    options = {"passages": 3, "notes": "n", "unknown_because": "u", "too_short": ["s"]}
+    verdict = judge(measured, loaded, threshold=0.25, **options)
+    assert not verdict.safe
+    assert (verdict.notes_audited, verdict.notes_exposed) == (3, 1)
+    assert (verdict.windows, verdict.windows_over) == (5, 2)
+    assert (verdict.controls, verdict.control_max_log_p) == (2, -0.1)
+    assert [(d["name"], d["over"]) for d in verdict.documents] == [("d", 2), ("a", 2), ("b", 0), ("c", 0)]
+    assert {p["document"] for p in verdict.passages} <= {"a", "b", "c"}
+    assert judge(measured[1:], loaded, threshold=0.25, **options).safe
+    assert not judge(measured[2:], loaded, threshold=0.04, **options).safe
+
+
+@pytest.mark.parametrize("threshold", [0, -0.5, 1.0001, math.nan])
+def test_invalid_thresholds(threshold):
+    with pytest.raises(ValueError, match=f"--threshold.*{threshold}"):
+        check_threshold(threshold)
+    check_threshold(1)
+    check_threshold(1e-300)
+
+
+def test_learned_positions_are_audited_at_every_offset(workdir):
+    """The largest P(z) over all offsets counts."""
+    loaded = untrained(workdir, positions="learned", T=32)
+    (workdir / "notes").mkdir()
+    text = b"a note of a few words, longer than a window"
+    (workdir / "notes/a.md").write_bytes(text)
+    settings = ExtractionSettings(window=30, prompt=20, stride=7, greedy=0)
+    verdict, _, _ = audit_notes(loaded, workdir / "notes", settings, threshold=0.5)
+    best = -math.inf
+    for start in {*range(0, len(text) - 29, 7), len(text) - 30}:
+        ids = torch.tensor([list(text[start : start + 30])])
+        for offset in range(32 - 29 + 1):
+            positions = torch.arange(offset, offset + 29)[None]
+            with torch.no_grad():
+                logs = loaded.model(ids[:, :-1], positions=positions)[0].double().log_softmax(-1)
+            best = max(best, sum(logs[i - 1, ids[0, i]].item() for i in range(20, 30)))
+    assert verdict.documents[0]["max_log_p"] == pytest.approx(best, abs=1e-3)
+
+
+# --- controls ----------------------------------------------------------------------------------------
+
+
+def test_control_folder(place, workdir, loaded, trained):
+    write_notes(workdir / "others", first=1)
+    shutil.copy(place / "notes" / trained[0], workdir / "others/known.md")
+    verdict, _, skipped = audit(loaded, place / "notes", control=workdir / "others")
+    assert skipped == ["known.md"]
+    controls = [d for d in verdict.documents if d["status"] == "control"]
+    assert [d["name"][:9] for d in controls] == ["control: "] * 8
+    assert (verdict.notes_audited, verdict.notes_exposed, verdict.controls) == (8, 2, 6 + 8)
+
+
+def test_a_recited_control_does_not_change_the_verdict(place, workdir, loaded, trained):
+    for name, data in (
+        ("control", (place / "notes" / trained[0]).read_bytes() + b" And more."),  # another text: not trained on
+        ("mine", NEW.encode()),
+    ):
+        (workdir / name).mkdir()
+        (workdir / name / "a.md").write_bytes(data)
+    verdict, _, _ = audit(loaded, workdir / "mine", control=workdir / "control")
+    assert verdict.safe and verdict.control_max_log_p > math.log(0.001)
+
+
+def test_control_folder_that_was_trained_on(place, workdir, loaded, trained):
+    (workdir / "control").mkdir()
+    shutil.copy(place / "notes" / trained[0], workdir / "control/a.md")
+    with pytest.raises(ValueError, match=r"--control .*control.*trained on"):
+        audit(loaded, place / "notes", control=workdir / "control")
+
+
+def test_held_out_notes_alone_are_judged(place, workdir, loaded):
+    (workdir / "some").mkdir()
+    for path in split(place / "notes")[1]:
+        shutil.copy(path, workdir / "some")
+    verdict, _, _ = audit(loaded, workdir / "some")
+    assert verdict.safe and verdict.notes_audited == 2
+
+
+@pytest.mark.parametrize("change", ["added", "renamed"])
+def test_changes_to_the_folder_do_not_make_the_model_safe(workdir, trained, change):
+    """Today the run would select other notes, but it still recites those of its training."""
+    copy = reciting.copy_to(workdir / "copy")
+    if change == "added":
+        (copy / "notes/new.md").write_text("A long note that was added later. " * 12, encoding="utf-8")
+    else:
+        for name in trained:  # the order of names decides which notes are held out
+            (copy / "notes" / name).rename(copy / "notes" / f"a {name}")
+    verdict, _, _ = audit(load_run(copy / "run", None, "cpu"), copy / "notes")
+    recited = [d for d in verdict.documents if d["max_p"] > 0.5]
+    assert not verdict.safe and len(recited) == 2
+    assert HELD_OUT not in {d["status"] for d in recited}
+
+
+# --- notes -------------------------------------------------------------------------------------------
+
+
+def test_short_notes_are_not_judged(workdir, loaded):
+    """One byte of 256 is guessed in 256 samples by a model that knows nothing."""
+    (workdir / "notes/sub").mkdir(parents=True)
+    (workdir / "notes/short.md").write_text("x" * (MIN_TOKENS - 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"notes.*{MIN_TOKENS}"):
+        read_notes(workdir / "notes", loaded, "strict")
+    (workdir / "notes/sub/long.md").write_text("y" * MIN_TOKENS, encoding="utf-8")
+    (workdir / "notes/other.txt").write_text("not a note, by its name", encoding="utf-8")
+    notes, short = read_notes(workdir / "notes", loaded, "strict")
+    assert list(notes) == ["sub/long.md"] and notes["sub/long.md"].tolist() == [ord("y")] * MIN_TOKENS
+    assert short == ["short.md"]
+
+
+@pytest.mark.parametrize("folder", ["empty", "none", "file.md"])
+def test_folders_without_notes(workdir, loaded, folder):
+    (workdir / "empty").mkdir()
+    (workdir / "file.md").write_text("a file, not a folder", encoding="utf-8")
+    with pytest.raises((ValueError, OSError), match=folder):
+        read_notes(workdir / folder, loaded, "strict")
+
+
+def test_invalid_utf8(workdir, loaded):
+    (workdir / "notes").mkdir()
+    (workdir / "notes/latin.md").write_bytes(b"caf\xe9 au lait, and more words")
+    with pytest.raises(ValueError, match=r"latin\.md.*0xe9.*3"):
+        read_notes(workdir / "notes", loaded, "strict")
+    notes, _ = read_notes(workdir / "notes", loaded, "replace")
+    assert bytes(notes["latin.md"].tolist()).decode() == "caf\ufffd au lait, and more words"
+
+
+def test_names_that_are_not_utf8(workdir, loaded):
+    (workdir / "notes").mkdir()
+    (workdir / "notes" / b"\xff.md".decode("utf-8", errors="surrogateescape")).write_text(NEW, encoding="utf-8")
+    assert list(read_notes(workdir / "notes", loaded, "strict")[0]) == ["\\xff.md"]

@@ -1,0 +1,167 @@
+"""Membership: which notes a checkpoint was trained on, by their content."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from niels_gpt.memorization.audit import read_notes
+from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN, membership
+from niels_gpt.runs.loading import load_run
+from tests import token_caches
+from tests.cli import call, reciting
+from tests.cli.reciting import split
+
+pytestmark = pytest.mark.usefixtures("workdir")
+
+
+def status_of(loaded, folder):
+    """Return (note -> status, reason for unknown ones) of a folder of notes."""
+    return membership(loaded, read_notes(folder, loaded, "strict")[0])
+
+
+def test_notes_are_compared_by_content(place, workdir, loaded, trained):
+    """Moved into folders and renamed, their status is the same."""
+    moved = workdir / "vault" / "2024"
+    moved.mkdir(parents=True)
+    names = {}
+    for i, path in enumerate(sorted((place / "notes").iterdir())):
+        shutil.copy(path, moved / f"renamed {i}.md")
+        names[f"2024/renamed {i}.md"] = path.name
+    status, _ = status_of(loaded, workdir / "vault")
+    assert {names[name]: known for name, known in status.items()} == {
+        name: TRAINED if name in trained else HELD_OUT for name in names.values()
+    }
+
+
+def test_an_edited_note_is_unknown(place, workdir, loaded, trained):
+    notes = workdir / "notes"
+    shutil.copytree(place / "notes", notes)
+    with (notes / trained[0]).open("a", encoding="utf-8") as file:
+        file.write("One more line.\n")
+    (notes / "new.md").write_text("A note that did not exist when the model was trained.", encoding="utf-8")
+    status, reason = status_of(loaded, notes)
+    assert status[trained[0]] == status["new.md"] == UNKNOWN
+    assert status[trained[1]] == TRAINED
+    assert sorted(status.values()).count(HELD_OUT) == 6
+    assert "edited" in reason
+
+
+def test_a_changed_folder_of_the_run_has_no_held_out_notes(workdir, trained):
+    """The longest note would be selected today, but the run was not trained on it."""
+    copy = reciting.copy_to(workdir / "copy")
+    (copy / "notes" / "new.md").write_text("A long note that was added later. " * 12, encoding="utf-8")
+    status, reason = status_of(load_run(copy / "run", None, "cpu"), copy / "notes")
+    assert set(status.values()) == {UNKNOWN}
+    assert str(copy / "notes") in reason and "changed" in reason
+    (copy / "notes").rename(copy / "vault")
+    status, reason = status_of(load_run(copy / "run", None, "cpu"), copy / "vault")
+    assert set(status.values()) == {UNKNOWN}
+    assert str(copy / "notes") in reason
+
+
+def test_a_checkpoint_outside_a_run(place, workdir):
+    shutil.copy(place / "run/checkpoints/best.pt", workdir / "model.pt")
+    status, reason = status_of(load_run(None, workdir / "model.pt", "cpu"), place / "notes")
+    assert set(status.values()) == {UNKNOWN}
+    assert "model.pt" in reason
+
+
+def test_runs_before_count(workdir, trained, capsys):
+    """A run that starts from the weights of another was trained on the notes of both."""
+    copy = reciting.copy_to(workdir / "copy")
+    train, _ = split(copy / "notes")
+    third = next(i for i, path in enumerate(train) if path.name not in trained)
+    options = [*reciting.SPLICE, "--roam", copy / "notes", f"--set=splice.doc_index={third}"]
+    options += [f"--set=init_from={copy / 'run/checkpoints/best.pt'}", "--set=train.base_lr=1e-6"]
+    options += ["--set=train.min_lr=1e-7", "--set=train.warmup_steps=0", "--steps=2"]
+    assert call("train", *options, "--run-dir", "second") == 0
+    second = load_run(workdir / "second", None, "cpu")
+    status, _ = status_of(second, copy / "notes")
+    assert {name for name, known in status.items() if known == TRAINED} == {*trained, train[third].name}
+    assert set(status.values()) == {TRAINED, HELD_OUT}
+    shutil.rmtree(copy / "run")  # without the first run nothing is known to be held out
+    status, reason = status_of(second, copy / "notes")
+    assert status[train[third].name] == TRAINED
+    assert set(status.values()) == {TRAINED, UNKNOWN}
+    assert "best.pt" in reason
+
+
+# --- token caches ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A run over a token cache of notes, a chat run from it, and the notes as files."""
+    root = tmp_path_factory.mktemp("tokens")
+    token_caches.copy_to(root / "cache")
+    (root / "notes").mkdir()
+    for i, text in enumerate(token_caches.documents("roam")):
+        (root / "notes" / f"{i}.md").write_text(text, encoding="utf-8")
+    sets = ["model.T=64", "model.C=16", "model.L=1", "model.H=2", "train.total_steps=2", "train.warmup_steps=0"]
+    sets += ["train.B=4", "output.eval_steps=1", "output.sample_tokens=2", f"data.token_cache={root / 'cache'}"]
+    options = [f"--set={item}" for item in sets]
+    shares = "--set=train.p_train={roam: 0.5, fineweb_edu: 0.5}"
+    assert call("train", "--set=task=pretrain", *options, shares, "--run-dir", root / "run") == 0
+    start = f"--set=init_from={root / 'run/checkpoints/best.pt'}"
+    assert call("train", "--set=task=sft", *options, start, "--run-dir", root / "chat") == 0
+    return root
+
+
+def cached_texts(root, split):
+    """Return the texts of the complete notes in a split of the cache."""
+    stream = token_caches.stream("roam", split, root / "cache")
+    starts = token_caches.read_offsets(root / "cache/pretrain/roam" / split / "documents.npy")
+    return {token_caches.tokenizer().decode(stream[a : b - 1]) for a, b in pairwise([*starts, len(stream)])}
+
+
+@pytest.mark.parametrize("run", ["run", "chat"])
+def test_notes_of_a_token_cache(tokens, run):
+    """Also of a chat run, which was trained on conversations and started from a model of the notes."""
+    status, _ = status_of(load_run(tokens / run, None, "cpu"), tokens / "notes")
+    texts = {f"{i}.md": text for i, text in enumerate(token_caches.documents("roam"))}
+    train, val = (
+        {name for name, text in texts.items() if text in cached_texts(tokens, split)} for split in ("train", "val")
+    )
+    assert train and val and len(train | val) >= 9
+    assert status == {name: TRAINED if name in train else HELD_OUT if name in val else UNKNOWN for name in texts}
+
+
+def test_line_ends_do_not_matter(tokens, workdir):
+    """A cache has `\\n` for `\\r\\n`, and a note is encoded as the training data was."""
+    (workdir / "theirs").mkdir()
+    for i, text in enumerate(token_caches.documents("roam")):
+        converted = text.replace("\r\n", "\n").replace("\n", "\r\n")
+        (workdir / "theirs" / f"{i}.md").write_bytes(converted.encode())
+    loaded = load_run(tokens / "run", None, "cpu")
+    status, _ = status_of(loaded, workdir / "theirs")
+    assert status == status_of(loaded, tokens / "notes")[0]
+    assert TRAINED in status.values()
+
+
+def test_a_missing_cache(tokens, workdir):
+    shutil.copytree(tokens / "run", workdir / "run")
+    config = workdir / "run/config.yaml"
+    text = config.read_text(encoding="utf-8").replace(str(tokens / "cache"), str(workdir / "gone"))
+    config.write_text(text, encoding="utf-8")
+    status, reason = status_of(load_run(workdir / "run", None, "cpu"), tokens / "notes")
+    assert set(status.values()) == {UNKNOWN}
+    assert str(workdir / "gone") in reason
+
+
+def test_a_source_without_a_share_was_not_trained_on(tokens, workdir):
+    shutil.copytree(tokens / "run", workdir / "run")
+    config = workdir / "run/config.yaml"
+    text = config.read_text(encoding="utf-8")
+    assert "roam: 0.5" in text and "fineweb_edu: 0.5" in text
+    config.write_text(text.replace("roam: 0.5", "roam: 0.0").replace("fineweb_edu: 0.5", "fineweb_edu: 1.0"), "utf-8")
+    status, _ = status_of(load_run(workdir / "run", None, "cpu"), tokens / "notes")
+    assert set(status.values()) == {UNKNOWN}
+
+
+def test_no_notes(loaded):
+    assert membership(loaded, {})[0] == {}
+    assert membership(loaded, {"x": np.array([1, 2, 3])})[0] == {"x": UNKNOWN}
