@@ -6,12 +6,14 @@ PEERS := .venv-peers
 PEERS_LITGPT := .venv-peers-litgpt
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench bench-peers clean help
+.PHONY: setup demo test test-fresh test-gpu check bench bench-peers clean help
 
 help:
-	@echo "make demo         train, measure and talk to a small model, offline (two to three minutes on two fast cores)"
+	@echo "make demo         train, measure and chat with a small model, offline (two to three minutes on two fast cores)"
 	@echo "make test         the tests"
-	@echo "make check        ruff, mypy, and the floors (import-linter)"
+	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
+	@echo "make test-gpu     the tests that need CUDA, one after the other"
+	@echo "make check        ruff, mypy, and the layers (import-linter)"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
 
@@ -31,6 +33,15 @@ TEST_PROCESSES ?= 2
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+# Property tests with new cases: the seed is printed, and SEED=N repeats them.
+SEED ?= $(shell date +%s)
+
+test-fresh: setup
+	@echo "property tests with NIELS_GPT_TEST_SEED=$(SEED)"
+	NIELS_GPT_TEST_SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "property and not gpu" -n $(TEST_PROCESSES) --dist worksteal
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Batches of byte windows from several sources: plan which rows, then gather them."""
+"""Batches of byte windows from several sources: plan which rows, then gather their bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BytesSources = Mapping[str, bytes]
 
 
 class RowPlan(NamedTuple):
-    """Where each row of a batch comes from; the plan is the provenance."""
+    """Source and offset of each batch row. The plan is the provenance of a batch."""
 
     names: list[str]
-    """The sources, in the order of p."""
+    """Source names, in the order of p."""
     source: list[int]
-    """Per row: the index of its source in `names`."""
+    """Per row: index of its source in `names`."""
     start: list[int]
-    """Per row: the offset of its first byte in that source."""
+    """Per row: offset of its first byte in that source."""
 
 
 def plan_batch(
@@ -29,15 +29,17 @@ def plan_batch(
 ) -> RowPlan:
     """Draw B rows of T + 1 bytes: one multinomial for the sources, then one randint per row, in row order.
 
-    Raises ValueError for probabilities that do not sum to 1, keys of p and sources that differ, sources
+    Raises ValueError for probabilities that do not sum to 1, keys of p that differ from those of sources, sources
     shorter than T + 1 bytes, and B or T below 1.
     """
     if B < 1 or T < 1:
         raise ValueError(f"B and T must be at least 1, got B={B}, T={T}")
     if p.keys() != sources.keys():
-        without = sorted(p.keys() - sources.keys())
-        extra = sorted(sources.keys() - p.keys())
-        raise ValueError(f"p and sources must have the same keys; no source for {without}, no probability for {extra}")
+        no_source = sorted(p.keys() - sources.keys())
+        no_share = sorted(sources.keys() - p.keys())
+        raise ValueError(
+            f"p and sources must have the same keys; missing in sources: {no_source}, missing in p: {no_share}"
+        )
     check_probabilities(p)
     short = {name: len(data) for name, data in sources.items() if len(data) < T + 1}
     if short:
@@ -47,7 +49,7 @@ def plan_batch(
     probabilities = torch.tensor([p[name] for name in names], dtype=torch.float32)
     source = torch.multinomial(probabilities, B, replacement=True, generator=generator).tolist()
     highs = [len(sources[name]) - T for name in names]  # exclusive: starts 0 .. len - (T + 1)
-    # random_ on a slot of one tensor is what randint(0, high, (1,)) does, without making a tensor each.
+    # random_ on a slice of one tensor draws the same as randint(0, high, (1,)), without allocating a tensor per row.
     start = torch.empty(B, dtype=torch.int64)
     for slot, i in zip(start.split(1), source, strict=True):
         slot.random_(0, highs[i], generator=generator)
@@ -57,7 +59,7 @@ def plan_batch(
 def gather_rows(
     sources: BytesSources, plan: RowPlan, *, T: int, device: str | torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, y), each (B, T) int64 on device: the T + 1 bytes of every planned row, y one byte further."""
+    """(x, y), each (B, T) int64 on device: the bytes of every planned row; y is shifted by one byte."""
     arrays = [np.frombuffer(sources[name], dtype=np.uint8) for name in plan.names]
     rows = np.empty((len(plan.start), T + 1), dtype=np.uint8)
     for row, (i, start) in enumerate(zip(plan.source, plan.start, strict=True)):
@@ -76,10 +78,10 @@ def get_batch(
     device: str | torch.device,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, y), each (B, T) int64 on device: windows at random places of randomly chosen sources.
+    """(x, y), each (B, T) int64 on device: windows at random offsets of randomly chosen sources.
 
-    `p` gives each source's probability. The same generator state gives the same batch; None is torch's
-    default generator. y[:, j] == x[:, j + 1]. Raises as `plan_batch` does.
+    `p` is the probability of each source. y[:, j] == x[:, j + 1]. The same generator state gives the same batch;
+    None is torch's default generator. Raises the errors of `plan_batch`.
     """
     plan = plan_batch(sources, p=p, B=B, T=T, generator=generator)
     return gather_rows(sources, plan, T=T, device=device)

@@ -1,8 +1,8 @@
 """One byte stream per source and split, cached on disk and verified.
 
-A source says cheaply what its stream depends on (`Inputs.describe`) and how to make it
-(`Inputs.read`). A cache entry `{source}_{split}.bin` is served only if its `.meta.json` records just
-these inputs, and the file has the size and the sha256 that stand there; otherwise it is built anew.
+`Inputs` describes what the streams of a source depend on (cheap) and how to read them (slow). A cache entry
+`{source}_{split}.bin` is used only if its `.meta.json` records the same inputs and the file has the recorded size and
+sha256. Otherwise it is rebuilt.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.config import ModelConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.byte_split import byte_chunks, byte_split_files, bytes_between
+from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, bytes_between
 from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
+from niels_gpt.data.source_paths import display_name
 from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
@@ -36,72 +37,72 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class StreamBuildConfig:
-    """What to build the streams from, and where to keep them."""
+    """What to build the streams from, and where to cache them."""
 
     roam_root: str = ".roam-data/"
-    """Folder of markdown notes; `embedded` for the notes in the package."""
+    """Folder of markdown notes; `embedded`: the notes shipped with the package."""
     primer_path: str = "data/primer.txt"
-    """File of dialogues; `embedded` for the dialogues in the package."""
+    """File of dialogues; `embedded`: the dialogues shipped with the package."""
     cache_dir: str = "data/cache/streams"
-    """Where `{source}_{split}.bin` and `.meta.json` lie."""
+    """Folder of `{source}_{split}.bin` and `.meta.json`."""
     doc_separator: str = "\n\n"
-    """What stands between documents of wiki and roam."""
+    """Separator between the documents of wiki and roam."""
     roam_val_frac: float = 0.10
-    """Share of the notes held out, by file."""
+    """Fraction of the notes held out, by file."""
     primer_val_frac: float = 0.10
-    """Share of the dialogues held out."""
+    """Fraction of the dialogues held out."""
     seed: int = 42
-    """Seeds the splits."""
+    """Seed of the splits."""
     delimiter: str = DELIMITER
-    """What stands between dialogues of the primer."""
+    """Separator between the dialogues of the primer."""
     force_rebuild: bool = False
-    """Build anew even where the cache is valid."""
+    """Rebuild even if the cache is valid."""
     enabled_sources: tuple[str, ...] = ("wiki", "roam", "primer")
-    """The sources to build."""
+    """Sources to build."""
     required_sources: tuple[str, ...] = ("wiki", "roam", "primer")
-    """The enabled sources without which nothing goes; the others are left out with a warning."""
+    """Enabled sources that must be present; the others are skipped with a warning if they cannot be built."""
     wiki: str = "hub"
-    """`hub`, `embedded` (Python's docstrings), or a folder with train and validation files."""
+    """`hub`, `embedded` (docstrings of the Python standard library), or a folder with train and validation files."""
     encoding_errors: str = "strict"
-    """How notes and primer are decoded: `strict` or `replace`."""
-    own: Mapping[str, SourceConfig] = field(default_factory=dict, hash=False)
-    """Sources of the user's own, by name; a tenth of their documents is held out, or what their `split` says."""
+    """How notes, primer and user files are decoded: `strict` or `replace`."""
+    user_sources: Mapping[str, SourceConfig] = field(default_factory=dict, hash=False)
+    """Sources from the user's config, by name; a tenth of their documents is held out, or what their `split` says."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The bytes of one source and split, and where each document begins."""
+    """The bytes of one source and split, and the offsets of its documents."""
 
     data: bytes
     sha256: str
     cached: bool
-    """Whether it came from the cache."""
+    """Whether it was read from the cache."""
     names: list[str] | None
-    """The documents' names; None: they are numbered rows."""
+    """Document names; None: the documents are numbered rows."""
     starts: list[int]
-    """The documents' first bytes."""
+    """Offset of the first byte of each document."""
     gap: int = 0
-    """Bytes of the separator between them."""
+    """Size of the separator between documents, in bytes."""
 
     def locate(self, offset: int) -> tuple[str, int]:
-        """(document, offset within it) for an offset of the stream."""
+        """(document name, offset within the document) for an offset of the stream."""
         i = max(bisect.bisect_right(self.starts, offset) - 1, 0)
         name = f"row {i}" if self.names is None else self.names[i]
         return name, offset - self.starts[i]
 
 
 Content = tuple[bytes, list[str] | None, list[int]]
-"""A stream, the name of each document in it (None: rows), its start in the stream."""
+"""(bytes of a stream, document names or None for rows, document offsets)."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a source's streams depend on, and how to make them."""
+    """What the streams of a source depend on, and how to read them."""
 
     describe: dict[str, dict[str, Any]]
-    """Per split: what must be equal for a cache entry to be valid."""
+    """Per split: the metadata that must match for a cache entry to be valid."""
     read: Callable[[str], Content]
-    """Split -> its content."""
+    """Split -> content of the stream."""
 
 
 def build_wiki_stream(docs: list[str], *, sep: str) -> bytes:
@@ -115,7 +116,7 @@ def build_roam_stream(docs: list[str], *, sep: str) -> bytes:
 
 
 def build_primer_stream(text: str) -> bytes:
-    """The utf-8 bytes of the text exactly as it is."""
+    """The utf-8 bytes of the text, unchanged."""
     return text.encode("utf-8")
 
 
@@ -130,15 +131,15 @@ def build_roam_streams(docs_train: list[str], docs_val: list[str]) -> tuple[byte
 
 
 def build_primer_streams(text_train: str, text_val: str) -> tuple[bytes, bytes]:
-    """(train, val) streams of the texts as they are."""
+    """(train, val) streams of the texts, unchanged."""
     return build_primer_stream(text_train), build_primer_stream(text_val)
 
 
 def build_sources(cfg: StreamBuildConfig, *, T: int | None = None) -> tuple[BytesSources, BytesSources]:
-    """(sources_train, sources_val): the byte streams of the enabled sources, from the cache where valid.
+    """(sources_train, sources_val): the byte streams of the enabled sources, from the cache where it is valid.
 
-    Raises ValueError that names each required source that is missing, empty or shorter than T + 1
-    bytes (T defaults to ModelConfig().T); other such sources are left out with a warning.
+    Raises ValueError that names each required source that is missing, empty or shorter than T + 1 bytes
+    (T defaults to ModelConfig().T). Other sources with such a problem are skipped with a warning.
     """
     streams = load_streams(cfg, T=T)
     train, val = ({name: streams[name][split].data for name in streams} for split in SPLITS)
@@ -146,45 +147,45 @@ def build_sources(cfg: StreamBuildConfig, *, T: int | None = None) -> tuple[Byte
 
 
 def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, dict[str, Stream]]:
-    """source -> split -> Stream; what `build_sources` returns, with hashes and documents (and `test`, if there is)."""
+    """source -> split -> Stream: `build_sources` with hashes and documents, and the test split if there is one."""
     needed = (ModelConfig().T if T is None else T) + 1
     _check_names(cfg)
     folder = Path(cfg.cache_dir)
-    found: dict[str, dict[str, Stream]] = {}
-    refused: list[str] = []
+    loaded: dict[str, dict[str, Stream]] = {}
+    problems: list[str] = []
     with files.lock_folder(folder):
         for name in cfg.enabled_sources:
             try:
-                with _naming_what_is_missing():
-                    inputs = _INPUTS[name](cfg) if name in _INPUTS else _own_inputs(cfg, name)
+                with _source_missing_errors():
+                    inputs = _INPUTS[name](cfg) if name in _INPUTS else _user_inputs(cfg, name)
                 streams = {split: _load_or_build(cfg, name, split, inputs) for split in inputs.describe}
                 problem = "; ".join(
-                    f"{name}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
+                    f"{display_name(name, cfg.wiki)}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
                     for split, stream in streams.items()
                     if len(stream.data) < needed
                 )
-            except _NotThere as err:
-                problem = f"{name}: {err}"
+            except _SourceMissing as err:
+                problem = f"{display_name(name, cfg.wiki)}: {err}"
             if not problem:
-                found[name] = streams
+                loaded[name] = streams
             elif name in cfg.required_sources:
-                refused.append(problem)
+                problems.append(problem)
             else:
-                warnings.warn(f"source left out: {problem}", stacklevel=3)
-    if refused:
-        short = any("fewer than" in problem for problem in refused)
-        remedy = ". Give more text, hold out more of it (val_frac, split), or use a smaller T" if short else ""
-        raise ValueError("; ".join(refused) + remedy)
-    return found
+                warnings.warn(f"source skipped: {problem}", stacklevel=3)
+    if problems:
+        short = any("fewer than" in problem for problem in problems)
+        remedy = ". Add text, hold out more of it (val_frac, split), or use a smaller T" if short else ""
+        raise ValueError("; ".join(problems) + remedy)
+    return loaded
 
 
 def _check_names(cfg: StreamBuildConfig) -> None:
     for name in (*cfg.enabled_sources, *cfg.required_sources):
-        if name not in _INPUTS and name not in cfg.own:
-            raise ValueError(f"unknown source {name!r}; known are {', '.join([*_INPUTS, *cfg.own])}")
+        if name not in _INPUTS and name not in cfg.user_sources:
+            raise ValueError(f"unknown source {name!r}; known sources: {', '.join([*_INPUTS, *cfg.user_sources])}")
     extra = [name for name in cfg.required_sources if name not in cfg.enabled_sources]
     if extra:
-        raise ValueError(f"required_sources must be among enabled_sources, but {', '.join(extra)} is not")
+        raise ValueError(f"required_sources must be a subset of enabled_sources; not enabled: {', '.join(extra)}")
 
 
 def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inputs) -> Stream:
@@ -195,10 +196,10 @@ def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inpu
         cached = _read_valid(bin_path, meta_path, described)
         if cached is not None:
             return cached
-    with _naming_what_is_missing():
+    with _source_missing_errors():
         data, names, starts = inputs.read(split)
     digest = files.sha256_bytes(data)
-    # The .bin first: a kill in between leaves an old meta whose sha256 the new .bin does not have.
+    # The .bin first: if the process dies between the writes, the new .bin does not match the sha256 in the old meta.
     files.write_bytes(bin_path, data)
     documents = {"names": names, "starts": starts}
     files.write_json(meta_path, {**described, "bytes": len(data), "sha256": digest, "documents": documents})
@@ -206,7 +207,7 @@ def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inpu
 
 
 def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> Stream | None:
-    """The cached stream, or None where anything about it is missing, other or damaged."""
+    """The cached stream, or None if anything is missing, differs or is damaged."""
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         if any(meta.get(key) != value for key, value in described.items()):
@@ -232,7 +233,7 @@ def _gap(described: dict[str, Any]) -> int:
 
 
 def _starts(sizes: Iterable[int], *, gap: int) -> list[int]:
-    """The start of each document when they follow each other with `gap` bytes between."""
+    """Offset of each document when documents follow each other with `gap` bytes between them."""
     return list(itertools.accumulate((size + gap for size in sizes), initial=0))[:-1]
 
 
@@ -254,8 +255,8 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
         docs = load_wikitext() if path is None else load_wikitext(path=path)
     except DataUnavailable as err:
         raise DataUnavailable(f"{err}. To train: --wiki FOLDER, or --wiki embedded, which needs no network") from err
-    place = find_local(DATASET_ID, path)
-    local = find_files(place, CONFIG) if place else {}
+    local_path = find_local(DATASET_ID, path)
+    local = find_files(local_path, CONFIG) if local_path else {}
     origin = [_stat(file) for names in local.values() for file in names]
     describe = {
         split: {
@@ -274,34 +275,40 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
 def _stdlib_inputs(cfg: StreamBuildConfig) -> Inputs:
     described: dict[str, Any] = {**embedded.stdlib_fingerprint(), "origin": "docstrings of the Python standard library"}
     described |= {"source": "wiki", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": STDLIB_VAL_FRAC}
+    return _document_inputs(described, embedded.stdlib_documents)
+
+
+def _document_inputs(described: dict[str, Any], load: Callable[[], Iterable[tuple[str, str]]]) -> Inputs:
+    """The streams of named documents that `load` reads; `described` has the separator, seed and held-out fraction."""
     documents: list[tuple[str, str]] = []
 
     def read(split: str) -> Content:
         if not documents:
-            documents.extend(embedded.stdlib_documents())
-        part = split_items(documents, val_frac=STDLIB_VAL_FRAC, seed=cfg.seed)[SPLITS.index(split)]
-        return _join([text for _, text in part], [name for name, _ in part], cfg.doc_separator)
+            documents.extend(load())
+        splits = split_items(documents, val_frac=described["val_frac"], seed=described["seed"])
+        chosen = splits[SPLITS.index(split)]
+        return _join([text for _, text in chosen], [name for name, _ in chosen], described["sep"])
 
     return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
 
 
 STDLIB_VAL_FRAC = 0.05
-"""Share of the standard library's modules held out: 19 of 394 modules in Python 3.11."""
+"""Fraction of the modules of the standard library held out: 19 of 394 in Python 3.11."""
 
 
 def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
     root = str(embedded.NOTES) if cfg.roam_root == "embedded" else cfg.roam_root
     paths = list_roam_paths(root)
     if not paths:
-        raise FileNotFoundError(f"no .md file below {root}")
-    parts = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
+        raise FileNotFoundError(f"no .md file under {root}")
+    by_split = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
     described = {"source": "roam", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": cfg.roam_val_frac}
     described |= {"encoding_errors": cfg.encoding_errors}
 
     def read(split: str) -> Content:
-        return _join(load_texts(parts[split], errors=cfg.encoding_errors), parts[split], cfg.doc_separator)
+        return _join(load_texts(by_split[split], errors=cfg.encoding_errors), by_split[split], cfg.doc_separator)
 
-    listed = {split: {"split": split, "files": [_stat(path) for path in parts[split]]} for split in SPLITS}
+    listed = {split: {"split": split, "files": [_stat(path) for path in by_split[split]]} for split in SPLITS}
     return Inputs({split: {**described, **listed[split]} for split in SPLITS}, read)
 
 
@@ -318,79 +325,76 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
 
     def read(split: str) -> Content:
         text = load_primer_text(path, errors=cfg.encoding_errors)
-        parts = split_primer_dialogues(text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter)
-        part = parts[SPLITS.index(split)]
-        blocks = primer_dialogues(part, delimiter=cfg.delimiter)
+        splits = split_primer_dialogues(text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter)
+        split_text = splits[SPLITS.index(split)]
+        blocks = primer_dialogues(split_text, delimiter=cfg.delimiter)
         number = {block: i for i, block in reversed(list(enumerate(primer_dialogues(text, delimiter=cfg.delimiter))))}
         names = [f"dialogue {number[block]}" for block in blocks]
         sizes = (len(block.encode("utf-8")) for block in blocks)
-        return build_primer_stream(part), names, _starts(sizes, gap=len(cfg.delimiter.encode("utf-8")))
+        return build_primer_stream(split_text), names, _starts(sizes, gap=len(cfg.delimiter.encode("utf-8")))
 
     return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
 
 
-def _own_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
-    source = cfg.own[name]
+def _user_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
+    source = cfg.user_sources[name]
     if source.split:
-        return _cut_inputs(name, source)
+        return _byte_split_inputs(name, source)
     chat = kind_of(name, source) == "chat"
     sep = cfg.delimiter if chat else cfg.doc_separator
     described = {"source": name, **asdict(source), "files": [_stat(file) for file in user_file_paths(name, source)]}
-    described |= {"sep": sep, "seed": cfg.seed, "val_frac": OWN_VAL_FRAC, "encoding_errors": cfg.encoding_errors}
-    documents: list[tuple[str, str]] = []
+    described |= {"sep": sep, "seed": cfg.seed, "val_frac": USER_VAL_FRAC, "encoding_errors": cfg.encoding_errors}
 
-    def read(split: str) -> Content:
-        if not documents:
-            for sample in iter_user_files(name, source, errors=cfg.encoding_errors):
-                label = f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"]
-                documents.append((label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)))
-        part = split_items(documents, val_frac=OWN_VAL_FRAC, seed=cfg.seed)[SPLITS.index(split)]
-        return _join([text for _, text in part], [label for label, _ in part], sep)
+    def load() -> Iterator[tuple[str, str]]:
+        for sample in iter_user_files(name, source, errors=cfg.encoding_errors):
+            label = f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"]
+            yield label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)
 
-    return Inputs({split: {**described, "split": split} for split in SPLITS}, read)
+    return _document_inputs(described, load)
 
 
-def _cut_inputs(name: str, source: SourceConfig) -> Inputs:
-    """A source that is one run of bytes, cut where `source.split` says."""
+def _byte_split_inputs(name: str, source: SourceConfig) -> Inputs:
+    """A source that is one sequence of bytes, split at the offsets of `source.split`."""
     described: dict[str, Any] = {"source": name, "path": source.path, "field": source.field, "cut": list(source.split)}
     described["files"] = [_stat(file) for file in byte_split_files(name, source)]
-    found = []
-    if not described["files"]:  # from the Hub: only its bytes tell whether it has changed
-        found = list(byte_chunks(name, source))
-        described["pieces"] = files.sha256_bytes("".join(files.sha256_bytes(piece.data) for piece in found).encode())
+    chunks: list[ByteChunk] = []
+    if not described["files"]:  # from the Hub: only a hash of the content shows a change
+        chunks = list(byte_chunks(name, source))
+        described["pieces"] = files.sha256_bytes("".join(files.sha256_bytes(chunk.data) for chunk in chunks).encode())
 
     def read(split: str) -> Content:
-        found.extend([] if found else byte_chunks(name, source))
+        if not chunks:
+            chunks.extend(byte_chunks(name, source))
         try:
-            return bytes_between(found, *cut(sum(len(piece.data) for piece in found), source.split)[split])
+            return bytes_between(chunks, *cut(sum(len(chunk.data) for chunk in chunks), source.split)[split])
         except ValueError as err:
             raise ValueError(f"data.sources.{name}: {err} in {source.path}") from None
 
     return Inputs({split: {**described, "split": split} for split in PARTS[: len(source.split)]}, read)
 
 
-OWN_VAL_FRAC = 0.10
-"""Share of the documents of a source of the user's own that is held out."""
+USER_VAL_FRAC = 0.10
+"""Fraction of the documents of a user source that is held out."""
 
 
 def _transcript(sample: ChatSample) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
 
 
-class _NotThere(Exception):
-    """What a source is read from is not there; not what its cache is read from or written to."""
+class _SourceMissing(Exception):
+    """The input of a source is missing. Errors of its cache files are not of this class."""
 
 
 @contextlib.contextmanager
-def _naming_what_is_missing() -> Iterator[None]:
-    """Raise _NotThere for what the block does not find."""
+def _source_missing_errors() -> Iterator[None]:
+    """Raise _SourceMissing for files that the block does not find."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataUnavailable) as err:
         reason = f"no file {err.filename}" if err.filename and err.strerror else str(err)
         if isinstance(err, IsADirectoryError):
             reason = f"{err.filename} is a folder, not a file"
-        raise _NotThere(reason) from err
+        raise _SourceMissing(reason) from err
 
 
 _INPUTS: dict[str, Callable[[StreamBuildConfig], Inputs]] = {

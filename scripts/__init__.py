@@ -1,1 +1,1 @@
-"""Scripts for hand and CI: `python -m scripts.NAME`."""
+"""Scripts to run by hand or in CI: `python -m scripts.NAME`."""

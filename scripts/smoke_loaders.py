@@ -1,7 +1,7 @@
-"""`python -m scripts.smoke_loaders [--data PLACE] [--offline] [NAME ...]`: two samples of every loader.
+"""`python -m scripts.smoke_loaders [--data PATH] [--offline] [NAME ...]`: print two samples of every loader.
 
-Reads the real datasets from the Hub, or from local files: --data is what NIELS_GPT_DATA may be, a folder with one
-sub-folder per dataset id or a YAML map `id: path`. Ends with one line per loader; exits with 1 if any failed.
+Reads the real datasets from the Hub, or from local files. --data has the format of NIELS_GPT_DATA: a folder with one
+sub-folder per dataset id, or a YAML map `id: path`. The last lines are one per loader; exits with 1 if any failed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from niels_gpt.data.types import ChatSample
 
 CHARS = 80
 SUBSETS = {"fineweb_edu": "name", "wikitext": "config"}
-"""The loaders that choose a config, and what their option is called."""
+"""Loaders with several configs -> the name of their option."""
 
 
 def loaders(subset: dict[str, str]) -> dict[str, Callable[[], Iterator[Sample]]]:
-    """name -> a call that gives at most two samples (of oasst1: the threads of two trees)."""
+    """Return {name: function that yields at most two samples (oasst1: the threads of two trees)}."""
     from niels_gpt.data import embedded
     from niels_gpt.data.dolly import iter_dolly_sft
     from niels_gpt.data.fineweb_edu import iter_fineweb_edu
@@ -49,7 +49,7 @@ def loaders(subset: dict[str, str]) -> dict[str, Callable[[], Iterator[Sample]]]
 
 
 def show(sample: Sample) -> None:
-    """A sample in a line or two; of a chat the roles and the beginning of each turn."""
+    """Print a sample; for a chat, the role and the beginning of each turn."""
     if isinstance(sample, ChatSample):
         for message in sample.messages:
             print(f"  {message.role:>9}: {_line(message.content)}")
@@ -59,7 +59,7 @@ def show(sample: Sample) -> None:
 
 
 def check(name: str, open_: Callable[[], Iterator[Sample]]) -> str:
-    """Print two samples of a loader; what to say of it at the end. Raises whatever the loader raises."""
+    """Print two samples of a loader; return its summary line. Raises what the loader raises."""
     print(f"\n{name}")
     samples = []
     for sample in open_():
@@ -67,20 +67,20 @@ def check(name: str, open_: Callable[[], Iterator[Sample]]) -> str:
         if len(samples) <= 2:
             show(sample)
     if not samples:
-        raise ValueError("it gave no sample")
+        raise ValueError("it yielded no samples")
     if any(sample.source != name for sample in samples):
-        raise ValueError(f"its samples say they are of {samples[0].source}")
+        raise ValueError(f"its samples have the source {samples[0].source}")
     return f"ok      {name}: {len(samples)} {'threads' if name == 'oasst1' else 'samples'}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Try the loaders; the exit code."""
+    """Run the loaders; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m scripts.smoke_loaders", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these loaders")
     parser.add_argument("--data", type=Path, help="local data: a folder, or a YAML map of ids to paths")
     parser.add_argument("--subset", action="append", default=[], metavar="NAME=CONFIG",
                         help="another config of a dataset, e.g. wikitext=wikitext-2-raw-v1")  # fmt: skip
-    parser.add_argument("--offline", action="store_true", help="never ask the Hub")
+    parser.add_argument("--offline", action="store_true", help="never connect to the Hub")
     options = parser.parse_args(arguments)
     if options.data is not None:
         os.environ[VARIABLE] = str(options.data)
@@ -88,11 +88,11 @@ def main(arguments: list[str] | None = None) -> int:
         go_offline()
     subset = dict(item.partition("=")[::2] for item in options.subset)
     if not all(name in SUBSETS and config for name, config in subset.items()):
-        parser.error(f"--subset is NAME=CONFIG, and NAME one of {', '.join(SUBSETS)}")
+        parser.error(f"--subset takes NAME=CONFIG, where NAME is one of {', '.join(SUBSETS)}")
     known = loaders(subset)
     unknown = [name for name in options.names if name not in known]
     if unknown:
-        parser.error(f"no loader {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"no loader {', '.join(unknown)}; known loaders are {', '.join(known)}")
     lines = []
     for name in options.names or known:
         try:

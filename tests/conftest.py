@@ -1,5 +1,10 @@
-"""For all tests: no network, no files outside temporary folders, property tests that always draw the same cases."""
+"""For all tests: no network, and no files outside temporary folders.
 
+Property tests draw the same cases in every run. With NIELS_GPT_TEST_SEED=N they draw other cases, which N decides
+(`make test-fresh`); the run prints N at its end.
+"""
+
+import gc
 import os
 import shutil
 import signal
@@ -9,23 +14,39 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-# One thread: the models here are tiny, and two OpenMP threads on a busy machine wait for each other.
+# One thread: the models are tiny, and on a busy machine two OpenMP threads wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, seed, settings
 
+TEST_SEED = os.environ.get("NIELS_GPT_TEST_SEED", "")
 settings.register_profile("repo", deadline=None, derandomize=True, max_examples=100)
-settings.load_profile("repo")
+settings.register_profile("fresh", deadline=None, derandomize=False, max_examples=100, database=None, print_blob=True)
+settings.load_profile("fresh" if TEST_SEED else "repo")
 
 
 def pytest_configure(config):
-    # Before anything imports `datasets`: its caches go to a temporary folder, and it never asks the Hub.
+    # Before any import of `datasets`: use a temporary folder for its caches, and never connect to the Hub.
     config.hf_home = tempfile.mkdtemp(prefix="niels-gpt-tests-")
     os.environ.update(HF_HOME=config.hf_home, HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     os.environ["NIELS_GPT_NATIVE"] = f"{config.hf_home}/native"
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "NIELS_GPT_DATA"):
         os.environ.pop(name, None)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if TEST_SEED:
+        terminalreporter.write_line(f"property tests drew their cases with NIELS_GPT_TEST_SEED={TEST_SEED}")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark property tests (`-m property`), and seed them if there is a seed."""
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
+            if TEST_SEED:
+                seed(int(TEST_SEED))(item.obj)
 
 
 def pytest_unconfigure(config):
@@ -34,7 +55,7 @@ def pytest_unconfigure(config):
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network():
-    """Let connections go to this machine only."""
+    """Allow connections to this machine only."""
     connect, getaddrinfo = socket.socket.connect, socket.getaddrinfo
     local = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "", None}
 
@@ -55,7 +76,7 @@ def no_network():
 
 
 class Hub:
-    """Stands in for the Hub: serves `rows` (split -> texts) as real `datasets` objects, or raises `error`."""
+    """A fake Hub: serves `rows` (split -> texts) as real `datasets` objects, or raises `error`."""
 
     def __init__(self, load_local):
         self.load_local = load_local
@@ -72,10 +93,12 @@ class Hub:
         if self.error is not None:
             raise self.error
         features = datasets.Features({"text": datasets.Value("string")})
-        made = {key: datasets.Dataset.from_dict({"text": texts}, features=features) for key, texts in self.rows.items()}
+        tables = {
+            key: datasets.Dataset.from_dict({"text": texts}, features=features) for key, texts in self.rows.items()
+        }
         if streaming:
-            made = {key: value.to_iterable_dataset() for key, value in made.items()}
-        return datasets.DatasetDict(made) if split is None else made[split]
+            tables = {key: value.to_iterable_dataset() for key, value in tables.items()}
+        return datasets.DatasetDict(tables) if split is None else tables[split]
 
 
 @pytest.fixture
@@ -86,20 +109,20 @@ def hub(monkeypatch):
 
     fake = Hub(datasets.load_dataset)
     monkeypatch.setattr(datasets, "load_dataset", fake.load_dataset)
-    # between two tries nobody waits
+    # no pause between attempts
     monkeypatch.setattr(real, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
     return fake
 
 
 @pytest.fixture
 def random_states():
-    """A function that gives the state of every global generator, to be compared before and after."""
+    """Return a function that returns the states of all global generators."""
     import random
 
     import numpy as np
     import torch
 
-    # A state no test leaves behind: seeding a global generator anew must show.
+    # Unusual seeds, so that reseeding a global generator changes its state.
     torch.manual_seed(876543210987)
     random.seed(876543210987)
     np.random.seed(87654321)
@@ -113,16 +136,54 @@ def random_states():
 
 @pytest.fixture(autouse=True)
 def onednn_stays_on():
-    """After a product of bfloat16 that it does not know torch does without it, and float32 rounds otherwise."""
+    """After an unsupported bfloat16 matmul torch disables oneDNN, and float32 results round differently."""
     before = "torch" in sys.modules and sys.modules["torch"].backends.mkldnn.enabled
     yield
     if before:
-        assert sys.modules["torch"].backends.mkldnn.enabled, "use device.bf16, which puts oneDNN aside"
+        assert sys.modules["torch"].backends.mkldnn.enabled, "use device.bf16_autocast, which restores oneDNN"
+
+
+@pytest.fixture(autouse=True)
+def gpu_state(request):
+    """Skip tests marked `gpu` without CUDA; run each with fresh caches, and restore torch's global state after it."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    workspace = os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    states = torch.get_rng_state(), torch.cuda.get_rng_state_all(), torch.get_default_dtype()
+    _free_gpu()
+    yield
+    torch.set_rng_state(states[0])
+    torch.cuda.set_rng_state_all(states[1])
+    torch.set_default_dtype(states[2])
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if workspace is not None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+    _free_gpu()
+
+
+def _free_gpu():
+    """Drop compiled code and the memory of dead objects: the next test must not depend on them."""
+    import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)
 def signals_not_ignored():
-    """As in a terminal, also where the tests were started by nohup or in the background."""
+    """Use the signal handlers of a terminal, also under nohup or in the background."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield

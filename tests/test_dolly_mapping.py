@@ -1,3 +1,5 @@
+"""The mapping of a dolly row to messages, as the specification has it."""
+
 import datasets
 import pytest
 
@@ -10,7 +12,7 @@ ROW = {
     "response": "In 1937.",
     "category": "closed_qa",
 }
-ASKED = "When did the bridge open?\n\ncontext:\nThe bridge was begun in 1932.\nIt opened in 1937."
+QUESTION = "When did the bridge open?\n\ncontext:\nThe bridge was begun in 1932.\nIt opened in 1937."
 
 
 def sample(monkeypatch, row, **options):
@@ -21,7 +23,7 @@ def sample(monkeypatch, row, **options):
 
 def test_two_messages(monkeypatch):
     found = sample(monkeypatch, ROW)
-    assert found.messages == [ChatMessage("user", ASKED), ChatMessage("assistant", "In 1937.")]
+    assert found.messages == [ChatMessage("user", QUESTION), ChatMessage("assistant", "In 1937.")]
     assert found.source == "dolly15k"
     assert (found.meta["category"], found.meta["row"]) == ("closed_qa", 0)
 
@@ -29,7 +31,7 @@ def test_two_messages(monkeypatch):
 def test_three_messages_with_system(monkeypatch):
     assert sample(monkeypatch, ROW, include_system=True).messages == [
         ChatMessage("system", "you are a helpful assistant."),
-        ChatMessage("user", ASKED),
+        ChatMessage("user", QUESTION),
         ChatMessage("assistant", "In 1937."),
     ]
 

@@ -1,3 +1,5 @@
+"""Threads of one small tree, as the specification has it."""
+
 from niels_gpt.data.oasst1 import reconstruct_threads
 from niels_gpt.data.types import ChatMessage
 

@@ -1,4 +1,4 @@
-"""Acceptance: what was written is read back: 16-bit tokens, valid offsets, and the sequences of the tokenizer."""
+"""Acceptance: a cache is read back: uint16 tokens, valid offsets, and the sequences of the tokenizer."""
 
 import itertools
 
@@ -28,12 +28,12 @@ tokenizers = pytest.mark.parametrize("make", [ByteTokenizer, real_tokenizer])
 
 
 def sequences(tokens, starts):
-    """The tokens cut at the offsets."""
+    """The tokens split at the offsets."""
     return [tokens[a:b] for a, b in itertools.pairwise([*starts, len(tokens)])]
 
 
 @tokenizers
-def test_examples(tmp_path, make):
+def test_sft_files(tmp_path, make):
     tokenizer = make()
     build_sft_cache(EXAMPLES, str(tmp_path / "c"), tokenizer=tokenizer, val_frac=0.25, seed=42, dataset_name="mine")
     splits = split_rule(EXAMPLES, 0.25, 42)
@@ -55,7 +55,7 @@ def test_examples(tmp_path, make):
 
 
 def messages(ids, tokenizer):
-    """From ids back to messages."""
+    """Decode ids to messages."""
     special = tokenizer.special_token_ids()
     roles = {special["sys"]: "system", special["usr"]: "user", special["asst"]: "assistant"}
     found, at = [], 0
@@ -67,7 +67,7 @@ def messages(ids, tokenizer):
 
 
 @tokenizers
-def test_examples_through_the_dataset(tmp_path, make):
+def test_sft_dataset(tmp_path, make):
     tokenizer = make()
     build_sft_cache(EXAMPLES, str(tmp_path / "c"), tokenizer=tokenizer, val_frac=0.25, seed=42)
     eot = tokenizer.special_token_ids()["eot"]
@@ -82,7 +82,7 @@ def test_examples_through_the_dataset(tmp_path, make):
 
 
 @tokenizers
-def test_texts(tmp_path, make):
+def test_pretrain_files(tmp_path, make):
     tokenizer = make()
     build_pretrain_cache(
         TEXTS,
@@ -110,8 +110,8 @@ def test_texts(tmp_path, make):
         dataset = PretrainTokenStreamDataset(str(tmp_path / "c" / split), T=1, device="cpu", verify=True)
         assert dataset.num_tokens == len(tokens)
     wanted = [[*tokenizer.encode(text), eot] for text in TEXTS]
-    cut = [i for i, (ids, whole) in enumerate(zip(found, wanted, strict=True)) if ids != whole]
-    assert len(cut) <= 1  # the one that fills val's budget
+    cut = [i for i, (ids, full) in enumerate(zip(found, wanted, strict=True)) if ids != full]
+    assert len(cut) <= 1  # the document that fills the val budget
     for i in cut:
         assert found[i] == wanted[i][: len(found[i])]
     assert [tokenizer.decode(ids[:-1]) for i, ids in enumerate(found) if i not in cut] == [
@@ -120,7 +120,7 @@ def test_texts(tmp_path, make):
 
 
 @tokenizers
-def test_the_meta_describes_the_files(tmp_path, make):
+def test_meta_describes_the_files(tmp_path, make):
     tokenizer = make()
     build_sft_cache(EXAMPLES, str(tmp_path / "c"), tokenizer=tokenizer, val_frac=0.25, seed=42, dataset_name="mine")
     meta = read_meta(str(tmp_path / "c" / "meta.json"))

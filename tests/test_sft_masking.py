@@ -1,4 +1,4 @@
-"""Acceptance: only what the assistant says is a target, with the EOT that ends it."""
+"""Acceptance: only the assistant's tokens and the EOT that ends them are targets."""
 
 import itertools
 
@@ -29,14 +29,14 @@ def one(folder, example, T):
     return x[0].tolist(), y[0].tolist(), masked[0].tolist()
 
 
-def test_the_hand_made_sequence(tmp_path):
+def test_sequence_of_the_spec(tmp_path):
     x, y, masked = one(tmp_path, HAND_MADE, T=12)
     assert x == HAND_MADE[:-1]
     assert y == HAND_MADE[1:]
     assert masked == [-100] * 9 + [A, B, EOT]
 
 
-def test_padded(tmp_path):
+def test_padded_example(tmp_path):
     x, y, masked = one(tmp_path, HAND_MADE, T=20)
     assert x == HAND_MADE + [EOT] * 7
     assert y == HAND_MADE[1:] + [EOT] * 8
@@ -44,16 +44,16 @@ def test_padded(tmp_path):
 
 
 @pytest.mark.parametrize(("T", "targets"), [(11, [A, B]), (10, [A])])
-def test_truncated(tmp_path, T, targets):
+def test_truncated_example(tmp_path, T, targets):
     x, y, masked = one(tmp_path, HAND_MADE, T=T)
     assert x == HAND_MADE[:T]
     assert y == HAND_MADE[1 : T + 1]
     assert masked == [-100] * 9 + targets
 
 
-def test_truncated_before_the_assistant_speaks(tmp_path):
-    """The example cannot teach anything and is left out; another one is drawn."""
-    with pytest.raises(ValueError, match="none of 1 examples"):
+def test_truncated_before_the_first_target(tmp_path):
+    """The example has no target and is excluded; another one is drawn."""
+    with pytest.raises(ValueError, match="1 examples"):
         dataset(tmp_path, [HAND_MADE], T=9)
     two = dataset(tmp_path, [HAND_MADE, [ASST, A, EOT]], T=9)
     assert two.num_excluded == 1
@@ -68,16 +68,16 @@ def test_several_replies(tmp_path):
     assert masked == [-100, -100, -100, A, EOT, -100] * 2 + [-100, -100, -100, A, EOT]
 
 
-def test_the_sentinel_itself_and_the_eot_of_others_are_no_targets(tmp_path):
+def test_sentinels_and_other_eots_are_not_targets(tmp_path):
     _, y, masked = one(tmp_path, HAND_MADE, T=12)
-    for place, (token, target) in enumerate(zip(y, masked, strict=True)):
-        if token in (SYS, USR, ASST) or (token == EOT and place < 11):
+    for i, (token, target) in enumerate(zip(y, masked, strict=True)):
+        if token in (SYS, USR, ASST) or (token == EOT and i < 11):
             assert target == -100
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, real_tokenizer])
-def test_of_a_cache_the_targets_are_the_replies(tmp_path, make):
-    """From messages to targets and back to text; the assistant's id comes from the meta."""
+def test_targets_of_a_cache_are_the_replies(tmp_path, make):
+    """From messages to targets and back to text; the assistant id comes from the meta."""
     tokenizer = make()
     examples = [
         [

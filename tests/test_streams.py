@@ -1,6 +1,5 @@
 import errno
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -30,7 +29,7 @@ SOURCES = ("wiki", "roam", "primer")
 SPLITS = ("train", "val")
 DELIMITER = "\n\n<dialogue>\n\n"
 T = 16
-OLD = 1_000_000_000_000_000_000  # an mtime_ns long ago
+OLD = 1_000_000_000_000_000_000  # mtime_ns of unchanged files
 
 
 def literal_split(items, val_frac, seed):
@@ -46,7 +45,7 @@ def literal_split(items, val_frac, seed):
 
 
 class World:
-    """Notes, a primer and a Hub, and what the streams of them must be, from the bytes on disk."""
+    """Notes, a primer and a Hub, and their expected streams, from the bytes on disk."""
 
     def __init__(self, folder, hub):
         self.hub, self.folder = hub, folder
@@ -87,7 +86,7 @@ class World:
         }
 
     def assert_built(self, found, sources=SOURCES, **changes):
-        """What was returned, and what lies in the cache, is what must be there."""
+        """Check the returned streams and the cache entries."""
         expected = self.expected(**changes)
         train, val = found
         assert train == {source: expected[source]["train"] for source in sources}
@@ -107,7 +106,7 @@ class World:
             os.utime(path, ns=(OLD, OLD))
 
     def rewritten(self):
-        """The entries (source_split) whose metadata were written since `age_cache`."""
+        """The entries (source_split) whose metadata was written since `age_cache`."""
         metas = self.cache.glob("*.meta.json")
         return {path.name.removesuffix(".meta.json") for path in metas if path.stat().st_mtime_ns != OLD}
 
@@ -127,13 +126,13 @@ def built(world):
     return world
 
 
-# --- the pieces --------------------------------------------------------------------------------------
+# --- stream functions --------------------------------------------------------------------------------
 
 DOCS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6)
 
 
 @given(DOCS, st.sampled_from(["\n\n", "", " é ", "\x00"]))
-def test_documents_are_joined_with_the_separator_between(docs, sep):
+def test_documents_are_joined_with_the_separator(docs, sep):
     wanted = b""
     for number, doc in enumerate(docs):
         wanted += (sep.encode("utf-8") if number else b"") + doc.encode("utf-8")
@@ -148,7 +147,7 @@ def test_pairs_of_streams(train, val):
     assert build_roam_streams(train, val) == wanted
 
 
-def test_the_primer_is_taken_as_it_is():
+def test_primer_is_unchanged():
     text = "\ufeff user: é\r\nassistant: b \n\n<dialogue>\n\n\n"
     assert build_primer_stream(text) == text.encode("utf-8")
     assert build_primer_streams(text, "") == (text.encode("utf-8"), b"")
@@ -172,14 +171,14 @@ def test_streams_are_the_bytes_of_the_inputs(world):
     assert list(found[0]) == list(found[1]) == list(SOURCES)
 
 
-def test_only_the_listed_files_and_locks_lie_in_the_cache(world):
+def test_cache_contains_only_entries_and_locks(world):
     for changes in ({}, {"seed": 1}, {}, {"force_rebuild": True}):
         world.build(**changes)
         names = {path.name for path in world.cache.iterdir() if path.suffix != ".lock"}
         assert names == {f"{entry}.{kind}" for entry in ALL for kind in ("bin", "meta.json")}
 
 
-def test_metadata_record_what_the_contract_lists(world):
+def test_metadata_has_the_fields_of_the_spec(world):
     world.build()
     splits = literal_split(sorted(str(path) for path in world.notes.rglob("*.md")), 0.1, 42)
     for split in SPLITS:
@@ -213,7 +212,7 @@ def test_no_file_is_in_both_splits(world):
         assert len(seen[1]) == 6
 
 
-def test_the_test_split_of_wikitext_is_not_used(world):
+def test_wikitext_test_split_is_not_used(world):
     train, val = world.build()
     assert b"never used" not in train["wiki"] + val["wiki"]
 
@@ -223,17 +222,17 @@ def test_another_separator_and_delimiter(world):
     world.assert_built(world.build(**changes), **changes)
 
 
-def test_no_global_generator_moves(world, random_states):
+def test_global_generators_are_unchanged(world, random_states):
     before = random_states()
     world.build()
     world.build()
     assert random_states() == before
 
 
-# --- the cache ---------------------------------------------------------------------------------------
+# --- cache -------------------------------------------------------------------------------------------
 
 
-def test_the_second_build_is_served_from_the_cache(built):
+def test_second_build_reads_the_cache(built):
     files = sorted(path for path in built.cache.iterdir() if path.suffix != ".lock")
     before = [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]
     built.assert_built(built.build())
@@ -241,7 +240,7 @@ def test_the_second_build_is_served_from_the_cache(built):
     assert all(stream.cached for splits in load_streams(built.cfg(), T=T).values() for stream in splits.values())
 
 
-def test_a_served_entry_needs_no_reading_of_the_notes(built, monkeypatch):
+def test_valid_entry_does_not_read_the_inputs(built, monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("read although the cache is valid")
 
@@ -321,13 +320,13 @@ def lengthen_rows(world):
         (lengthen_rows, "wiki"),
     ],
 )
-def test_other_inputs_are_never_served_the_old_stream(built, change, wanted):
+def test_changed_inputs_rebuild(built, change, wanted):
     change(built)
     built.assert_built(built.build())
     source = wanted.split()[0]
     rewritten = built.rewritten()
     assert rewritten
-    assert rewritten <= {f"{source}_train", f"{source}_val"}  # the other sources are served
+    assert rewritten <= {f"{source}_train", f"{source}_val"}  # the other sources are cached
     if not wanted.endswith("one") and source != "roam":
         assert rewritten == {f"{source}_train", f"{source}_val"}
     built.age_cache()
@@ -341,14 +340,14 @@ def test_other_inputs_are_never_served_the_old_stream(built, change, wanted):
         ({"seed": 43}, ["roam", "primer"]),
         ({"roam_val_frac": 0.2}, ["roam"]),
         ({"primer_val_frac": 0.2}, ["primer"]),
-        ({"roam_val_frac": 0.12}, ["roam"]),  # the same split: n_val is 2 either way, but another val_frac
+        ({"roam_val_frac": 0.12}, ["roam"]),  # n_val is 2 in both cases, but val_frac differs
         ({"primer_val_frac": 0.12}, ["primer"]),
         ({"doc_separator": "\n"}, ["wiki", "roam"]),
         ({"delimiter": "\n\n<dialogue>\n"}, ["primer"]),
     ],
     ids=str,
 )
-def test_other_settings_are_never_served_the_old_stream(built, changes, sources):
+def test_changed_settings_rebuild(built, changes, sources):
     built.assert_built(built.build(**changes), **changes)
     assert built.rewritten() == {f"{source}_{split}" for source in sources for split in SPLITS}
     built.age_cache()
@@ -356,7 +355,7 @@ def test_other_settings_are_never_served_the_old_stream(built, changes, sources)
     assert built.rewritten() == {f"{source}_{split}" for source in sources for split in SPLITS}
 
 
-def test_another_primer_file_and_another_folder(built, tmp_path):
+def test_changed_paths_rebuild(built, tmp_path):
     other = tmp_path / "other.txt"
     other.write_bytes(built.primer.read_bytes())
     status = built.primer.stat()
@@ -418,24 +417,24 @@ def nested_deeply(path):
         *(("meta.json", damage) for damage in (without_hash, with_another_hash)),
     ],
 )
-def test_a_damaged_entry_is_built_anew(built, kind, damage):
+def test_damaged_entry_rebuilds(built, kind, damage):
     for entries in ({"wiki_train", "roam_val", "primer_train"}, {"wiki_val", "roam_train", "primer_val"}):
         for path in (built.cache / f"{entry}.{kind}" for entry in entries):
             damage(path)
             if path.exists():
-                os.utime(path, ns=(OLD, OLD))  # no reader may trust the time
+                os.utime(path, ns=(OLD, OLD))  # readers must not trust the time
         built.assert_built(built.build())
         assert built.rewritten() == entries
         built.age_cache()
 
 
-def test_an_entry_of_another_source_or_split_is_not_served(built):
+def test_entry_of_another_split_is_not_used(built):
     for kind in ("bin", "meta.json"):
         (built.cache / f"primer_train.{kind}").replace(built.cache / f"primer_val.{kind}")
     built.assert_built(built.build())
 
 
-def test_swapped_bins_are_not_served(built):
+def test_swapped_bins_are_not_used(built):
     first, second = built.cache / "roam_train.bin", built.cache / "wiki_train.bin"
     a, b = first.read_bytes(), second.read_bytes()
     first.write_bytes(b)
@@ -443,7 +442,7 @@ def test_swapped_bins_are_not_served(built):
     built.assert_built(built.build())
 
 
-def test_a_crash_at_any_write_leaves_nothing_that_is_served_wrongly(built, monkeypatch):
+def test_crash_at_any_write_never_leaves_a_wrong_entry(built, monkeypatch):
     replace, calls = os.replace, []
 
     def fail_at(moment, failure):
@@ -456,11 +455,11 @@ def test_a_crash_at_any_write_leaves_nothing_that_is_served_wrongly(built, monke
         return counted
 
     seed = 42
-    for moment, go_on in itertools.product(range(12), ("with the new inputs", "with the old inputs")):  # 6 * 2 files
+    for moment in range(12):  # 6 * 2 files
         calls.clear()
         failure = OSError(errno.EIO, "Input/output error") if moment % 3 else KeyboardInterrupt()
         old, seed = seed, seed + 1
-        whole = {path.name: path.read_bytes() for path in built.cache.glob("*.bin")}
+        before = {path.name: path.read_bytes() for path in built.cache.glob("*.bin")}
         add_rows(built)
         new = {f"{s}_{split}.bin": data for s, v in built.expected(seed=seed).items() for split, data in v.items()}
         with monkeypatch.context() as patch:
@@ -469,25 +468,25 @@ def test_a_crash_at_any_write_leaves_nothing_that_is_served_wrongly(built, monke
                 built.build(force_rebuild=True, seed=seed)
         assert len(calls) == moment + 1
         for path in built.cache.glob("*.bin"):
-            assert path.read_bytes() in (whole[path.name], new[path.name])
+            assert path.read_bytes() in (before[path.name], new[path.name])
         assert not list(built.cache.glob(".*.tmp"))
-        if go_on == "with the old inputs":
+        if moment % 2:  # the next build has the old inputs
             seed = old
         built.assert_built(built.build(seed=seed), seed=seed)
 
 
-def test_what_a_killed_build_left_is_removed(built):
+def test_leftovers_of_a_killed_build_are_removed(built):
     left = built.cache / ".roam_train.bin.999.0.tmp"
     left.write_bytes(b"half")
     built.assert_built(built.build())
     assert not left.exists()
 
 
-# --- a cache that cannot be written ------------------------------------------------------------------
+# --- unwritable cache --------------------------------------------------------------------------------
 
 
 def read_only(monkeypatch, folder, number):
-    """Nothing can be made in the folder any more."""
+    """Make the folder read-only."""
     real_open, real_mkdir = Path.open, Path.mkdir
 
     def refuse(path):
@@ -508,9 +507,8 @@ def read_only(monkeypatch, folder, number):
     monkeypatch.setattr(Path, "mkdir", mkdir)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-@pytest.mark.parametrize("locked_before", [True, False])
-def test_a_read_only_cache_is_read(built, monkeypatch, number, locked_before):
+@pytest.mark.parametrize(("number", "locked_before"), [(errno.EACCES, True), (errno.EROFS, False)])
+def test_read_only_cache_is_read(built, monkeypatch, number, locked_before):
     if not locked_before:
         (built.cache / "build.lock").unlink()
     wanted = built.build()
@@ -521,15 +519,15 @@ def test_a_read_only_cache_is_read(built, monkeypatch, number, locked_before):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_what_is_not_valid_in_a_read_only_cache_is_an_error_with_its_name(built, monkeypatch, number):
+def test_invalid_entry_of_a_read_only_cache_is_named(built, monkeypatch, number):
     (built.cache / "primer_val.bin").write_bytes(b"damaged")
     read_only(monkeypatch, built.cache, number)
-    with pytest.raises(OSError, match=r"cannot write .*primer_val\.bin: .*choose another place") as caught:
+    with pytest.raises(OSError, match=r"cannot write .*primer_val\.bin") as caught:
         built.build(required_sources=())
     assert caught.value.errno == number
 
 
-def test_a_cache_that_cannot_be_made(world, monkeypatch):
+def test_unwritable_cache_dir_is_named(world, monkeypatch):
     read_only(monkeypatch, world.cache, errno.EACCES)
     with pytest.raises(PermissionError, match=f"cannot write {re.escape(str(world.cache))}"):
         world.build()
@@ -537,9 +535,9 @@ def test_a_cache_that_cannot_be_made(world, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_cache_in_the_place_of_a_file(world, name):
+def test_cache_dir_is_a_file(world, name):
     (world.folder / "file").write_text("mine", encoding="utf-8")
-    with pytest.raises(OSError, match=r"cannot write .*a file is where a folder should be; choose another") as caught:
+    with pytest.raises(OSError, match=r"cannot write .*choose another") as caught:
         world.build(cache_dir=str(world.folder / name))
     assert str(world.folder / name) in str(caught.value)
     assert world.hub.calls == []
@@ -547,11 +545,11 @@ def test_a_cache_in_the_place_of_a_file(world, name):
 
 @pytest.mark.parametrize("required", [SOURCES, ()])
 @pytest.mark.parametrize("name", ["primer_val.bin", "primer_val.meta.json", "roam_train.bin"])
-def test_a_folder_in_the_place_of_an_entry_is_named(built, name, required):
-    """It is not the source that is missing then, so it is not left out."""
+def test_folder_instead_of_an_entry_is_named(built, name, required):
+    """The source is not missing, so it is not skipped."""
     (built.cache / name).unlink()
     (built.cache / name).mkdir()
-    with pytest.raises(OSError, match=f"cannot write .*{re.escape(name)}: .*a folder is where a file should be"):
+    with pytest.raises(OSError, match=f"cannot write .*{re.escape(name)}: .*choose another"):
         built.build(required_sources=required)
 
 
@@ -618,7 +616,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("source", "damage"), BROKEN)
-def test_a_required_source_that_is_not_there_is_named(world, source, damage):
+def test_missing_required_source_is_named(world, source, damage):
     changes = damage(world)
     with pytest.raises(ValueError, match=rf"\b{source}") as caught:
         world.build(**changes)
@@ -628,7 +626,7 @@ def test_a_required_source_that_is_not_there_is_named(world, source, damage):
 
 
 @pytest.mark.parametrize(("source", "damage"), BROKEN)
-def test_an_optional_source_that_is_not_there_is_left_out_with_a_warning(world, source, damage):
+def test_missing_optional_source_is_skipped_with_a_warning(world, source, damage):
     changes = damage(world)
     rest = tuple(other for other in SOURCES if other != source)
     with pytest.warns(UserWarning, match=rf"\b{source}"):
@@ -636,7 +634,7 @@ def test_an_optional_source_that_is_not_there_is_left_out_with_a_warning(world, 
     assert tuple(train) == tuple(val) == rest
 
 
-def test_all_that_is_wrong_is_said_at_once(world):
+def test_all_problems_are_reported_at_once(world):
     short_primer(world)
     short_rows(world)
     with pytest.raises(ValueError) as caught:
@@ -645,13 +643,13 @@ def test_all_that_is_wrong_is_said_at_once(world):
         assert part in str(caught.value)
 
 
-def test_a_complete_build_warns_of_nothing(world):
+def test_complete_build_does_not_warn(world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         world.build(required_sources=())
 
 
-def test_a_source_that_is_not_enabled_is_not_touched(world):
+def test_disabled_source_is_not_read(world):
     world.hub.error = AssertionError("asked the Hub")
     changes = {"roam_root": str(world.folder / "nowhere"), "enabled_sources": ("primer",)}
     found = world.build(**changes, required_sources=("primer",))
@@ -661,7 +659,7 @@ def test_a_source_that_is_not_enabled_is_not_touched(world):
     assert world.hub.calls == []
 
 
-def test_required_must_be_enabled(world):
+def test_required_sources_must_be_enabled(world):
     with pytest.raises(ValueError, match=r"required_sources.*roam"):
         world.build(enabled_sources=("wiki", "primer"))
     with pytest.raises(ValueError, match=r"books.*wiki, roam, primer"):
@@ -671,12 +669,12 @@ def test_required_must_be_enabled(world):
     assert world.hub.calls == []
 
 
-# --- the length guard --------------------------------------------------------------------------------
+# --- minimum length ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_stream_needs_t_plus_1_bytes(world, source, split):
+def test_stream_needs_t_plus_1_bytes(world, source, split):
     lengths = {key: len(data) for key, data in world.expected()[source].items()}
     only = {"enabled_sources": (source,), "required_sources": (source,)}
     assert lengths["val"] < lengths["train"]
@@ -691,7 +689,7 @@ def test_a_stream_needs_t_plus_1_bytes(world, source, split):
     assert (f"{source}/train" in message) == (split == "train")
 
 
-def test_t_is_the_models_by_default(world):
+def test_default_T_is_that_of_the_model(world):
     lengths = {source: len(data["val"]) for source, data in world.expected().items()}
     assert max(lengths["wiki"], lengths["primer"]) < ModelConfig().T + 1 == 257
     with pytest.raises(ValueError) as caught:
@@ -730,7 +728,7 @@ def test_wiki_from_a_local_folder(world, kind):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_an_edited_local_file_is_read_anew_even_with_the_same_counts(world, kind):
+def test_edited_local_file_with_the_same_counts_rebuilds(world, kind):
     folder = world.folder / "wikitext"
     write_rows(folder, kind, ["first row of text", "second row"], ["held-out row of text"])
     world.build(wiki=str(folder))
@@ -742,7 +740,7 @@ def test_an_edited_local_file_is_read_anew_even_with_the_same_counts(world, kind
     assert val["wiki"] == b"HELD-out row of text"
 
 
-def test_the_hub_is_not_served_the_stream_of_a_folder(world):
+def test_stream_of_a_folder_is_not_used_for_the_hub(world):
     folder = world.folder / "wikitext"
     rows = world.hub.rows
     write_rows(folder, "jsonl", [r.upper() for r in rows["train"]], [r.upper() for r in rows["validation"]])
@@ -753,24 +751,24 @@ def test_the_hub_is_not_served_the_stream_of_a_folder(world):
 # --- decoding ----------------------------------------------------------------------------------------
 
 
-def test_a_note_that_is_not_utf8_is_named_with_its_offset(world):
+def test_note_that_is_not_utf8_is_named_with_its_offset(world):
     (world.notes / "bad note.md").write_bytes("é".encode() * 4 + b"\xe9!")
     for changes in ({}, {"required_sources": ("wiki", "primer")}):
         with pytest.raises(ValueError, match=r"bad note\.md.*\b8\b"):
             world.build(**changes)
     train, val = world.build(encoding_errors="replace")
     assert ("é" * 4 + "\ufffd!").encode() in train["roam"] + val["roam"]
-    with pytest.raises(ValueError, match=r"bad note\.md"):  # what was built with "replace" is not served to "strict"
+    with pytest.raises(ValueError, match=r"bad note\.md"):  # "strict" does not use the entry of "replace"
         world.build()
 
 
-def test_a_primer_that_is_not_utf8_is_named_with_its_offset(world):
+def test_primer_that_is_not_utf8_is_named_with_its_offset(world):
     world.primer.write_bytes(b"user: caf\xe9" + DELIMITER.encode() + b"assistant: x")
     with pytest.raises(ValueError, match=r"primer\.txt.*\b9\b"):
         world.build()
 
 
-def test_a_note_whose_name_is_not_utf8(world):
+def test_note_with_a_name_that_is_not_utf8(world):
     path = world.notes / os.fsdecode(b"caf\xe9.md")
     try:
         path.write_bytes(b"a note from an old disk")
@@ -786,7 +784,7 @@ def test_a_note_whose_name_is_not_utf8(world):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_every_byte_knows_its_document(world, cached):
+def test_every_byte_is_located_in_its_document(world, cached):
     if cached:
         world.build()
     found = load_streams(world.cfg(), T=T)
@@ -800,7 +798,7 @@ def test_every_byte_knows_its_document(world, cached):
             seen = {}
             for offset in range(len(stream.data)):
                 name, within = stream.locate(offset)
-                assert within == seen.get(name, -1) + 1  # each document from its first byte on, none twice
+                assert within == seen.get(name, -1) + 1  # each document from its first byte on, once
                 seen[name] = within
                 if source == "roam":
                     text = Path(name).read_bytes() + b"\n\n"
@@ -824,7 +822,7 @@ def test_every_byte_knows_its_document(world, cached):
         {"names": None, "starts": None},
     ],
 )
-def test_damaged_provenance_is_made_anew(built, documents):
+def test_damaged_document_list_rebuilds(built, documents):
     path = built.cache / "roam_train.meta.json"
     meta = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**meta, "documents": documents}), encoding="utf-8")
@@ -834,11 +832,11 @@ def test_damaged_provenance_is_made_anew(built, documents):
     assert built.entry("roam", "train")[1] == meta
 
 
-def test_a_config_has_a_hash():
+def test_config_is_hashable():
     assert hash(StreamBuildConfig()) == hash(StreamBuildConfig())
 
 
-def test_the_loader_of_the_spec_takes_no_arguments(world, monkeypatch):
+def test_load_wikitext_is_called_without_arguments(world, monkeypatch):
     monkeypatch.setattr(
         streams, "load_wikitext", lambda: {"train": ["one row of the text"], "val": ["another row of it"]}
     )
@@ -846,12 +844,12 @@ def test_the_loader_of_the_spec_takes_no_arguments(world, monkeypatch):
     assert train == {"wiki": b"one row of the text"}
 
 
-def test_a_primer_that_is_a_folder(world):
-    with pytest.raises(ValueError, match="is a folder, not a file"):
+def test_primer_is_a_folder(world):
+    with pytest.raises(ValueError, match=r"notes.*folder"):
         world.build(primer_path=str(world.notes))
 
 
-# --- the embedded text -------------------------------------------------------------------------------
+# --- embedded text -----------------------------------------------------------------------------------
 
 
 def test_embedded_sources_need_no_network_and_are_read_once(tmp_path, hub, monkeypatch):

@@ -1,6 +1,6 @@
-"""Token caches for the tests: one small tokenizer and a folder of caches, built once, and readers of what lies on disk.
+"""Token caches for the tests: one small tokenizer and a folder of caches, built once, and readers of the files.
 
-The readers and the masks are written out token by token: they are what the package is compared with.
+The readers and masks are naive references, written token by token.
 """
 
 import atexit
@@ -20,26 +20,26 @@ from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train
 from tests.training import sentence
 
 VOCAB_SIZE = 400
-"""Pieces of the tokenizer, without the four special tokens."""
+"""Vocabulary of the tokenizer, without the four special tokens."""
 PRETRAIN, SFT = ("fineweb_edu", "roam"), ("dolly15k", "oasst1", "primer")
-"""The caches; named as the default shares want it."""
+"""Names of the caches, as in the default shares."""
 UNSEEN = "日本 🙂"
-"""Characters that the tokenizer has not seen: they are encoded as bytes."""
+"""Characters that are not in the tokenizer's training text: they are encoded as bytes."""
 SHARD_BYTES = 1400
 """fineweb_edu has several shards."""
 SYLLABLES = [first + rest for first in "bdfgklmnprst" for rest in ("a", "e", "i", "o", "u", "ei")]
 
 
 def words(number: int, amount: int) -> str:
-    """Made-up words, always the same for the same numbers."""
-    made = []
+    """Made-up words, determined by the numbers."""
+    result = []
     for _ in range(amount):
         word = ""
         for _ in range(1 + (number >> 7) % 3):
             number = (number * 1103515245 + 12345) % 2**31
             word += SYLLABLES[(number >> 16) % len(SYLLABLES)]
-        made.append(word)
-    return " ".join(made)
+        result.append(word)
+    return " ".join(result)
 
 
 def documents(name: str) -> list[str]:
@@ -51,8 +51,8 @@ def documents(name: str) -> list[str]:
 
 
 def chats(name: str) -> list[list[dict[str, str]]]:
-    """The conversations of an SFT cache: of one turn and of several, with and without a system message."""
-    made = []
+    """The conversations of an SFT cache, of one and several turns, with and without a system message."""
+    result = []
     for i in range({"dolly15k": 24, "oasst1": 30, "primer": 12}[name]):
         talk = [("user", sentence(i + len(name), 2 + i % 4) + "?"), ("assistant", sentence(7 * i, 2 + i % 9))]
         if name == "oasst1":
@@ -60,33 +60,33 @@ def chats(name: str) -> list[list[dict[str, str]]]:
             talk += [("user", words(i, 2)), ("assistant", reply)] * (i % 3)
         if i % 4 == 3:
             talk.insert(0, ("system", sentence(31 * i, 3)))
-        if i % 8 == 5:  # what the assistant says comes late: too late for a small T
+        if i % 8 == 5:  # the reply starts too late for a small T
             talk[0] = (talk[0][0], words(i, 60))
-        made.append([{"role": role, "content": text} for role, text in talk])
-    return made
+        result.append([{"role": role, "content": text} for role, text in talk])
+    return result
 
 
 @functools.cache
 def folder() -> Path:
-    """The folder of all caches, read-only by agreement (see `copy_to`)."""
-    made = Path(tempfile.mkdtemp(prefix="niels-gpt-caches-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    """The folder of all caches; do not change it (see `copy_to`)."""
+    root = Path(tempfile.mkdtemp(prefix="niels-gpt-caches-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
     corpus = [text for name in PRETRAIN for text in documents(name)]
     corpus += [message["content"] for name in SFT for talk in chats(name) for message in talk]
     corpus = [text.replace(UNSEEN, "") for text in corpus]
-    tokenizer = load_tokenizer(train_tokenizer(corpus, made / "tokenizer", vocab_size=VOCAB_SIZE))
+    tokenizer = load_tokenizer(train_tokenizer(corpus, root / "tokenizer", vocab_size=VOCAB_SIZE))
     for name in PRETRAIN:
-        build_pretrain(made, name, tokenizer)
+        build_pretrain(root, name, tokenizer)
     for name in SFT:
-        build_sft(made, name, tokenizer)
-    return made
+        build_sft(root, name, tokenizer)
+    return root
 
 
-def build_pretrain(root: Path, name: str, made_with: Tokenizer, texts: list[str] | None = None) -> None:
+def build_pretrain(root: Path, name: str, model: Tokenizer, texts: list[str] | None = None) -> None:
     build_pretrain_cache(
         documents(name) if texts is None else texts,
         root / "pretrain" / name,
-        tokenizer=made_with,
+        tokenizer=model,
         max_train_tokens=1 << 40,
         max_val_tokens=400,
         shard_bytes=SHARD_BYTES if name == "fineweb_edu" else 1 << 20,
@@ -96,9 +96,9 @@ def build_pretrain(root: Path, name: str, made_with: Tokenizer, texts: list[str]
     )
 
 
-def build_sft(root: Path, name: str, made_with: Tokenizer, talks: list[list[dict[str, str]]] | None = None) -> None:
+def build_sft(root: Path, name: str, model: Tokenizer, talks: list[list[dict[str, str]]] | None = None) -> None:
     talks = chats(name) if talks is None else talks
-    build_sft_cache(talks, root / "sft" / name, tokenizer=made_with, val_frac=0.25, seed=1, workers=1)
+    build_sft_cache(talks, root / "sft" / name, tokenizer=model, val_frac=0.25, seed=1, workers=1)
 
 
 @functools.cache
@@ -113,21 +113,21 @@ def special(name: str) -> int:
     return i
 
 
-def copy_to(place: Path) -> Path:
+def copy_to(target: Path) -> Path:
     """A copy that a test may change."""
-    shutil.copytree(folder(), place)
-    return place
+    shutil.copytree(folder(), target)
+    return target
 
 
 @functools.cache
 def other_tokenizer() -> Tokenizer:
-    """One of as many ids that is not the tokenizer of the caches."""
-    with tempfile.TemporaryDirectory() as place:
+    """A tokenizer of the same size that differs from that of the caches."""
+    with tempfile.TemporaryDirectory() as temporary:
         texts = [words(1000 + i, 40) + "." for i in range(200)]
-        return load_tokenizer(train_tokenizer(texts, place, vocab_size=tokenizer().vocab_size - 4))
+        return load_tokenizer(train_tokenizer(texts, temporary, vocab_size=tokenizer().vocab_size - 4))
 
 
-# --- what lies on disk -------------------------------------------------------------------------------
+# --- files on disk -----------------------------------------------------------------------------------
 
 
 def read_tokens(path: Path) -> list[int]:
@@ -136,7 +136,7 @@ def read_tokens(path: Path) -> list[int]:
 
 
 def read_offsets(path: Path) -> list[int]:
-    """The numbers of a .npy of little-endian 64-bit integers."""
+    """The content of a .npy of little-endian int64."""
     data = path.read_bytes()
     assert data[:8] == b"\x93NUMPY\x01\x00"
     begin = 10 + int.from_bytes(data[8:10], "little")
@@ -155,7 +155,7 @@ def stream(name: str, split: str = "train", root: Path | None = None) -> list[in
 
 
 def windows(name: str, split: str, T: int, root: Path | None = None) -> list[tuple[int, list[int]]]:
-    """(place in the stream, T + 1 tokens) of every window, none of which crosses from shard to shard."""
+    """(offset in the stream, T + 1 tokens) of every window; windows do not cross shards."""
     found, first = [], 0
     for shard in shards(name, split, root):
         found += [(first + i, shard[i : i + T + 1]) for i in range(len(shard) - T)]
@@ -165,33 +165,33 @@ def windows(name: str, split: str, T: int, root: Path | None = None) -> list[tup
 
 def examples(name: str, split: str = "train", root: Path | None = None) -> list[list[int]]:
     """The tokens of every example of an SFT cache."""
-    place = (root or folder()) / "sft" / name
-    tokens, starts = read_tokens(place / f"{split}_tokens.bin"), read_offsets(place / f"{split}_idx.npy")
+    path = (root or folder()) / "sft" / name
+    tokens, starts = read_tokens(path / f"{split}_tokens.bin"), read_offsets(path / f"{split}_idx.npy")
     return [tokens[a:b] for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True)]
 
 
-# --- where the loss is -------------------------------------------------------------------------------
+# --- targets -----------------------------------------------------------------------------------------
 
 
 def supervised(ids: list[int]) -> list[bool]:
-    """Which tokens the assistant says: from behind its sentinel up to and including EOT."""
-    said, speaking = [], False
+    """Which tokens are the assistant's: after its sentinel, up to and including EOT."""
+    mask, speaking = [], False
     for token in ids:
-        said.append(speaking)
+        mask.append(speaking)
         if token == special("asst"):
             speaking = True
         elif token == special("eot"):
             speaking = False
-    return said
+    return mask
 
 
 def sft_row(ids: list[int], T: int) -> tuple[list[int], list[int]]:
-    """(x, targets) of an example, cut or padded to T."""
+    """(x, targets) of an example, truncated or padded to T."""
     x, targets = [], []
-    said = supervised(ids)
+    mask = supervised(ids)
     for t in range(T):
         x.append(ids[t] if t < len(ids) else special("eot"))
-        targets.append(ids[t + 1] if t + 1 < len(ids) and said[t + 1] else -100)
+        targets.append(ids[t + 1] if t + 1 < len(ids) and mask[t + 1] else -100)
     return x, targets
 
 
@@ -201,7 +201,7 @@ def usable(talks: list[list[int]], T: int) -> list[int]:
 
 
 def nats(model: torch.nn.Module, x: list[list[int]], targets: list[list[int]]) -> list[float]:
-    """The loss of every target, one after the other, in float64."""
+    """The loss of every target in order, in float64."""
     with torch.no_grad():
         logits = model(torch.tensor(x)).double()
     found = []
@@ -232,13 +232,13 @@ SMALL = [
     "output.sample_every=0",
     "output.sample_tokens=4",
 ]
-"""For a model that is trained in a moment."""
+"""Options of a tiny model."""
 
 
 def small_config(task: str, *overrides: str, root: Path | None = None) -> RunConfig:
     """A small model on the caches, with the default shares unless others are given."""
-    places = [f"task={task}", f"model.V={tokenizer().vocab_size}", f"data.token_cache={root or folder()}"]
-    return load_config(None, overrides=[*SMALL, *places, *overrides])
+    paths = [f"task={task}", f"model.V={tokenizer().vocab_size}", f"data.token_cache={root or folder()}"]
+    return load_config(None, overrides=[*SMALL, *paths, *overrides])
 
 
 def options(overrides: list[str], section: str = "") -> list[str]:

@@ -1,6 +1,6 @@
-"""Building caches: texts or conversations in, verified token files out.
+"""Build caches: texts or conversations in, verified token files out.
 
-The bytes of a cache depend on the input and the seed alone: not on the number of workers, the machine or the time.
+The bytes of a cache depend on the input and the seed only: not on the number of workers, the machine or the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from niels_gpt.cache.formats import (
 )
 from niels_gpt.cache.meta import FORMAT, sha256_file, write_meta
 from niels_gpt.cache.writing.checks import (
-    check_nothing_foreign,
+    check_no_foreign_files,
     check_seed,
     check_shard_bytes,
     check_space,
@@ -42,8 +42,9 @@ from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 log = logging.getLogger("niels_gpt.cache")
 
-SFT_STEP_BYTES = 4 << 20
-"""A killed SFT build goes on from the last so many bytes."""
+SFT_CHECKPOINT_BYTES = 4 << 20
+"""An SFT build saves its state after this many bytes; a killed build resumes there."""
+# Stored in meta.json: another wording would change the bytes of caches.
 SPLIT_RULES = {
     "budget": "whole documents go to val until its budget is full, then to train; the document that fills a budget is "
     "cut there and its rest discarded (a cut document has no EOT at its cut)",
@@ -55,7 +56,7 @@ SPLIT_RULES = {
 
 
 class TrainEmpty(ValueError):
-    """A build that leaves train empty. `budget` tells which one is the reason: "train", "val", or "" for none."""
+    """The train split would be empty. `budget` is the budget that causes it: "train", "val", or "" for neither."""
 
     def __init__(self, message: str, budget: str) -> None:
         super().__init__(message)
@@ -92,19 +93,18 @@ def build_pretrain_cache(
 ) -> None:
     """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin (uint16) and out_dir/meta.json.
 
-    Every document is followed by one EOT. Whole documents go to val until its budget is full, then to train (with
-    `val_texts`: val comes from there, and all of `texts` goes to train); the one that fills a budget is cut there.
-    `test_texts` make a third split, out_dir/test, which has no budget; they go with `val_texts`.
-    `shuffle_buffer` shuffles the documents within a window of so many, seeded. Left out and counted in the meta:
-    documents with a special string in them, that encode to nothing, or that are no utf-8 text.
-    `dataset_name` ... `source` are recorded. `expected_tokens` is checked against the free disk space
-    beforehand; it, the budgets and `expected_documents` tell the progress how much is left. `also_dropped`
-    tells, when all is read, what was left out before it came here.
+    Every document is followed by one EOT. Complete documents go to val until its budget is full, then to train; the
+    document that fills a budget is cut there. With `val_texts`, val is built from them, and all `texts` go to train.
+    `test_texts` (only with `val_texts`) are a third split, out_dir/test, without a budget.
+    `shuffle_buffer` shuffles the documents through a buffer of that size, seeded. Documents that contain a special
+    string, encode to no tokens, or are not utf-8 text are dropped and counted in the meta.
+    `dataset_name` ... `source` are recorded in the meta. `expected_tokens` is checked against the free disk space
+    first; `expected_tokens`, the budgets and `expected_documents` are the totals of the progress. `also_dropped`
+    returns, after all input was read, what the reader of the input dropped.
 
-    Nothing appears under a final name before all is complete; a killed build goes on from its last complete shard.
-    Raises ValueError for numbers that make no cache, a vocabulary past 65,536, input that leaves train empty, an
-    out_dir that is a disk of its own, and one with files in train/, val/ or test/ that are of no cache; OSError where
-    the disk is full or read-only.
+    No file has a final name before the build is complete; a killed build resumes from its last complete shard.
+    Raises ValueError for invalid numbers, a vocabulary past 65,536, input that leaves train empty, an out_dir that is a
+    mount point, or one whose train/, val/ or test/ contain other files; OSError if the disk is full or read-only.
     """
     check_tokenizer(tokenizer)
     for name, value in (("max_train_tokens", max_train_tokens), ("max_val_tokens", max_val_tokens)):
@@ -112,13 +112,13 @@ def build_pretrain_cache(
             raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
     check_shard_bytes(shard_bytes)
     if shuffle_buffer is not None and shuffle_buffer < 0:
-        raise ValueError(f"shuffle_buffer must be at least 0 (none), got {shuffle_buffer}")
+        raise ValueError(f"shuffle_buffer must be at least 0 (0: no shuffle), got {shuffle_buffer}")
     check_seed(seed)
     if test_texts is not None and val_texts is None:
-        raise ValueError("test_texts go with val_texts: a source with a test split of its own has one to validate on")
+        raise ValueError("test_texts need val_texts: a source with a test split also has a validation split")
     workers = _workers(workers)
     described = {
-        **_described(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming, source),
+        **_description(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming, source),
         "split_rule": SPLIT_RULES["budget" if val_texts is None else "given"],
         "shuffle_buffer": shuffle_buffer or 0,
         "max_train_tokens": max_train_tokens,
@@ -126,8 +126,8 @@ def build_pretrain_cache(
         "shard_bytes": shard_bytes,
     }
     budgets = {"train": max_train_tokens, "val": max_val_tokens} | ({} if test_texts is None else {TEST: NO_LIMIT})
-    whole = min(expected_tokens or NO_LIMIT, max_train_tokens + max_val_tokens)
-    check_nothing_foreign(Path(out_dir))
+    total = min(expected_tokens or NO_LIMIT, max_train_tokens + max_val_tokens)
+    check_no_foreign_files(Path(out_dir))
     if expected_tokens is not None:
         check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
 
@@ -138,47 +138,48 @@ def build_pretrain_cache(
         shard_bytes=shard_bytes,
         workers=workers,
         on_progress=on_progress,
-        expected=(whole if whole < NO_LIMIT else None, expected_documents),
+        expected=(total if total < NO_LIMIT else None, expected_documents),
     ) as build:
 
-        def shuffled(items: Iterable[str], part: str) -> Iterable[str]:
+        def shuffled(items: Iterable[str], name: str) -> Iterable[str]:
             if not shuffle_buffer or isinstance(items, str):
                 return items
-            return _shuffle(items, shuffle_buffer, derive_seed(seed, "shuffle", part))
+            return _shuffle(items, shuffle_buffer, derive_seed(seed, "shuffle", name))
 
         def step() -> None:
             def encode(batch: list[Any]) -> Any:
                 return encode_texts(batch, tokenizer)
 
             if val_texts is None:
-                build.run("texts", shuffled(texts, "texts"), ("val", "train"), encode)
+                build.write_input("texts", shuffled(texts, "texts"), ("val", "train"), encode)
             else:
-                build.run("val_texts", shuffled(val_texts, "val_texts"), ("val",), encode)
-                build.run("texts", shuffled(texts, "texts"), ("train",), encode)
+                build.write_input("val_texts", shuffled(val_texts, "val_texts"), ("val",), encode)
+                build.write_input("texts", shuffled(texts, "texts"), ("train",), encode)
             if test_texts is not None:
-                build.run("test_texts", test_texts, (TEST,), encode)
+                build.write_input("test_texts", test_texts, (TEST,), encode)
 
         inputs = (texts, val_texts, test_texts)
-        build.runs(step, again=all(source is None or iter(source) is not source for source in inputs))
+        build.write_inputs(step, rereadable=all(source is None or iter(source) is not source for source in inputs))
         if not build.splits["train"].tokens:
             counts = f"{sum(run['items'] for run in build.inputs.values())} documents were read"
             held = build.splits["val"].tokens
             budget = "train" if max_train_tokens == 0 else "val" if held and val_texts is None else ""
-            why = f"all {held} tokens went to val (max_val_tokens={max_val_tokens})" if held else _list(build.dropped)
+            reasons = _list_reasons(build.dropped)
+            why = f"all {held} tokens went to val (max_val_tokens={max_val_tokens})" if held else reasons
             why = f"{max_train_tokens=}" if budget == "train" else why
             build.discard()
             raise TrainEmpty(f"{out_dir}: train would be empty: {counts}" + (f", {why}" if why else ""), budget)
         _log_dropped(out_dir, build.dropped, "documents")
         meta = dict(described)
         listing: dict[str, Any] = {}
-        with build.writing():
+        with build.write_errors():
             for name, split in build.splits.items():
                 meta[f"{name}_tokens"] = split.tokens
                 meta[f"{name}_documents"] = len(split.starts)
                 split.write_documents()
                 for shard in split.shards:
                     listing[f"{name}/{shard['name']}"] = {k: shard[k] for k in ("bytes", "tokens", "sha256")}
-                listing[f"{name}/{DOCUMENTS}"] = _listed(split.folder / DOCUMENTS)
+                listing[f"{name}/{DOCUMENTS}"] = _file_entry(split.folder / DOCUMENTS)
             write_meta(
                 build.folder / "meta.json",
                 {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
@@ -205,16 +206,16 @@ def build_sft_cache(
 ) -> None:
     """Write out_dir/{train,val}_tokens.bin (uint16), out_dir/{train,val}_idx.npy (int64 starts) and out_dir/meta.json.
 
-    An example is `[role] + content + [eot]` for each message. The split is by example, seeded, over those kept.
-    Left out and counted in the meta: examples without messages, with an unknown role, a message without content, or a
-    special string in the text. Kills, ValueError and OSError as for `build_pretrain_cache`.
+    An example is `[role] + content + [eot]` for each message. The split is by example, seeded, over the kept examples.
+    Dropped and counted in the meta: examples without messages, with an unknown role, a message without content, or a
+    special string in the text. Resuming, ValueError and OSError as for `build_pretrain_cache`.
     """
     check_tokenizer(tokenizer)
     check_val_frac(val_frac)
     check_seed(seed)
     workers = _workers(workers)
     described = {
-        **_described(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming, source),
+        **_description(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming, source),
         "split_rule": SPLIT_RULES["examples"],
         "val_frac": val_frac,
     }
@@ -222,28 +223,28 @@ def build_sft_cache(
         out_dir,
         described,
         {"all": NO_LIMIT},
-        shard_bytes=SFT_STEP_BYTES,
+        shard_bytes=SFT_CHECKPOINT_BYTES,
         workers=workers,
         on_progress=on_progress,
         expected=(None, expected_documents),
     ) as build:
 
         def step() -> None:
-            build.run("examples", examples, ("all",), lambda batch: encode_chats(batch, tokenizer))
+            build.write_input("examples", examples, ("all",), lambda batch: encode_chats(batch, tokenizer))
 
-        build.runs(step, again=iter(examples) is not examples)
+        build.write_inputs(step, rereadable=iter(examples) is not examples)
         everything = build.splits["all"]
         if not everything.starts:
             read = sum(run["items"] for run in build.inputs.values())
-            why = f": {_list(build.dropped)}" if build.dropped else ""
+            why = f": {_list_reasons(build.dropped)}" if build.dropped else ""
             build.discard()
-            raise ValueError(f"{out_dir}: no example is left of {read}{why}")
+            raise ValueError(f"{out_dir}: all {read} examples were dropped{why}")
         _log_dropped(out_dir, build.dropped, "examples")
         train, val = split_items(range(len(everything.starts)), val_frac=val_frac, seed=seed)
         meta = dict(described)
         listing: dict[str, Any] = {}
         bounds = np.array([*everything.starts, everything.tokens], dtype=np.int64)
-        with build.writing():
+        with build.write_errors():
             check_space(Path(out_dir), 2 * everything.tokens)
             shards = [everything.folder / shard["name"] for shard in everything.shards]
             for name, kept in zip(SPLITS, (train, val), strict=True):
@@ -253,8 +254,8 @@ def build_sft_cache(
                     np.save(file, (lengths.cumsum() - lengths).astype(OFFSET_DTYPE))
                 meta[f"{name}_examples"] = len(kept)
                 meta[f"{name}_tokens"] = int(lengths.sum())
-                listing[tokens.name] = {**_listed(tokens), "tokens": int(lengths.sum())}
-                listing[idx.name] = _listed(idx)
+                listing[tokens.name] = {**_file_entry(tokens), "tokens": int(lengths.sum())}
+                listing[idx.name] = _file_entry(idx)
             write_meta(
                 build.folder / "meta.json",
                 {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
@@ -263,7 +264,7 @@ def build_sft_cache(
 
 
 def _all_dropped(build: PartialBuild, also: Callable[[], Mapping[str, int]] | None) -> dict[str, int]:
-    """What was left out, by the builder and before it."""
+    """Dropped items by reason: those of the builder and those of the reader of its input."""
     total = dict(build.dropped)
     for reason, number in (also() if also else {}).items():
         total[reason] = total.get(reason, 0) + number
@@ -271,7 +272,7 @@ def _all_dropped(build: PartialBuild, also: Callable[[], Mapping[str, int]] | No
 
 
 def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path) -> np.ndarray:
-    """Write the kept examples end to end, shard by shard; their lengths."""
+    """Write the kept examples of the shards to one file; the lengths of these examples."""
     chosen = np.zeros(len(bounds) - 1, dtype=bool)
     chosen[kept] = True
     begin = 0
@@ -281,7 +282,7 @@ def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, pat
             end = begin + len(tokens)
             first = int(np.searchsorted(bounds, begin, side="right")) - 1
             last = int(np.searchsorted(bounds, end, side="left"))
-            inside = np.diff(bounds[first : last + 1].clip(begin, end))  # of each example, its tokens in this shard
+            inside = np.diff(bounds[first : last + 1].clip(begin, end))  # tokens of each example in this shard
             file.write(tokens[np.repeat(chosen[first:last], inside)].tobytes())
             begin = end
     lengths: np.ndarray = np.diff(bounds)[kept]
@@ -289,7 +290,7 @@ def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, pat
 
 
 def _shuffle(items: Iterable[str], size: int, seed: int) -> Iterator[str]:
-    """The items in an order that the seed decides: each new one drives a random one out of the buffer."""
+    """The items in a seeded order: each new item replaces, and yields, a random one of the buffer."""
     generator = torch.Generator().manual_seed(seed)
     buffer: list[str] = []
     draws: Iterator[int] = iter(())
@@ -297,17 +298,17 @@ def _shuffle(items: Iterable[str], size: int, seed: int) -> Iterator[str]:
         if len(buffer) < size:
             buffer.append(item)
             continue
-        place = next(draws, None)
-        if place is None:
+        slot = next(draws, None)
+        if slot is None:
             draws = iter(torch.randint(size, (4096,), generator=generator).tolist())
-            place = next(draws)
-        buffer[place], item = item, buffer[place]
+            slot = next(draws)
+        buffer[slot], item = item, buffer[slot]
         yield item
-    for place in torch.randperm(len(buffer), generator=generator).tolist():
-        yield buffer[place]
+    for slot in torch.randperm(len(buffer), generator=generator).tolist():
+        yield buffer[slot]
 
 
-def _described(
+def _description(
     tokenizer: TokenizerLike,
     kind: str,
     seed: int,
@@ -335,7 +336,7 @@ def _described(
 
 
 def tokenizer_sha256(tokenizer: TokenizerLike) -> str | None:
-    """The sha256 of the tokenizer's model file; None for an object that has none."""
+    """The sha256 of the tokenizer's model file; None for an object without one."""
     sha: str | None = getattr(tokenizer, "sha256", None)
     return sha if isinstance(sha, str) else None
 
@@ -346,14 +347,14 @@ def _workers(workers: int | None) -> int:
     return workers or default_workers()
 
 
-def _listed(path: Path) -> dict[str, Any]:
+def _file_entry(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def _list(dropped: dict[str, int]) -> str:
+def _list_reasons(dropped: dict[str, int]) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in dropped.items())
 
 
 def _log_dropped(out_dir: str | Path, dropped: dict[str, int], unit: str) -> None:
     if dropped:
-        log.warning("%s: left out %d %s: %s", Path(out_dir).name, sum(dropped.values()), unit, _list(dropped))
+        log.warning("%s: dropped %d %s: %s", Path(out_dir).name, sum(dropped.values()), unit, _list_reasons(dropped))

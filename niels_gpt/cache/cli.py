@@ -1,29 +1,46 @@
-"""`niels-gpt cache ...`, also as `python -m niels_gpt.cache.cli ...`: the options.
+"""`niels-gpt cache ...`, also as `python -m niels_gpt.cache.cli ...`.
 
-Only typer is imported here; what a command does is in `commands.py`.
+Heavy modules are imported inside the functions: `niels-gpt --help` imports this module.
 """
 
 from __future__ import annotations
 
+import json as json_format
+import sys
+import time
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from niels_gpt.cache.sources import defaults
-from niels_gpt.system.console import run_app
+from niels_gpt.system.console import error_message, format_duration, run_app, short_number
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from niels_gpt.cache.sources.build import BuildResult
+    from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.data.registry import Source
+    from niels_gpt.tokenizer import Tokenizer
 
 app = typer.Typer(
-    help="Token caches: tokenise once, verify always, train from disk.",
+    help="Token caches: tokenize once, verify always, train from disk.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
 )
 
-Text = Optional[str]  # noqa: UP045 (typer reads these at run time)
-Count = Optional[int]  # noqa: UP045
-Place = Optional[Path]  # noqa: UP045
+OptionalText = Optional[str]  # noqa: UP045 (typer reads these at run time)
+OptionalInt = Optional[int]  # noqa: UP045
+OptionalPath = Optional[Path]  # noqa: UP045
+
+TOKEN_BUDGETS = {"fineweb_edu": "fineweb", "gutenberg": "gutenberg"}
+"""Sources with token budgets -> their prefix in the options of build-all."""
+PARTIAL = 3
+"""Exit code: some caches were built, others could not be."""
 
 
 def _go_offline(offline: bool) -> bool:
@@ -35,47 +52,51 @@ def _go_offline(offline: bool) -> bool:
 
 
 CacheDir = Annotated[Path, typer.Option("--cache-dir", help="Folder of all caches and their tokenizer.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seeds splits, shuffles and the tokenizer's sample.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of splits, shuffles and the tokenizer's sample.")]
 TokenizerPath = Annotated[
-    Place, typer.Option("--tokenizer", help="A spm.model to use; default: that of --cache-dir, or a new one.")
+    OptionalPath, typer.Option("--tokenizer", help="spm.model to use; default: the one of --cache-dir, or a new one.")
 ]
-VocabSize = Annotated[int, typer.Option("--vocab-size", help="Pieces of a new tokenizer, without the special tokens.")]
+VocabSize = Annotated[int, typer.Option("--vocab-size", help="Vocabulary of a new tokenizer, without special tokens.")]
 TokenizerDocuments = Annotated[
-    int, typer.Option("--tokenizer-documents", min=1, help="Documents per source that a new tokenizer learns from.")
+    int, typer.Option("--tokenizer-documents", min=1, help="Documents per source to train a new tokenizer on.")
 ]
-ShardBytes = Annotated[int, typer.Option("--shard-bytes", help="Size of a pretrain shard.")]
-FinewebId = Annotated[Text, typer.Option("--fineweb-id", help="Hub id of fineweb-edu.")]
+ShardBytes = Annotated[int, typer.Option("--shard-bytes", help="Bytes of a pretrain shard.")]
+FinewebId = Annotated[OptionalText, typer.Option("--fineweb-id", help="Hub id of fineweb-edu.")]
 FinewebConfig = Annotated[str, typer.Option("--fineweb-config", help="Config of fineweb-edu.")]
 FinewebTrain = Annotated[
-    int, typer.Option("--fineweb-train-tokens", min=0, help="Training tokens of fineweb-edu, at most.")
+    int, typer.Option("--fineweb-train-tokens", min=0, help="Maximum training tokens of fineweb-edu.")
 ]
-FinewebVal = Annotated[
-    int, typer.Option("--fineweb-val-tokens", min=0, help="Held-out tokens of fineweb-edu, at most.")
-]
+FinewebVal = Annotated[int, typer.Option("--fineweb-val-tokens", min=0, help="Maximum held-out tokens of fineweb-edu.")]
 FinewebStreaming = Annotated[
-    bool, typer.Option("--fineweb-streaming/--no-fineweb-streaming", help="Stream it, or download all of the config.")
+    bool, typer.Option("--fineweb-streaming/--no-fineweb-streaming", help="Stream it, or download the whole config.")
 ]
 ShuffleBuffer = Annotated[int, typer.Option("--shuffle-buffer", min=1, help="Rows of fineweb-edu's shuffle buffer.")]
 GutenbergTrain = Annotated[
-    int, typer.Option("--gutenberg-train-tokens", min=0, help="Training tokens of gutenberg, at most.")
+    int, typer.Option("--gutenberg-train-tokens", min=0, help="Maximum training tokens of gutenberg.")
 ]
 GutenbergVal = Annotated[
-    int, typer.Option("--gutenberg-val-tokens", min=0, help="Held-out tokens of gutenberg, at most.")
+    int, typer.Option("--gutenberg-val-tokens", min=0, help="Maximum held-out tokens of gutenberg.")
 ]
-WikitextConfig = Annotated[Text, typer.Option("--wikitext-config", help="Default: wikitext-103-raw-v1.")]
-Roam = Annotated[Place, typer.Option("--roam", help="Folder of notes; default: .roam-data/, else the embedded ones.")]
+WikitextConfig = Annotated[OptionalText, typer.Option("--wikitext-config", help="Default: wikitext-103-raw-v1.")]
+Roam = Annotated[
+    OptionalPath,
+    typer.Option("--roam", help="Folder of notes; default: .roam-data/ if it exists, else the embedded notes."),
+]
 Primer = Annotated[
-    Place, typer.Option("--primer", help="File of dialogues; default: data/primer.txt, else the embedded ones.")
+    OptionalPath,
+    typer.Option("--primer", help="File of dialogues; default: data/primer.txt if it exists, else the embedded ones."),
 ]
-RoamValFrac = Annotated[float, typer.Option("--roam-val-frac", help="Held-out share of the notes.")]
-ValFrac = Annotated[float, typer.Option("--val-frac", help="Held-out share of the examples (and own documents).")]
-Errors = Annotated[Text, typer.Option("--encoding-errors", help="Files that are not utf-8: strict or replace.")]
-Workers = Annotated[Count, typer.Option("--workers", min=1, help="Encoding threads; default: all cores.")]
-Config = Annotated[Place, typer.Option("--config", help="YAML file with sources of your own (data.sources).")]
+RoamValFrac = Annotated[float, typer.Option("--roam-val-frac", help="Held-out fraction of the notes.")]
+ValFrac = Annotated[
+    float, typer.Option("--val-frac", help="Held-out fraction of examples, and of the documents of your own sources.")
+]
+Errors = Annotated[OptionalText, typer.Option("--encoding-errors", help="Files that are not utf-8: strict or replace.")]
+Workers = Annotated[OptionalInt, typer.Option("--workers", min=1, help="Encoding threads; default: all cores.")]
+Config = Annotated[OptionalPath, typer.Option("--config", help="YAML file with your own sources (data.sources).")]
 Offline = Annotated[
-    bool, typer.Option("--offline", callback=_go_offline, help="Never ask the Hub: local files and caches only.")
+    bool, typer.Option("--offline", callback=_go_offline, help="Never contact the Hub: local files and caches only.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Build also what has not changed.")]
+Force = Annotated[bool, typer.Option("--force", help="Also rebuild caches that are up to date.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 CachePath = Annotated[Path, typer.Argument(help="A cache, or a folder of caches.")]
 
@@ -84,8 +105,8 @@ CachePath = Annotated[Path, typer.Argument(help="A cache, or a folder of caches.
 def build_all(
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
-    only: Annotated[list[str], typer.Option("--only", help="Only this source; may be repeated.")] = [],  # noqa: B006
-    skip: Annotated[list[str], typer.Option("--skip", help="Not this source; may be repeated.")] = [],  # noqa: B006
+    only: Annotated[list[str], typer.Option("--only", help="Build only this source; repeatable.")] = [],  # noqa: B006
+    skip: Annotated[list[str], typer.Option("--skip", help="Skip this source; repeatable.")] = [],  # noqa: B006
     tokenizer: TokenizerPath = None,
     vocab_size: VocabSize = defaults.VOCAB_SIZE,
     tokenizer_documents: TokenizerDocuments = defaults.TOKENIZER_DOCUMENTS,
@@ -110,8 +131,7 @@ def build_all(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Build every cache that can be built: fineweb-edu, notes, wikitext, gutenberg; dolly, oasst1, primer."""
-    from niels_gpt.cache.commands import run_build
+    """Build all caches: fineweb-edu, notes, wikitext, gutenberg; dolly, oasst1, primer."""
     from niels_gpt.cache.sources.texts import BuildSettings
 
     settings = BuildSettings(
@@ -136,27 +156,31 @@ def build_all(
         tokenizer_documents=tokenizer_documents,
         workers=workers,
     )
-    run_build(settings, names=None, only=only, skip=skip, tokenizer=tokenizer, config=config, force=force, as_json=json)
+    _run_build(
+        settings, names=None, only=only, skip=skip, tokenizer=tokenizer, config=config, force=force, as_json=json
+    )
 
 
 @app.command("build")
 def build(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sources of `niels-gpt data list`.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sources; see `niels-gpt data list`.")],
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
-    path: Annotated[Place, typer.Option("--path", help="Local files with the rows of the one source.")] = None,
-    subset: Annotated[Text, typer.Option("--subset", help="Config of wikitext or fineweb-edu.")] = None,
+    path: Annotated[
+        OptionalPath, typer.Option("--path", help="Local files with the rows of the source (only with one NAME).")
+    ] = None,
+    subset: Annotated[OptionalText, typer.Option("--subset", help="Config of wikitext or fineweb-edu.")] = None,
     train_tokens: Annotated[
-        Count, typer.Option("--train-tokens", min=1, help="At most; of fineweb-edu or gutenberg.")
+        OptionalInt, typer.Option("--train-tokens", min=1, help="Maximum, for fineweb-edu or gutenberg.")
     ] = None,
     val_tokens: Annotated[
-        Count, typer.Option("--val-tokens", min=0, help="At most; of fineweb-edu or gutenberg.")
+        OptionalInt, typer.Option("--val-tokens", min=0, help="Maximum, for fineweb-edu or gutenberg.")
     ] = None,
     shuffle_buffer: ShuffleBuffer = defaults.FINEWEB_SHUFFLE_BUFFER,
     val_frac: Annotated[
-        float, typer.Option("--val-frac", help="Held-out share of notes, documents or examples.")
+        float, typer.Option("--val-frac", help="Held-out fraction of notes, documents or examples.")
     ] = 0.1,
-    test: Annotated[bool, typer.Option("--test", help="Keep wikitext's own test split too.")] = False,
+    test: Annotated[bool, typer.Option("--test", help="Also build the test split of wikitext.")] = False,
     tokenizer: TokenizerPath = None,
     vocab_size: VocabSize = defaults.VOCAB_SIZE,
     tokenizer_documents: TokenizerDocuments = defaults.TOKENIZER_DOCUMENTS,
@@ -168,14 +192,13 @@ def build(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Build the caches of some sources, your own included."""
-    from niels_gpt.cache.commands import run_build
+    """Build the caches of the named sources, your own included."""
     from niels_gpt.cache.sources.texts import BuildSettings
 
     if path is not None and len(names) > 1:
-        raise ValueError("--path goes with one source; build them one after the other")
+        raise ValueError("--path needs exactly one source: build them one after the other")
     if test and set(names) != {"wikitext"}:
-        raise ValueError("--test goes with wikitext alone, which has a test split of its own")
+        raise ValueError("--test needs wikitext alone: no other source has a test split")
     settings = BuildSettings(
         cache_dir=cache_dir,
         seed=seed,
@@ -196,46 +219,305 @@ def build(
         tokenizer_documents=tokenizer_documents,
         workers=workers,
     )
-    run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
+    _run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
+
+
+def _run_build(
+    settings: BuildSettings,
+    *,
+    names: list[str] | None,
+    only: list[str],
+    skip: list[str],
+    tokenizer: Path | None,
+    config: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Build the caches of these sources (None: all), one after the other; failures are reported at the end."""
+    from rich.console import Console
+
+    from niels_gpt.cache.sources.build import choose_sources
+
+    console = Console(highlight=False, stderr=as_json)
+    if not console.is_terminal:  # a pipe has no width
+        console.width = 120
+    chosen = choose_sources(names, only, skip, config)
+    unreadable: dict[str, Exception] = {}
+    shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
+    try:
+        results = [
+            _build_one(source, settings, shared, unreadable, force=force, all_sources=names is None)
+            for source in chosen
+        ]
+    except KeyboardInterrupt:
+        print("\ninterrupted: run the same command to resume from the last complete shard", file=sys.stderr)
+        sys.exit(130)
+    if as_json:
+        print(json_format.dumps([_as_json(result) for result in results], indent=2, ensure_ascii=False))
+    else:
+        _print_results(console, results)
+    for result in (r for r in results if r.reason and not as_json):
+        print(f"{result.name}: {result.state}: {result.reason}", file=sys.stderr)
+    failed = sum(result.state == "failed" for result in results)
+    if failed:
+        available = sum(result.state in ("built", "up to date") for result in results)
+        optional = len(results) - failed - available
+        rest = f", {optional} optional not built" if optional else ""
+        print(
+            f"error: {failed} of {len(results)} caches could not be built; {available} available{rest}", file=sys.stderr
+        )
+        sys.exit(PARTIAL if available else 1)
+
+
+def _prepare_tokenizer(
+    settings: BuildSettings,
+    given: Path | None,
+    chosen: list[Source],
+    unreadable: dict[str, Exception],
+    console: Console,
+) -> Tokenizer:
+    """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on."""
+    from rich.markup import escape
+
+    from niels_gpt.cache.sources.build import check_lost_tokenizer, install_tokenizer, open_tokenizer, train_on
+    from niels_gpt.system import files
+
+    new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
+    if new:
+        files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
+        check_lost_tokenizer(settings.cache_dir, chosen, given)
+    if given is not None:
+        return install_tokenizer(given, settings.cache_dir)
+    if not new:
+        return open_tokenizer(settings.cache_dir)
+    began = time.monotonic()
+    listed = ", ".join(source.name for source in chosen)
+    console.print(f"training a tokenizer of {settings.vocab_size:,} subwords on {escape(listed)}")
+    with console.status("training"):
+        try:
+            trained = train_on(chosen, settings, lambda source, err: unreadable.update({source.name: err}))
+        except ValueError as err:
+            if len(unreadable) < len(chosen):
+                raise
+            reasons = "; ".join(f"{name}: {error_message(reason)}" for name, reason in unreadable.items())
+            raise ValueError(f"no source can be read. {reasons}") from err
+    console.print(f"tokenizer: {trained.vocab_size:,} ids, in {format_duration(time.monotonic() - began)}")
+    if unreadable:
+        print(
+            f"warning: the tokenizer was trained without {', '.join(unreadable)}, which cannot be read now. To train "
+            f"it on them later, remove {settings.cache_dir} and build again: all its caches share the tokenizer",
+            file=sys.stderr,
+        )
+    return trained
+
+
+def _build_one(
+    source: Source,
+    settings: BuildSettings,
+    tokenizer: Tokenizer,
+    unreadable: dict[str, Exception],
+    *,
+    force: bool,
+    all_sources: bool,
+) -> BuildResult:
+    """Build one cache; an error becomes the reason of its result, so that the other caches are still built."""
+    from niels_gpt.cache.sources import build as sources_build
+    from niels_gpt.cache.sources.progress import show_progress
+    from niels_gpt.data.reading.local import DataUnavailable
+
+    try:
+        if source.name in unreadable:
+            raise unreadable[source.name]
+        with show_progress(source.name) as on_progress:
+            return sources_build.build(source, settings, tokenizer, force=force, on_progress=on_progress)
+    except (OSError, ValueError) as err:
+        reason = error_message(err) + _budget_remedy(err, source, all_sources=all_sources)
+        if all_sources and source.name in sources_build.OPTIONAL and isinstance(err, DataUnavailable):
+            return sources_build.write_placeholder(source, settings, reason)
+        folder = sources_build.folder_of(source, settings.cache_dir)
+        return sources_build.BuildResult(source.name, folder, "failed", {}, reason)
+
+
+def _budget_remedy(err: Exception, source: Source, *, all_sources: bool) -> str:
+    """The option to change if a token budget leaves train empty."""
+    from niels_gpt.cache.build_cache import TrainEmpty
+
+    if not isinstance(err, TrainEmpty) or not err.budget or source.name not in TOKEN_BUDGETS:
+        return ""
+    option = f"--{TOKEN_BUDGETS[source.name] + '-' if all_sources else ''}{err.budget}-tokens"
+    return f": use a {'larger' if err.budget == 'train' else 'smaller'} {option}"
+
+
+def _print_results(console: Console, results: list[BuildResult]) -> None:
+    from rich.table import Table
+
+    from niels_gpt.cache.formats import splits_of
+
+    table = Table(box=None, pad_edge=False)
+    splits = max((splits_of(result.meta) for result in results), key=len)
+    for name in ("cache", "", "train", "held out", *splits[2:], "dropped"):
+        table.add_column(name, justify="left" if name in ("cache", "") else "right", no_wrap=True)
+    for result in results:
+        meta = result.meta
+        dropped = f"{sum(meta['dropped'].values()):,}" if "dropped" in meta else ""
+        table.add_row(result.name, result.state, *(_split_size(meta, split) for split in splits), dropped)
+    console.print(table)
+
+
+def _as_json(result: BuildResult) -> dict[str, Any]:
+    totals = {k: v for k, v in result.meta.items() if k.endswith(("_tokens", "_examples", "_documents"))}
+    listed = {"name": result.name, "state": result.state, "folder": str(result.folder), "reason": result.reason}
+    return listed | totals
+
+
+def _split_size(meta: dict[str, Any], split: str) -> str:
+    if f"{split}_tokens" not in meta:
+        return ""
+    tokens = f"{short_number(meta[f'{split}_tokens'])} tokens"
+    return f"{meta[f'{split}_examples']:,} examples, {tokens}" if f"{split}_examples" in meta else tokens
 
 
 @app.command("verify")
 def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
-    """Re-hash every file and name the first bad one."""
-    from niels_gpt.cache.commands import run_verify
+    """Hash every file again and name the first damaged one."""
+    from rich.console import Console
 
-    run_verify(path, as_json=json)
+    from niels_gpt.cache.meta import read_meta
+    from niels_gpt.cache.verify import verify_cache
+
+    with Console(stderr=True).status("verifying") as status:
+        verified = verify_cache(path, on_file=lambda file: status.update(f"verifying {file}"))
+    if json:
+        print(json_format.dumps([str(folder) for folder in verified]))
+        return
+    for folder in verified:
+        listed = read_meta(folder / "meta.json")["files"]
+        size = sum(entry["bytes"] for entry in listed.values())
+        print(f"{folder}: {len(listed)} files, {short_number(size)}B, verified")
 
 
 @app.command("inspect")
 def inspect(
     path: CachePath = Path("cache"),
     split: Annotated[str, typer.Option("--split", help="train, val, or test.")] = "train",
-    seed: Annotated[Count, typer.Option("--seed", min=0, help="For the same sample again.")] = None,
+    seed: Annotated[OptionalInt, typer.Option("--seed", min=0, help="Seed of the sample; default: random.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Length of the decoded sample.")] = 80,
-    tokenizer: Annotated[Place, typer.Option("--tokenizer", help="Default: tokenizer/ beside the caches.")] = None,
+    tokenizer: Annotated[
+        OptionalPath, typer.Option("--tokenizer", help="Default: tokenizer/ beside pretrain/ and sft/.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show the meta, the sizes and a decoded sample at a random place."""
-    from niels_gpt.cache.commands import run_inspect
+    """Show the metadata, the sizes and a decoded sample at a random offset."""
+    import torch
+    from rich.console import Console
 
-    run_inspect(path, split=split, seed=seed, tokens=tokens, tokenizer=tokenizer, as_json=json)
+    from niels_gpt.cache.formats import SPLITS, TEST
+    from niels_gpt.cache.verify import find_caches
+
+    if split not in (*SPLITS, TEST):
+        raise ValueError(f"--split must be train, val or test, got {split!r}")
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    entries = [_inspect_cache(folder, split, generator, tokens, tokenizer) for folder in find_caches(path)]
+    if json:
+        print(json_format.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    for number, entry in enumerate(entries):
+        if number:
+            console.print()
+        _print_inspected(console, entry)
+
+
+def _inspect_cache(
+    folder: Path, split: str, generator: torch.Generator, tokens: int, tokenizer: Path | None
+) -> dict[str, Any]:
+    """The meta of a cache and a decoded sample of it."""
+    import torch
+
+    from niels_gpt.cache.formats import splits_of
+    from niels_gpt.cache.meta import CacheError, read_meta
+    from niels_gpt.cache.verify import stream_slice
+    from niels_gpt.tokenizer import load_tokenizer
+
+    meta = read_meta(folder / "meta.json")
+    entry: dict[str, Any] = {"folder": str(folder), "split": split, "meta": meta}
+    if split not in splits_of(meta):
+        raise CacheError(f"{folder} has no {split} split: --split must be one of {', '.join(splits_of(meta))}")
+    total = meta.get(f"{split}_tokens", 0)
+    if not total:
+        return entry
+    path = tokenizer or folder.resolve().parent.parent / "tokenizer"
+    try:
+        decoder = load_tokenizer(path)
+    except FileNotFoundError:
+        raise CacheError(f"{folder}: no tokenizer at {path} to decode it; pass --tokenizer") from None
+    if meta.get("tokenizer_sha256") not in (None, decoder.sha256):
+        raise CacheError(f"{folder} was built with another tokenizer than {path}; pass --tokenizer")
+    start = int(torch.randint(max(total - tokens, 0) + 1, (1,), generator=generator))
+    ids = stream_slice(folder, split, start, tokens)
+    return entry | {"token": start, "ids": ids.tolist(), "text": decoder.decode(ids), "shown": decoder.render(ids)}
+
+
+def _print_inspected(console: Console, entry: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    meta = entry["meta"]
+    console.print(Text(entry["folder"], style="bold"), soft_wrap=True)
+    if meta.get("built") is False:
+        console.print(f"not built: {meta.get('reason')}", markup=False, soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    listed = meta.get("files", {})
+    table.add_row("files", f"{len(listed)}, {short_number(sum(item['bytes'] for item in listed.values()))}B")
+    for key, value in meta.items():
+        if key not in ("files", "format", "split_rule"):
+            table.add_row(key, escape(_readable(key, value)))
+    table.add_row("split_rule", escape(str(meta.get("split_rule"))))
+    console.print(table)
+    if "text" in entry:
+        console.print(f"\n{entry['split']}, from token {entry['token']:,} on:")
+        console.print(Text(entry["shown"], style="green"), soft_wrap=True)
+
+
+def _readable(key: str, value: Any) -> str:
+    """A value of the meta for people: hashes are shortened (--json prints them in full)."""
+    from niels_gpt.cache.formats import NO_LIMIT
+
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_readable(name, inner)}" for name, inner in value.items()) or "none"
+    if key.endswith("sha256") and isinstance(value, str):
+        return f"{value[:12]}..."
+    if type(value) is int and key != "seed":
+        return "no limit" if value == NO_LIMIT else f"{value:,}"
+    return "none" if value is None else str(value)
 
 
 @app.command("diff")
 def diff(
     first: Annotated[Path, typer.Argument(help="A cache.")],
-    second: Annotated[Path, typer.Argument(help="Another.")],
+    second: Annotated[Path, typer.Argument(help="The cache to compare it with.")],
     json: Json = False,
 ) -> None:
-    """Say why two caches differ; exit code 1 if they do."""
-    from niels_gpt.cache.commands import run_diff
+    """Explain how two caches differ; exit code 1 if they do."""
+    from niels_gpt.cache.verify import differences
 
-    run_diff(first, second, as_json=json)
+    found = list(differences(first, second))
+    if json:
+        print(json_format.dumps(found, ensure_ascii=False))
+    else:
+        print("\n".join(found) if found else f"{first} and {second} are identical")
+    if found:
+        sys.exit(1)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; see `run_app` for the exit codes."""
+    """Run the command line; `run_app` documents the exit codes."""
     run_app(app, arguments, name="python -m niels_gpt.cache.cli")
 
 

@@ -1,4 +1,4 @@
-"""The caches of a folder, opened for training: all with one tokenizer."""
+"""Open the caches of a folder for training; they share one tokenizer."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
 
 class CacheFolder:
-    """`cache/` with its tokenizer, pretrain/NAME and sft/NAME."""
+    """A folder with a tokenizer and caches pretrain/NAME and sft/NAME."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises CacheError where there is no such folder or tokenizer."""
+        """Raises CacheError if the folder or its tokenizer is missing."""
         self.path = files.expand_home(path)
         try:
             self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer" / "spm.model")
         except FileNotFoundError:
             raise CacheError(
-                f"no token caches in {self.path} (it has no tokenizer/spm.model): build some with "
-                f"niels-gpt cache build-all --cache-dir {self.path}, or name another folder (data.token_cache)"
+                f"no token caches in {self.path} (no tokenizer/spm.model): build them with "
+                f"niels-gpt cache build-all --cache-dir {self.path}, or set another folder (data.token_cache)"
             ) from None
 
     def names(self, kind: str) -> list[str]:
-        """The finished caches of a kind (`pretrain`, `sft`)."""
+        """Names of the finished caches of a kind (`pretrain`, `sft`)."""
         metas = sorted((self.path / kind).glob("*/meta.json"))
-        found = [path.parent.name for path in metas if not path.parent.name.startswith(".")]  # builds have a dot
-        return [name for name in found if read_meta(self.path / kind / name / "meta.json").get("built") is not False]
+        # Builds in progress have a leading dot.
+        names = [path.parent.name for path in metas if not path.parent.name.startswith(".")]
+        return [name for name in names if read_meta(self.path / kind / name / "meta.json").get("built") is not False]
 
     def check(self, kind: str, names: Iterable[str], *, option: str) -> None:
-        """Raise CacheError where a cache is not there, with the ways out."""
+        """Raise CacheError that names the missing caches and the remedies; `option` sets the shares of the caches."""
         have = self.names(kind)
         missing = [name for name in names if name not in have]
         if missing:
             raise CacheError(
-                f"no {kind} cache of {', '.join(missing)} in {self.path}: build it (niels-gpt cache build "
-                f"{' '.join(missing)} --cache-dir {self.path}), or give {option} shares of what is there: "
-                f"{', '.join(have) or 'nothing'}"
+                f"no {kind} cache {', '.join(missing)} in {self.path}: build it (niels-gpt cache build "
+                f"{' '.join(missing)} --cache-dir {self.path}), or give {option} only caches that exist: "
+                f"{', '.join(have) or 'there are none'}"
             )
 
     def pretrain(self, name: str, split: str, *, T: int, verify: bool = False) -> PretrainTokenStreamDataset:
-        """The windows of a pretrain cache. Raises CacheError."""
+        """Open the windows of a pretrain cache. Raises CacheError."""
         assert split in SPLITS
         folder = self.path / "pretrain" / name / split
         return PretrainTokenStreamDataset(
@@ -53,7 +54,7 @@ class CacheFolder:
         )
 
     def sft(self, name: str, split: str, *, T: int, verify: bool = False) -> SFTExampleDataset:
-        """The examples of an SFT cache. Raises CacheError."""
+        """Open the examples of an SFT cache. Raises CacheError."""
         assert split in SPLITS
         folder = self.path / "sft" / name
         special = self.tokenizer.special_token_ids()
@@ -69,7 +70,7 @@ class CacheFolder:
         )
 
     def fingerprint(self, kind: str, name: str, split: str = "train") -> str:
-        """What identifies the tokens of a split of a cache: the sha256 of its files, joined and hashed."""
+        """A sha256 that identifies the tokens of a split: the hash of the hashes of its files."""
         import hashlib
 
         folder = self.path / kind / name

@@ -1,11 +1,11 @@
-"""What lies on disk: names and number formats.
+"""File names and number formats of token caches.
 
-    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ the same, test/ if there is)   meta.json
-    sft/NAME/       train_tokens.bin  train_idx.npy                  (val_* the same)  meta.json
+    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ likewise, optional test/)   meta.json
+    sft/NAME/       train_tokens.bin  train_idx.npy                  (val_* likewise)                  meta.json
 
-Tokens are little-endian 16-bit numbers, offsets little-endian 64-bit ones. A shard continues where the one before
-ends; all but a split's last have exactly `shard_bytes` bytes. `documents.npy` and `*_idx.npy` hold the first token of
-each document or example within the split's stream.
+Tokens are little-endian uint16, offsets little-endian int64. The shards of a split are one stream; all but the last
+have exactly `shard_bytes` bytes. `documents.npy` and `*_idx.npy` hold the offset of the first token of each document or
+example within the stream of the split.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TOKEN_DTYPE_NAME = "uint16-le"
 MAX_VOCAB = 65_536
 SPLITS = ("train", "val")
 TEST = "test"
-"""A third split of a pretrain cache, for sources that have one of their own."""
+"""A third split of a pretrain cache, for sources that come with one."""
 DOCUMENTS = "documents.npy"
 NO_LIMIT = 1 << 62
 """A token budget that is never reached."""
 
 
 def splits_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """The splits of the cache with this meta."""
+    """The splits of the cache that this meta describes."""
     return (*SPLITS, TEST) if f"{TEST}_tokens" in meta else SPLITS
 
 
@@ -40,12 +40,12 @@ def shard_name(number: int) -> str:
 
 
 def list_shards(folder: Path) -> list[Path]:
-    """The shards of a folder in their order (99999 comes before 100000)."""
+    """The shards of a folder in order (99999 before 100000)."""
     return sorted(folder.glob("shard_*.bin"), key=lambda path: (len(path.name), path.name))
 
 
 def as_tokens(ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """Ids as they are stored. Raises ValueError for one that is negative, past the vocabulary, or past 65,535."""
+    """Token ids in the stored dtype. Raises ValueError for ids that are negative, or past the vocabulary or 65,535."""
     values = np.asarray(ids)
     if values.size == 0:
         return np.empty(0, dtype=TOKEN_DTYPE)

@@ -1,4 +1,4 @@
-"""meta.json: what a cache is made of, and the size and sha256 of each of its files."""
+"""meta.json: what a cache was built from, and the size and sha256 of each of its files."""
 
 from __future__ import annotations
 
@@ -14,80 +14,80 @@ FORMAT = "niels-gpt token cache"
 
 
 class CacheError(ValueError):
-    """A cache that cannot be used; the message says which, why, and what to do."""
+    """A cache that cannot be used. The message names the cache, the reason and the remedy."""
 
 
-def past_vocabulary(found: int, vocab_size: int, where: object, cache: Path) -> CacheError:
-    """What to say of an id that no builder wrote: bytes of the cache have changed since."""
+def past_vocabulary(token: int, vocab_size: int, where: object, cache: Path) -> CacheError:
+    """The error for a token id that no builder writes: the cache was changed after the build."""
     return CacheError(
-        f"{where} has the id {found}, past the vocabulary 0..{vocab_size - 1}: the cache is damaged; see "
+        f"{where} has the token id {token}, but the vocabulary is 0..{vocab_size - 1}: the cache is damaged; run "
         f"niels-gpt cache verify {cache}, and build it again"
     )
 
 
 def write_meta(path: str | Path, meta: dict[str, Any]) -> None:
-    """Write a meta.json: whole or not at all, the same bytes for the same content."""
+    """Write a meta.json atomically; the same content gives the same bytes."""
     files.write_json(path, meta)
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """The content of a meta.json. Raises CacheError (a ValueError) if it is missing, damaged, or of a newer format."""
+    """The content of a meta.json. Raises CacheError (a ValueError) if it is missing, damaged, or has a newer format."""
     path = Path(path)
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CacheError(f"no {path}: this is no finished cache; build it with niels-gpt cache build") from None
+        raise CacheError(f"no {path}: this is not a finished cache; build it with niels-gpt cache build") from None
     except (ValueError, RecursionError, IsADirectoryError) as err:
         raise CacheError(f"{path} is damaged ({err}): build the cache again") from None
     if not isinstance(meta, dict):
-        raise CacheError(f"{path} is damaged (a {type(meta).__name__}, not an object): build the cache again")
+        raise CacheError(f"{path} is damaged ({type(meta).__name__}, expected an object): build the cache again")
     version = meta.get("format_version", FORMAT_VERSION)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CacheError(
-            f"{path} has format version {version!r}, and this program knows up to {FORMAT_VERSION}: update niels-gpt"
+            f"{path} has format version {version!r}, but this version reads up to {FORMAT_VERSION}: update niels-gpt"
         )
     return meta
 
 
 def sha256_file(path: str | Path) -> str:
-    """The hex sha256 of a file, read in pieces."""
+    """The hex sha256 of a file, read in chunks."""
     return files.sha256_file(path)
 
 
 def find_meta(folder: Path) -> dict[str, Any] | None:
-    """The meta of a cache folder, or None where there is none (bare files are taken as they are)."""
+    """The meta of a cache folder, or None if there is none (files without a meta are read as they are)."""
     path = folder / "meta.json"
     return read_meta(path) if path.exists() else None
 
 
 def check_meta(meta: dict[str, Any], folder: Path, *, tokenizer_sha256: str | None) -> None:
-    """Raise CacheError where the cache holds other tokens than the reader reads."""
+    """Raise CacheError if the cache was not built, or has another dtype or tokenizer than expected."""
     if meta.get("built") is False:
         raise CacheError(f"{folder} was not built: {meta.get('reason', 'it is a placeholder')}")
     dtype = meta.get("token_dtype", TOKEN_DTYPE_NAME)
     if dtype != TOKEN_DTYPE_NAME:
-        raise CacheError(f"{folder} holds tokens as {dtype!r}, expected {TOKEN_DTYPE_NAME!r}: build it again")
-    made_with = meta.get("tokenizer_sha256")
-    if tokenizer_sha256 is not None and made_with != tokenizer_sha256:
+        raise CacheError(f"{folder} has tokens of dtype {dtype!r}, expected {TOKEN_DTYPE_NAME!r}: build it again")
+    cache_sha = meta.get("tokenizer_sha256")
+    if tokenizer_sha256 is not None and cache_sha != tokenizer_sha256:
         raise CacheError(
-            f"{folder} was built with another tokenizer (sha256 {str(made_with)[:12]}..., yours is "
-            f"{tokenizer_sha256[:12]}...): build it again with yours, or use its own"
+            f"{folder} was built with another tokenizer (sha256 {str(cache_sha)[:12]}..., yours is "
+            f"{tokenizer_sha256[:12]}...): build it again with your tokenizer, or use the tokenizer of the cache"
         )
 
 
 def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    """The files that a meta lists, by name. Raises CacheError where the list is damaged."""
+    """The files listed in a meta, by name. Raises CacheError if the list is damaged."""
     listed = meta.get("files", {})
     if not isinstance(listed, dict) or not all(
         isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
         for entry in listed.values()
     ):
-        raise CacheError(f"{folder / 'meta.json'} is damaged (its list of files): build the cache again")
+        raise CacheError(f"{folder / 'meta.json'} is damaged (field files): build the cache again")
     return listed
 
 
 def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:
-    """Raise CacheError for a file that is missing, not listed, or has another size (verify: sha256) than listed."""
+    """Raise CacheError for a file that is missing, not listed, or differs from the listed size (verify: sha256)."""
     path = folder / name
     if "files" in meta:
         check_listed(path, listed_files(meta, folder).get(name), verify=verify)
@@ -96,7 +96,7 @@ def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = 
 
 
 def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = False) -> int:
-    """The size of a file that is as `listed_files` has it. Raises CacheError otherwise."""
+    """The size of a file, checked against its entry of `listed_files`. Raises CacheError if it differs."""
     try:
         status = path.stat()
     except OSError:
@@ -105,9 +105,9 @@ def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = Fa
         raise CacheError(f"{path} is missing: build the cache again")
     size = status.st_size
     if listed is None:
-        raise CacheError(f"{path} is not in the cache's meta.json: build the cache again")
+        raise CacheError(f"{path} is not listed in meta.json: build the cache again")
     if size != listed["bytes"]:
-        raise CacheError(f"{path} has {size:,} bytes, but meta.json says {listed['bytes']:,}: build the cache again")
+        raise CacheError(f"{path} has {size:,} bytes, but meta.json lists {listed['bytes']:,}: build the cache again")
     if verify and sha256_file(path) != listed["sha256"]:
-        raise CacheError(f"{path} is damaged (its sha256 is not that of meta.json): build the cache again")
+        raise CacheError(f"{path} is damaged (its sha256 differs from meta.json): build the cache again")
     return size

@@ -1,4 +1,4 @@
-"""Batches from several caches at once: plan which rows of which cache, then gather them."""
+"""Batches from several caches: plan which rows of which cache, then gather them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from niels_gpt.config.checks import check_probabilities
 
 
 class RowDataset(Protocol):
-    """What a mixture needs of a dataset."""
+    """The methods of a dataset that a mixture needs."""
 
     def plan(self, B: int, generator: torch.Generator | None) -> list[int]: ...
     def gather(self, rows: list[int], /) -> tuple[torch.Tensor, ...]: ...
@@ -21,19 +21,19 @@ Dataset = TypeVar("Dataset", bound=RowDataset)
 
 
 class MixedPlan(NamedTuple):
-    """Where each row of a batch comes from; the plan is the provenance."""
+    """Cache and row of each batch row. The plan is the provenance of a batch."""
 
     source: list[str]
-    """Per row: the cache."""
+    """Per row: name of the cache."""
     row: list[int]
-    """Per row: the window or example in it."""
+    """Per row: window or example of that cache."""
 
 
 class Mixture(Generic[Dataset]):
-    """Datasets of one kind, each drawn with its share."""
+    """Datasets of one kind, each drawn with a probability."""
 
     def __init__(self, datasets: Mapping[str, Dataset], weights: Mapping[str, float]) -> None:
-        """Raises ValueError where the shares do not sum to 1, or name a dataset that is not there."""
+        """Raises ValueError if the weights do not sum to 1 or name an unknown dataset."""
         check_probabilities(weights, name="weights")
         self.weights = {name: share for name, share in weights.items() if share}
         missing = [name for name in self.weights if name not in datasets]
@@ -42,7 +42,7 @@ class Mixture(Generic[Dataset]):
         self.datasets = {name: datasets[name] for name in self.weights}
 
     def plan(self, B: int, generator: torch.Generator | None) -> MixedPlan:
-        """Draw B rows: one multinomial for the caches, then each cache draws its rows, in the order of the shares."""
+        """Draw B rows: one multinomial for the caches, then each cache draws its rows, in the order of the weights."""
         if B < 1:
             raise ValueError(f"B must be at least 1, got {B}")
         names = list(self.weights)
@@ -56,21 +56,22 @@ class Mixture(Generic[Dataset]):
         return MixedPlan(source, [next(rows[name]) for name in source])
 
     def gather(self, plan: MixedPlan) -> tuple[torch.Tensor, ...]:
-        """The tensors of the rows, in their order, on the CPU."""
-        parts: dict[str, tuple[torch.Tensor, ...]] = {}
-        places = {name: [i for i, source in enumerate(plan.source) if source == name] for name in self.weights}
-        for name, at in places.items():
+        """The tensors of the planned rows, in order, on the CPU."""
+        gathered: dict[str, tuple[torch.Tensor, ...]] = {}
+        positions = {name: [i for i, source in enumerate(plan.source) if source == name] for name in self.weights}
+        for name, at in positions.items():
             if at:
-                parts[name] = self.datasets[name].gather([plan.row[i] for i in at])
-        if len(parts) == 1:
-            return next(iter(parts.values()))
-        whole = [torch.empty((len(plan.row), *part.shape[1:]), dtype=part.dtype) for part in next(iter(parts.values()))]
-        for name, tensors in parts.items():
-            index = torch.tensor(places[name])
-            for target, part in zip(whole, tensors, strict=True):
-                target.index_copy_(0, index, part)
-        return tuple(whole)
+                gathered[name] = self.datasets[name].gather([plan.row[i] for i in at])
+        some = next(iter(gathered.values()))
+        if len(gathered) == 1:
+            return some
+        merged = [torch.empty((len(plan.row), *rows.shape[1:]), dtype=rows.dtype) for rows in some]
+        for name, tensors in gathered.items():
+            index = torch.tensor(positions[name])
+            for target, rows in zip(merged, tensors, strict=True):
+                target.index_copy_(0, index, rows)
+        return tuple(merged)
 
     def get_batch(self, *, B: int, generator: torch.Generator | None) -> tuple[torch.Tensor, ...]:
-        """What the datasets' own `get_batch` gives, over all of them, on the CPU."""
+        """A batch of rows from all datasets, on the CPU; tensors as from the `get_batch` of the datasets."""
         return self.gather(self.plan(B, generator))

@@ -1,7 +1,7 @@
-"""Token files as arrays that stay on disk.
+"""Token files as memory-mapped arrays.
 
-Touched pages count as memory of this process until they are released. `MappedFiles` keeps the pages of a small
-cache, and releases those of a large one from time to time; the page cache of the system keeps them either way.
+Touched pages count as memory of this process until they are released. `MappedFiles` keeps the pages of a small cache
+and releases those of a large one from time to time; the page cache of the system keeps them in either case.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from niels_gpt.cache.formats import TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError
 
 KEEP_BYTES = 1 << 30
-"""Caches up to this size stay mapped once touched."""
+"""The pages of caches up to this size are never released."""
 RELEASE_BYTES = 64 << 20
-"""Of larger ones, about this much stays mapped at a time."""
+"""The pages of larger caches are released after about this much was touched."""
 FAULT_BYTES = 128 << 10
-"""What one random read may map: Linux maps the 64 KB around it, twice where the row crosses a border."""
+"""Upper bound of what one random read maps: Linux maps 64 KB around it, twice if the row crosses a boundary."""
 
 
 MAX_OPEN = 128
-"""Files that are mapped at a time: a mapping holds a file descriptor, and a process may have few."""
+"""Number of files mapped at the same time: each mapping holds a file descriptor, and their number is limited."""
 _open_files: collections.OrderedDict[int, MappedTokens] = collections.OrderedDict()
-_opening = threading.Lock()
+_open_files_lock = threading.Lock()
 
 
 class MappedTokens:
-    """The tokens of one file, mapped when first used, and unmapped when many others are used."""
+    """The tokens of one file, mapped on first use and unmapped when many other files are used."""
 
     def __init__(self, path: Path, size: int | None = None) -> None:
-        """Raises CacheError for a size that is no whole number of tokens."""
+        """Raises CacheError for an odd number of bytes."""
         self.path = path
         size = path.stat().st_size if size is None else size
         if size % TOKEN_DTYPE.itemsize:
-            raise CacheError(f"{path} has {size:,} bytes, an odd number: it is cut off; build the cache again")
+            raise CacheError(f"{path} has {size:,} bytes, an odd number: the file is truncated; build the cache again")
         self.size = size // TOKEN_DTYPE.itemsize
         """Number of tokens."""
         self._map: mmap.mmap | None = None
@@ -57,39 +57,39 @@ class MappedTokens:
                 try:
                     self._map = mmap.mmap(file.fileno(), self.size * TOKEN_DTYPE.itemsize, access=mmap.ACCESS_READ)
                 except ValueError as err:
-                    raise CacheError(f"{self.path} has become shorter since it was opened") from err
+                    raise CacheError(f"{self.path} was truncated after it was opened") from err
             tokens = self._tokens = np.frombuffer(self._map, dtype=TOKEN_DTYPE)
-            with _opening:
+            with _open_files_lock:
                 _open_files[id(self)] = self
                 if len(_open_files) > MAX_OPEN:
-                    _open_files.popitem(last=False)[1]._forget()
+                    _open_files.popitem(last=False)[1]._unmap()
         return tokens
 
     def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int]]:
-        """Another process maps the file itself."""
+        """Pickle the path and size: the other process maps the file again."""
         return MappedTokens, (self.path, self.size * TOKEN_DTYPE.itemsize)
 
-    def _forget(self) -> None:
-        """Unmap; slices that are still in use stay valid until they are gone."""
+    def _unmap(self) -> None:
+        """Unmap the file; slices in use stay valid until they are deleted."""
         self._map = self._tokens = self._data = None
 
     @property
     def data(self) -> memoryview:
-        """All bytes, read-only: slices of it are joined to rows faster than slices of an array are copied."""
+        """All bytes, read-only. Joining slices of it is faster than copying slices of an array."""
         data = self._data
         if data is None:
             data = self._data = self.tokens.data.cast("B") if self.size else memoryview(b"")
         return data
 
     def release(self) -> None:
-        """Let the touched pages go; what is read next comes from the file cache again."""
+        """Release the touched pages; later reads come from the page cache again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class MappedFiles:
-    """Several mapped files whose touched pages are kept within bounds."""
+    """Several mapped files with a bound on their touched pages."""
 
     def __init__(self, files: list[MappedTokens]) -> None:
         self.files = files
@@ -97,7 +97,7 @@ class MappedFiles:
         self._touched = 0
 
     def touched(self, rows: int, row_bytes: int) -> None:
-        """Note that rows were read; lets pages go when they may be too many."""
+        """Record that rows were read; release all pages when there may be too many."""
         if self._bounded:
             self._touched += rows * (FAULT_BYTES + row_bytes)
             if self._touched > RELEASE_BYTES:

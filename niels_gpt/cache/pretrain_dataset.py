@@ -14,7 +14,7 @@ from niels_gpt.cache.token_stream import TokenStream
 
 
 class PretrainTokenStreamDataset(TokenStream):
-    """The windows of T + 1 tokens of a folder of shards; every start of every shard is equally likely."""
+    """The windows of T + 1 tokens of a folder of shards; every start in every shard is equally likely."""
 
     def __init__(
         self,
@@ -25,11 +25,12 @@ class PretrainTokenStreamDataset(TokenStream):
         tokenizer_sha256: str | None = None,
         verify: bool = False,
     ) -> None:
-        """Opens the shards without reading them (verify: reads and hashes all). Without a meta.json in the folder
-        above, they are taken as they are.
+        """Open the shards without reading them (verify: read and hash all).
 
-        Raises CacheError (a ValueError) for shards that are missing, cut off, or of another dtype or tokenizer, and
-        where none has T + 1 tokens.
+        Without a meta.json in the parent folder, they are used as they are.
+
+        Raises CacheError (a ValueError) for shards that are missing, truncated, or of another dtype or tokenizer, and
+        if no shard has T + 1 tokens.
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
@@ -37,19 +38,19 @@ class PretrainTokenStreamDataset(TokenStream):
         super().__init__(shards_dir, tokenizer_sha256=tokenizer_sha256, verify=verify)
         windows = [max(shard.size - T, 0) for shard in self.shards]
         self._ends = np.cumsum(windows, dtype=np.int64).tolist()
-        """Shard -> the number of windows up to its end."""
+        """Shard -> number of windows up to its end."""
         self._shifts = [shard.size - T - end for shard, end in zip(self.shards, self._ends, strict=True)]
-        """Shard -> what makes the number of a window its place in the shard."""
+        """Shard -> difference between the offset of a window in the shard and its index."""
         self.num_windows: int = self._ends[-1] if self._ends else 0
         if not self.num_windows:
             longest = max((shard.size for shard in self.shards), default=0)
             raise CacheError(
                 f"{self.folder} has no window of T + 1 = {T + 1} tokens ({len(self.shards)} shards, the longest has "
-                f"{longest}): use more text or a smaller T"
+                f"{longest} tokens): use more text or a smaller T"
             )
 
     def get_batch(self, *, B: int, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x, y), each (B, T) int64 on the device: windows at random places, y one token further.
+        """(x, y), each (B, T) int64 on the device: windows at random offsets; y is shifted by one token.
 
         The same generator state gives the same batch.
         """
@@ -57,7 +58,7 @@ class PretrainTokenStreamDataset(TokenStream):
         return x.to(self.device), y.to(self.device)
 
     def plan(self, B: int, generator: torch.Generator | None) -> list[int]:
-        """The numbers of B windows, drawn uniformly from 0 .. num_windows - 1."""
+        """Indices of B windows, drawn uniformly from 0 .. num_windows - 1."""
         if B < 1:
             raise ValueError(f"B must be at least 1, got {B}")
         drawn: list[int] = torch.randint(self.num_windows, (B,), generator=generator).tolist()
@@ -67,27 +68,27 @@ class PretrainTokenStreamDataset(TokenStream):
         """(x, y) of windows, each (len(windows), T) int64 on the CPU."""
         width = TOKEN_DTYPE.itemsize * (self.T + 1)
         ends, shards, shifts = self._ends, self.shards, self._shifts
-        parts = []
+        slices = []
         for window in windows:
             i = bisect.bisect_right(ends, window)
             start = TOKEN_DTYPE.itemsize * (window + shifts[i])
-            parts.append(shards[i].data[start : start + width])
-        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(windows), self.T + 1)
+            slices.append(shards[i].data[start : start + width])
+        rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(windows), self.T + 1)
         self._files.touched(len(windows), width)
         return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
 
     def file(self, window: int) -> Path:
-        """The shard of a window."""
+        """The shard that holds a window."""
         return self.shards[bisect.bisect_right(self._ends, window)].path
 
     def position(self, window: int) -> int:
-        """The place of a window's first token in the stream."""
+        """Offset of a window's first token in the stream."""
         i = bisect.bisect_right(self._ends, window)
         return int(self._firsts[i]) + window + self._shifts[i]
 
     def locate(self, window: int) -> tuple[int, int]:
         """(document, offset within it) of a window's first token. Raises CacheError without documents.npy."""
         starts = self.documents
-        at = self.position(window)
-        document = max(int(np.searchsorted(starts, at, side="right")) - 1, 0)
-        return document, at - int(starts[document])
+        offset = self.position(window)
+        document = max(int(np.searchsorted(starts, offset, side="right")) - 1, 0)
+        return document, offset - int(starts[document])

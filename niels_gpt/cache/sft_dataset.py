@@ -1,7 +1,7 @@
-"""Conversations with a loss on what the assistant says.
+"""Conversations with a loss on the assistant's tokens only.
 
-Where the assistant speaks is found once, when the cache is opened: for every example the spans of its targets, from the
-token after the assistant sentinel up to and including the next EOT. A batch copies tokens and looks spans up.
+The target spans of every example are found once, when the cache is opened: from the token after the assistant sentinel
+up to and including the next EOT. A batch copies tokens and looks up spans.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 
 IGNORE = -100
-_SCAN_TOKENS = 1 << 22  # tokens looked at together when spans are searched
+_SCAN_TOKENS = 1 << 22  # tokens per chunk of the search for spans
 
 
 class SFTExampleDataset:
-    """The examples of a split, one per row, cut or padded to T + 1 tokens."""
+    """The examples of a split, one per row, truncated or padded to T + 1 tokens."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class SFTExampleDataset:
         tokenizer_sha256: str | None = None,
         verify: bool = False,
     ) -> None:
-        """`asst_id` comes from meta.json beside the tokens if not given.
+        """`asst_id` defaults to the id in the meta.json beside the tokens.
 
-        Raises CacheError (a ValueError) for files that are missing, cut off or do not belong together, another
-        tokenizer, and where no example has a target within its first T + 1 tokens.
+        Raises CacheError (a ValueError) for files that are missing, truncated or do not match each other, for another
+        tokenizer, and if no example has a target within its first T + 1 tokens.
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
@@ -54,21 +54,21 @@ class SFTExampleDataset:
                 check_file(self.meta, path.parent, path.name, verify=verify)
             splits = {path.name.partition("_")[0] for path in (self.tokens_path, self.idx_path)}
             if "files" in self.meta and len(splits) > 1:
-                raise CacheError(f"{self.idx_path} has the offsets of another split than {self.tokens_path.name}")
+                raise CacheError(f"{self.idx_path} and {self.tokens_path.name} belong to different splits")
             special = self.meta.get("special_token_ids", {})
             if not isinstance(special, dict):
-                raise CacheError(f"{folder / 'meta.json'} is damaged (its special_token_ids): build the cache again")
+                raise CacheError(f"{folder / 'meta.json'} is damaged (field special_token_ids): build the cache again")
             if special.get("eot", eot_id) != eot_id:
                 raise CacheError(
-                    f"{folder} has the EOT id {special['eot']}, not {eot_id}: its tokenizer is another one"
+                    f"{folder} has EOT id {special['eot']}, expected {eot_id}: it was built with another tokenizer"
                 )
             if asst_id is not None and special.get("asst", asst_id) != asst_id:
-                raise CacheError(f"{folder} has the assistant's id {special['asst']}, not {asst_id}")
+                raise CacheError(f"{folder} has assistant id {special['asst']}, expected {asst_id}")
             asst_id = special.get("asst") if asst_id is None else asst_id
         elif tokenizer_sha256 is not None:
             raise CacheError(f"{folder} has no meta.json, so its tokenizer is unknown: build it again")
         if asst_id is None:
-            raise CacheError(f"{folder} has no meta.json that names the assistant's id: give asst_id")
+            raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
         self.asst_id = asst_id
         if not self.tokens_path.is_file():
             raise CacheError(f"no {self.tokens_path}: build it with niels-gpt cache build")
@@ -76,17 +76,17 @@ class SFTExampleDataset:
         self._files = MappedFiles([self._tokens])
         self._padding = memoryview(np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes())
         self.bounds = self._read_bounds()
-        """First token of each example, and the end of the last."""
+        """Offset of the first token of each example, and the end of the last."""
         self.num_examples = len(self.bounds) - 1
         self._spans, self._first_span = self._find_spans()
         self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
         """The examples that have a target within their first T + 1 tokens."""
         self.num_excluded = self.num_examples - len(self.usable)
-        """Examples without one: they are never drawn."""
+        """Number of examples without one; they are never drawn."""
         if not len(self.usable):
             raise CacheError(
-                f"{self.tokens_path}: none of {self.num_examples} examples has an assistant's token among its first "
-                f"T + 1 = {T + 1}: there is nothing to learn"
+                f"{self.tokens_path}: none of {self.num_examples} examples has an assistant token among its first "
+                f"T + 1 = {T + 1} tokens, so there is no target; use a larger T"
             )
 
     def _read_bounds(self) -> np.ndarray:
@@ -97,25 +97,27 @@ class SFTExampleDataset:
         except (OSError, ValueError, EOFError) as err:
             raise CacheError(f"{self.idx_path} is damaged ({err}): build the cache again") from None
         if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype != np.int64:
-            raise CacheError(f"{self.idx_path} must hold one row of int64 offsets: build the cache again")
+            raise CacheError(f"{self.idx_path} must be a 1-D array of int64 offsets: build the cache again")
         bounds = np.append(starts, self._tokens.size)
         if len(starts) == 0 and self._tokens.size:
-            raise CacheError(f"{self.idx_path} lists no example, but {self.tokens_path} has tokens: build it again")
+            raise CacheError(f"{self.idx_path} is empty, but {self.tokens_path} has tokens: build the cache again")
         if len(starts) and (starts[0] != 0 or (np.diff(bounds) <= 0).any()):
             at = 0 if starts[0] != 0 else int(np.flatnonzero(np.diff(bounds) <= 0)[0])
             raise CacheError(
-                f"{self.idx_path} does not fit {self.tokens_path.name} (offset {at} is {bounds[at]}, the next "
-                f"{bounds[at + 1]}, and there are {self._tokens.size} tokens): build the cache again"
+                f"{self.idx_path} does not match {self.tokens_path.name} (offset {at} is {bounds[at]}, the next is "
+                f"{bounds[at + 1]}, of {self._tokens.size} tokens): build the cache again"
             )
         return bounds
 
     def _find_spans(self) -> tuple[np.ndarray, np.ndarray]:
-        """(spans (n, 2), first): example i has the spans first[i] .. first[i + 1] - 1, each [begin, end) of supervised
-        tokens, counted from the example's first token and cut at T + 1."""
+        """(spans (n, 2), first): example i has the spans first[i] .. first[i + 1] - 1.
+
+        A span is [begin, end) of target tokens, relative to the example's first token and limited to T + 1.
+        """
         found: list[np.ndarray] = []
         counts = np.zeros(self.num_examples, dtype=np.int64)
         i = 0
-        while i < self.num_examples:  # whole examples, as many as fit a scan
+        while i < self.num_examples:  # complete examples, as many as fit in a chunk
             j = max(int(np.searchsorted(self.bounds, self.bounds[i] + _SCAN_TOKENS, side="right")) - 1, i + 1)
             j = min(j, self.num_examples)
             spans, of = self._scan(i, j)
@@ -127,20 +129,20 @@ class SFTExampleDataset:
         return spans, np.concatenate(([0], counts.cumsum()))
 
     def _scan(self, i: int, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """The spans of examples i .. j - 1, and the example of each (counted from i)."""
+        """The spans of examples i .. j - 1, and the example of each (relative to i)."""
         begin, end = int(self.bounds[i]), int(self.bounds[j])
         if j == i + 1:
-            end = min(end, begin + self.T + 1)  # one example that is longer than a scan: the rest is never read
+            end = min(end, begin + self.T + 1)  # an example longer than a chunk: its rest is never used
         tokens = self._tokens.tokens[begin:end]
         marks = np.flatnonzero((tokens == self.asst_id) | (tokens == self.eot_id))
         of = np.searchsorted(self.bounds[i : j + 1], marks + begin, side="right") - 1
-        # A span opens at an assistant mark whose mark before is no open one of the same example ...
+        # A span opens at an assistant mark, unless a span of the same example is open ...
         opens = tokens[marks] == self.asst_id
         if len(marks):
             same = np.concatenate(([False], of[1:] == of[:-1]))
             opens &= ~(np.concatenate(([False], opens[:-1])) & same)
         first = np.flatnonzero(opens)
-        # ... and closes with the next EOT of the example, or with the example.
+        # ... and closes at the next EOT of the example, or at the end of the example.
         eots = np.flatnonzero(tokens[marks] == self.eot_id)
         after = np.searchsorted(eots, first)
         example_end = np.minimum(self.bounds[i + 1 : j + 1], end)[of[first]] - begin
@@ -156,23 +158,23 @@ class SFTExampleDataset:
     def get_batch(
         self, *, B: int, generator: torch.Generator | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(x, y, y_masked), each (B, T) int64 on the device; y_masked is -100 but where the assistant speaks.
+        """(x, y, y_masked), each (B, T) int64 on the device; y_masked is -100 outside the assistant's tokens.
 
-        An example longer than T + 1 tokens is cut, a shorter one is padded with EOT; padding is never a target. The
+        Examples longer than T + 1 tokens are truncated, shorter ones padded with EOT; padding is never a target. The
         same generator state gives the same batch.
         """
         x, y, masked = self.gather(self.plan(B, generator))
         return x.to(self.device), y.to(self.device), masked.to(self.device)
 
     def plan(self, B: int, generator: torch.Generator | None) -> list[int]:
-        """The numbers of B examples, drawn uniformly from those that have a target."""
+        """Indices of B examples, drawn uniformly from those that have a target."""
         if B < 1:
             raise ValueError(f"B must be at least 1, got {B}")
         drawn: list[int] = self.usable[torch.randint(len(self.usable), (B,), generator=generator).numpy()].tolist()
         return drawn
 
     def file(self, number: int) -> Path:
-        """The file of an example."""
+        """The file that holds an example."""
         return self.tokens_path
 
     def example(self, number: int) -> np.ndarray:
@@ -181,11 +183,11 @@ class SFTExampleDataset:
         return tokens
 
     def num_targets(self) -> int:
-        """Supervised tokens within the first T + 1 of all examples."""
+        """Number of target tokens within the first T + 1 of all examples."""
         return int((self._spans[:, 1] - self._spans[:, 0]).sum())
 
     def mask(self, number: int) -> np.ndarray:
-        """Which of the first T + 1 tokens of an example are targets."""
+        """Boolean mask of the targets among the first T + 1 tokens of an example."""
         mask = np.zeros(min(len(self.example(number)), self.T + 1), dtype=bool)
         for begin, end in self._spans[self._first_span[number] : self._first_span[number + 1]]:
             mask[begin:end] = True
@@ -198,23 +200,23 @@ class SFTExampleDataset:
         starts = (TOKEN_DTYPE.itemsize * self.bounds[index]).tolist()
         ends = (TOKEN_DTYPE.itemsize * self.bounds[index + 1]).tolist()
         data, padding = self._tokens.data, self._padding
-        parts: list[memoryview] = []
+        slices: list[memoryview] = []
         for start, end in zip(starts, ends, strict=True):
             row = data[start : min(end, start + width)]
-            parts += (row, padding[len(row) :])
-        rows = np.frombuffer(b"".join(parts), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
+            slices += (row, padding[len(row) :])
+        rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
         self._files.touched(len(examples), width)
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         masked = np.full_like(y, IGNORE)
         flat, targets = masked.reshape(-1), y.reshape(-1)
-        for begin, end in self._targets(index):  # a few slices per row; a running sum over all tokens takes longer
+        for begin, end in self._targets(index):  # a few slices per row: faster than a running sum over all tokens
             flat[begin:end] = targets[begin:end]
         return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(masked)
 
     def _targets(self, index: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Where in the rows of examples, laid end to end as y is, targets begin and end."""
+        """[begin, end) of the targets in the flattened y of these examples."""
         first = self._first_span[index]
         counts = self._first_span[index + 1] - first
         spans = self._spans[np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)]
-        shift = np.repeat(np.arange(len(index)) * self.T - 1, counts)  # y begins with the second token
+        shift = np.repeat(np.arange(len(index)) * self.T - 1, counts)  # y starts at the second token
         return zip((spans[:, 0] + shift).tolist(), (spans[:, 1] + shift).tolist(), strict=True)

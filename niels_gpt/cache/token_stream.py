@@ -1,4 +1,4 @@
-"""The token stream of a split: its shards, end to end, and where each document begins."""
+"""The token stream of a split: its concatenated shards, and the offsets of its documents."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 
 
 class TokenStream:
-    """Opens a folder of shards without reading them."""
+    """A folder of shards, opened without reading it."""
 
     def __init__(self, shards_dir: str | Path, *, tokenizer_sha256: str | None = None, verify: bool = False) -> None:
-        """verify: read and hash all files. Without a meta.json in the folder above, shards are taken as they are.
+        """verify: read and hash all files. Without a meta.json in the parent folder, shards are used as they are.
 
-        Raises CacheError (a ValueError) for shards that are missing, cut off, or of another dtype or tokenizer.
+        Raises CacheError (a ValueError) for shards that are missing, truncated, or of another dtype or tokenizer.
         """
         folder = Path(shards_dir)
         self.folder = folder.resolve() if folder.name in ("", "..") else folder  # "." has no name and no parent
@@ -35,13 +35,13 @@ class TokenStream:
         self.shards = [MappedTokens(path, size) for path, size in zip(paths, sizes, strict=True)]
         self._files = MappedFiles(self.shards)
         self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
-        """Shard -> its first token in the stream; at the end the number of all."""
+        """Shard -> offset of its first token in the stream; the last entry is the number of tokens."""
         self._bounds: list[int] = self._firsts.tolist()
         self.num_tokens = self._bounds[-1]
         self._starts: np.ndarray | None = None
 
     def _check_files(self, paths: list[Path], verify: bool) -> list[int]:
-        """The sizes of the shards, which are all there and as listed."""
+        """The sizes of the shards, checked against meta.json."""
         assert self.meta is not None
         split = self.folder.name
         present = {path.name for path in paths}
@@ -57,24 +57,26 @@ class TokenStream:
         return [check_listed(path, files.get(f"{split}/{path.name}"), verify=verify) for path in paths]
 
     def read(self, start: int, out: np.ndarray) -> None:
-        """Fill `out` with the tokens from `start` on, whatever shards they lie in. Raises ValueError past the end."""
+        """Fill `out` with the tokens from offset `start` on, across shards. Raises ValueError past the end."""
         if start < 0 or start + len(out) > self.num_tokens:
-            raise ValueError(f"{self.folder} has {self.num_tokens:,} tokens: {start:,} + {len(out):,} is past its end")
+            raise ValueError(
+                f"{self.folder} has {self.num_tokens:,} tokens: offset {start:,} + {len(out):,} tokens is past its end"
+            )
         i = bisect.bisect_right(self._bounds, start) - 1
         done = 0
         while done < len(out):
             at = start + done - self._bounds[i]
-            part = self.shards[i].tokens[at : at + len(out) - done]
-            out[done : done + len(part)] = part
-            done += len(part)
+            tokens = self.shards[i].tokens[at : at + len(out) - done]
+            out[done : done + len(tokens)] = tokens
+            done += len(tokens)
             i += 1
         self._files.touched(1, TOKEN_DTYPE.itemsize * len(out))
 
     def document(self, number: int) -> np.ndarray:
-        """The tokens of a document, uint16. Raises CacheError without documents.npy, IndexError for another number."""
+        """The tokens of a document, uint16. Raises CacheError without documents.npy, IndexError past its documents."""
         starts = self.documents
         if not 0 <= number < len(starts):
-            raise IndexError(f"{self.folder} has {len(starts)} documents, from 0; there is no {number}")
+            raise IndexError(f"{self.folder} has {len(starts)} documents, numbered from 0; there is no {number}")
         start = int(starts[number])
         end = int(starts[number + 1]) if number + 1 < len(starts) else self.num_tokens
         tokens = np.empty(end - start, dtype=TOKEN_DTYPE)
@@ -82,17 +84,17 @@ class TokenStream:
         return tokens
 
     def check_document(self, number: int, ids: np.ndarray, vocab_size: int) -> None:
-        """Raise CacheError where tokens that were read of a document are past the vocabulary."""
+        """Raise CacheError if tokens of a document are past the vocabulary."""
         if len(ids) and (highest := int(ids.max())) >= vocab_size:
             raise past_vocabulary(highest, vocab_size, f"document {number} of {self.folder}", self.folder.parent)
 
     def document_lengths(self) -> np.ndarray:
-        """The number of tokens of each document, int64. Raises CacheError without documents.npy."""
+        """Number of tokens of each document, int64. Raises CacheError without documents.npy."""
         return np.diff(self.documents, append=self.num_tokens)
 
     @property
     def documents(self) -> np.ndarray:
-        """The first token of each document in the stream, mapped from disk."""
+        """Offset of the first token of each document, mapped from disk."""
         if self._starts is None:
             path = self.folder / DOCUMENTS
             try:
@@ -100,8 +102,8 @@ class TokenStream:
             except (OSError, ValueError, EOFError) as err:
                 raise CacheError(f"{path} is missing or damaged: build the cache again") from err
             if starts.ndim != 1 or starts.dtype.kind != "i" or (np.diff(starts) <= 0).any():
-                raise CacheError(f"{path} is damaged: the documents' starts do not increase")
+                raise CacheError(f"{path} is damaged (the offsets do not increase): build the cache again")
             if len(starts) and not 0 <= starts[0] <= starts[-1] < self.num_tokens:
-                raise CacheError(f"{path} is damaged: it has documents outside the {self.num_tokens:,} tokens")
+                raise CacheError(f"{path} is damaged (offsets past {self.num_tokens:,} tokens): build the cache again")
             self._starts = starts
         return self._starts

@@ -1,4 +1,4 @@
-"""Is a cache what it says it is, what is in it, and why do two differ?"""
+"""Verify caches, read slices of them, and explain how two caches differ."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuf
 
 
 def find_caches(root: Path) -> list[Path]:
-    """The cache folders at or below a folder, sorted. Raises CacheError where there is none."""
+    """The cache folders at or under a folder, sorted. Raises CacheError if there are none."""
     if not root.exists():
         raise CacheError(f"no cache at {root}: build one with niels-gpt cache build-all --cache-dir {root}")
     found = [root] if (root / "meta.json").exists() and root.name != "tokenizer" else []
     for kind in ("pretrain", "sft"):
         metas = sorted((root / kind).glob("*/meta.json"))
-        found += [path.parent for path in metas if not path.parent.name.startswith(".")]  # a build has a dot
+        # Builds in progress have a leading dot.
+        found += [path.parent for path in metas if not path.parent.name.startswith(".")]
     if not found:
-        raise CacheError(f"no cache at {root}: it has neither a meta.json nor pretrain/ or sft/ with some below")
+        raise CacheError(f"no cache at {root}: it has no meta.json, and no caches in pretrain/ or sft/")
     return found
 
 
 def verify_cache(root: Path, *, on_file: Callable[[Path], None] = lambda path: None) -> list[Path]:
-    """Re-hash every file of all caches below a folder; the caches, which are all sound.
+    """Hash every file of all caches under a folder again; the caches, all of them verified.
 
-    Raises CacheError that names the first file that is missing, is too many, or is not what meta.json says.
+    Raises CacheError that names the first file that is missing, not listed, or differs from meta.json.
     """
     caches = find_caches(root)
     tokenizer = None if caches[0] == root else _verify_tokenizer(root / "tokenizer")
-    sound = []
+    verified = []
     for folder in caches:
         meta = read_meta(folder / "meta.json")
         if meta.get("built") is False:
@@ -50,10 +51,10 @@ def verify_cache(root: Path, *, on_file: Callable[[Path], None] = lambda path: N
             check_file(meta, folder, name, verify=True)
         for path in _token_files(folder):
             if path.relative_to(folder).as_posix() not in files:
-                raise CacheError(f"{path} is not in {folder / 'meta.json'}: remove it, or build the cache again")
+                raise CacheError(f"{path} is not listed in {folder / 'meta.json'}: remove it, or build the cache again")
         _verify_content(folder, meta)
-        sound.append(folder)
-    return sound
+        verified.append(folder)
+    return verified
 
 
 def _verify_tokenizer(folder: Path) -> str:
@@ -62,18 +63,18 @@ def _verify_tokenizer(folder: Path) -> str:
         raise CacheError(f"{model} is missing: the caches beside it cannot be decoded")
     sha = sha256_file(model)
     if (folder / "meta.json").exists() and read_meta(folder / "meta.json").get("sha256") != sha:
-        raise CacheError(f"{model} is damaged (its sha256 is not that of its meta.json)")
+        raise CacheError(f"{model} is damaged (its sha256 differs from its meta.json)")
     return sha
 
 
 def _token_files(folder: Path) -> list[Path]:
-    """The token files that readers would find."""
+    """The token files that readers open."""
     shards = (path for split in (*SPLITS, TEST) for path in list_shards(folder / split))
     return [*shards, *sorted(folder.glob("*_tokens.bin"))]
 
 
 def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
-    """Ids within the vocabulary, totals those of the files, offsets that increase and stay within the tokens."""
+    """Check that ids are in the vocabulary, totals match the files, and offsets increase and are in range."""
     pretrain = meta.get("kind") == "pretrain"
     unit = "documents" if pretrain else "examples"
     splits = splits_of(meta)
@@ -81,42 +82,42 @@ def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
         if not isinstance(meta.get(key), int):
             raise CacheError(f"{folder / 'meta.json'} has no {key}: build the cache again")
     for split in splits:
-        found = 0
+        tokens = 0
         for path in list_shards(folder / split) if pretrain else [folder / f"{split}_tokens.bin"]:
-            found += _verify_ids(path, meta["vocab_size"])
-        _compare(folder, meta, f"{split}_tokens", found)
+            tokens += _verify_ids(path, meta["vocab_size"])
+        _compare(folder, meta, f"{split}_tokens", tokens)
         name = f"{split}/{DOCUMENTS}" if pretrain else f"{split}_idx.npy"
         offsets = np.load(folder / name, allow_pickle=False)
         _compare(folder, meta, f"{split}_{unit}", len(offsets))
-        if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= found):
-            raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {found}")
+        if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= tokens):
+            raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {tokens}")
 
 
 def _verify_ids(path: Path, vocab_size: int) -> int:
-    """The number of tokens in a file, all within the vocabulary."""
+    """Number of tokens of a file. Raises CacheError for an id past the vocabulary."""
     file = MappedTokens(path)
     for at in range(0, file.size, 1 << 24):
-        part = file.tokens[at : at + (1 << 24)]
-        if int(part.max()) >= vocab_size:
-            where = int(np.argmax(part >= vocab_size))
-            raise CacheError(f"{path}: token {at + where} is {int(part[where])}, past the vocabulary of {vocab_size}")
+        chunk = file.tokens[at : at + (1 << 24)]
+        if int(chunk.max()) >= vocab_size:
+            where = int(np.argmax(chunk >= vocab_size))
+            raise CacheError(f"{path}: token {at + where} is {int(chunk[where])}, past the vocabulary of {vocab_size}")
         file.release()
     return file.size
 
 
-def _compare(folder: Path, meta: dict[str, Any], key: str, found: int) -> None:
-    if meta[key] != found:
-        raise CacheError(f"{folder / 'meta.json'} says {key} {meta[key]:,}, but there are {found:,}")
+def _compare(folder: Path, meta: dict[str, Any], key: str, counted: int) -> None:
+    if meta[key] != counted:
+        raise CacheError(f"{folder / 'meta.json'} has {key} {meta[key]:,}, but the files have {counted:,}")
 
 
 def differences(a: Path, b: Path) -> Iterator[str]:
-    """Why two caches differ, the causes first; nothing if they are the same."""
+    """Descriptions of how two caches differ, causes first; nothing if they are equal."""
     first, second = read_meta(a / "meta.json"), read_meta(b / "meta.json")
     for folder, meta in ((a, first), (b, second)):
         inputs = meta.get("inputs", {})
-        fine = isinstance(inputs, dict) and all(isinstance(each, dict) for each in inputs.values())
-        if not fine or not isinstance(meta.get("source") or {}, dict):
-            raise CacheError(f"{folder / 'meta.json'} is damaged (its inputs or source): build the cache again")
+        valid = isinstance(inputs, dict) and all(isinstance(each, dict) for each in inputs.values())
+        if not valid or not isinstance(meta.get("source") or {}, dict):
+            raise CacheError(f"{folder / 'meta.json'} is damaged (field inputs or source): build the cache again")
     if first.get("tokenizer_sha256") != second.get("tokenizer_sha256"):
         yield f"tokenizer: {_short(first.get('tokenizer_sha256'))} and {_short(second.get('tokenizer_sha256'))}"
     for key in _SETTINGS:
@@ -128,14 +129,14 @@ def differences(a: Path, b: Path) -> Iterator[str]:
             yield f"{key}: {sources[0].get(key)!r} and {sources[1].get(key)!r}"
     inputs, others = first.get("inputs", {}), second.get("inputs", {})
     for name in sorted({*inputs, *others}):
-        here, there = inputs.get(name, {}), others.get(name, {})
-        if here != there:
+        mine, theirs = inputs.get(name, {}), others.get(name, {})
+        if mine != theirs:
             yield (
-                f"input {name}: {here.get('items')} items ({_short(here.get('sha256'))}) and "
-                f"{there.get('items')} ({_short(there.get('sha256'))})"
+                f"input {name}: {mine.get('items')} items ({_short(mine.get('sha256'))}) and "
+                f"{theirs.get('items')} ({_short(theirs.get('sha256'))})"
             )
     if first.get("dropped") != second.get("dropped"):
-        yield f"left out: {first.get('dropped')} and {second.get('dropped')}"
+        yield f"dropped: {first.get('dropped')} and {second.get('dropped')}"
     files, more = listed_files(first, a), listed_files(second, b)
     for name in sorted({*files, *more}):
         if name not in files or name not in more:
@@ -143,25 +144,25 @@ def differences(a: Path, b: Path) -> Iterator[str]:
             continue
         check_file(first, a, name)
         check_file(second, b, name)
-        told = _first_difference(a / name, b / name, name)
-        if told:
-            yield told
+        difference = _first_difference(a / name, b / name, name)
+        if difference:
+            yield difference
 
 
 def _first_difference(a: Path, b: Path, name: str) -> str | None:
-    """Where two files differ; what is on disk counts, not what a meta says of it."""
+    """Description of the first difference of two files, compared by content, not by their metas."""
     if a.suffix == ".npy":
         return None if a.read_bytes() == b.read_bytes() else f"{name}: the offsets differ"
     x, y = MappedTokens(a), MappedTokens(b)
     for at in range(0, min(x.size, y.size), 1 << 22):
-        here, there = x.tokens[at : at + (1 << 22)], y.tokens[at : at + (1 << 22)]
-        width = min(len(here), len(there))
-        other = np.flatnonzero(here[:width] != there[:width])
-        if len(other):
-            i = at + int(other[0])
-            return f"{name}: from token {i:,} on ({int(x.tokens[i])} and {int(y.tokens[i])})"
+        mine, theirs = x.tokens[at : at + (1 << 22)], y.tokens[at : at + (1 << 22)]
+        width = min(len(mine), len(theirs))
+        differing = np.flatnonzero(mine[:width] != theirs[:width])
+        if len(differing):
+            i = at + int(differing[0])
+            return f"{name}: differ from token {i:,} on ({int(x.tokens[i])} and {int(y.tokens[i])})"
     if x.size != y.size:
-        return f"{name}: {x.size:,} and {y.size:,} tokens, the shorter is the beginning of the longer"
+        return f"{name}: {x.size:,} and {y.size:,} tokens; the shorter is a prefix of the longer"
     return None
 
 
@@ -170,14 +171,14 @@ def _short(sha: str | None) -> str:
 
 
 def stream_slice(folder: Path, split: str, start: int, length: int) -> np.ndarray:
-    """The tokens start .. start + length - 1 of a split, whatever shards they lie in."""
-    parts: list[np.ndarray] = []
+    """The tokens start .. start + length - 1 of a split, across shards."""
+    slices: list[np.ndarray] = []
     paths = list_shards(folder / split) if (folder / split).is_dir() else [folder / f"{split}_tokens.bin"]
     for path in paths:
         file = MappedTokens(path)
         if start < file.size and length > 0:
-            part = np.array(file.tokens[start : start + length])
-            parts.append(part)
-            length -= len(part)
+            tokens = np.array(file.tokens[start : start + length])
+            slices.append(tokens)
+            length -= len(tokens)
         start = max(start - file.size, 0)
-    return np.concatenate(parts) if parts else np.empty(0, dtype=TOKEN_DTYPE)
+    return np.concatenate(slices) if slices else np.empty(0, dtype=TOKEN_DTYPE)

@@ -1,4 +1,4 @@
-"""Messages to the text a model continues, and back."""
+"""Convert between chat messages and the text or ids that a model continues."""
 
 from niels_gpt.chat.transcript import extract_assistant_reply, format_chat
 

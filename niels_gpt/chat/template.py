@@ -1,7 +1,7 @@
-"""The chat template: messages to ids and back, for models over SentencePiece tokens.
+"""The chat template for models over SentencePiece tokens: messages to ids and back.
 
-A message is `[role id] + encode(content) + [eot id]`; a prompt for generation ends with the assistant id alone. Turns
-are made of ids that no text can produce (`refuse_special`), so nothing needs escaping.
+A message is `[role id] + encode(content) + [eot id]`; a prompt for generation ends with the assistant id. No text can
+produce the special ids (`refuse_special`), so nothing is escaped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from niels_gpt.chat.transcript import ROLES
 from niels_gpt.tokenizer.special import refuse_special
 
 ROLE_NAMES = dict(zip(ROLES, ("sys", "usr", "asst"), strict=True))
-"""Role -> the name of its special token."""
+"""Role -> name of its special token."""
 
 
 class TokenizerLike(Protocol):
-    """What the template and the cache builders need of a tokenizer."""
+    """The tokenizer interface that the template and the cache builders use."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -30,7 +30,7 @@ def check_message(message: Mapping[str, str], number: int = 0) -> None:
     """Raise ValueError for a message with an unknown role, without content, or with a special string in it."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise ValueError(f"message {number} has the role {role!r}; allowed are {', '.join(ROLES)}")
+        raise ValueError(f"message {number} has the role {role!r}; allowed roles are {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise ValueError(f"message {number} ({role}) needs a string as content, got {content!r}")
     try:
@@ -41,42 +41,42 @@ def check_message(message: Mapping[str, str], number: int = 0) -> None:
 
 def _encode_each(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[list[int]]:
     special = tokenizer.special_token_ids()
-    parts = []
+    encoded = []
     for number, message in enumerate(messages):
         check_message(message, number)
         role = special[ROLE_NAMES[message["role"]]]
-        parts.append([role, *tokenizer.encode(message["content"]), special["eot"]])
-    return parts
+        encoded.append([role, *tokenizer.encode(message["content"]), special["eot"]])
+    return encoded
 
 
 def encode_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
-    """The ids of a whole conversation. Raises ValueError as `check_message` does."""
-    return [i for part in _encode_each(messages, tokenizer) for i in part]
+    """Return the ids of a conversation. Raises ValueError as `check_message` does."""
+    return [i for ids in _encode_each(messages, tokenizer) for i in ids]
 
 
 def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
-    """The ids that an assistant's next reply continues. Raises ValueError as `check_message` does."""
+    """Return the ids of a conversation and the start of the next assistant turn. Raises as `check_message` does."""
     return [*encode_chat(messages, tokenizer), tokenizer.special_token_ids()["asst"]]
 
 
 def decode_chat(ids: Sequence[int], tokenizer: TokenizerLike) -> list[dict[str, str]]:
-    """The messages of ids: what `encode_chat` encoded. A closing bare assistant id is a prompt, not a message.
+    """Return the messages of ids, the inverse of `encode_chat`. A final bare assistant id is a prompt, not a message.
 
-    Raises ValueError for ids that do not begin with a role, for anything between a turn's end and the next role, and
-    for a role inside a turn.
+    Raises ValueError for ids that do not begin with a role, for ids between the end of a turn and the next role, and
+    for a role id inside a turn.
     """
     special = tokenizer.special_token_ids()
     roles = {special[name]: role for role, name in ROLE_NAMES.items()}
     messages: list[dict[str, str]] = []
-    content: list[int] | None = None  # of the turn that is open
-    for at, value in enumerate(int(i) for i in ids):
+    content: list[int] | None = None  # of the current turn; None between turns
+    for position, value in enumerate(int(i) for i in ids):
         if content is None:
             if value not in roles:
-                raise ValueError(f"id {at} is {value}, where a turn should begin with sys, usr or asst")
+                raise ValueError(f"id {position} is {value}, but a turn must begin with sys, usr or asst")
             messages.append({"role": roles[value], "content": ""})
             content = []
         elif value in roles:
-            raise ValueError(f"id {at} begins a turn ({roles[value]}) before the one before has ended with EOT")
+            raise ValueError(f"id {position} begins a turn ({roles[value]}) before EOT ended the previous turn")
         elif value == special["eot"]:
             messages[-1]["content"] = tokenizer.decode(content)
             content = None
@@ -91,7 +91,7 @@ def decode_chat(ids: Sequence[int], tokenizer: TokenizerLike) -> list[dict[str, 
 
 
 def reply_ids(ids: Sequence[int], tokenizer: TokenizerLike) -> list[int]:
-    """The ids of the last assistant turn, without its sentinel and its EOT. Raises ValueError if there is none."""
+    """Return the ids of the last assistant turn, without its role id and EOT. Raises ValueError if there is none."""
     special = tokenizer.special_token_ids()
     values = [int(i) for i in ids]
     if special["asst"] not in values:
@@ -102,21 +102,24 @@ def reply_ids(ids: Sequence[int], tokenizer: TokenizerLike) -> list[int]:
 
 
 def extract_reply(ids: Sequence[int], tokenizer: TokenizerLike) -> str:
-    """The text of the last assistant turn. Raises ValueError if there is none."""
+    """Return the text of the last assistant turn. Raises ValueError if there is none."""
     return tokenizer.decode(reply_ids(ids, tokenizer))
 
 
 def fit_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike, limit: int) -> list[int]:
-    """The prompt of as many of the latest messages as fit `limit` ids; a leading system message always stays.
+    """Return the prompt of the latest messages that fit into `limit` ids; older turns are dropped.
 
-    The last message stays too, whatever its length (the model then reads the end of it).
+    A leading system message and the last message are always kept, whatever their length; the model then crops the
+    prompt at its start.
     """
-    parts = _encode_each(messages, tokenizer)
+    encoded = _encode_each(messages, tokenizer)
     first = 1 if messages and messages[0].get("role") == "system" else 0
-    total = sum(map(len, parts)) + 1
-    drop = first
-    while total > limit and drop < len(parts) - 1:
-        total -= len(parts[drop])
-        drop += 1
-    kept = parts[:first] + parts[drop:]
-    return [*(i for part in kept for i in part), tokenizer.special_token_ids()["asst"]]
+    total = sum(map(len, encoded)) + 1
+    start = first
+    while total > limit and start < len(encoded) - 1:
+        total -= len(encoded[start])
+        start += 1
+    return [
+        *(i for ids in encoded[:first] + encoded[start:] for i in ids),
+        tokenizer.special_token_ids()["asst"],
+    ]

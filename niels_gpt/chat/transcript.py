@@ -1,4 +1,4 @@
-"""The chat transcript: one `role: content` line per turn, a prompt ends with `assistant: `."""
+"""The chat transcript for byte models: turns of the form `role: content`; a prompt ends with `assistant: `."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 
 ROLES = ("system", "user", "assistant")
 DELIMITER = "\n\n<dialogue>\n\n"
-"""What separates dialogues in a primer file."""
+"""Separator of the dialogues in a primer file."""
 STOPS = (*(f"\n{role}: " for role in ROLES), "\n\n<dialogue>")
-"""Where a reply ends: the next turn, or the next dialogue."""
+"""Strings that end a reply: the next turn, or the next dialogue."""
 
-# A tag counts at position 0 or right after "\n" (in MULTILINE mode ^ is exactly that).
+# A tag counts at position 0 or directly after "\n": exactly what ^ means in MULTILINE mode.
 _TAG = re.compile(r"^(system|user|assistant): ", re.MULTILINE)
 
 
 def format_chat(messages: Sequence[Mapping[str, str]]) -> str:
-    """The transcript of the messages, ending with the prompt `assistant: `. Nothing is escaped.
+    """Return the transcript of the messages, followed by the prompt `assistant: `. Nothing is escaped.
 
-    Raises ValueError for an unknown role or a message without role or content.
+    Raises ValueError for an unknown role, and for a message without role or content.
     """
     lines = []
     for number, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise ValueError(f"message {number} has the role {role!r}; allowed are {', '.join(ROLES)}")
+            raise ValueError(f"message {number} has the role {role!r}; allowed roles are {', '.join(ROLES)}")
         if not isinstance(content, str):
             raise ValueError(f"message {number} ({role}) needs a string as content, got {content!r}")
         lines.append(f"{role}: {content}\n")
@@ -32,9 +32,9 @@ def format_chat(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def extract_assistant_reply(generated_text: str) -> str:
-    """The last non-empty assistant turn of a transcript, stripped; "" if all are empty.
+    """Return the last non-empty assistant turn of a transcript, stripped; "" if all are empty.
 
-    A trailing bare `assistant: ` is a prompt, not a reply. Raises ValueError without any such tag.
+    A final bare `assistant: ` is a prompt, not a reply. Raises ValueError if there is no assistant tag.
     """
     tags = list(_TAG.finditer(generated_text))
     if not any(tag[1] == "assistant" for tag in tags):
@@ -48,13 +48,13 @@ def extract_assistant_reply(generated_text: str) -> str:
 
 
 def parse_chat(text: str) -> list[dict[str, str]]:
-    """The messages of a transcript, contents stripped: what `format_chat` wrote, without its closing prompt.
+    """Return the messages of a transcript with stripped contents, without the final prompt: inverse of `format_chat`.
 
     Raises ValueError for text that does not begin with a turn.
     """
     tags = list(_TAG.finditer(text))
     if not tags or text[: tags[0].start()].strip():
-        raise ValueError(f"this does not begin with a turn such as 'user: ': {text.strip()[:40]!r}")
+        raise ValueError(f"the text does not begin with a turn such as 'user: ': {text.strip()[:40]!r}")
     ends = [tag.start() for tag in tags[1:]] + [len(text)]
     messages = [{"role": tag[1], "content": text[tag.end() : end].strip()} for tag, end in zip(tags, ends, strict=True)]
     if messages[-1] == {"role": "assistant", "content": ""}:
@@ -63,21 +63,21 @@ def parse_chat(text: str) -> list[dict[str, str]]:
 
 
 def check_content(text: str) -> None:
-    """Raise ValueError for text from outside that would forge a turn."""
+    """Raise ValueError for user input that would forge a turn."""
     tag = _TAG.search(text)
     if tag:
-        raise ValueError(f"a line of a message may not begin with {tag[0]!r}: that would start a turn of its own")
+        raise ValueError(f"a line of a message must not begin with {tag[0]!r}: it would start another turn")
     if DELIMITER.strip() in text:
-        raise ValueError(f"a message may not contain {DELIMITER.strip()!r}: that ends a dialogue")
+        raise ValueError(f"a message must not contain {DELIMITER.strip()!r}: it would end the dialogue")
 
 
 def fit_messages(messages: Sequence[Mapping[str, str]], limit: int) -> list[Mapping[str, str]]:
-    """The messages whose transcript has at most `limit` bytes: oldest turns go first.
+    """Drop the oldest turns until the transcript has at most `limit` bytes.
 
-    A leading system message and the last message always stay (the model then crops the text itself).
+    A leading system message and the last message are always kept; the model then crops the text at its start.
     """
-    kept = list(messages)
-    first = 1 if kept and kept[0].get("role") == "system" else 0
-    while len(kept) > first + 1 and len(format_chat(kept).encode("utf-8", "replace")) > limit:
-        del kept[first]
-    return kept
+    fitting = list(messages)
+    first = 1 if fitting and fitting[0].get("role") == "system" else 0
+    while len(fitting) > first + 1 and len(format_chat(fitting).encode("utf-8", "replace")) > limit:
+        del fitting[first]
+    return fitting

@@ -272,8 +272,8 @@ def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:
     from niels_gpt.system.console import plural
 
     lengths = library.train.lengths
-    held_out = plural(len(library.held_out.lengths), "document")
     source = display_name(library.source, library.path)
+    held_out = plural(len(library.held_out.lengths), "document")
     print(
         f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
         f"{len(candidates):,} within the limits, {held_out} held out"

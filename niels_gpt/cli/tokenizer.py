@@ -46,8 +46,7 @@ def train(
 
     from rich.console import Console
 
-    from niels_gpt.cache.commands import choose_sources
-    from niels_gpt.cache.sources.build import train_on
+    from niels_gpt.cache.sources.build import choose_sources, train_on
     from niels_gpt.cache.sources.texts import BuildSettings
     from niels_gpt.system.console import format_duration
 
@@ -97,7 +96,7 @@ def report(
 
     import numpy as np
 
-    from niels_gpt.cache.commands import choose_sources
+    from niels_gpt.cache.sources.build import choose_sources
     from niels_gpt.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)

@@ -1,4 +1,4 @@
-"""Frozen run configuration: what a run may choose, how it is checked, and how it is read from YAML."""
+"""Frozen run configuration: the options of a run, their checks, and reading them from YAML."""
 
 from niels_gpt.config.schema import (
     LAST_SEED,

@@ -1,4 +1,4 @@
-"""What a value must be, and the one line that says so where it is not."""
+"""Checks of config values. Each error names the option, the value and the limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 
 def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
-    """The int of a whole number from low to high, numpy's too, but not of a bool. Raises ValueError."""
+    """Return an integer in [low, high] as int; numpy integers are accepted, bools are not.
+
+    Raises ValueError.
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -23,7 +26,7 @@ def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> i
 
 
 def to_python_number(value: Any) -> Any:
-    """A number, numpy's too, as Python's own, in a tuple or list as well; other values as they are."""
+    """Convert numpy numbers to Python's, also inside tuples and lists; return other values unchanged."""
     if isinstance(value, tuple | list):
         return type(value)(map(to_python_number, value))
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -45,7 +48,7 @@ def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
 
 
 def unknown_key_message(section: str, key: str, known: list[str]) -> str:
-    """What to say of a key that is not known: the nearest that is, or all."""
+    """Return the error message for an unknown key: with the nearest known key, or all of them."""
     full = f"{section}.{key}" if section else key
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"

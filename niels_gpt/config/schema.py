@@ -1,7 +1,7 @@
 """Frozen configuration: one dataclass per topic, a docstring under every field.
 
-A config comes from a YAML file plus `key=value` overrides, is checked as a whole before any work starts, and is stored
-with the run exactly as resolved (`config_file.py`).
+A config comes from a YAML file plus `key=value` overrides. It is checked completely before any work starts, and the
+resolved config is stored with the run (`yaml_file.py`).
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from niels_gpt.config.checks import check_int, check_probabilities, unknown_key_
 from niels_gpt.config.splice import SpliceConfig
 
 LAST_SEED = 2**63 - 1
-"""The largest seed; the smallest is 0."""
+"""Largest seed; the smallest is 0."""
 MOST_TOKENS = 1_000_000
-"""The longest continuation of a text: the numbers that choose its tokens are drawn before the first."""
+"""Most tokens of one continuation; the random numbers that sample them are drawn before the first token."""
 
 
 def default_p_train() -> dict[str, float]:
-    """The share of training rows drawn from each source."""
+    """Return the share of training rows drawn from each source."""
     return {"wiki": 0.784, "roam": 0.196, "primer": 0.020}
 
 
 def default_p_val() -> dict[str, float]:
-    """The weight of each source in the validation loss that chooses the best checkpoint."""
+    """Return the weight of each source in the validation loss that selects the best checkpoint."""
     return {"wiki": 1.0}
 
 
 def default_p_pretrain() -> dict[str, float]:
-    """The mix of token caches for pretraining."""
+    """Return the mix of token caches for pretraining."""
     return {"fineweb_edu": 0.95, "roam": 0.05}
 
 
 def default_p_sft() -> dict[str, float]:
-    """The mix of token caches for chat fine-tuning."""
+    """Return the mix of token caches for chat fine-tuning."""
     return {"dolly15k": 0.50, "oasst1": 0.45, "primer": 0.05}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The size of a GPT, and of which parts it is made. The defaults are v0: 3.2M parameters over bytes."""
+    """The sizes of a GPT and which building blocks it uses. The defaults are v0: 3.2M parameters over bytes."""
 
     V: int = 256
     """Vocabulary size: 256 for bytes."""
     T: int = 256
-    """Context length: the most tokens one forward pass takes."""
+    """Context length: the most tokens of one forward pass."""
     C: int = 256
     """Model width (d_model)."""
     L: int = 4
     """Number of transformer blocks."""
     H: int = 4
-    """Attention heads."""
+    """Attention heads (of the queries)."""
     D: int = 0
-    """Head width, always C // H and even (RoPE rotates pairs); 0 means: derive it."""
+    """Head width, always C // H, and even with RoPE (it rotates pairs); 0: derived."""
     d_ff: int = 0
-    """Hidden width of the MLP; 0 means 4 * C for gelu, and 8/3 * C rounded up to a multiple of 64 for swiglu (about
-    as many weights: it has three matrices for gelu's two)."""
+    """Hidden width of the MLP; 0: 4 * C for gelu, 8/3 * C rounded up to a multiple of 64 for swiglu (about as many
+    weights: swiglu has three matrices, gelu two)."""
     dropout: float = 0.1
     """Share of the embedding and of each residual branch that is zeroed in training."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -69,8 +69,15 @@ class ModelConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """`gelu` is down(gelu(up(x))), `swiglu` is down(silu(gate(x)) * up(x))."""
     positions: Literal["rope", "learned"] = "rope"
-    """`rope` turns queries and keys, so that only distances count; `learned` adds a vector per position to the
-    embedding (T * C more weights), so that the model knows where in the window a token stands."""
+    """`rope` rotates queries and keys, so that only distances matter; `learned` adds a vector per position to the
+    embedding (T * C more weights), so that the model knows the absolute position of a token."""
+    n_kv_heads: int = 0
+    """Heads of keys and values, a divisor of H: each is shared by H / n_kv_heads query heads (grouped-query attention),
+    and the KV cache shrinks by as much. 0: one per query head; H itself is stored as 0."""
+    tie_embeddings: bool = True
+    """Whether the output head is the embedding matrix; false: a separate matrix (V * C more weights)."""
+    rope_theta: float = 10000.0
+    """Base of RoPE's frequencies: the pair 2i, 2i+1 rotates by position * rope_theta ** (-2i / D)."""
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
@@ -91,16 +98,38 @@ class ModelConfig:
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
         object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
+        self._check_dropout()
+        self._check_attention()
+
+    def _check_dropout(self) -> None:
         if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
         if type(self.dropout) not in (int, float):
             object.__setattr__(self, "dropout", float(self.dropout))  # numpy's
 
+    def _check_attention(self) -> None:
+        """Check the options of heads, RoPE and the output head, and bring them to one form."""
+        shared = 0 if self.n_kv_heads is None else check_int("model.n_kv_heads", self.n_kv_heads, low=0)
+        if shared and self.H % shared:
+            raise ValueError(f"model.n_kv_heads={shared} does not divide model.H={self.H}: take a divisor, or 0 for H")
+        object.__setattr__(self, "n_kv_heads", 0 if shared == self.H else shared)
+        if not isinstance(self.tie_embeddings, bool):
+            raise ValueError(f"model.tie_embeddings must be true or false, got {self.tie_embeddings!r}")
+        theta = self.rope_theta
+        if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 1.0 < theta < math.inf:
+            raise ValueError(f"model.rope_theta must be a number above 1, got {theta!r}")
+        object.__setattr__(self, "rope_theta", float(theta))
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: `n_kv_heads`, or H."""
+        return self.n_kv_heads or self.H
+
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
-        """The ModelConfig for a dict with its keys (D may be left out), or the one given.
+        """The ModelConfig for a dict with its keys (D is optional), or `config` itself if it is one.
 
-        Raises ValueError for an unknown key and for numbers that do not fit together.
+        Raises ValueError for an unknown key and for sizes that do not fit together.
         """
         if isinstance(config, cls):
             return config
@@ -130,43 +159,43 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mlp": "swiglu",
     },
 }
-"""Model sizes by name, as what differs from the defaults. `v0` is the defaults; `v1` is exactly a Llama (with a tied
-head), 35.5M parameters, whose V is taken from the tokenizer when there is one."""
+"""Model sizes by name, as differences from the defaults. `v0` is the defaults; `v1` is exactly a Llama (with a tied
+head), 35.5M parameters, whose V comes from the tokenizer if there is one."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained. Anything here changes the result."""
+    """How a model is trained. Every field here changes the result."""
 
     total_steps: int = 2000
-    """Number of optimiser updates; the schedule ends there."""
+    """Number of optimizer steps; the learning-rate schedule ends there."""
     base_lr: float = 3e-4
-    """Learning rate after the warm-up."""
+    """Learning rate at the end of the warm-up."""
     warmup_steps: int = 200
-    """Updates of linear warm-up; fewer than total_steps."""
+    """Steps of linear warm-up; fewer than total_steps."""
     min_lr: float = 3e-5
-    """Learning rate at the last update."""
+    """Learning rate at the last step."""
     seed: int = 42
-    """Seeds initial weights, batches, dropout and evaluation."""
+    """Seed of the initial weights, the batches, dropout and evaluation."""
     B: int = 32
-    """Rows per update."""
+    """Rows per step."""
     p_train: dict[str, float] = field(default_factory=default_p_train)
     """Share of rows drawn from each source; sums to 1."""
     p_val: dict[str, float] = field(default_factory=default_p_val)
-    """Sources evaluated during training; their weighted mean loss chooses the best checkpoint."""
+    """Sources evaluated during training; their weighted mean loss selects the best checkpoint."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` takes Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
+    """`muon` uses Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
     precision: Literal["fp32", "tf32", "bf16", "fp8"] = "fp32"
-    """`bf16` multiplies matrices in bfloat16 (on CUDA the residual stream is bfloat16 too); weights and their
-    gradients stay float32. Many times as fast on a GPU, twice on processors that have it in hardware (Intel AMX),
-    slower on others. `tf32` is CUDA's float32 with products rounded to 10 bits. `fp8` is bf16 with most products in
-    8 bits, on Hopper, Ada and later: 10 to 16 % more tokens/s for models of v1's size and above, at a slightly higher
-    loss."""
+    """`bf16` runs matmuls in bfloat16 (on CUDA the residual stream is bfloat16 too); weights and their gradients stay
+    float32. It is many times faster on a GPU, twice as fast on CPUs with hardware support (Intel AMX), and slower on
+    other CPUs. `tf32` is CUDA's float32 with matmul inputs rounded to 10 bits of mantissa. `fp8` is bf16 with most
+    matmuls in 8 bits, on Hopper, Ada and later: on an H200, 21 % more tokens/s than bf16 at v1's size and 31 % at 124M
+    parameters (docs/performance.md), at a loss that is 0.3 to 0.7 % higher."""
     accumulate: int = 0
-    """Split the B rows of an update into this many forward passes (less memory, same rows); 0: as few as the memory of
-    the device allows."""
+    """Split the B rows of a step into this many forward passes (less memory, same rows); 0: as few as fit into the
+    memory of the device."""
     weight_decay: float = 0.1
-    """AdamW weight decay, on matrices only."""
+    """AdamW weight decay; applies to matrices only."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW moment decays."""
     clip_norm: float = 1.0
@@ -177,7 +206,7 @@ class TrainConfig:
             object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low))
         object.__setattr__(self, "seed", check_int("train.seed", self.seed, 0, LAST_SEED))
         if self.accumulate and self.B % self.accumulate:
-            raise ValueError(f"train.B={self.B} rows do not split into train.accumulate={self.accumulate} parts")
+            raise ValueError(f"train.B={self.B} rows are not divisible by train.accumulate={self.accumulate}")
         for name in ("base_lr", "min_lr", "weight_decay", "clip_norm"):
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
@@ -190,23 +219,24 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """A source of your own: `data.sources.NAME`."""
+    """A user-defined source: `data.sources.NAME`."""
 
     path: str
-    """A folder of .txt or .md files, or rows as .jsonl, .jsonl.gz or .parquet (a file or a folder of them). With
-    `split` also any plain file or its .gz, and `hub:ID` or `hub:ID@REVISION`, a dataset of the Hugging Face Hub."""
+    """A folder of .txt or .md files, or rows in .jsonl, .jsonl.gz or .parquet (a file or a folder of files). With
+    `split`, also any plain file or its .gz, and `hub:ID` or `hub:ID@REVISION` for a dataset of the Hugging Face
+    Hub."""
     kind: Literal["auto", "text", "chat"] = "auto"
-    """`auto`: chat where the rows have messages, else text."""
+    """`auto`: chat if the rows have messages, otherwise text."""
     field: str = ""
-    """The field of a row that holds the text, or the messages (a list of {role, content});
-    default: `messages`, else `text`, else the first that is a string."""
+    """The field of a row that holds the text or the messages (a list of {role, content}).
+    Default: `messages`, else `text`, else the first string field."""
     licence: str = ""
-    """For your own record."""
+    """Stored for your records; not used otherwise."""
     split: tuple[int | float, ...] = ()
-    """Cut by bytes rather than by documents: train, val and, with a third number, test, one after the other, as shares
-    that sum to 1 ([0.9, 0.1]) or as numbers of bytes ([90000000, 5000000, 5000000]; what follows them is left out). The
-    source is then one run of bytes: its files as they are, the texts of its rows with nothing between, those of
-    training before those of validation and test where files or splits are called so. For byte streams only."""
+    """Split by bytes instead of by documents, for byte streams only. Two or three numbers, for train, val and test in
+    this order: shares that sum to 1 ([0.9, 0.1]) or numbers of bytes ([90000000, 5000000, 5000000]; bytes after the
+    last part are dropped). The source is then one byte string: its files unchanged, or the texts of its rows without a
+    separator. Files or splits named train come before those named validation and test."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -215,55 +245,57 @@ class SourceConfig:
             self._check_split()
         if self.path.startswith("hub:"):
             if not re.fullmatch(r"hub:[^@\s]+(@[^@\s]+)?", self.path):
-                raise ValueError(f"a path in data.sources of the Hub is hub:ID or hub:ID@REVISION, got {self.path}")
+                raise ValueError(f"a Hub path in data.sources must be hub:ID or hub:ID@REVISION, got {self.path}")
             if not self.split:
-                raise ValueError(f"a source in data.sources with path {self.path} needs split: it is read whole")
+                raise ValueError(f"a source in data.sources with path {self.path} needs a split")
 
     def _check_split(self) -> None:
-        got = f"split in data.sources, got {list(self.split)}"
+        got = f"got {list(self.split)}"
         if self.kind == "chat":
-            raise ValueError("a source in data.sources of kind chat has no split: bytes are cut from texts")
+            raise ValueError("a source in data.sources of kind chat cannot have a split: only text is split by bytes")
         if len(self.split) not in (2, 3) or not all(part > 0 for part in self.split):
-            raise ValueError(f"two or three numbers above 0 (train, val, test) make a {got}")
+            raise ValueError(f"split in data.sources must be two or three numbers above 0 (train, val, test), {got}")
         if all(isinstance(part, int) for part in self.split):
             return
         if not all(part < 1 for part in self.split) or abs(math.fsum(self.split) - 1.0) > 1e-6:
-            raise ValueError(f"shares that sum to 1 (within 1e-6), or whole numbers of bytes, make a {got}")
+            raise ValueError(
+                f"split in data.sources must be shares that sum to 1 (within 1e-6) or integer numbers of bytes, {got}"
+            )
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the text comes from. `auto` takes the usual place if it exists, else the embedded text."""
+    """Where the text comes from. `auto` is the default path if it exists, otherwise the embedded text."""
 
     wiki: str = "auto"
-    """`hub` (wikitext-103 from the Hugging Face Hub), `embedded` (docstrings of the Python standard
-    library), or a folder with train and validation files. `auto` is `embedded`: nothing is downloaded unasked."""
+    """`hub` (wikitext-103 from the Hugging Face Hub), `embedded` (docstrings of the Python standard library), or a
+    folder with train and validation files. `auto` is `embedded`: nothing is downloaded unless you ask for it."""
     roam: str = "auto"
-    """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, else `embedded`."""
+    """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, otherwise `embedded`."""
     primer: str = "auto"
-    """A file of dialogues, or `embedded`. `auto`: `data/primer.txt` if it exists, else `embedded`."""
+    """A file of dialogues, or `embedded`. `auto`: `data/primer.txt` if it exists, otherwise `embedded`."""
     roam_val_frac: float = 0.10
     """Share of the notes held out, by file."""
     primer_val_frac: float = 0.10
     """Share of the dialogues held out."""
     seed: int = 42
-    """Seeds the splits. Apart from train.seed, so that runs with other seeds share one split."""
+    """Seed of the splits. Separate from train.seed, so that runs with different seeds share one split."""
     cache_dir: str = "data/cache/streams"
     """Folder for the cached byte streams."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """What to do with a file that is not utf-8: `strict` stops with its name, `replace` goes on."""
+    """How to treat a file that is not utf-8: `strict` stops with its name, `replace` inserts U+FFFD."""
     token_cache: str = "cache"
     """Folder of the token caches and their tokenizer (tasks pretrain and sft)."""
     retain: dict[str, float] = field(default_factory=default_p_pretrain)
-    """For the task sft: the pretrain caches whose mixed loss is watched as val_pretrain (those that are there)."""
+    """For the task sft: the pretrain caches whose mixed loss is reported as val_pretrain; missing ones are skipped."""
     sources: dict[str, SourceConfig] = field(default_factory=dict)
-    """Sources of your own, by name. train.p_train may give them a share; a tenth of their documents is held out, unless
-    they are cut by `split`."""
+    """User-defined sources, by name. train.p_train may give them a share. A tenth of their documents is held out,
+    unless they have a `split`."""
 
     def __post_init__(self) -> None:
         for name in ("wiki", "roam", "primer", "cache_dir", "token_cache"):
-            if not getattr(self, name):  # as a path it would be the folder one is in
-                raise ValueError(f"data.{name} is empty: name a place, or leave it out")
+            if not getattr(self, name):  # an empty path would be the working directory
+                raise ValueError(f"data.{name} is empty: give a path, or omit data.{name}")
         for name in ("roam_val_frac", "primer_val_frac"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"data.{name} must be in [0, 1], got {getattr(self, name)!r}")
@@ -272,29 +304,29 @@ class DataConfig:
             check_probabilities(self.retain, name="data.retain")
         for name in self.sources:
             if name in ("wiki", "roam", "primer", "chat"):
-                raise ValueError(f"data.sources.{name}: that name is taken; choose another")
+                raise ValueError(f"data.sources.{name}: the name {name} is reserved; choose another")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-                raise ValueError(f"data.sources.{name}: a name has letters, digits, - and _ only")
+                raise ValueError(f"data.sources.{name}: a name may have only letters, digits, - and _")
 
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What a run writes and when. Nothing here changes the weights."""
+    """What a run writes, and when. No field here changes the weights."""
 
     checkpoint_every: int = 500
-    """Updates between checkpoints; there is always one at the end."""
+    """Steps between checkpoints; the last step always writes one."""
     keep: int = 3
-    """How many of the newest checkpoints stay on disk, beside the best."""
+    """How many of the newest checkpoints are kept on disk, besides the best."""
     eval_every: int = 250
-    """Updates between validations; there is always one at the end."""
+    """Steps between validations; the last step always runs one."""
     eval_steps: int = 20
-    """Batches per validation and source."""
+    """Batches per source in each validation."""
     sample_every: int = 500
-    """Updates between sample texts (samples/step_N.txt); 0 for only one at the end."""
+    """Steps between sample texts (samples/step_N.txt); 0: only one after the last step."""
     sample_prompt: str = "user: what is niels?\nassistant: "
-    """The text that samples continue."""
+    """Prompt of the samples."""
     sample_tokens: int = 160
-    """Length of a sample."""
+    """Tokens per sample."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -307,24 +339,24 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the machine does the work. Nothing here changes what is learned, but for rounding."""
+    """How the machine runs the training. No field here changes the result, except for rounding."""
 
     compile: bool | None = None
-    """Compile the model with torch.compile; null: on CUDA, for runs of at least 500 updates, as it takes half a minute.
-    On a CPU it does not pay."""
+    """Compile the model with torch.compile. null: compile on CUDA for runs of at least 500 steps, since compiling takes
+    half a minute. It does not pay off on a CPU."""
     graphs: bool | None = None
-    """Capture a whole update as one CUDA graph, so that small models do not wait for Python; null: on one CUDA device,
-    where all batches have one shape."""
+    """Capture a complete step as one CUDA graph, so that small models do not wait for Python. null: on a single CUDA
+    device where all batches have the same shape."""
     prefetch: int = 2
-    """Batches that a thread makes ahead of the GPU; 0: none."""
+    """Batches that a thread prepares ahead of the GPU; 0: no thread."""
     checkpoint_activations: bool = False
-    """Compute each block a second time in the backward pass instead of remembering it: less memory, a third slower."""
+    """Recompute the activations of each block in the backward pass: less memory, a third slower."""
     shard: bool = False
-    """With several processes: spread weights, gradients and optimiser state over them (FSDP2) instead of a copy each
-    (DDP)."""
+    """With several processes: shard weights, gradients and optimizer state over them (FSDP2) instead of replicating
+    them (DDP)."""
     deterministic: bool = False
-    """The same bits in every run on the same GPU and torch, so that a resumed run equals one that was not stopped
-    there too. Somewhat slower. On a CPU that is always so."""
+    """Use deterministic kernels: with the same GPU model and torch version, every run gives the same bits, and a
+    resumed run equals an uninterrupted one. Somewhat slower. Runs on a CPU are always deterministic."""
 
     def __post_init__(self) -> None:
         if self.prefetch < 0:
@@ -333,38 +365,38 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run depends on."""
+    """All options of a run."""
 
     task: Literal["bytes", "pretrain", "sft", "splice"] = "bytes"
-    """What is trained on: `bytes` is next-byte prediction over the mixed byte streams, `pretrain` next-token
-    prediction over windows of the mixed token caches, `sft` chat over their conversations, with a loss on what
-    the assistant says, `splice` spans of chosen documents at chosen positions."""
+    """What to train on. `bytes`: next-byte prediction over the mixed byte streams. `pretrain`: next-token prediction
+    over windows of the mixed token caches. `sft`: conversations from the token caches, with a loss on the assistant's
+    turns only. `splice`: spans of chosen documents at chosen positions."""
     init_from: str = ""
-    """A checkpoint whose weights the run starts from; empty: random ones."""
+    """Checkpoint with the initial weights; empty: random weights."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """The model."""
+    """Size and components of the model."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """The optimisation."""
+    """Optimization."""
     data: DataConfig = field(default_factory=DataConfig)
-    """The text."""
+    """Sources of text."""
     output: OutputConfig = field(default_factory=OutputConfig)
     """Checkpoints, evaluation, samples."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """The machine."""
+    """Compilation, prefetching, sharding."""
     splice: SpliceConfig = field(default_factory=SpliceConfig)
-    """The documents of the task splice."""
+    """Documents and spans of the task splice."""
 
     def __post_init__(self) -> None:
         if self.train.precision == "fp8":
             odd = [f"model.{name}={n}" for name, n in (("C", self.model.C), ("d_ff", self.model.d_ff)) if n % 16]
             if odd:
                 raise ValueError(
-                    f"train.precision=fp8 multiplies matrices whose sides are multiples of 16, "
-                    f"which {' and '.join(odd)} is not: take another size, or bf16"
+                    f"train.precision=fp8 needs matrices whose sides are multiples of 16, but "
+                    f"{' and '.join(odd)} is not: use another size, or train.precision=bf16"
                 )
         if self.task in ("bytes", "splice"):
             return
-        # The shares of the byte streams mean nothing here: without others, the task has its own mix.
+        # The default shares are for byte streams; the token tasks have their own defaults.
         train = self.train
         if train.p_train == default_p_train():
             shares = default_p_pretrain() if self.task == "pretrain" else default_p_sft()

@@ -1,7 +1,7 @@
-"""What a splice study may choose: which documents, which parts of them, where in the frame, how often.
+"""Options of a splice study: which documents, which spans of them, at which offsets, and how often.
 
-The two config classes are also what the `splice` section of a run is made of. `select` chooses the documents; it looks
-at lengths only, so that nothing is read before it is known what.
+The `splice` section of a run config is built from the two config classes of the spec. `select` chooses documents by
+their lengths alone, so that no text is read before the choice is made.
 """
 
 from __future__ import annotations
@@ -58,24 +58,27 @@ _AT_LEAST = {
     "eval_examples": 1,
 }
 MOST = 2**62
-"""No number may be larger: sums and products of what lies behind it stay within 64 bits."""
+"""Upper limit of every integer option, so that sums and products derived from it fit into 64 bits."""
 _OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
              "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
-"""The options that may be None."""
+"""Options that may be None."""
 _WHY = {
-    "content_length": "a span needs two tokens, so that one can be predicted",
-    "min_copy_len": "a span needs two tokens, so that one can be predicted",
-    "S": "a frame needs two tokens, so that one can be predicted",
+    "content_length": "a span needs two tokens to predict one of them",
+    "min_copy_len": "a span needs two tokens to predict one of them",
+    "S": "a frame needs two tokens to predict one of them",
 }
 
 
 def count(name: str, value: Any, low: int = 1, high: int = MOST) -> int:
-    """The int of a whole number from low to high. Raises ValueError; of one that is too small it names low alone."""
+    """Return an integer in [low, high] as int. Raises ValueError; below `low` the message names only `low`."""
     return check_int(name, check_int(name, value, low), low, high)
 
 
 def check_options(values: dict[str, Any], *, section: str = "") -> dict[str, Any]:
-    """The options, numbers (numpy's too) as plain ones. Raises ValueError that names the first outside its limits."""
+    """Return the options with numpy numbers as Python numbers.
+
+    Raises ValueError that names the first option outside its limits.
+    """
     prefix = f"{section}." if section else ""
     return {name: _checked(prefix, name, value) for name, value in values.items()}
 
@@ -102,56 +105,57 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """What both configs have in common."""
+class _DocumentChoice:
+    """Fields that the single- and multi-document configs share."""
 
     base: str | None = None
     """Folder of token caches; None: `data.token_cache`."""
     dataset_name: str | None = None
-    """The pretrain cache (or, for bytes, the source) whose documents are chosen from; None: the only one."""
+    """The pretrain cache (for bytes: the source) to choose documents from; None: the only one."""
     min_doc_length: int | None = None
-    """Only documents of at least so many tokens."""
+    """Choose only documents with at least this many tokens."""
     max_doc_length: int | None = None
-    """Only documents of at most so many tokens."""
+    """Choose only documents with at most this many tokens."""
     content_length: int | None = None
-    """K, the tokens of a span; at most S, which is also the default."""
+    """K, the number of tokens in a span; at most S. None: S."""
     content_stride: int = 1
     """Tokens between the starts of spans within a document."""
     offset_stride: int = 1
-    """Places between the offsets of a span within the frame."""
+    """Positions between the offsets of a span within the frame."""
     content_start_mode: ContentMode = "coverage_balanced"
-    """`coverage_balanced`: spans of one length, at the right end of the frame; `anchor_start`: the document's beginning
-    at every offset; `slide_within`: every start at every offset; `cyclic_roll`: the same on a ring."""
+    """`coverage_balanced`: spans of equal length at the right end of the frame. `anchor_start`: the beginning of the
+    document at every offset. `slide_within`: every start at every offset. `cyclic_roll`: as `slide_within`, with the
+    document wrapped around."""
     min_copy_len: int = 2
-    """Spans shorter than this are left out."""
+    """Shorter spans are skipped."""
     alpha: float = 0.0
-    """More weight to spans near the ends of a document: (K / distance) ** alpha."""
+    """Weight of spans near the ends of a document: (K / distance) ** alpha; 0: no extra weight."""
     adaptive_k: bool = True
-    """A document shorter than K gives one span of its own length; else it gives none."""
+    """Whether a document shorter than K gives one span of its full length; otherwise it gives none."""
     mode: FrameMode = "splice"
-    """`slide`: plain windows of S tokens, for documents of at least S."""
+    """`slide`: plain windows of S tokens, for documents of at least S tokens."""
     offset_bound: OffsetBound = "tight"
-    """`tight`: a span lies whole in the frame; `truncate`: the frame's end may cut it."""
+    """`tight`: a span fits completely into the frame; `truncate`: the end of the frame may cut it off."""
     offset_jitter: int = 0
-    """Move a span left by 0 to this many places (coverage_balanced)."""
+    """Move a span left by 0 to this many positions (coverage_balanced)."""
     jitter_mode: JitterMode = "uniform"
-    """How those are chosen."""
+    """How the distance to move is drawn."""
     shuffle: bool = True
-    """A new order for every epoch; else the order of enumeration."""
+    """Use a new order in every epoch; otherwise the order of enumeration."""
     restrict_to_training_subset: bool = False
-    """Choose only among documents within the first tokens of the cache, those that a short run trains on."""
+    """Choose only documents within the first tokens of the cache: those that a short run trains on."""
     max_train_tokens: int | None = None
-    """How many tokens those are; else max_train_batches * initial_batch_size * S."""
+    """Number of those first tokens; None: max_train_batches * initial_batch_size * S."""
     max_train_batches: int | None = None
-    """Batches of the short run."""
+    """Number of batches of the short run."""
     initial_batch_size: int | None = None
-    """Rows of its batches."""
+    """Rows per batch of the short run."""
     pad_token_id: int | None = None
-    """What fills a frame; None: the tokenizer's EOT, or 0."""
+    """Token id that fills the rest of a frame; None: the tokenizer's EOT, or 0."""
     eos_token_id: int | None = None
-    """None: the tokenizer's EOT."""
+    """Token id that ends a document; None: the tokenizer's EOT."""
     seed: int | None = None
-    """Seeds jitter and the stream; None: train.seed in a run, else 0."""
+    """Seed of the jitter and of the streaming sampler; None: train.seed in a run, otherwise 0."""
 
     def __post_init__(self) -> None:
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -164,43 +168,43 @@ class _Choice:
         if self.restrict_to_training_subset and self.max_train_tokens is None and not by_batches:
             raise ValueError(
                 "splice.restrict_to_training_subset needs splice.max_train_tokens (or max_train_batches and "
-                "initial_batch_size): how many tokens the run trains on"
+                "initial_batch_size): the number of tokens that the run trains on"
             )
 
     def _candidates(
         self, lengths: Sequence[int] | np.ndarray, ends: np.ndarray | None, S: int | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-        """(all lengths, the indices of all that may be taken, of those within the limits, what the limits are)."""
+        """Return (all lengths, allowed indices, indices within the length limits, the limits as text)."""
         import numpy as np
 
         values = np.asarray(lengths, dtype=np.int64)
         if values.ndim != 1 or not len(values):
-            raise ValueError("there is no document to choose from")
-        there = np.ones(len(values), dtype=bool)
-        said = []
+            raise ValueError("no document to choose from")
+        allowed = np.ones(len(values), dtype=bool)
+        limits = []
         if self.restrict_to_training_subset:
             budget = self.train_tokens(S)
-            there = (np.cumsum(values) if ends is None else ends) <= budget
-            said.append(f"within the first {budget:,} tokens")
-            if not there.any():
-                raise ValueError(f"splice.restrict_to_training_subset: no document lies {said[0]}")
-        ok = there.copy()
+            allowed = (np.cumsum(values) if ends is None else ends) <= budget
+            limits.append(f"within the first {budget:,} tokens")
+            if not allowed.any():
+                raise ValueError(f"splice.restrict_to_training_subset: no document ends {limits[0]}")
+        fitting = allowed.copy()
         if self.min_doc_length is not None:
-            ok &= values >= self.min_doc_length
-            said.append(f"at least {self.min_doc_length:,} tokens")
+            fitting &= values >= self.min_doc_length
+            limits.append(f"at least {self.min_doc_length:,} tokens")
         if self.max_doc_length is not None:
-            ok &= values <= self.max_doc_length
-            said.append(f"at most {self.max_doc_length:,} tokens")
-        return values, np.flatnonzero(there), np.flatnonzero(ok), ", ".join(said) or "no limits"
+            fitting &= values <= self.max_doc_length
+            limits.append(f"at most {self.max_doc_length:,} tokens")
+        return values, np.flatnonzero(allowed), np.flatnonzero(fitting), ", ".join(limits) or "no limits"
 
     def within_limits(
         self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None
     ) -> np.ndarray:
-        """The indices of the documents that may be chosen. Raises ValueError where there is none at all."""
+        """Return the indices of the documents within the limits. Raises ValueError if there is no document."""
         return self._candidates(lengths, ends, S)[2]
 
     def train_tokens(self, S: int | None = None) -> int:
-        """The first tokens of a cache, which restrict_to_training_subset keeps to. Raises ValueError without S."""
+        """Return the number of first tokens for restrict_to_training_subset. Raises ValueError if it needs S."""
         if self.max_train_tokens is not None:
             return self.max_train_tokens
         assert self.max_train_batches is not None and self.initial_batch_size is not None
@@ -209,92 +213,101 @@ class _Choice:
         return self.max_train_batches * self.initial_batch_size * S
 
     def dataset_options(self) -> dict[str, Any]:
-        """The options of the dataset classes that this config sets."""
+        """Return the options of the dataset classes that this config sets."""
         names = ("content_length", "content_stride", "offset_stride", "content_start_mode", "min_copy_len", "alpha",
                  "adaptive_k", "mode", "offset_bound", "offset_jitter", "jitter_mode")  # fmt: skip
-        given = {name: getattr(self, name) for name in ("pad_token_id", "eos_token_id", "seed")}
+        optional = {name: getattr(self, name) for name in ("pad_token_id", "eos_token_id", "seed")}
         options = {name: getattr(self, name) for name in names}
-        return options | {name: value for name, value in given.items() if value is not None}
+        return options | {name: value for name, value in optional.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class SpliceSingleDocumentLMConfig(_Choice):
-    """One document: which, and how it is laid into frames."""
+class SpliceSingleDocumentLMConfig(_DocumentChoice):
+    """A single document: which one, and how its spans are placed into frames."""
 
     doc_index: int | None = None
-    """Its number in the cache; if its length is outside the limits, the policy chooses."""
+    """Index in the cache; if the document's length is outside the limits, doc_select_mode chooses."""
     doc_select_mode: SingleSelectMode = "first"
-    """Which of the documents within the limits; if there is none, the longest of all."""
+    """Which document within the limits to choose; if there is none, the longest of all."""
 
     def select(
         self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None
     ) -> list[int]:
-        """The index of the document, in a list. `ends` are the documents' ends in the stream (default: one after the
-        other). Raises ValueError where there is no document, or doc_index is none of them."""
-        values, there, candidates, limits = self._candidates(lengths, ends, S)
+        """Return the index of the document, in a list.
+
+        `ends` are the offsets in the stream where the documents end (default: documents without gaps). Raises
+        ValueError if there is no document, or doc_index is out of range.
+        """
+        values, allowed, candidates, limits = self._candidates(lengths, ends, S)
         if self.doc_index is not None:
             if self.doc_index >= len(values):
-                raise ValueError(f"splice.doc_index={self.doc_index}, but there are {len(values)} documents, from 0")
+                raise ValueError(
+                    f"splice.doc_index={self.doc_index}, but there are {len(values)} documents (0 to {len(values) - 1})"
+                )
             if self.doc_index in candidates:
                 return [int(self.doc_index)]
             log.warning(
-                "document %d has %d tokens, which is outside the limits (%s): choosing by %s",
+                "document %d has %d tokens, outside the limits (%s): choosing by doc_select_mode=%s",
                 self.doc_index, values[self.doc_index], limits, self.doc_select_mode,
             )  # fmt: skip
         if not len(candidates):
-            longest = _ranked(values, there, "longest")[0]
-            log.warning("no document of %d fits the limits (%s): taking the longest", len(values), limits)
+            longest = _ranked(values, allowed, "longest")[0]
+            log.warning("none of %d documents is within the limits (%s): using the longest", len(values), limits)
             return [int(longest)]
         return [int(_ranked(values, candidates, self.doc_select_mode)[0])]
 
 
 @dataclass(frozen=True)
-class SpliceMultiDocumentLMConfig(_Choice):
-    """Several documents: which, how they are laid into frames, and how often each comes."""
+class SpliceMultiDocumentLMConfig(_DocumentChoice):
+    """Several documents: which ones, how their spans are placed into frames, and how often each is used."""
 
     num_docs: int = 10
-    """How many."""
+    """Number of documents."""
     doc_select_mode: SingleSelectMode = "longest"
-    """Which of the documents within the limits; ties go to the one that comes first."""
+    """Which documents within the limits to choose; ties go to the lower index."""
     strict_num_docs: bool = True
-    """Fewer candidates than num_docs is an error; else the longest of the other documents fill up."""
+    """Whether fewer candidates than num_docs is an error; otherwise the longest other documents are added."""
     balance_mode: BalanceMode = "by_temperature"
-    """`by_coverage`: every span once; `by_document`: all documents equally often, by repetition; `by_temperature`: in
+    """`by_coverage`: every span once. `by_document`: all documents equally often, by repetition. `by_temperature`: in
     proportion to length ** balance_tau."""
     balance_tau: float = 1.0
-    """1 is by length, 0 is equal shares."""
+    """1: proportional to length; 0: equal shares."""
     sampler: Sampler | None = None
-    """`enumerate` all spans, share out a `quota` per document, or draw a `stream`; None: as the balance mode needs."""
+    """`enumerate` all spans, use a `quota` per document, or draw a `stream`; None: as balance_mode requires."""
     epoch_length: int | None = None
-    """Examples per epoch; None: as many as there are spans."""
+    """Examples per epoch; None: the number of spans."""
     doc_weights: tuple[float, ...] | None = None
-    """One factor per chosen document, in their order."""
+    """One factor per chosen document, in the order of the choice."""
     groups: str | tuple[str, ...] | None = None
-    """One label per chosen document, or `source` or `length` (bins that double): groups get equal shares."""
+    """One label per chosen document, or `source` or `length` (bins of doubling length): groups get equal shares."""
     curriculum: int | None = None
-    """Begin with one document, which needs a weight; another joins every so many steps."""
+    """Begin with one document and add another every this many steps; the first needs a positive weight."""
 
     def select(
         self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None
     ) -> list[int]:
-        """The indices of the documents, in the order of the policy. `ends` are the documents' ends in the stream
-        (default: one after the other). Raises ValueError where there are too few."""
+        """Return the indices of the documents, in the order of doc_select_mode.
+
+        `ends` are the offsets in the stream where the documents end (default: documents without gaps). Raises
+        ValueError if there are too few documents.
+        """
         import numpy as np
 
-        values, there, candidates, limits = self._candidates(lengths, ends, S)
+        values, allowed, candidates, limits = self._candidates(lengths, ends, S)
         chosen = _ranked(values, candidates, self.doc_select_mode, self.num_docs)[: self.num_docs]
         missing = self.num_docs - len(chosen)
         if not missing:
             return [int(i) for i in chosen]
         if self.strict_num_docs:
             raise ValueError(
-                f"splice.num_docs={self.num_docs}, but only {len(candidates)} of {len(values)} documents fit the "
-                f"limits ({limits}): ask for fewer, loosen the limits, or set splice.strict_num_docs=false to fill up"
+                f"splice.num_docs={self.num_docs}, but only {len(candidates)} of {len(values)} documents are within "
+                f"the limits ({limits}): ask for fewer, relax the limits, or set splice.strict_num_docs=false to add "
+                "the longest of the others"
             )
-        rest = np.setdiff1d(there, candidates)
+        rest = np.setdiff1d(allowed, candidates)
         filled = _ranked(values, rest, "longest")[:missing]
         log.warning(
-            "only %d of the %d documents asked for fit the limits (%s): the longest %d of the rest fill up, %d in all",
+            "only %d of %d requested documents are within the limits (%s): adding the longest %d others, %d in total",
             len(candidates), self.num_docs, limits, len(filled), len(chosen) + len(filled),
         )  # fmt: skip
         return [int(i) for i in (*chosen, *filled)]
@@ -306,22 +319,22 @@ class SpliceMultiDocumentLMConfig(_Choice):
 
 @dataclass(frozen=True)
 class SpliceConfig(SpliceMultiDocumentLMConfig):
-    """The `splice` section of a run (task `splice`). The frame is as long as the model's context, S = model.T."""
+    """The `splice` section of a run (task `splice`). The frame length S is the model's context length T."""
 
     doc_index: int | None = None
-    """Train on this one document (num_docs is 1 then), if its length is within the limits."""
+    """Train on this one document if its length is within the limits; num_docs is then 1."""
     doc_key: str | None = None
-    """Choose only among documents whose text has this in it."""
+    """Choose only documents whose text contains this string."""
     documents: Literal["bytes", "tokens"] = "bytes"
-    """`bytes`: documents of a byte source (notes, docstrings, dialogues; no tokenizer needed); `tokens`: of a token
-    cache."""
+    """`bytes`: documents of a byte source (notes, docstrings, dialogues), without a tokenizer. `tokens`: documents of a
+    token cache."""
     packed: bool | None = None
-    """Lay several spans into one frame: the same loss and gradients for less work. None: where positions are relative
-    (RoPE)."""
+    """Pack several spans into one frame: the same loss and gradients with less compute. None: pack if positions are
+    relative (RoPE)."""
     controls: int = 3
-    """Held-out documents that are measured beside the chosen ones, and never trained on, nor copies of those."""
+    """Number of held-out documents to measure for comparison; they are never trained on and are not copies."""
     eval_examples: int = 16
-    """Examples per document and evaluation: a fixed grid over its spans."""
+    """Examples per document in each evaluation: a fixed grid over its spans."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -329,7 +342,7 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
             object.__setattr__(self, "num_docs", 1)
 
     def choose(self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int) -> list[int]:
-        """The documents to train on. Raises ValueError as `select` does."""
+        """Return the documents to train on. Raises ValueError as `select` does."""
         if self.doc_index is None:
             return self.select(lengths, ends=ends, S=S)
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(SpliceSingleDocumentLMConfig)}
@@ -337,7 +350,7 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
 
 
 def _ranked(values: np.ndarray, candidates: np.ndarray, mode: str, number: int = 1) -> np.ndarray:
-    """The candidates in the order of a policy; ties go to the lower index."""
+    """Sort the candidates by a selection mode; ties go to the lower index."""
     import numpy as np
 
     if mode == "first":
@@ -346,7 +359,7 @@ def _ranked(values: np.ndarray, candidates: np.ndarray, mode: str, number: int =
         return candidates[np.argsort(-values[candidates], kind="stable")]
     if mode == "shortest":
         return candidates[np.argsort(values[candidates], kind="stable")]
-    # Seeded by the lengths and the number asked for: the same data gives the same choice, on every machine.
+    # Seeded by the lengths and the requested number: the same data gives the same choice on every machine.
     digest = hashlib.blake2b(values.astype("<i8").tobytes() + b":%d" % number, digest_size=8).digest()
     keys = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little"))).random(len(candidates))
     return candidates[np.argsort(keys, kind="stable")]

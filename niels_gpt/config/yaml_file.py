@@ -1,6 +1,7 @@
-"""Configs as files: YAML and `section.key=value` in, checked; YAML out.
+"""Read configs from YAML and `section.key=value` overrides, check them, and write them as YAML.
 
-YAML is turned into JSON and checked by pydantic in strict mode; unknown keys are refused with the nearest known name.
+YAML is converted to JSON and checked by pydantic in strict mode. An unknown key is an error that names the nearest
+known key.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig
 from niels_gpt.config.splice import SpliceConfig
 
 DEEPEST = 50
-"""Sections, lists and values inside one another that a config may have; it needs five."""
+"""Maximum nesting depth of a config; a valid one needs five levels."""
 
 
 def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
-    """The RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides on top.
+    """Return the RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides applied.
 
-    Raises ValueError that names the key, the value and what is allowed: unknown keys (with the
-    nearest known one), wrong types, numbers that do not fit, YAML that does not parse.
+    Raises ValueError that names the key, the value and what is allowed: for unknown keys (with the nearest known key),
+    wrong types, values out of range, and invalid YAML.
     """
     tree = _read_tree(path)
     for item in overrides:
@@ -33,7 +34,7 @@ def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()
 
 
 def _read_tree(path: str | Path | None) -> dict[str, Any]:
-    """The sections of a YAML file; none for None. Raises ValueError."""
+    """Return the sections of a YAML file; none for None. Raises ValueError."""
     if path is None:
         return {}
     try:
@@ -45,15 +46,15 @@ def _read_tree(path: str | Path | None) -> dict[str, Any]:
     except UnicodeDecodeError as err:
         raise ValueError(f"{path} is not utf-8 text (byte {err.start})") from None
     if loaded is not None and not isinstance(loaded, dict):
-        raise ValueError(f"{path} must hold sections such as `model:`, but is a {type(loaded).__name__}")
+        raise ValueError(f"{path} must contain sections such as `model:`, but it is a {type(loaded).__name__}")
     return loaded or {}
 
 
 def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
-    """{"pretrain": ..., "sft": ...} of a YAML file with the sections `data` (for both), `pretrain` and `sft`.
+    """Return {"pretrain": ..., "sft": ...} of a YAML file with the sections `data` (for both), `pretrain` and `sft`.
 
-    Each section is a config of its own; the model is that of `pretrain`, by default v1. `overrides` are as for
-    `load_config`, with the section in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
+    Each section is a complete config. Both phases use the model of `pretrain`, by default v1. `overrides` are as for
+    `load_config`, with the phase in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
     """
     tree = _read_tree(path)
     for item in overrides:
@@ -69,14 +70,14 @@ def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = 
     for key, refused in (("pretrain", ("task",)), ("sft", ("task", "model", "init_from"))):
         for name in refused:
             if name in tree.get(key, {}):
-                raise ValueError(f"{where}: {key}.{name} is not for you to set: pretrain and the phase decide it")
+                raise ValueError(f"{where}: {key}.{name} cannot be set: the pipeline sets it; remove it")
     if isinstance(first.setdefault("model", {}), Mapping):
         first["model"] = {"preset": "v1", **first["model"]}
     for key, section in (("pretrain", first), ("sft", second)):
-        own = section.get("data", {})
-        if not isinstance(own, Mapping):
-            raise ValueError(f"{where}: {key}.data must be a section, got {own!r}")
-        section["data"] = {**tree.get("data", {}), **own}
+        phase_data = section.get("data", {})
+        if not isinstance(phase_data, Mapping):
+            raise ValueError(f"{where}: {key}.data must be a section, got {phase_data!r}")
+        section["data"] = {**tree.get("data", {}), **phase_data}
     pretrain = config_from_dict({**first, "task": "pretrain"}, where=f"{where}, pretrain")
     second["data"].setdefault("retain", dict(pretrain.train.p_val))
     sft = config_from_dict({**second, "task": "sft", "model": to_dict(pretrain.model)}, where=f"{where}, sft")
@@ -84,13 +85,13 @@ def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = 
 
 
 def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunConfig:
-    """The RunConfig of a nested dict. Raises ValueError as `load_config` does."""
+    """Return the RunConfig of a nested dict. Raises ValueError as `load_config` does."""
     from pydantic import TypeAdapter, ValidationError
 
     tree = _with_preset(tree, where=where)
     _check_keys(RunConfig, tree, where=where)
     try:
-        # Strict JSON mode: no "3" for 3 and no true for 1, but a list may fill a tuple and 1 a float.
+        # Strict JSON mode rejects "3" for 3 and true for 1, but accepts a list for a tuple and 1 for a float.
         return TypeAdapter(RunConfig).validate_json(json.dumps(tree), strict=True)
     except ValidationError as err:
         first = err.errors()[0]
@@ -105,7 +106,7 @@ def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunCo
 
 
 def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
-    """The tree with `model: {preset: v1, ...}` written out; keys beside the preset win."""
+    """Expand `model: {preset: v1, ...}`; other keys of the section override the preset."""
     model = tree.get("model") if isinstance(tree, Mapping) else None
     if not isinstance(model, Mapping) or "preset" not in model:
         return tree
@@ -116,27 +117,27 @@ def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved config as YAML that `load_config` reads back to an equal config."""
+    """Return the resolved config as YAML; `load_config` reads it back to an equal config."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
         pass
 
-    _add_float_resolver(Dumper)  # a folder called 1e5 is quoted, so that it is read back as a name
+    _add_float_resolver(Dumper)  # quotes a folder named 1e5, so that it is read back as a string
     tree = to_dict(config)
-    if config.splice == SpliceConfig():  # another task: nobody would read forty lines that say nothing
+    if config.splice == SpliceConfig():  # not the task splice: forty lines of defaults would only distract
         del tree["splice"]
     return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass as a nested dict of plain values (tuples as lists)."""
+    """Convert a dataclass to a nested dict of plain values (tuples become lists)."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return plain
 
 
 def with_defaults(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A config saved by an older version, with the defaults of the options that it did not know."""
+    """Complete a config saved by an older version with the defaults of newer options."""
     defaults = to_dict(RunConfig())
     return {
         key: {**defaults.get(key, {}), **value} if isinstance(value, Mapping) else value for key, value in saved.items()
@@ -144,7 +145,7 @@ def with_defaults(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ between two nested dicts, with both values."""
+    """Return {dotted key: (old value, new value)} for the values that differ between two nested dicts."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in [*old, *(k for k in new if k not in old)]:
         a, b = old.get(key), new.get(key)
@@ -156,9 +157,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def _parse(text: str, complaint: str) -> Any:
-    """What YAML's safe loader makes of a text, except that 3e-4 is a number (YAML 1.1 wants 3.0e-4).
+    """Parse YAML with the safe loader, except that 3e-4 is a number (YAML 1.1 requires 3.0e-4).
 
-    Raises ValueError that begins with the complaint, also for a key that is there twice and for a nest without end.
+    Raises ValueError that begins with `complaint`, also for duplicate keys and for too deep nesting.
     """
     import yaml
 
@@ -180,7 +181,7 @@ def _parse(text: str, complaint: str) -> Any:
             for key, _ in node.value:
                 name = (key.tag, str(key.value))
                 if name in seen:
-                    problem = f"the key {key.value} is there twice, the second time"
+                    problem = f"duplicate key {key.value}"
                     raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
                 seen.add(name)
             return node
@@ -190,9 +191,9 @@ def _parse(text: str, complaint: str) -> Any:
                 return super().construct_object(node, deep)
             except yaml.YAMLError:
                 raise
-            except Exception:  # a date that does not exist, a number without digits: the library lets them through
+            except Exception:  # an impossible date, a number without digits: PyYAML raises other exceptions for these
                 kind = node.tag.rpartition(":")[2]
-                problem = f"{str(node.value)[:40]!r} is no {kind}; quote it if it is text"
+                problem = f"{str(node.value)[:40]!r} is not a valid {kind}; quote it if it is text"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     _add_float_resolver(Loader)
@@ -208,12 +209,12 @@ def _add_float_resolver(cls: Any) -> None:
 
 
 def _apply_override(tree: dict[str, Any], item: str) -> None:
-    """Set `a.b=value` in the tree; the value is read as YAML (so 3, 3e-4, true, {wiki: 1} work)."""
+    """Set `a.b=value` in the tree; the value is parsed as YAML (3, 3e-4, true and {wiki: 1} work)."""
     key, equals, text = item.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
         raise ValueError(f"--set takes section.key=value, got {item!r}")
-    value = _parse(text, f"--set {item}: cannot read the value")
+    value = _parse(text, f"--set {item}: cannot parse the value")
     node = tree
     for part in path[:-1]:
         child = node.setdefault(part, {})
@@ -222,11 +223,11 @@ def _apply_override(tree: dict[str, Any], item: str) -> None:
         node = child
     node[path[-1]] = value
     if path[-2:-1] == ["model"] and path[-1] in ("C", "H"):
-        node.pop("D", None)  # always C // H: what a file says of it was of the old ones
+        node.pop("D", None)  # always C // H; the value in the file belongs to the old C and H
 
 
 def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
-    """Refuse unknown keys, at any depth, with the nearest known name."""
+    """Raise ValueError for an unknown key at any depth, with the nearest known key."""
     if not isinstance(tree, Mapping):
         raise ValueError(f"{where}: {prefix.rstrip('.') or 'the config'} must be a section, got {tree!r}")
     hints = get_type_hints(cls)
@@ -246,15 +247,15 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
 
 
 def _check_plain(value: Any, name: str) -> None:
-    """Refuse what YAML knows and JSON does not, and what no name of a file can hold."""
+    """Raise ValueError for YAML types that JSON does not have, and for characters that no path can hold."""
     if isinstance(value, str) and "\0" in value:
-        raise ValueError(f"{name} has a NUL character in it, got {value!r}")
+        raise ValueError(f"{name} contains a NUL character, got {value!r}")
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except TypeError:  # dates and sets
         kind = type(value).__name__
-        raise ValueError(f"{name} cannot be the {kind} {value!r}; quote it if it is text") from None
-    except UnicodeEncodeError:  # also a name of the file system that is in another encoding
-        raise ValueError(f"{name} is not utf-8, got {value!r}: rename the place, or write the text anew") from None
+        raise ValueError(f"{name} must not be a {kind}, got {value!r}; quote it if it is text") from None
+    except UnicodeEncodeError:  # also a file name in another encoding
+        raise ValueError(f"{name} is not utf-8, got {value!r}: rename the file, or retype the text") from None
     except ValueError:  # &a [*a]
-        raise ValueError(f"{name} holds itself, got {value!r}: write it out") from None
+        raise ValueError(f"{name} contains itself, got {value!r}: replace the YAML alias by its value") from None

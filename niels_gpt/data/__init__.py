@@ -1,1 +1,1 @@
-"""Loaders: raw text from the Hub, from files, from the package itself. No tokens here."""
+"""Loaders: raw text and chats from the Hub, from local files, and from the package. No tokens."""

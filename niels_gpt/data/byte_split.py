@@ -1,4 +1,4 @@
-"""Sources that are cut by bytes (`SourceConfig.split`): one run of bytes, every one of them as it is."""
+"""Sources that are split by bytes (`SourceConfig.split`): one byte string, without any change."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from niels_gpt.data.user_files import (
 
 HUB = "hub:"
 ORDER = ("train", "validation", "test")
-"""Files and splits that are called so come in this order; a file that is called otherwise belongs to train."""
-PACKED = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
+"""Order of files and splits with these names; a file with another name belongs to train."""
+ARCHIVES = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
 
 
 class ByteChunk(NamedTuple):
-    """A file, or the text of a row."""
+    """The bytes of a file, or of the text of a row."""
 
     name: str
     data: bytes
 
 
 def hub_dataset(config: SourceConfig) -> tuple[str, str | None] | None:
-    """(id, revision) of the dataset that a source is, where its path names one of the Hub."""
+    """Return (id, revision) of a source whose path is hub:ID or hub:ID@REVISION; None for other paths."""
     if not config.path.startswith(HUB):
         return None
     dataset_id, _, revision = config.path.removeprefix(HUB).partition("@")
@@ -53,42 +53,43 @@ def hub_dataset(config: SourceConfig) -> tuple[str, str | None] | None:
 
 
 def byte_split_files(name: str, config: SourceConfig) -> list[str]:
-    """The local files that a source is read from, sorted; none where it comes from the Hub."""
-    place = _local(name, config)
-    return [] if place is None else user_file_paths(name, SourceConfig(str(place)))
+    """Return the sorted local files of a source; empty if it comes from the Hub."""
+    path = _local_path(name, config)
+    return [] if path is None else user_file_paths(name, SourceConfig(str(path)))
 
 
 def byte_chunks(name: str, config: SourceConfig) -> Iterator[ByteChunk]:
-    """What a source consists of, in its order: joined, the pieces are its bytes. Those without any are left out.
+    """Yield the non-empty chunks of a source in order; joined, they are its bytes.
 
-    A plain file is not decoded; of rows the text is taken. Raises ValueError or OSError for what cannot be read.
+    Plain files are not decoded; of rows, only the text is used. Raises ValueError or OSError for unreadable input.
     """
-    place = _local(name, config)
-    if place is None or _holds_rows(place):
-        found = _rows(name, config, place)
-    elif place.is_dir():
-        paths = sorted(list_files(place, TEXT_SUFFIXES, visible_only=True), key=_by_split)
-        found = (ByteChunk(Path(path).relative_to(place).as_posix(), _read(Path(path))) for path in paths)
+    path = _local_path(name, config)
+    if path is None or _holds_rows(path):
+        chunks = _rows(name, config, path)
+    elif path.is_dir():
+        files = sorted(list_files(path, TEXT_SUFFIXES, visible_only=True), key=_by_split)
+        chunks = (ByteChunk(Path(file).relative_to(path).as_posix(), _read(Path(file))) for file in files)
     else:
-        found = iter([ByteChunk(place.name, _read(place))])
-    return (piece for piece in found if piece.data)
+        chunks = iter([ByteChunk(path.name, _read(path))])
+    return (chunk for chunk in chunks if chunk.data)
 
 
-def bytes_between(found: Sequence[ByteChunk], first: int, end: int) -> tuple[bytes, list[str], list[int]]:
-    """The bytes first .. end - 1 of the joined pieces, the name of each piece in them, and where it begins there.
+def bytes_between(chunks: Sequence[ByteChunk], first: int, end: int) -> tuple[bytes, list[str], list[int]]:
+    """Return (data, names, offsets): bytes first .. end - 1 of the joined chunks, and the chunks that they touch.
 
-    The name of one that begins before says which of its bytes comes first.
+    The offsets are where each chunk begins in `data`. A chunk that begins before `first` has its first byte in its
+    name.
     """
-    data, names, starts, begin = [], [], [], 0
-    for piece in found:
+    data, names, offsets, begin = [], [], [], 0
+    for chunk in chunks:
         skipped = max(first - begin, 0)
-        inside = piece.data[skipped : max(end - begin, 0)]
+        inside = chunk.data[skipped : max(end - begin, 0)]
         if inside:
             data.append(inside)
-            names.append(f"{piece.name} from byte {skipped}" if skipped else piece.name)
-            starts.append(begin + skipped - first)
-        begin += len(piece.data)
-    return b"".join(data), names, starts
+            names.append(f"{chunk.name} from byte {skipped}" if skipped else chunk.name)
+            offsets.append(begin + skipped - first)
+        begin += len(chunk.data)
+    return b"".join(data), names, offsets
 
 
 def iter_byte_split(
@@ -101,27 +102,27 @@ def iter_byte_split(
     take: int | None = None,
     errors: str = "strict",
 ) -> Iterator[PretrainSample]:
-    """The pieces of a source as texts, at most `take`, for those who look at it: `data show` and `data stats`.
+    """Yield the chunks of a source as texts, at most `take`, for `data show` and `data stats`.
 
-    Raises ValueError for one that is not utf-8, and for another split than train: `config.split` makes the parts.
+    Raises ValueError for a chunk that is not utf-8, and for a split other than train: `config.split` applies later.
     """
     check_take(take)
     if split != "train":
-        raise ValueError(f"{name} has no split {split!r}: data.sources.{name}.split cuts it by bytes; it has train")
-    found = shuffled(list(byte_chunks(name, config)), seed) if shuffle else byte_chunks(name, config)
-    for piece in itertools.islice(found, take):
-        text = decode_utf8(piece.data, where=f"{name}, {piece.name},", errors=errors)
-        yield PretrainSample(text, name, {"piece": piece.name})
+        raise ValueError(f"{name} has no split {split!r}: it is split by bytes (data.sources.{name}.split); use train")
+    chunks = shuffled(list(byte_chunks(name, config)), seed) if shuffle else byte_chunks(name, config)
+    for chunk in itertools.islice(chunks, take):
+        text = decode_utf8(chunk.data, where=f"{name}, {chunk.name},", errors=errors)
+        yield PretrainSample(text, name, {"piece": chunk.name})
 
 
-def _local(name: str, config: SourceConfig) -> Path | None:
-    """The file or folder of a source; None: it is the Hub's."""
+def _local_path(name: str, config: SourceConfig) -> Path | None:
+    """Return the local file or folder of a source; None if it comes from the Hub."""
     dataset = hub_dataset(config)
     return path_of_source(name, config) if dataset is None else find_local(dataset[0])
 
 
-def _holds_rows(place: Path) -> bool:
-    return suffix(place) in ROW_SUFFIXES if place.is_file() else not holds_text_files(place)
+def _holds_rows(path: Path) -> bool:
+    return suffix(path) in ROW_SUFFIXES if path.is_file() else not holds_text_files(path)
 
 
 def _by_split(path: str) -> tuple[int, str]:
@@ -130,8 +131,8 @@ def _by_split(path: str) -> tuple[int, str]:
 
 
 def _read(path: Path) -> bytes:
-    if path.suffix.lower() in PACKED or suffix(path) in PACKED:
-        raise ValueError(f"{path} is packed: unpack it first (a plain file can be read, and its .gz)")
+    if path.suffix.lower() in ARCHIVES or suffix(path) in ARCHIVES:
+        raise ValueError(f"{path} is an archive: unpack it first (plain files and .gz can be read)")
     if path.suffix.lower() != ".gz":
         return path.read_bytes()
     try:
@@ -141,9 +142,9 @@ def _read(path: Path) -> bytes:
         raise ValueError(explain([path]) or f"cannot read {path}: {err}") from None
 
 
-def _rows(name: str, config: SourceConfig, place: Path | None) -> Iterator[ByteChunk]:
+def _rows(name: str, config: SourceConfig, path: Path | None) -> Iterator[ByteChunk]:
     dataset_id, revision = hub_dataset(config) or (name, None)
-    request = HubRequest(dataset_id, None, None, path=place, revision=revision)
+    request = HubRequest(dataset_id, None, None, path=path, revision=revision)
     try:
         tables = open_dataset(request)
     except DataUnavailable as err:
@@ -151,8 +152,8 @@ def _rows(name: str, config: SourceConfig, place: Path | None) -> Iterator[ByteC
     other = [split for split in tables if split not in ORDER]
     if other:
         raise ValueError(
-            f"{request} has a split {other[0]!r}: train, validation and test are put together in this order, where it "
-            "has no place; name one file"
+            f"{request} has a split {other[0]!r}: only train, validation and test can be joined; give the path of one "
+            "file"
         )
     several = len(tables) > 1
     for split in sorted(tables, key=ORDER.index):
@@ -161,7 +162,7 @@ def _rows(name: str, config: SourceConfig, place: Path | None) -> Iterator[ByteC
 
 
 def _texts(table: Any, field: str, name: str) -> Iterator[str]:
-    """The text of every row, by one field for all; "" for a null. Raises ValueError where there is no such text."""
+    """Yield the text of every row, from the same field; "" for null. Raises ValueError if there is no text field."""
     if not len(table):
         return
     columns = table.column_names
@@ -172,17 +173,17 @@ def _texts(table: Any, field: str, name: str) -> Iterator[str]:
     if key not in columns:
         raise ValueError(f"{name}: the rows have no field {key!r}; they have {', '.join(columns)}")
     for start in range(0, len(table), TABLE_ROWS):
-        part: Sequence[Any] = table[start : start + TABLE_ROWS][key]
-        for number, text in enumerate(part, start):
+        column: Sequence[Any] = table[start : start + TABLE_ROWS][key]
+        for number, text in enumerate(column, start):
             if text is not None and not isinstance(text, str):
                 raise ValueError(
-                    f"{name}: {key!r} of row {number} is no text but a {type(text).__name__}: bytes are cut from texts"
+                    f"{name}: {key!r} of row {number} must be text, got {type(text).__name__}: split needs text"
                 )
             yield text or ""
 
 
 def _script_hint(config: SourceConfig, err: Exception) -> str:
-    """What helps with a dataset that is a script, which `datasets` no longer runs."""
+    """Return a hint for a dataset that is a script, which `datasets` no longer runs; otherwise ""."""
     if "scripts are no longer supported" not in str(err) or "@" in config.path:
         return ""
-    return f", or {config.path}@refs/convert/parquet, where the Hub keeps the rows of such datasets"
+    return f", or {config.path}@refs/convert/parquet, which holds the rows of such datasets"

@@ -1,4 +1,4 @@
-"""databricks-dolly-15k: instructions and answers written by people."""
+"""databricks-dolly-15k: instructions and responses written by people."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def iter_dolly_sft(
     path: str | Path | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[ChatSample]:
-    """One exchange per row, at most `take`. meta: `row` (its number in the dataset), `category`, `id` if any.
+    """Yield one chat per row, at most `take`. meta: `row` (its number in the dataset), `category` and `id` if present.
 
-    Rows without instruction or response are left out and counted in `stats`.
-    Raises DataUnavailable (a ValueError) where the rows cannot be had.
+    Rows without instruction or response are dropped and counted in `stats`.
+    Raises DataUnavailable (a ValueError) if the rows cannot be read.
     """
     check_take(take)
-    given = 0
+    yielded = 0
     reader = HubReader(HubRequest(DATASET_ID, None, split, path=path), shuffle=Shuffle(seed) if shuffle else None)
     with Drops("dolly15k", stats) as drops:
         if take == 0:
@@ -46,23 +46,23 @@ def iter_dolly_sft(
             if reader.revision:
                 meta["revision"] = reader.revision
             yield ChatSample(dolly_messages(row, include_system=include_system), "dolly15k", meta)
-            given += 1
-            if given == take:
+            yielded += 1
+            if yielded == take:
                 return
 
 
 def dolly_messages(row: Mapping[str, Any], *, include_system: bool = False) -> list[ChatMessage]:
-    """The exchange of a row. A context that is empty or blank adds nothing."""
+    """Return the messages of a row. An empty or blank context is ignored."""
     context = row.get("context")
-    asked = row["instruction"]
+    question = row["instruction"]
     if isinstance(context, str) and context.strip():
-        asked += f"\n\ncontext:\n{context}"
+        question += f"\n\ncontext:\n{context}"
     system = [ChatMessage("system", SYSTEM)] if include_system else []
-    return [*system, ChatMessage("user", asked), ChatMessage("assistant", row["response"])]
+    return [*system, ChatMessage("user", question), ChatMessage("assistant", row["response"])]
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    """Why a row is no exchange."""
+    """Return the reason to drop a row, or None."""
     for key in ("instruction", "response", "context"):
         value = row.get(key)
         if value is None or (isinstance(value, str) and not value.strip()):

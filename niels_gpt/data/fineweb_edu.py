@@ -1,4 +1,4 @@
-"""fineweb-edu: educational web pages, streamed from the Hub (1.3 trillion tokens: nobody downloads it)."""
+"""fineweb-edu: educational web pages, streamed from the Hub (1.3 trillion tokens)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def iter_fineweb_edu(
     dataset_id: str | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample]:
-    """Web pages, at most `take`; pulls no more rows than that and the shuffle buffer.
+    """Yield web pages, at most `take`; reads no more rows than that and the shuffle buffer.
 
-    `path` is a local file or folder with the same rows. What is left out is counted in `stats`.
-    Raises DataUnavailable (a ValueError) where the rows cannot be had.
+    `path` is a local file or folder with the same rows. Dropped rows are counted in `stats`.
+    Raises DataUnavailable (a ValueError) if the rows cannot be read.
     """
     request = HubRequest(dataset_id or DATASET_ID, name, split, streaming, path, text_file_is_document=True)
     order = Shuffle(seed, shuffle_buffer_size) if shuffle else None

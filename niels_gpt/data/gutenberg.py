@@ -10,7 +10,7 @@ from niels_gpt.data.reading.text_rows import iter_text_samples
 from niels_gpt.data.types import PretrainSample
 
 DATASET_ID = "nikolina-p/gutenberg_clean_en_splits"
-"""English books, cleaned. `manu/project_gutenberg` has the raw ones, with a split per language."""
+"""Cleaned English books. `manu/project_gutenberg` has the raw books, with a split per language."""
 
 
 def iter_gutenberg(
@@ -25,10 +25,10 @@ def iter_gutenberg(
     path: str | Path | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample]:
-    """Whole books, at most `take`. The shuffle buffer holds books: 10,000 of them are some 4 GB.
+    """Yield complete books, at most `take`. The shuffle buffer holds books: 10,000 of them need about 4 GB.
 
-    `path` is a local file or folder with the same rows, or with a .txt file per book.
-    Raises DataUnavailable (a ValueError) where the rows cannot be had.
+    `path` is a local file or folder with the same rows, or with a .txt file per book. Dropped rows are counted in
+    `stats`. Raises DataUnavailable (a ValueError) if the rows cannot be read.
     """
     request = HubRequest(dataset_id, None, split, streaming, path, text_file_is_document=True)
     order = Shuffle(seed, shuffle_buffer_size) if shuffle else None

@@ -1,4 +1,4 @@
-"""OpenAssistant oasst1: trees of messages, read as the conversations from root to leaf."""
+"""OpenAssistant oasst1: trees of messages; each path from root to leaf is a conversation."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def iter_oasst1_sft(
     path: str | Path | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[ChatSample]:
-    """The conversations of all trees, tree by tree; at most `take_trees` trees, counting those with a kept root.
+    """Yield the conversations of all trees, tree by tree; at most `take_trees` trees, counting those with a kept root.
 
-    meta: `message_tree_id`, `leaf_message_id`, `message_ids`, and `lang` where the root tells it. What is left
-    out is counted in `stats`. Raises DataUnavailable (a ValueError) where the rows cannot be had.
+    meta: `message_tree_id`, `leaf_message_id`, `message_ids`, and `lang` if the root has one. Dropped messages and
+    threads are counted in `stats`. Raises DataUnavailable (a ValueError) if the rows cannot be read.
     """
     check_take(take_trees, "take_trees")
     _check_length(max_messages)
@@ -60,12 +60,12 @@ def reconstruct_threads(
     max_messages: int = 32,
     stats: dict[str, int] | None = None,
 ) -> list[ChatSample]:
-    """Every conversation from a root to a leaf, trees in order of appearance, children too.
+    """Return every conversation from a root to a leaf; trees and children are in order of appearance.
 
     A message that is filtered out (another language, an unknown role) ends its branch at the parent. A thread is
-    cut after `max_messages`. Threads with an empty message, or with two neighbours of one role, are left out, as
-    are messages that no root leads to (orphans, cycles) and second messages of one id; all counted in `stats`.
-    Time and memory are linear in the number of messages, whatever the shape.
+    cut after `max_messages`. Dropped and counted in `stats`: threads with an empty message or with two consecutive
+    turns of one role, messages that no root leads to (orphans, cycles), and messages with a duplicate id.
+    Time and memory are linear in the number of messages, whatever the shape of the trees.
     """
     _check_length(max_messages)
     with Drops("oasst1", stats, unit="message or thread") as drops:
@@ -74,7 +74,7 @@ def reconstruct_threads(
 
 
 class _Forest:
-    """The messages by parent; `trees` has the roots of each tree that has a kept one, in order of first appearance."""
+    """Messages by parent. `trees` maps tree ids to their kept roots, in order of first appearance."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]], *, english_only: bool, drops: Drops) -> None:
         trees: dict[str, list[Message]] = {}
@@ -97,7 +97,7 @@ class _Forest:
         self._count_unreachable(seen, drops)
 
     def threads(self, tree: str, max_messages: int, drops: Drops) -> Iterator[ChatSample]:
-        """Depth first, without recursion: a tree may be a million messages deep."""
+        """Yield the threads of a tree, depth first. No recursion: a tree may be a million messages deep."""
         path: list[Message] = []
         stack = [(message, 1) for message in reversed(self.trees[tree])]
         while stack:
@@ -115,10 +115,10 @@ class _Forest:
                     yield _sample(tree, path)
 
     def _count_unreachable(self, seen: set[str], drops: Drops) -> None:
-        """Count the messages that no root leads to: cycles, and what hangs below a parent that is not there."""
+        """Count the messages that no root leads to: cycles, and descendants of a missing parent."""
         reached = [message for roots in self.trees.values() for message in roots]
         linked = 0
-        for message in reached:  # grows while it is read
+        for message in reached:  # grows during the iteration
             below = self._children.get(message[0], ())
             linked += len(below)
             reached.extend(below)
@@ -132,7 +132,7 @@ class _Forest:
 
 
 def _message(record: Mapping[str, Any], key: str, english_only: bool, drops: Drops) -> Message | None:
-    """A record as we need it, or None where it is filtered out."""
+    """Return the message of a record; None if it is filtered out."""
     role, lang, text = record.get("role"), record.get("lang"), record.get("text")
     if english_only and lang is not None and lang != "en":
         drops.add("messages in another language")
@@ -145,7 +145,7 @@ def _message(record: Mapping[str, Any], key: str, english_only: bool, drops: Dro
 
 
 def _problem(path: list[Message]) -> str | None:
-    """Why a thread is not to be emitted."""
+    """Return the reason to drop a thread, or None."""
     if not all(message[2] for message in path):
         return "threads with an empty message"
     if any(a[1] == b[1] for a, b in itertools.pairwise(path)):

@@ -14,19 +14,19 @@ from niels_gpt.data.types import ChatMessage, ChatSample
 
 
 def load_primer_text(path: str, *, errors: str = "strict") -> str:
-    """The file's text exactly as stored. Raises as `load_texts` does."""
+    """Return the text of the file, unchanged. Raises as `load_texts` does."""
     return read_text(path, errors=errors)
 
 
 def primer_dialogues(text: str, *, delimiter: str = DELIMITER) -> list[str]:
-    """The dialogue blocks of a primer; blank ones are dropped."""
+    """Return the dialogues of a primer; blank blocks are dropped."""
     return [block for block in text.split(delimiter) if block.strip()]
 
 
 def split_primer_dialogues(
     text: str, *, val_frac: float = 0.1, seed: int, delimiter: str = DELIMITER
 ) -> tuple[str, str]:
-    """(train_text, val_text): whole dialogues held out, each part joined again with the delimiter."""
+    """Return (train_text, val_text): complete dialogues, joined with the delimiter again."""
     train, val = split_items(primer_dialogues(text, delimiter=delimiter), val_frac=val_frac, seed=seed)
     return delimiter.join(train), delimiter.join(val)
 
@@ -39,19 +39,19 @@ def iter_primer_sft(
     errors: str = "strict",
     stats: dict[str, int] | None = None,
 ) -> Iterator[ChatSample]:
-    """The dialogues of a primer as messages, at most `take`; meta has the `dialogue` number.
+    """Yield the dialogues of a primer as messages, at most `take`; meta has the `dialogue` number.
 
-    Left out and counted: dialogues that do not begin with a turn, with an empty turn, without a reply, or with a mark
-    inside that should have stood between blank lines. Windows line ends and a byte order mark do no harm.
+    Dropped and counted in `stats`: dialogues that do not begin with a turn, with an empty turn, without a reply, or
+    with a delimiter that lacks its blank lines. Windows line ends and a byte order mark are accepted.
     Raises as `load_texts` does.
     """
     check_take(take)
     text = read_text(path, errors=errors).removeprefix("\ufeff").replace("\r\n", "\n")
     blocks = primer_dialogues(text, delimiter=delimiter)
-    given = 0
+    yielded = 0
     with Drops("primer", stats, unit="dialogue") as drops:
         for number, block in enumerate(blocks):
-            if given == take:
+            if yielded == take:
                 return
             try:
                 turns = parse_chat(block)
@@ -67,4 +67,4 @@ def iter_primer_sft(
             else:
                 messages = [ChatMessage(turn["role"], turn["content"]) for turn in turns]  # type: ignore[arg-type]
                 yield ChatSample(messages, "primer", {"dialogue": number})
-                given += 1
+                yielded += 1

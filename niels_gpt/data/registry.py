@@ -1,7 +1,7 @@
-"""All sources by name: those of the package, of the user's config, and of installed packages.
+"""All sources by name: built-in, from the user's config, and from installed packages.
 
-A package adds a source with an entry point in the group `niels_gpt.sources`, whose object is a Source
-(or a function that returns one):
+A package adds a source with an entry point in the group `niels_gpt.sources` that refers to a Source, or to a function
+that returns one:
 
     [project.entry-points."niels_gpt.sources"]
     poems = "my_package:POEMS"
@@ -49,10 +49,11 @@ Sample = PretrainSample | ChatSample
 
 
 class SourceLocation(NamedTuple):
-    """Where a source would come from now."""
+    """Where a source would be read from now."""
 
     kind: Literal["local", "embedded", "cache", "hub", "missing"]
-    place: str
+    location: str
+    """A path, a Hub id, or a description; for `missing`, the reason."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,22 @@ class Source:
     kind: Literal["text", "chat", "auto"]
     licence: str
     open: Callable[..., Iterator[Sample]]
-    """Called with split, take, shuffle, seed, path, stats (see `samples`) and options of its own."""
+    """Called with split, take, shuffle, seed, path, stats (see `samples`) and the loader's own options."""
     where: Callable[[], SourceLocation]
     dataset_id: str | None = None
-    """On the Hub."""
+    """Id on the Hub."""
     large: bool = False
-    """Whether reading all of it is out of the question: commands then look at a part unless told otherwise."""
+    """Whether it is too large to read completely; commands then read a part by default."""
     splits: tuple[str, ...] | None = None
-    """The splits it has; None: the dataset knows."""
+    """Names of its splits; None: the dataset decides."""
     decodes: bool = False
-    """Whether it reads files that may not be utf-8, and so has an option `errors`."""
+    """Whether it reads files that may not be utf-8; the loader then has an option `errors`."""
     subset_option: str | None = None
-    """The loader's option that chooses a config of the dataset."""
+    """The loader's option that selects a config of the dataset."""
     files: Callable[[str | None, str | Path | None], list[str]] = lambda subset, path: []
-    """(subset, path) -> the local files it would read now; none where it comes from elsewhere."""
+    """(subset, path) -> the local files that it would read now; empty if it is not local."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What else decides which samples it gives: the field of a row, say."""
+    """Other options that change the samples, such as the field of a row."""
 
     def samples(
         self,
@@ -93,46 +94,47 @@ class Source:
         stats: dict[str, int] | None = None,
         **options: Any,
     ) -> Iterator[Sample]:
-        """Its samples, at most `take`, in the dataset's order unless `shuffle`; `options` are the loader's own.
+        """Yield at most `take` samples, in the order of the dataset unless `shuffle`.
 
-        Raises ValueError for a split it has not, DataUnavailable where the rows cannot be had.
+        `options` are the loader's own. Raises ValueError for an unknown split, DataUnavailable if the rows cannot be
+        read.
         """
         if self.splits is not None and split not in self.splits:
             raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
         if subset is not None:
             if self.subset_option is None:
-                raise ValueError(f"{self.name} has no subsets, so there is no {subset!r} to choose")
+                raise ValueError(f"{self.name} has no subsets, so {subset!r} cannot be selected")
             options[self.subset_option] = subset
         if errors is not None:
             if not self.decodes:
-                raise ValueError(f"{self.name} is a dataset and always utf-8: --encoding-errors does not apply")
+                raise ValueError(f"{self.name} is always utf-8: --encoding-errors does not apply")
             options["errors"] = errors
         return self.open(split=split, take=take, shuffle=shuffle, seed=seed, path=path, stats=stats, **options)
 
 
 def sources(data: DataConfig | None = None) -> dict[str, Source]:
-    """name -> Source. Raises ValueError where the config gives a name that is taken."""
+    """Return {name: Source}. Raises ValueError if the config uses the name of another source."""
     found = {source.name: source for source in _built_in()}
     for source in _installed():
         if source.name in found:
-            warnings.warn(f"an installed package has a source {source.name} too; it is left out", stacklevel=2)
+            warnings.warn(f"an installed package also defines the source {source.name}; it is ignored", stacklevel=2)
         found.setdefault(source.name, source)
     for name, config in (data.sources if data else {}).items():
         if name in found:
-            raise ValueError(f"data.sources.{name}: there is a source of that name already; choose another")
-        found[name] = _own(name, config)
+            raise ValueError(f"data.sources.{name}: the name is already used by another source; choose another")
+        found[name] = _user_source(name, config)
     return found
 
 
 def get_source(name: str, data: DataConfig | None = None) -> Source:
-    """The source of that name. Raises ValueError that lists the names there are."""
+    """Return the source of that name. Raises ValueError with the known names."""
     found = sources(data)
     if name not in found:
-        raise ValueError(f"no source {name!r}; there are {', '.join(found)}")
+        raise ValueError(f"no source {name!r}; known sources are {', '.join(found)}")
     return found[name]
 
 
-# --- the package's own -------------------------------------------------------------------------------
+# --- built-in sources --------------------------------------------------------------------------------
 
 
 def _built_in() -> list[Source]:
@@ -175,7 +177,7 @@ def _built_in() -> list[Source]:
             "text",
             "yours, or MIT",
             _roam,
-            _usual(ROAM),
+            _local_or_embedded(ROAM),
             splits=("train",),
             decodes=True,
             files=lambda subset, path: list_roam_paths(str(roam_path(path))),
@@ -185,7 +187,7 @@ def _built_in() -> list[Source]:
             "chat",
             "yours, or MIT",
             _primer,
-            _usual(PRIMER),
+            _local_or_embedded(PRIMER),
             splits=("train",),
             decodes=True,
             files=lambda subset, path: [str(primer_path(path))],
@@ -204,9 +206,7 @@ def _built_in() -> list[Source]:
 
 def _wikitext(*, shuffle: bool, seed: int, **rest: Any) -> Iterator[Sample]:
     if shuffle:
-        raise ValueError(
-            "wikitext is lines of articles, in order: shuffled they would mean nothing; leave --shuffle out"
-        )
+        raise ValueError("wikitext is lines of articles in order, which --shuffle would mix up: omit --shuffle")
     return iter_wikitext(**rest)
 
 
@@ -232,7 +232,7 @@ def _in_order(
     seed: int,
     **rest: Any,
 ) -> Iterator[Sample]:
-    """What a loader of local files gives, shuffled if asked for: there are as many as a person writes."""
+    """Yield the samples of local files; `shuffle` reads all of them first, as notes and dialogues are few."""
     if not shuffle:
         return load(path, take=take, **rest)
     check_take(take)
@@ -241,23 +241,23 @@ def _in_order(
 
 def _stdlib(*, take: int | None, shuffle: bool, seed: int, path: str | Path | None, **_: Any) -> Iterator[Sample]:
     if path is not None:
-        raise ValueError(f"stdlib has no path: it is the source code of this Python, and not {path}")
+        raise ValueError(f"stdlib has no path (it is the source code of this Python), got {path}")
     documents = shuffled(embedded.stdlib_documents(), seed) if shuffle else embedded.iter_stdlib()
     for name, text in itertools.islice(documents, take):
         yield PretrainSample(text, "stdlib", {"module": name})
 
 
-# --- where they are ----------------------------------------------------------------------------------
+# --- locations ---------------------------------------------------------------------------------------
 
 
 def _hub(dataset_id: str, config: str | None = None) -> Callable[[], SourceLocation]:
     def where() -> SourceLocation:
         try:
-            place = find_local(dataset_id)
+            path = find_local(dataset_id)
         except ValueError as err:
             return SourceLocation("missing", str(err))
-        if place is not None:
-            return SourceLocation("local", str(place))
+        if path is not None:
+            return SourceLocation("local", str(path))
         cached = _cached(dataset_id, config)
         if cached is not None:
             return SourceLocation("cache", str(cached))
@@ -270,23 +270,23 @@ def _hub(dataset_id: str, config: str | None = None) -> Callable[[], SourceLocat
 
 def _hub_files(dataset_id: str, config: str | None = None) -> Callable[[str | None, str | Path | None], list[str]]:
     def files(subset: str | None, path: str | Path | None) -> list[str]:
-        place = find_local(dataset_id, path)
-        if place is None:
+        local = find_local(dataset_id, path)
+        if local is None:
             return []
-        return [name for names in find_files(place, subset or config).values() for name in names]
+        return [name for names in find_files(local, subset or config).values() for name in names]
 
     return files
 
 
 def _cached(dataset_id: str, config: str | None) -> Path | None:
-    """Where `datasets` keeps its copy, if it has one; found without importing it."""
+    """Return the folder where `datasets` cached the dataset, or None; does not import `datasets`."""
     home = expand_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     root = expand_home(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
-        place = folder / config if config else folder
-        # `datasets` has changed its mind about capitals.
-        if folder.name.lower() == dataset_id.replace("/", "___").lower() and place.is_dir():
-            return place
+        cached = folder / config if config else folder
+        # Versions of `datasets` differ in upper and lower case.
+        if folder.name.lower() == dataset_id.replace("/", "___").lower() and cached.is_dir():
+            return cached
     return None
 
 
@@ -294,7 +294,7 @@ def _this_python() -> SourceLocation:
     return SourceLocation("embedded", "docstrings of this Python")
 
 
-def _usual(path: str) -> Callable[[], SourceLocation]:
+def _local_or_embedded(path: str) -> Callable[[], SourceLocation]:
     def where() -> SourceLocation:
         return (
             SourceLocation("local", path)
@@ -305,36 +305,34 @@ def _usual(path: str) -> Callable[[], SourceLocation]:
     return where
 
 
-# --- the user's, and those of other packages ---------------------------------------------------------
+# --- sources of the user and of other packages -------------------------------------------------------
 
 
-def _own(name: str, config: SourceConfig) -> Source:
-    def at(path: str | Path | None) -> SourceConfig:
+def _user_source(name: str, config: SourceConfig) -> Source:
+    def config_at(path: str | Path | None) -> SourceConfig:
         return config if path is None else dataclasses.replace(config, path=str(path))
 
     def open_(*, path: str | Path | None, stats: dict[str, int] | None, **rest: Any) -> Iterator[Sample]:
-        if config.split:  # every byte counts: nothing is left out
-            return iter_byte_split(name, at(path), **rest)
-        return iter_user_files(name, at(path), stats=stats, **rest)
+        if config.split:  # byte splits drop nothing, so there are no stats
+            return iter_byte_split(name, config_at(path), **rest)
+        return iter_user_files(name, config_at(path), stats=stats, **rest)
 
     def where() -> SourceLocation:
         dataset = hub_dataset(config)
         if dataset is not None:
             return _hub(dataset[0])()
-        place = expand_home(config.path)
-        return (
-            SourceLocation("local", str(place))
-            if place.exists()
-            else SourceLocation("missing", f"{place} does not exist")
-        )
+        path = expand_home(config.path)
+        if path.exists():
+            return SourceLocation("local", str(path))
+        return SourceLocation("missing", f"{path} does not exist")
 
     kind: Any = "text" if config.split else config.kind
     if kind == "auto" and where().kind == "local":
-        with contextlib.suppress(ValueError, OSError):  # said when it is read
+        with contextlib.suppress(ValueError, OSError):  # reported when it is read
             kind = kind_of(name, config)
 
     def files(subset: str | None, path: str | Path | None) -> list[str]:
-        return byte_split_files(name, at(path)) if config.split else user_file_paths(name, at(path))
+        return byte_split_files(name, config_at(path)) if config.split else user_file_paths(name, config_at(path))
 
     options = {
         key: value
@@ -349,29 +347,29 @@ def _own(name: str, config: SourceConfig) -> Source:
 
 
 def _installed() -> list[Source]:
-    """The sources of other packages; one that does not load is left out with a warning that names it."""
+    """Return the sources of other packages; one that cannot be loaded is skipped with a warning."""
     found = []
     for entry in metadata.entry_points(group=GROUP):
         try:
-            made = entry.load()
-            made = made() if not isinstance(made, Source) and callable(made) else made
-            if not isinstance(made, Source):
-                raise TypeError(f"it is a {type(made).__name__}, not a niels_gpt.data.registry.Source")
-        except Exception as err:  # whatever a stranger's import raises
+            source = entry.load()
+            source = source() if not isinstance(source, Source) and callable(source) else source
+            if not isinstance(source, Source):
+                raise TypeError(f"it is a {type(source).__name__}, not a niels_gpt.data.registry.Source")
+        except Exception as err:  # the import of another package may raise anything
             warnings.warn(f"source {entry.name} ({entry.value}) cannot be used: {err}", stacklevel=2)
         else:
-            found.append(made)
+            found.append(source)
     return found
 
 
 def describe(source: Source) -> Mapping[str, str | None]:
-    """A row of `niels-gpt data list`."""
-    origin = source.where()
+    """Return a row of `niels-gpt data list`."""
+    where = source.where()
     return {
         "name": source.name,
         "kind": source.kind,
         "id": source.dataset_id,
         "licence": source.licence,
-        "from": origin.kind,
-        "place": origin.place,
+        "from": where.kind,
+        "place": where.location,
     }

@@ -14,7 +14,7 @@ from niels_gpt.system import files
 
 
 def list_roam_paths(root_dir: str) -> list[str]:
-    """The absolute paths of all regular files ending in `.md` below root_dir, sorted as strings.
+    """Return the absolute paths of all regular files ending in `.md` below root_dir, sorted as strings.
 
     Raises FileNotFoundError if the folder does not exist, NotADirectoryError if it is a file.
     """
@@ -22,26 +22,26 @@ def list_roam_paths(root_dir: str) -> list[str]:
     if not root.exists():
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
-        raise NotADirectoryError(f"{root} is a file; notes are given as a folder of .md files")
+        raise NotADirectoryError(f"{root} is a file; give a folder of .md files")
     return list_files(root, (".md",))
 
 
 def load_texts(paths: Sequence[str], *, errors: str = "strict") -> list[str]:
-    """The utf-8 texts of the files, in the same order, every character kept (line ends and BOM too).
+    """Return the utf-8 texts of the files in the same order, unchanged (with line ends and BOM).
 
-    Raises ValueError that names the file and the byte offset where one is not utf-8
-    (errors="replace" puts U+FFFD there instead), OSError where one cannot be read.
+    Raises ValueError with the file and the byte offset if a file is not utf-8 (errors="replace" inserts U+FFFD
+    instead), and OSError if a file cannot be read.
     """
     return [read_text(path, errors=errors) for path in paths]
 
 
 def read_text(path: str | Path, *, errors: str = "strict") -> str:
-    """One utf-8 file, as `load_texts` reads it."""
+    """Return the text of one utf-8 file; see `load_texts`."""
     return decode_utf8(Path(path).read_bytes(), where=str(path), errors=errors)
 
 
 def decode_utf8(data: bytes, *, where: str, errors: str = "strict") -> str:
-    """The bytes as utf-8. Raises ValueError with the offset of the first that is not."""
+    """Decode utf-8. Raises ValueError with the offset of the first invalid byte."""
     try:
         return data.decode("utf-8", errors=errors)
     except UnicodeDecodeError as err:
@@ -52,7 +52,7 @@ def decode_utf8(data: bytes, *, where: str, errors: str = "strict") -> str:
 
 
 def split_roam_paths(paths: list[str], *, val_frac: float = 0.1, seed: int) -> tuple[list[str], list[str]]:
-    """(train_paths, val_paths): whole files held out, both in input order."""
+    """Return (train_paths, val_paths), both in input order."""
     return split_items(paths, val_frac=val_frac, seed=seed)
 
 
@@ -63,20 +63,20 @@ def iter_roam(
     errors: str = "strict",
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample]:
-    """The notes of a folder, sorted by path, at most `take`; meta has the `path` within the folder.
+    """Yield the notes of a folder, sorted by path, at most `take`; meta has the `path` relative to the folder.
 
-    Notes that are empty or blank are left out and counted. Raises as `list_roam_paths` and `load_texts` do.
+    Blank notes are dropped and counted in `stats`. Raises as `list_roam_paths` and `load_texts` do.
     """
     check_take(take)
     root = files.expand_home(root_dir).absolute()
-    given = 0
+    yielded = 0
     with Drops("roam", stats, unit="note") as drops:
         for path in list_roam_paths(str(root)):
-            if given == take:
+            if yielded == take:
                 return
             text = read_text(path, errors=errors)
             if not text.strip():
                 drops.add("empty")
                 continue
             yield PretrainSample(text, "roam", {"path": Path(path).relative_to(root).as_posix()})
-            given += 1
+            yielded += 1

@@ -22,8 +22,6 @@ def resolve_source_path(source: str, path: str = "auto") -> str:
     if path == "auto":
         default = {"roam": ROAM, "primer": PRIMER}.get(source)
         return default if default is not None and Path(default).exists() else "embedded"
-    if path == "embedded" or (source == "wiki" and path == "hub"):
-        return path
     return str(expand_home(path))
 
 

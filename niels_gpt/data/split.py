@@ -1,4 +1,4 @@
-"""What is held out: whole items, chosen by a seeded permutation, or the end of a run of bytes."""
+"""Splits: complete items by a seeded permutation, or a byte string by shares or sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Item = TypeVar("Item")
 
 
 def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """(train, val): whole items, both in input order; the same for the same number, share and seed.
+    """Return (train, val), both in input order; they depend on the number of items, val_frac and seed.
 
-    Fewer than two items, or val_frac 0, hold out none; otherwise at least one and never all.
+    With fewer than two items, or val_frac 0, val is empty; otherwise it has at least one item, and train too.
     Raises ValueError for a val_frac outside [0, 1].
     """
     if not 0.0 <= val_frac <= 1.0:
         raise ValueError(f"val_frac must be in [0, 1], got {val_frac!r}")
-    import torch  # here: listing the sources must not cost two seconds
+    import torch  # a local import: listing the sources must not take two seconds
 
     n = len(items)
     n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
@@ -30,7 +30,7 @@ def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[l
 
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
-    """The items in an order that the seed decides."""
+    """Return the items in a random order that depends on the seed."""
     import torch
 
     order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
@@ -38,20 +38,20 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
 
 
 PARTS = ("train", "val", "test")
-"""What the numbers of SourceConfig.split stand for, in their order."""
+"""Names of the parts of SourceConfig.split, in order."""
 
 
 def cut(size: int, split: Sequence[int | float]) -> dict[str, tuple[int, int]]:
-    """Part -> (first byte, end) of a run of `size` bytes that is cut in two or three, one after the other.
+    """Return {part: (first byte, end)} of a byte string of `size` bytes that is split into two or three parts.
 
-    Whole numbers are bytes, and what follows them is in no part. Shares are taken as they are written: after 0.9 of
-    1,115,394 bytes comes byte 1,003,854, and after 0.7 and 0.2 of ten comes byte 9.
-    Raises ValueError where there are fewer bytes than asked for.
+    Integers are numbers of bytes; bytes after the last part belong to no part. Shares are exact decimals: 0.9 of
+    1,115,394 bytes ends at byte 1,003,854, and 0.7 and 0.2 of ten end at byte 9.
+    Raises ValueError if there are fewer bytes than requested.
     """
     if all(isinstance(part, int) for part in split):
         ends = [int(end) for end in itertools.accumulate(split)]
         if ends[-1] > size:
-            raise ValueError(f"split {list(split)} asks for {ends[-1]:,} bytes, but there are {size:,}")
+            raise ValueError(f"split {list(split)} needs {ends[-1]:,} bytes, but the source has {size:,}")
     else:
         exact = list(itertools.accumulate(Fraction(str(part)) for part in split))
         ends = [*(int(size * end) for end in exact[:-1]), size]

@@ -1,4 +1,4 @@
-"""What a source is like: counts, lengths, languages, roles and turns. One pass; keeps lengths only."""
+"""Statistics of a source: counts, lengths, languages, roles and turns. One pass; stores only lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.lengths = array("q")
-        """Characters per sample; of a chat, of all its messages."""
+        """Characters per sample; for a chat, of all its messages."""
         self._bytes = 0
         self._languages: Counter[str] = Counter()
         self._roles: Counter[str] = Counter()
@@ -27,6 +27,7 @@ class Statistics:
         self._turns: Counter[int] = Counter()
 
     def add(self, sample: PretrainSample | ChatSample) -> None:
+        """Count a sample."""
         if isinstance(sample, ChatSample):
             texts = [message.content for message in sample.messages]
             self._turns[len(texts)] += 1
@@ -42,14 +43,15 @@ class Statistics:
             self._languages[language] += 1
 
     def add_all(self, samples: Iterable[PretrainSample | ChatSample]) -> Statistics:
+        """Count all samples; return self."""
         for sample in samples:
             self.add(sample)
         return self
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON. A quantile is the length of a real sample (the lower of two)."""
+        """Return plain numbers for JSON. A quantile is the length of a real sample (the lower of two)."""
         lengths = np.frombuffer(self.lengths, dtype=np.int64) if self.lengths else np.zeros(0, np.int64)
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "samples": len(lengths),
             "characters": int(lengths.sum()),
             "bytes": self._bytes,
@@ -60,11 +62,11 @@ class Statistics:
             },
         }
         if self._languages:
-            found["languages"] = dict(self._languages.most_common())
+            result["languages"] = dict(self._languages.most_common())
         if self._turns:
-            found["roles"] = {
+            result["roles"] = {
                 role: {"messages": number, "characters": self._role_characters[role]}
                 for role, number in self._roles.most_common()
             }
-            found["turns"] = {str(turns): number for turns, number in sorted(self._turns.items())}
-        return found
+            result["turns"] = {str(turns): number for turns, number in sorted(self._turns.items())}
+        return result

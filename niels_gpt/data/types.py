@@ -1,4 +1,4 @@
-"""What every loader yields: a text, or a chat. Raw; no tokens, no special markers."""
+"""The samples that loaders yield: a text or a chat, without tokens or special markers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class PretrainSample:
     source: str
     """The loader's name, such as `fineweb_edu`."""
     meta: dict[str, Any]
-    """What else is known: the row's other fields, the dataset's revision."""
+    """The other fields of the row, and the revision of the dataset."""
 
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One turn."""
+    """One turn of a chat."""
 
     role: Role
     content: str
@@ -29,7 +29,7 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class ChatSample:
-    """A conversation, in order."""
+    """A conversation; messages are in order."""
 
     messages: list[ChatMessage]
     source: str

@@ -1,4 +1,4 @@
-"""Sources of the user's own: a folder of text files, or rows with a text or with messages."""
+"""User-defined sources: a folder of text files, or rows with a text or with messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files
 from niels_gpt.data.reading.text_rows import check_take, text_key
@@ -21,16 +21,16 @@ from niels_gpt.system import files
 TEXT_SUFFIXES = (".md", ".txt")
 
 FIRST_ROWS = 100
-"""Of so many rows one should tell whether they are texts or chats."""
+"""Rows that `kind_of` reads at most to tell texts from chats."""
 
 
 def kind_of(name: str, config: SourceConfig, *, split: str = "train") -> str:
-    """`text` or `chat`: by the first row that tells, where the config says `auto`. Raises as `iter_user_files` does."""
+    """Return `text` or `chat`; for `auto`, the first row with either decides. Raises as `iter_user_files` does."""
     if config.kind != "auto":
         return config.kind
-    place = path_of_source(name, config)
-    if not holds_text_files(place):
-        for _, row in itertools.islice(HubReader(_request(name, place, split)), FIRST_ROWS):
+    path = path_of_source(name, config)
+    if not holds_text_files(path):
+        for _, row in itertools.islice(HubReader(_request(name, path, split)), FIRST_ROWS):
             if isinstance(row.get(config.field or "messages"), list):
                 return "chat"
             if isinstance(row.get(config.field or "text"), str):
@@ -49,39 +49,39 @@ def iter_user_files(
     errors: str = "strict",
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample | ChatSample]:
-    """The samples of a source that the config describes, at most `take`.
+    """Yield the samples of a user-defined source, at most `take`.
 
-    Empty texts, and chats that are none, are left out and counted in `stats`. Raises ValueError or OSError for
-    what cannot be read.
+    Blank texts and invalid chats are dropped and counted in `stats`. Raises ValueError or OSError for unreadable
+    input.
     """
     check_take(take)
     if take == 0:
         return
-    kind, place, given = kind_of(name, config, split=split), path_of_source(name, config), 0
+    kind, path, yielded = kind_of(name, config, split=split), path_of_source(name, config), 0
     order = Shuffle(seed) if shuffle else None
-    if holds_text_files(place):
+    if holds_text_files(path):
         if split != "train":
-            raise ValueError(f"{place} has no split {split!r}; it has train")
-        found: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(place, errors, order)
+            raise ValueError(f"{path} has no split {split!r}; it has train")
+        rows: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(path, errors, order)
     else:
-        reader = HubReader(_request(name, place, split, streaming=not shuffle), shuffle=order)
-        found = ((row, {"row": number}) for number, row in reader)
+        reader = HubReader(_request(name, path, split, streaming=not shuffle), shuffle=order)
+        rows = ((row, {"row": number}) for number, row in reader)
     with Drops(name, stats) as drops:
-        for row, meta in found:
+        for row, meta in rows:
             sample = _sample(row, meta, name, kind, config.field, drops)
             if sample is not None:
                 yield sample
-                given += 1
-                if given == take:
+                yielded += 1
+                if yielded == take:
                     return
 
 
 def user_file_paths(name: str, config: SourceConfig) -> list[str]:
-    """The files that a source is read from, sorted."""
-    place = path_of_source(name, config)
-    if place.is_file():
-        return [str(place)]
-    return list_files(place, TEXT_SUFFIXES if holds_text_files(place) else ROW_SUFFIXES, visible_only=True)
+    """Return the sorted files of a source."""
+    path = path_of_source(name, config)
+    if path.is_file():
+        return [str(path)]
+    return list_files(path, TEXT_SUFFIXES if holds_text_files(path) else ROW_SUFFIXES, visible_only=True)
 
 
 def _sample(
@@ -99,15 +99,11 @@ def _sample(
     except ValueError:
         used = ""
     text = row.get(used)
-    if not isinstance(text, str):
-        drops.add("without text")
-    elif not text.strip():
-        drops.add("empty")
-    elif not is_text(text):
-        drops.add("not utf-8")
-    else:
-        return PretrainSample(text, name, {**_without(row, used), **meta})
-    return None
+    problem = text_problem(text)
+    if problem:
+        drops.add(problem)
+        return None
+    return PretrainSample(str(text), name, {**_without(row, used), **meta})
 
 
 def _without(row: Mapping[str, Any], used: str) -> dict[str, Any]:
@@ -115,7 +111,7 @@ def _without(row: Mapping[str, Any], used: str) -> dict[str, Any]:
 
 
 def _messages(value: Any) -> list[ChatMessage] | str:
-    """The messages of a row, or why there are none."""
+    """Return the messages of a row, or the reason to drop it."""
     if not isinstance(value, list) or not value:
         return "without messages"
     messages = []
@@ -129,35 +125,35 @@ def _messages(value: Any) -> list[ChatMessage] | str:
     return messages
 
 
-def _files(place: Path, errors: str, order: Shuffle | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    root = place if place.is_dir() else place.parent
-    paths = list_files(place, TEXT_SUFFIXES, visible_only=True) if place.is_dir() else [str(place)]
-    for path in shuffled(paths, order.seed) if order else paths:
-        yield {"text": read_text(path, errors=errors)}, {"path": Path(path).relative_to(root).as_posix()}
+def _files(path: Path, errors: str, order: Shuffle | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    root = path if path.is_dir() else path.parent
+    paths = list_files(path, TEXT_SUFFIXES, visible_only=True) if path.is_dir() else [str(path)]
+    for file in shuffled(paths, order.seed) if order else paths:
+        yield {"text": read_text(file, errors=errors)}, {"path": Path(file).relative_to(root).as_posix()}
 
 
-def holds_text_files(place: Path) -> bool:
-    """Whether the place is text files rather than rows. Raises ValueError where it is neither."""
-    if place.is_file():
-        return place.suffix.lower() in TEXT_SUFFIXES
-    if list_files(place, ROW_SUFFIXES, visible_only=True):
+def holds_text_files(path: Path) -> bool:
+    """Whether the path holds text files, not rows. Raises ValueError if it holds neither."""
+    if path.is_file():
+        return path.suffix.lower() in TEXT_SUFFIXES
+    if list_files(path, ROW_SUFFIXES, visible_only=True):
         return False
-    if not list_files(place, TEXT_SUFFIXES, visible_only=True):
+    if not list_files(path, TEXT_SUFFIXES, visible_only=True):
         known = ", ".join((*TEXT_SUFFIXES, *ROW_SUFFIXES))
-        raise ValueError(f"{place} holds no file that can be read; known are {known}")
+        raise ValueError(f"{path} has no file of a known format; known formats are {known}")
     return True
 
 
 def path_of_source(name: str, config: SourceConfig) -> Path:
-    """Where a source lies. Raises FileNotFoundError where there is nothing."""
-    place = files.expand_home(config.path).absolute()
-    if not place.exists():
+    """Return the absolute path of a source. Raises FileNotFoundError if it does not exist."""
+    path = files.expand_home(config.path).absolute()
+    if not path.exists():
         raise FileNotFoundError(
-            f"the source {name} should lie in {place}, but there is no such file or folder: set "
+            f"the source {name} is configured as {path}, but there is no such file or folder: set "
             f"data.sources.{name}.path (--source {name}=PATH)"
         )
-    return place
+    return path
 
 
-def _request(name: str, place: Path, split: str = "train", *, streaming: bool = True) -> HubRequest:
-    return HubRequest(name, None, split, streaming, place, text_file_is_document=True)
+def _request(name: str, path: Path, split: str = "train", *, streaming: bool = True) -> HubRequest:
+    return HubRequest(name, None, split, streaming, path, text_file_is_document=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, text_problem
 from niels_gpt.data.reading.hub import HubRequest, open_dataset
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.reading.text_rows import iter_text_samples
@@ -15,7 +15,7 @@ from niels_gpt.data.types import PretrainSample
 DATASET_ID = "wikitext"
 CONFIG = "wikitext-103-raw-v1"
 SPLITS = {"train": "train", "val": "validation", "test": "test"}
-"""Our names and the Hub's."""
+"""Our name of each split -> the name on the Hub."""
 
 
 def iter_wikitext(
@@ -26,9 +26,9 @@ def iter_wikitext(
     path: str | Path | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample]:
-    """The lines of a split ("val" is "validation"), at most `take`; empty ones are left out and counted.
+    """Yield the lines of a split ("val" is "validation"), at most `take`; empty lines are dropped and counted.
 
-    Raises DataUnavailable (a ValueError) where the rows cannot be had.
+    Raises DataUnavailable (a ValueError) if the rows cannot be read.
     """
     request = HubRequest(DATASET_ID, config, SPLITS.get(split, split), path=path)
     return iter_text_samples(request, source="wikitext", take=take, stats=stats)
@@ -41,41 +41,38 @@ def load_wikitext(
     config: str = CONFIG,
     stats: dict[str, int] | None = None,
 ) -> dict[str, list[str]]:
-    """{"train", "val", "test"}: the texts of each split.
+    """Return the texts of each split: {"train", "val", "test"}.
 
-    `path` is a folder with train, validation (and test) files instead of the Hub. Rows that are empty or white space,
-    without text, or not utf-8 are left out and counted in `stats`, over all splits.
-    Raises DataUnavailable (a ValueError) that says what to do where neither can be had, ValueError for rows without a
-    column `text`.
+    `path` is a folder with train, validation (and test) files instead of the Hub. Rows that are blank, without text, or
+    not utf-8 are dropped and counted in `stats`, over all splits.
+    Raises DataUnavailable (a ValueError) with a remedy if the rows cannot be read, ValueError for rows without a column
+    `text`.
     """
     splits = open_dataset(HubRequest(dataset_id, config, split=None, path=path))
-    place = find_local(dataset_id, path)
+    local = find_local(dataset_id, path)
     missing = [hub for hub in ("train", "validation") if hub not in splits]
     if missing:
         raise DataUnavailable(
-            f"{place or dataset_id} has no {' and no '.join(missing)} split; expected e.g. train.parquet and "
+            f"{local or dataset_id} has no {' and no '.join(missing)} split; expected e.g. train.parquet and "
             "validation.parquet (also .jsonl, .jsonl.gz, .txt)"
         )
     for hub in SPLITS.values():
         columns = getattr(splits.get(hub), "column_names", None)
         if columns is not None and "text" not in columns:
-            where = dataset_id if place is None else ", ".join(find_files(place, config)[hub])
+            where = dataset_id if local is None else ", ".join(find_files(local, config)[hub])
             raise ValueError(
                 f"{where}: the rows of {hub} have no column text; they have {', '.join(columns)}: "
-                "give the one that holds the text this name"
+                "rename the column with the text"
             )
     with Drops("wikitext", stats) as drops:
         return {ours: list(_texts(splits[hub]["text"], drops)) if hub in splits else [] for ours, hub in SPLITS.items()}
 
 
 def _texts(column: Iterable[Any], drops: Drops) -> Iterator[str]:
-    """What is text of a column, as `iter_text_samples` takes it from rows."""
+    """Yield the valid texts of a column, by the rules of `iter_text_samples`."""
     for text in column:
-        if not isinstance(text, str):
-            drops.add("without text")
-        elif not text or text.isspace():
-            drops.add("empty")
-        elif not is_text(text):
-            drops.add("not utf-8")
+        problem = text_problem(text)
+        if problem:
+            drops.add(problem)
         else:
             yield text

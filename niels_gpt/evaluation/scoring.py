@@ -100,7 +100,7 @@ def token_scores(
     size = max(1, _logits_bytes(model) // (4 * model.config.V))
     log_p, greedy = [], []
     for h_chunk, ids in zip(h.split(size), wanted.split(size), strict=True):
-        logits = model.lm_head(h_chunk)
+        logits = model.logits(h_chunk)
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         top, choice = logits.max(dim=-1, keepdim=True)

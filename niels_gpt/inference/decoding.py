@@ -121,7 +121,7 @@ class Decoder:
         lengths = [len(self.ids[row]) for row in rows]
         capacity = min(model.config.T, max(lengths) + self.max_new_tokens)
         weight = model.tok_emb.weight
-        self._cache = KVCache(model.config, len(rows), device=model.device, dtype=weight.dtype, room=capacity)
+        self._cache = KVCache(model.config, len(rows), device=model.device, dtype=weight.dtype, capacity=capacity)
         self._cached = rows
         h = model.hidden(pad_right([self.ids[row] for row in rows], model.device), cache=self._cache)  # (B, n, C)
         self._cache.lengths = lengths

@@ -1,12 +1,11 @@
 """The forward pass for one new token per row: `GPT.forward` with a cache, without its overhead.
 
-At one token a v0 layer computes for about 90 microseconds; module calls, views and separate additions
-cost as much again. Here the weights are at hand, queries and keys are rotated in place, keys and values
-are stored in one copy, and each residual addition is part of the matrix product before it. The tests
-hold it to the logits of `GPT.forward`.
+At one token a v0 layer computes for about 90 microseconds; module calls, views and separate additions would cost as
+much again. Here queries and keys are rotated in place, keys and values are stored in one copy, and each residual
+addition is part of the matmul before it. The tests compare the logits with those of `GPT.forward`.
 
-Without MKL (ARM) several rows are multiplied with turned copies of the matrices: OpenBLAS takes 0.21 ms for 32 rows of
-v0's qkv so, and 0.33 with the matrices as they lie; for one row it is the other way round.
+Without MKL (ARM) several rows are multiplied with transposed copies of the matrices: OpenBLAS takes 0.21 ms for 32 rows
+of v0's qkv with them and 0.33 ms without. For one row the copies are slower.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from niels_gpt.model.gpt import GPT, SwiGLU
+from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 
 ROOT = 0.5**0.5
@@ -29,71 +28,72 @@ class OneToken:
     """Continues the rows of a cache by one token each."""
 
     def __init__(self, model: GPT) -> None:
-        self.config = model.config
-        self._embedding = model.tok_emb.weight
-        self._head = model.lm_head.weight.t()
-        self._norm = model.norm.weight
-        self._eps = model.norm.eps
-        self._rms = model.config.norm == "rmsnorm"
+        config, weights = model.config, model.weights()
+        self.config = config
+        self._embedding = weights.embedding
+        self._head = weights.head.t()
+        self._norm, self._eps, self._rms = weights.norm.weight, weights.norm.eps, weights.norm.rms
         self._zero = self._embedding.detach().new_zeros(1)
-        self._positions = None if model.pos_emb is None else model.pos_emb.weight  # (T, C)
-        self._turn: torch.Tensor | None = None
-        if model.pos_emb is None:
-            turn = torch.complex(model.cos, model.sin)  # (T, 1, 1, D/2)
-            self._turn = torch.cat((turn, turn, torch.ones_like(turn)), dim=1)  # (T, 3, 1, D/2): v is not turned
+        self._positions = weights.positions  # (T, C)
+        H, G, D = config.H, config.kv_heads, config.D
+        self._sizes = [H * D, 2 * G * D]  # columns of queries, and of keys and values
+        self._rotation: torch.Tensor | None = None
+        self._pairs: tuple[int, ...] = (3, H, D // 2, 2) if G == H else (H + 2 * G, D // 2, 2)
+        if weights.sin is not None and weights.cos is not None:
+            rotation = torch.complex(weights.cos, weights.sin)  # (T, 1, D/2)
+            # Values are not rotated: their factor is 1.
+            parts = [rotation.expand(-1, n, -1) for n in ((1, 1) if G == H else (H, G))]
+            factors = torch.cat((*parts, torch.ones_like(parts[1])), dim=1)
+            self._rotation = factors[:, :, None] if G == H else factors  # (T, 3, 1, D/2) or (T, H + 2 G, D/2)
         self._layers: list[Layer] = [
             (
                 block.norm_attn.weight,
-                block.attn.qkv.weight.t(),
-                block.attn.out.weight.t(),
+                block.qkv.t(),
+                block.out.t(),
                 block.norm_mlp.weight,
-                block.mlp.gate.weight.t() if isinstance(block.mlp, SwiGLU) else None,
-                block.mlp.up.weight.t(),
-                block.mlp.down.weight.t(),
+                None if block.gate is None else block.gate.t(),
+                block.up.t(),
+                block.down.t(),
             )
-            for block in model.layers()
+            for block in weights.blocks
         ]
-        self._turned: tuple[list[Layer], torch.Tensor] | None = None
-        self._version = -1  # of what the copies were made of
+        self._transposed: tuple[list[Layer], torch.Tensor] | None = None
+        self._version = -1  # of the weights that `_transposed` was copied from
         matrices = [self._head, *(w for layer in self._layers for w in layer if w is not None)]
-        self._counted = [w for w in matrices if not w.is_inference()]  # those made in inference mode count nothing
+        self._counted = [w for w in matrices if not w.is_inference()]  # inference tensors have no version
 
     def _weights(self, rows: int) -> tuple[list[Layer], torch.Tensor]:
-        """The blocks' and the head's, as they are multiplied fastest with so many rows."""
+        """The weights of the blocks and of the head, in the layout that is fastest for this many rows."""
         if rows == 1 or self._embedding.device.type != "cpu" or torch.backends.mkl.is_available():
             return self._layers, self._head
-        version = sum(w._version for w in self._counted)  # it grows with every change in place
-        if self._turned is None or version != self._version:
+        version = sum(w._version for w in self._counted)  # grows with every change in place
+        if self._transposed is None or version != self._version:
             layers: list[Any] = [tuple(w if w is None else w.contiguous() for w in layer) for layer in self._layers]
-            self._turned, self._version = (layers, self._head.contiguous()), version
-        return self._turned
+            self._transposed, self._version = (layers, self._head.contiguous()), version
+        return self._transposed
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Logits (B, V) for one more id per row (B,); the cache grows by it. No gradients."""
-        B, C, H, D, eps = ids.shape[0], self.config.C, self.config.H, self.config.D, self._eps
-        width, half, rms = (C,), D // 2, self._rms
-        position = cache.advance(1)
-        where = position if isinstance(position, int) else position[:, 0]
-        turn = None if self._turn is None else self._turn[where]
-        h = F.embedding(ids, self._embedding)  # (B, C)
-        if self._positions is not None:
-            h = h + self._positions[where]
-        # The branches below cost nothing that can be measured; functions chosen beforehand cost v0 0.5%.
+        """Logits (B, V) for one more id per row (B,), which is added to the cache. No gradients."""
+        B, C, G, D, eps = ids.shape[0], self.config.C, self.config.kv_heads, self.config.D, self._eps
+        width, rms = (C,), self._rms
+        h, rotation = self._embedded(ids, cache)
+        # The branches below cost nothing measurable; functions chosen beforehand cost v0 0.5%.
         layers, head = self._weights(B)
         for layer, weights in enumerate(layers):
             norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight = weights
             x = torch.rms_norm(h, width, norm1, eps) if rms else torch.layer_norm(h, width, norm1, None, eps, False)
-            flat = torch.mm(x, qkv_weight)  # (B, 3C)
-            if turn is not None:
-                torch.view_as_complex(flat.view(B, 3, H, half, 2)).mul_(turn)
-            qkv = flat.view(B, 3, H, 1, D)
-            k, v = cache.extend(layer, qkv.narrow(1, 1, 2))
-            y = F.scaled_dot_product_attention(qkv.select(1, 0), k, v, attn_mask=cache.mask)  # (B, H, 1, D)
+            qkv = torch.mm(x, qkv_weight)  # (B, (H + 2 G) D)
+            if rotation is not None:
+                torch.view_as_complex(qkv.view(B, *self._pairs)).mul_(rotation)
+            q, kv = qkv.split(self._sizes, dim=1)
+            k, v = cache.extend(layer, kv.view(B, 2, G, 1, D))
+            # The queries that share a key head take the place of positions: (B, G, H / G, D).
+            y = F.scaled_dot_product_attention(q.view(B, G, -1, D), k, v, attn_mask=cache.mask)
             h = torch.addmm(h, y.reshape(B, C), out_weight)
             x = torch.rms_norm(h, width, norm2, eps) if rms else torch.layer_norm(h, width, norm2, None, eps, False)
             if gate_weight is None:
-                # GELU: of s = u / sqrt(2) it is (s + s erf(s)) / sqrt(2), and factors of a product cost nothing.
-                # F.gelu sets up a oneDNN primitive at each call: 16 microseconds a row, not 8.
+                # With s = u / sqrt(2), GELU is (s + s erf(s)) / sqrt(2), and a matmul takes factors for free.
+                # F.gelu sets up a oneDNN primitive at each call: 16 microseconds a row instead of 8.
                 s = torch.addmm(self._zero, x, up_weight, beta=0, alpha=ROOT)  # (B, d_ff)
                 h = torch.addmm(h, torch.addcmul(s, s, torch.erf(s)), down_weight, alpha=ROOT)
             else:
@@ -102,3 +102,12 @@ class OneToken:
         norm = self._norm
         x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
         return torch.mm(x, head)
+
+    def _embedded(self, ids: torch.Tensor, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The embedding (B, C) of the new tokens, and RoPE's factors at their positions. Advances the cache."""
+        start = cache.advance(1)
+        position = start if isinstance(start, int) else start[:, 0]
+        h = F.embedding(ids, self._embedding)
+        if self._positions is not None:
+            h = h + self._positions[position]
+        return h, None if self._rotation is None else self._rotation[position]

@@ -1,1 +1,1 @@
-"""Fast implementations of single operations: tensors in, tensors out. Nothing here imports the model."""
+"""Fast implementations of the operations of a GPT: tensors in, tensors out. Imports no model."""

@@ -1,1 +1,1 @@
-"""The GPT itself: architecture, loss, checkpoints, the fast forms for one token and for CUDA. Knows nothing of data."""
+"""The GPT in plain PyTorch, and the choice of the kernels that compute it. Knows nothing of data."""

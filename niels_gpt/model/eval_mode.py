@@ -1,4 +1,4 @@
-"""A model's modes, left as they were found."""
+"""Evaluation mode for a block of code, after which every module is in its former mode."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import torch
 
 _lock = threading.RLock()
-_open: dict[torch.nn.Module, int] = {}  # blocks of a model
-_training: dict[torch.nn.Module, list[torch.nn.Module]] = {}  # what was in training mode before the first of them
+_open: dict[torch.nn.Module, int] = {}  # model -> number of open blocks
+_training: dict[torch.nn.Module, list[torch.nn.Module]] = {}  # model -> modules that were in training mode before
 
 
 @contextlib.contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """No dropout for the block; afterwards every module is in the mode it was in.
+    """Put a model into evaluation mode inside the block; afterwards restore the mode of every module.
 
-    Blocks of one model may overlap, in several threads too: the modes come back when the last has ended.
+    Blocks of one model may overlap, also in several threads: the modes are restored when the last one ends.
     """
     with _lock:
         if model not in _open:
@@ -37,7 +37,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def at_rest(model: torch.nn.Module) -> bool:
-    """Whether a model is in evaluation mode without a block that may end. For who decodes token by token: a block looks
-    at every module, 35 microseconds for v0."""
+    """Whether a model is in evaluation mode without an open block.
+
+    For code that decodes token by token: opening a block visits every module, 35 microseconds for v0.
+    """
     with _lock:
         return not model.training and model not in _open

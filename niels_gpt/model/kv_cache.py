@@ -1,4 +1,4 @@
-"""Static KV cache: keys and values of all layers in one buffer that is allocated once."""
+"""Static KV cache: keys and values of all layers in one buffer, allocated once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from niels_gpt.config import ModelConfig
 
 
 class KVCache:
-    """Space for `batch` sequences of up to T tokens each.
+    """Keys and values of `batch` sequences of up to T tokens each.
 
-    Rows may have different lengths (`lengths`); then each row writes at its own place and a mask
-    hides the others' longer part. `advance` is called once per forward pass, `extend` per layer.
+    Rows may have different `lengths`: then each row writes at its own position, and a mask hides what is past its end.
+    Call `advance` once per forward pass and `extend` once per layer.
     """
 
     def __init__(
@@ -21,28 +21,27 @@ class KVCache:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        room: int | None = None,
+        capacity: int | None = None,
         buffer: torch.Tensor | None = None,
     ) -> None:
-        """`room` tokens per row, T by default. A `buffer` of the right shape is used as it is, from length 0."""
-        self.T = config.T if room is None else room
+        """Allocate `capacity` tokens per row, T by default; or use a `buffer` of that shape, from length 0."""
+        self.T = config.T if capacity is None else capacity
         if buffer is None:
-            # (L, B, 2, H, T, D): keys at [:, :, 0], values at [:, :, 1]
-            buffer = torch.zeros((config.L, batch, 2, config.H, self.T, config.D), device=device, dtype=dtype)
+            # (L, B, 2, G, T, D) for G key/value heads: keys at [:, :, 0], values at [:, :, 1]
+            buffer = torch.zeros((config.L, batch, 2, config.kv_heads, self.T, config.D), device=device, dtype=dtype)
         self.buffer = buffer
         self.lengths: list[int] = [0] * batch
-        self.mask: torch.Tensor | None = None  # (n, S) or (B, 1, n, S), True where a key may be seen
-        self._write: torch.Tensor | None = None  # (B, n): where each row's new tokens go, if not all in one place
-        # Views of the buffer per layer, made once per forward pass: slicing costs as much as small products do.
-        self._slots: tuple[torch.Tensor, ...] = ()  # (B, 2, H, n, D): where the new tokens go
-        self._keys: tuple[torch.Tensor, ...] = ()  # (B, H, S, D)
+        self.mask: torch.Tensor | None = None  # (n, S) or (B, 1, n, S): True where a key is visible
+        self._write: torch.Tensor | None = None  # (B, n): positions of the new tokens, if rows differ
+        # Views of the buffer per layer, made once per forward pass: slicing costs as much as a small matmul.
+        self._slots: tuple[torch.Tensor, ...] = ()  # (B, 2, G, n, D): memory of the new tokens
+        self._keys: tuple[torch.Tensor, ...] = ()  # (B, G, S, D)
         self._values: tuple[torch.Tensor, ...] = ()
 
     def advance(self, n: int) -> int | torch.Tensor:
-        """Make room for n more tokens in every row.
+        """Add n tokens to every row and return their positions: the first if all rows share it, else (B, n).
 
-        Their position: an int where all rows begin at the same place, else (B, n).
-        Raises ValueError when a row would grow past T.
+        Raises ValueError if a row would grow past T.
         """
         starts, device = self.lengths, self.buffer.device
         first, longest = starts[0], max(starts)
@@ -50,8 +49,8 @@ class KVCache:
         if end > self.T:
             raise ValueError(f"the KV cache holds T={self.T} tokens; {longest} + {n} do not fit")
         self.lengths = [start + n for start in starts]
-        seen = self.buffer.narrow(4, 0, end)
-        self._keys, self._values = seen.select(2, 0).unbind(0), seen.select(2, 1).unbind(0)
+        used = self.buffer.narrow(4, 0, end)
+        self._keys, self._values = used.select(2, 0).unbind(0), used.select(2, 1).unbind(0)
         if starts.count(first) == len(starts):
             self._write = None
             self._slots = self.buffer.narrow(4, first, n).unbind(0)
@@ -65,7 +64,7 @@ class KVCache:
         return self._write
 
     def extend(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store kv (B, 2, H, n, D) of the new tokens; all keys and values so far, each (B, H, S, D)."""
+        """Store kv (B, 2, G, n, D) of the new tokens and return all keys and values so far, each (B, G, S, D)."""
         if self._write is None:
             self._slots[layer].copy_(kv)
         else:

@@ -15,5 +15,5 @@ def loss_fn(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def summed_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`loss_fn` before it is divided by the number of targets; 0 where there is none."""
+    """Summed cross-entropy: `loss_fn` times the number of targets that count; 0 if there are none."""
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), reduction="sum")

@@ -1,7 +1,7 @@
-"""Rotary position embedding: dimension 2i turns with 2i+1 by the angle `pos * theta**(-2i/D)`.
+"""Rotary position embedding: the pair of dimensions 2i and 2i+1 rotates by the angle `pos * theta**(-2i/D)`.
 
-Seen as complex numbers the pair is one number and the turn one multiplication. That is how it is
-computed (for float32 and float64; half precision has no complex kernels and takes the long form).
+As a complex number the pair rotates by one multiplication. It is computed so in float32 and float64; half precision has
+no complex kernels and uses the formula with sine and cosine.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def rope_cache(
 
 
 def rotate(x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
-    """x (..., D) with its neighbouring pairs turned; sin and cos (..., D/2) broadcast against it."""
+    """x (..., D) with its neighboring pairs rotated; sin and cos (..., D/2) broadcast against it."""
     pairs = x.unflatten(-1, (-1, 2))  # (..., D/2, 2)
     if x.dtype in (torch.float32, torch.float64):
         even = pairs.stride(-1) == 1 and not any(s % 2 for s in (*pairs.stride()[:-1], pairs.storage_offset()))
-        turned = torch.view_as_complex(pairs if even else pairs.contiguous()) * torch.complex(cos, sin)
-        return torch.view_as_real(turned).flatten(-2)
+        pairs = pairs if even else pairs.clone(memory_format=torch.contiguous_format)
+        rotated = torch.view_as_complex(pairs) * torch.complex(cos, sin)
+        return torch.view_as_real(rotated).flatten(-2)
     a, b = pairs.unbind(-1)
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
 
@@ -47,13 +48,13 @@ def apply_rope(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q and k (B, H, T, D) rotated by the tables of `rope_cache` (1, 1, T, D//2).
 
-    Shapes and dtypes stay. Raises ValueError where shape, dtype or device do not fit.
+    Shapes and dtypes are kept. Raises ValueError if shape, dtype or device do not match.
     """
     T, D = q.shape[-2:]
     if D % 2:
         raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
     if k.shape[-2:] != q.shape[-2:] or k.dtype != q.dtype or k.device != q.device:
-        raise ValueError(f"q {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype} do not belong together")
+        raise ValueError(f"q {tuple(q.shape)} {q.dtype} and k {tuple(k.shape)} {k.dtype} do not match")
     for name, table in (("sin", sin), ("cos", cos)):
         if table.shape != (1, 1, T, D // 2):
             raise ValueError(f"{name} must have shape (1, 1, {T}, {D // 2}), got {tuple(table.shape)}")

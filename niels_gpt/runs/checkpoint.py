@@ -21,7 +21,8 @@ import torch
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import to_dict
-from niels_gpt.model.gpt import GPT, weight_shapes
+from niels_gpt.model.gpt import GPT
+from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
 from niels_gpt.system import files
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_gpt.cache.writing.encoding import with_plain_line_ends
+from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.config import RunConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import build_model, read_checkpoint
@@ -38,7 +38,7 @@ class LoadedRun(NamedTuple):
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text as in the training data: token caches hold `\\n` line ends only."""
-        text = text if isinstance(self.tokenizer, ByteTokenizer) else with_plain_line_ends(text)
+        text = text if isinstance(self.tokenizer, ByteTokenizer) else normalize_line_ends(text)
         return np.array(self.tokenizer.encode(text), dtype=np.int64)
 
     @property

@@ -1,4 +1,4 @@
-"""Splice datasets: chosen documents at chosen positions. numpy only; `torch_face` makes tensors of them."""
+"""Splice datasets: chosen documents at chosen positions. numpy only; `splice.tensors` converts frames to tensors."""
 
 from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
 from niels_gpt.splice.dataset import MultiSpliceDocumentDataset, SpliceDocumentDataset

@@ -1,7 +1,7 @@
-"""Splice datasets: spans of chosen documents, each laid into a frame of S tokens.
+"""Splice datasets: spans of chosen documents, each copied into a frame of S tokens.
 
-An example is a number. What lies behind it, (document, t, s), is computed when it is asked for, so a billion examples
-cost no more memory than ten. Plan (`spans`: integers), then gather (`frames`: row copies).
+An example is an index. Its span (document, t, s) is computed on demand, so a billion examples use no more memory than
+ten. Plan (`spans`: integers), then gather (`frames`: row copies).
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from niels_gpt.splice.frames import FrameBuilder, Frames, SpanOrigin, Spans, Ste
 from niels_gpt.splice.layout import Layout
 from niels_gpt.splice.packing import PackedFrames, pack
 from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
-from niels_gpt.splice.weights import AliasTable, DocumentShares, EdgeWeights, read_groups, read_weights, spread
+from niels_gpt.splice.weights import AliasTable, DocumentShares, EdgeWeights, parse_groups, parse_weights, spread
 from niels_gpt.system.allocator import keep_freed_memory
 from niels_gpt.system.rng import derive_seed
 
 SHOWN = 20
-"""Documents that the log lists."""
+"""Maximum number of documents listed in the log."""
 _TAU = {"by_coverage": 1.0, "by_document": 0.0}
+"""Exponent of the document length for the balance modes that fix it."""
 
 
 class SpliceDataset:
-    """What both datasets are: documents, a layout of spans, and an order of examples."""
+    """Base of both datasets: documents, a layout of spans, and an order of examples."""
 
     tag = "splice"
-    """What its lines in the log begin with."""
+    """Prefix of its log lines."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class SpliceDataset:
             }
         )
         if pad_token_id is None and eos_token_id is None:
-            raise ValueError("what fills a frame? pass pad_token_id, or eos_token_id to fill with that")
+            raise ValueError("a frame needs a filler token: pass pad_token_id, or eos_token_id to use that")
         for name, value in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
             if value is not None:
                 check_int(name, value, -MAX_ID, MAX_ID)
@@ -87,15 +88,15 @@ class SpliceDataset:
         self.curriculum = checked["curriculum"]
         self.lengths = documents.lengths
         number = len(self.lengths)
-        self.doc_weights = None if doc_weights is None else read_weights(doc_weights, number)
-        self.groups = None if groups is None else read_groups(groups, number)
+        self.doc_weights = None if doc_weights is None else parse_weights(doc_weights, number)
+        self.groups = None if groups is None else parse_groups(groups, number)
         self._check_modes()
         if not number:
-            raise ValueError("no examples: no document was chosen")
+            raise ValueError("no examples: no document was selected")
         counts = layout.counts(self.lengths)
         self._usable = np.flatnonzero(counts)
         if not len(self._usable):
-            raise ValueError(self._nothing())
+            raise ValueError(self._no_examples_message())
         self._counts = counts[self._usable]
         self._edges = EdgeWeights(layout.K, layout.k_t, self.alpha) if self.alpha else None
         self._stages: dict[int, Self] = {}
@@ -104,53 +105,53 @@ class SpliceDataset:
         first = int(self._usable[0])
         if self.curriculum is not None and self.doc_weights is not None and not self.doc_weights[first]:
             raise ValueError(
-                f"curriculum begins with document {first}, which doc_weights gives 0: give it a weight, or leave it out"
+                f"curriculum starts with document {first}, whose doc_weights entry is 0: give it a weight, or drop it"
             )
         self._log()
         keep_freed_memory()
 
     def _check_modes(self) -> None:
-        """Raise ValueError for options that do not go together."""
+        """Raise ValueError for options that contradict each other."""
         kind = self.layout.kind
         alone = len(self.lengths) == 1 and self.sampler == "quota"
         weighted = alone or self.sampler == "stream" or self.balance_mode == "by_temperature"
         if self.alpha and (kind != "coverage_balanced" or not weighted):
             raise ValueError(
                 f"alpha={self.alpha:g} weights the starts of coverage_balanced spans: use content_start_mode="
-                "'coverage_balanced' with balance_mode='by_temperature' or sampler='stream' (or a single document); "
-                f"here it is {kind}, {self.balance_mode}, sampler {self.sampler}"
+                "'coverage_balanced' with balance_mode='by_temperature' or sampler='stream' (or a single document), "
+                f"not {kind}, {self.balance_mode}, sampler {self.sampler}"
             )
         if self.offset_jitter and kind != "coverage_balanced":
             raise ValueError(
-                f"offset_jitter={self.offset_jitter} moves coverage_balanced spans; {kind} has offsets of its own"
+                f"offset_jitter={self.offset_jitter} needs content_start_mode='coverage_balanced', not {kind}"
             )
         if self.sampler == "enumerate":
             for name in ("epoch_length", "doc_weights", "groups"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} needs sampler='quota' or 'stream': enumerated examples come once each")
+                    raise ValueError(f"{name} needs sampler='quota' or 'stream': enumerate yields every example once")
             if self.balance_mode == "by_temperature":
-                raise ValueError("by_temperature shares examples out: use sampler='quota' or 'stream'")
+                raise ValueError("balance_mode='by_temperature' needs sampler='quota' or 'stream'")
 
-    def _nothing(self) -> str:
-        """What to say where no document gives an example."""
+    def _no_examples_message(self) -> str:
+        """The error message for documents that give no example."""
         shortest, longest = int(self.lengths.min()), int(self.lengths.max())
-        have = f"a document of {longest}" if len(self.lengths) == 1 else f"{len(self.lengths)} documents of {shortest} "
+        have = f"1 document of {longest}" if len(self.lengths) == 1 else f"{len(self.lengths)} documents of {shortest} "
         have += " tokens" if len(self.lengths) == 1 else f"to {longest} tokens"
-        rule = self.layout
-        if rule.kind == "slide":
-            why = f"mode='slide' needs at least S={rule.S} tokens; use mode='splice' for shorter documents"
-            if rule.m > rule.S:
-                why = f"min_copy_len={rule.m} is longer than the frames of mode='slide', S={rule.S}"
-        elif rule.m > rule.K:
-            why = f"content_length K={rule.K} is below min_copy_len={rule.m}: spans have K tokens"
-        elif longest < rule.m:
-            why = f"min_copy_len={rule.m} is longer: lower it, or choose longer documents"
+        layout = self.layout
+        if layout.kind == "slide":
+            why = f"mode='slide' needs at least S={layout.S} tokens; use mode='splice' for shorter documents"
+            if layout.m > layout.S:
+                why = f"min_copy_len={layout.m} is longer than the frames of mode='slide', S={layout.S}"
+        elif layout.m > layout.K:
+            why = f"content_length K={layout.K} is below min_copy_len={layout.m}: spans have K tokens"
+        elif longest < layout.m:
+            why = f"min_copy_len={layout.m} is longer: lower it, or select longer documents"
         else:
-            why = f"K={rule.K} is longer and adaptive_k is off: turn it on, or lower content_length"
+            why = f"K={layout.K} is longer and adaptive_k is off: turn it on, or lower content_length"
         return f"no examples: {have}, and {why}"
 
     def _arrange(self, documents: int | None = None) -> None:
-        """Lay out the examples of the first `documents` usable documents (default: all)."""
+        """Set up the examples of the first `documents` usable documents (default: all)."""
         if documents is not None:
             self._usable, self._counts = self._usable[:documents], self._counts[:documents]
         self._lengths = self.lengths[self._usable]
@@ -159,10 +160,10 @@ class SpliceDataset:
             if self.balance_mode == "by_document":
                 self._quotas = np.full_like(self._counts, self._counts.max())
         else:
-            chosen = np.zeros(len(self.lengths), dtype=bool)
-            chosen[self._usable] = True
+            usable = np.zeros(len(self.lengths), dtype=bool)
+            usable[self._usable] = True
             tau = _TAU.get(self.balance_mode, self.balance_tau)
-            shares = DocumentShares(self.lengths, chosen, tau, self.doc_weights, self.groups)
+            shares = DocumentShares(self.lengths, usable, tau, self.doc_weights, self.groups)
             self._quotas = shares.quotas(self.epoch_length or int(self._counts.sum()))[self._usable]
             if self.sampler == "stream":
                 self._alias = AliasTable(shares.floats()[self._usable])
@@ -173,36 +174,36 @@ class SpliceDataset:
 
     @property
     def quotas(self) -> list[int]:
-        """How many examples of an epoch each document has (for a stream: on average, rounded)."""
+        """Number of examples per epoch of each document (for a stream: the rounded average)."""
         return self._all_quotas().tolist()
 
     def _all_quotas(self) -> np.ndarray:
-        check_int = np.zeros(len(self.lengths), dtype=np.int64)
-        check_int[self._usable] = self._quotas
-        return check_int
+        quotas = np.zeros(len(self.lengths), dtype=np.int64)
+        quotas[self._usable] = self._quotas
+        return quotas
 
     def spans(self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0) -> Spans:
-        """What examples are made of. Raises IndexError for a number outside the dataset."""
+        """The spans of examples. Raises IndexError for an index outside the dataset."""
         n = len(self)
-        index = _numbers(indices, n)
+        index = _example_indices(indices, n)
         if len(index):
             if not -n <= index.min() <= index.max() < n:
-                raise IndexError(f"an example's number is in {-n}..{n - 1}, got {index.min()}..{index.max()}")
+                raise IndexError(f"example indices must be in {-n}..{n - 1}, got {index.min()}..{index.max()}")
             index = np.where(index < 0, index + n, index)
         epochs = np.broadcast_to(np.asarray(epoch, dtype=np.int64), index.shape)
         if self.sampler == "stream":
-            at, number = self._drawn(index, epochs)
+            at, number = self._draw(index, epochs)
         else:
             at = np.searchsorted(self._ends, index, side="right")
-            number = self._chosen(at, index - self._ends[at] + self._quotas[at])
+            number = self._span_numbers(at, index - self._ends[at] + self._quotas[at])
         lengths = self._lengths[at]
         t, s, length = self.layout.spans(lengths, number)
         if self.offset_jitter and s.any():
             s = s - self._jitter(index, epochs, np.minimum(self.offset_jitter, s))
         return Spans(self._usable[at], t, s, length)
 
-    def _chosen(self, at: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Which span of its document example j of a document's quota is."""
+    def _span_numbers(self, at: np.ndarray, j: np.ndarray) -> np.ndarray:
+        """The span number within its document of example j of the document's quota."""
         counts = self._counts[at]
         if self.sampler == "enumerate":
             return j if self.balance_mode == "by_coverage" else j % counts
@@ -211,8 +212,8 @@ class SpliceDataset:
             return spread(j, counts, quotas)
         return self._edges.start(np.maximum(self._lengths[at], self.layout.K), (j + 0.5) / quotas)
 
-    def _drawn(self, index: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(document among the usable, span) of each example of the stream."""
+    def _draw(self, index: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(index among the usable documents, span number) of each example of the stream sampler."""
         bits = draws(self._key, epochs, index)
         at, third = self._alias.draw(uniform(bits, 0), uniform(bits, 1)), uniform(bits, 2)
         if self._edges is None:
@@ -220,16 +221,15 @@ class SpliceDataset:
         return at, self._edges.start(np.maximum(self._lengths[at], self.layout.K), third)
 
     def _jitter(self, index: np.ndarray, epochs: np.ndarray, most: np.ndarray) -> np.ndarray:
-        """How far to move each span to the left: 0 .. most."""
+        """How many positions to move each span left: 0 .. most."""
         if self.jitter_mode == "uniform":
             u = uniform(draws(self._key, epochs, index), 3)
             return np.minimum((u * (most + 1)).astype(np.int64), most)
-        # Of every most + 1 neighbours each goes to another place, and each goes round all places from epoch to epoch.
+        # Each of `most + 1` consecutive examples gets a different shift; over the epochs an example gets every shift.
         block, within = np.divmod(index, most + 1)
-        turn = (mix(block.astype(np.uint64) ^ mix(np.array([self._key], dtype=np.uint64))) >> np.uint64(1)).astype(
-            np.int64
-        )
-        return (within + turn % (most + 1) + epochs) % (most + 1)
+        hashed = mix(block.astype(np.uint64) ^ mix(np.array([self._key], dtype=np.uint64)))
+        first = (hashed >> np.uint64(1)).astype(np.int64)
+        return (within + first % (most + 1) + epochs) % (most + 1)
 
     @overload
     def get_batch(
@@ -242,17 +242,19 @@ class SpliceDataset:
     def get_batch(
         self, indices: Sequence[int] | np.ndarray, epoch: int | np.ndarray = 0, *, packed: bool = False
     ) -> Frames | PackedFrames:
-        """The frames of examples, arrays (n, S); packed: several examples in each. Jitter and the stream sampler differ
-        from epoch to epoch."""
+        """The frames of examples, arrays (n, S); packed: several examples per frame.
+
+        Jitter and the stream sampler depend on the epoch.
+        """
         spans = self.spans(indices, epoch)
         return pack(self, spans) if packed else self.frames(spans)
 
     def frames(self, spans: Spans) -> Frames:
-        """The spans laid into frames."""
+        """The spans copied into frames."""
         return self._builder.build(spans, self.read if self.layout.kind == "cyclic_roll" else self.documents.read)
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
-        """Fill `out` with tokens of a document from t on; cyclic_roll goes on at its beginning."""
+        """Fill `out` with the tokens of a document from t on; past its end, continue at its beginning (cyclic_roll)."""
         left = int(self.lengths[doc]) - t
         if len(out) <= left:
             self.documents.read(doc, t, out)
@@ -262,19 +264,19 @@ class SpliceDataset:
 
     def __getitem__(self, index: int) -> Frames:
         batch = self.get_batch([index])
-        origin = SpanOrigin(*(int(part[0]) for part in batch.origin))  # type: ignore[index]
+        origin = SpanOrigin(*(int(column[0]) for column in batch.origin))  # type: ignore[index]
         return Frames(batch.tokens[0], batch.loss_mask[0], batch.segment_ids[0], origin)
 
     def __iter__(self) -> Iterator[Frames]:
         return map(self.__getitem__, range(len(self)))
 
     def triples(self, epoch: int = 0) -> np.ndarray:
-        """(n, 3): document, t and s of every example, in order."""
+        """(n, 3): document, t and s of every example, in enumeration order."""
         spans = self.spans(np.arange(len(self)), epoch)
         return np.stack((spans.doc, spans.t, spans.s), axis=1)
 
     def epoch(self, seed: int, epoch: int, rank: int = 0, world_size: int = 1) -> Iterator[int]:
-        """The numbers of all examples in a new order; ranks take turns, and together have each once.
+        """All example indices in the order of an epoch; rank r yields positions r, r + world_size, ...
 
         Raises ValueError for a rank outside 0..world_size-1.
         """
@@ -290,7 +292,7 @@ class SpliceDataset:
         return Permutation(len(self), derive_seed(seed, "splice", epoch))
 
     def stage(self, step: int) -> int:
-        """How many documents are in use at a step: all that have examples, unless a curriculum adds them one by one.
+        """Number of documents in use at a step: all usable ones, unless a curriculum adds them one by one.
 
         Raises ValueError for a step below 0.
         """
@@ -302,17 +304,19 @@ class SpliceDataset:
     def plan(
         self, seed: int, step: int, B: int, rank: int = 0, world_size: int = 1, *, shuffle: bool = True
     ) -> StepPlan:
-        """The examples of a training step, a pure function of its arguments: B rows for all ranks together, of which
-        rank r has r, r + world_size, ... Epoch follows epoch; a document that joins begins a new one.
+        """The examples of a training step, a pure function of the arguments.
 
-        Raises ValueError for a B below 1, a step below 0 or past 2**62 examples, and a rank outside 0..world_size-1."""
+        The B rows are those of all ranks together; rank r has rows r, r + world_size, ... Epochs follow each other; a
+        document that joins (curriculum) starts a new one. Raises ValueError for B below 1, a step below 0 or past 2**62
+        examples, and a rank outside 0..world_size-1.
+        """
         _check_rank(rank, world_size)
         B = count("B", B)
         step = count("step", step, 0, MOST // B)
         documents = self.stage(step)
         dataset = self.first(documents)
-        began = 0 if self.curriculum is None else (documents - 1) * self.curriculum
-        positions = (step - began) * B + np.arange(rank, B, world_size)
+        first_step = 0 if self.curriculum is None else (documents - 1) * self.curriculum
+        positions = (step - first_step) * B + np.arange(rank, B, world_size)
         epochs, within = np.divmod(positions, len(dataset))
         indices = within
         if shuffle:
@@ -327,30 +331,30 @@ class SpliceDataset:
         return self.first(plan.documents).get_batch(plan.indices, plan.epochs)
 
     def planned(self, plan: StepPlan) -> Spans:
-        """What the examples of a plan are made of."""
+        """The spans of a plan."""
         return self.first(plan.documents).spans(plan.indices, plan.epochs)
 
     def first(self, documents: int) -> Self:
-        """The dataset of the first so many documents that have examples."""
+        """The dataset of the first `documents` usable documents."""
         if documents == len(self._usable):
             return self
         if documents not in self._stages:
-            part = copy.copy(self)
-            part._arrange(documents)
-            self._stages = {documents: part}  # one at a time: the next stage has no use for it
+            stage = copy.copy(self)
+            stage._arrange(documents)
+            self._stages = {documents: stage}  # keep only one: later steps use later stages
         return self._stages[documents]
 
     def _log(self) -> None:
-        """What was made, for the curious; what may surprise, as a warning."""
-        rule, number = self.layout, len(self.lengths)
+        """Log the layout (info), and warn about options that have no effect."""
+        layout, number = self.layout, len(self.lengths)
         if number > len(self._usable):
             log.warning(
                 "%d of %d documents give no example (shorter than %d tokens)",
-                number - len(self._usable), number, rule.shortest(),
+                number - len(self._usable), number, layout.shortest(),
             )  # fmt: skip
-        if self.offset_jitter and not (rule.S - rule.content(self._lengths)).any():
+        if self.offset_jitter and not (layout.S - layout.content(self._lengths)).any():
             log.warning(
-                "offset_jitter=%d changes nothing: spans of K = S = %d fill the frame", self.offset_jitter, rule.S
+                "offset_jitter=%d has no effect: spans of K = S = %d fill the frame", self.offset_jitter, layout.S
             )
         if not log.isEnabledFor(logging.INFO):
             return
@@ -359,29 +363,29 @@ class SpliceDataset:
         log.info(
             "[%s] num_docs=%d doc_lengths=%s%s S=%d content_length=%d content_stride=%d offset_stride=%d mode=%s "
             "balance_mode=%s sampler=%s total_pairs=%d",
-            tag, number, self.lengths[:SHOWN].tolist(), more, rule.S, rule.K, rule.k_t, rule.k_s, rule.kind,
+            tag, number, self.lengths[:SHOWN].tolist(), more, layout.S, layout.K, layout.k_t, layout.k_s, layout.kind,
             self.balance_mode, self.sampler, len(self),
         )  # fmt: skip
         quotas = self._all_quotas()[:SHOWN]
         log.info("[%s] pairs_per_doc=%s%s", tag, quotas.tolist(), more)
         if self.sampler != "enumerate":
-            more_factors = [name for name in ("doc_weights", "groups") if getattr(self, name) is not None]
+            factors = [name for name in ("doc_weights", "groups") if getattr(self, name) is not None]
             tau = _TAU.get(self.balance_mode, self.balance_tau)
-            log.info("[%s] doc_probs ~ %s normalized", tag, " * ".join([f"length^{tau:g}", *more_factors]))
+            log.info("[%s] doc_probs ~ %s normalized", tag, " * ".join([f"length^{tau:g}", *factors]))
             fractions = np.round(quotas / len(self), 4).tolist()
             log.info("[%s] expected_doc_fraction=%s%s", tag, fractions, more)
 
 
-def _numbers(indices: Sequence[int] | np.ndarray, n: int) -> np.ndarray:
-    """The numbers of examples, int64. Raises ValueError for what are none, IndexError for huge ones."""
+def _example_indices(indices: Sequence[int] | np.ndarray, n: int) -> np.ndarray:
+    """Example indices as int64. Raises ValueError for other types, IndexError for integers past 64 bits."""
     try:
         given = np.asarray(indices if hasattr(indices, "__len__") else list(indices))
     except (TypeError, ValueError):
-        raise ValueError(f"examples are chosen by a list of integers, got {indices!r}") from None
+        raise ValueError(f"example indices must be a list of integers, got {indices!r}") from None
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         if given.dtype == object and all(isinstance(i, int) for i in given.flat):
-            raise IndexError(f"an example's number is in {-n}..{n - 1}, got {max(given.flat, key=abs)}")
-        raise ValueError(f"examples are chosen by a list of integers, got {given.dtype} of shape {given.shape}")
+            raise IndexError(f"example indices must be in {-n}..{n - 1}, got {max(given.flat, key=abs)}")
+        raise ValueError(f"example indices must be a list of integers, got {given.dtype} of shape {given.shape}")
     return given.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""How often each token is seen and supervised: an epoch, or some steps, without a model."""
+"""How often each token is seen and supervised in an epoch or in some steps, without a model."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Coverage:
-    """A document, token by token."""
+    """Counts for each token of a document."""
 
     name: str
     length: int
     seen: np.ndarray
-    """(length,) how often each token lay in a frame."""
+    """(length,) how often each token was in a frame."""
     supervised: np.ndarray
-    """(length,) how often it was to be predicted."""
+    """(length,) how often it was a prediction target."""
 
 
 def epoch_spans(dataset: SpliceDataset, epoch: int = 0) -> Iterable[Spans]:
-    """All examples of an epoch, some at a time; their order does not matter here."""
+    """The spans of all examples of an epoch, in chunks; their order does not matter for counts."""
     for i in range(0, len(dataset), _CHUNK):
         yield dataset.spans(np.arange(i, min(i + _CHUNK, len(dataset))), epoch)
 
 
 def step_spans(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> Iterable[Spans]:
-    """The examples of the first so many steps of a run."""
+    """The spans of the first `steps` steps of a run, one step at a time."""
     for step in range(steps):
         yield dataset.planned(dataset.plan(seed, step, B, shuffle=shuffle))
 
 
 def cover(dataset: SpliceDataset, names: Sequence[str], spans: Iterable[Spans]) -> list[Coverage]:
-    """How often the spans touch each token of each document.
+    """How often the spans cover each token of each document.
 
-    Every span adds 1 where it begins and takes it off where it ends; the running sum is the count. A span that goes on
-    at the document's beginning (cyclic_roll) is two.
+    Every span adds 1 at its first token and subtracts 1 after its last; the running sum is the count. A span that wraps
+    around the end of its document (cyclic_roll) counts as two.
     """
-    ends = np.cumsum(dataset.lengths + 1)  # one place more than tokens: where a span that reaches the end ends
+    ends = np.cumsum(dataset.lengths + 1)  # one slot more than tokens, for spans that end with the document
     begins = ends - dataset.lengths - 1
     seen, supervised = (np.zeros(int(ends[-1]), dtype=np.int64) for _ in range(2))
     for part in spans:
@@ -60,18 +60,18 @@ def cover(dataset: SpliceDataset, names: Sequence[str], spans: Iterable[Spans]) 
 
 
 def _add(counts: np.ndarray, begin: np.ndarray, size: np.ndarray, t: np.ndarray, length: np.ndarray) -> None:
-    """Note spans of `length` tokens from t on in documents that begin at `begin` and have `size` tokens."""
+    """Add spans of `length` tokens from t on; their documents begin at `begin` and have `size` tokens."""
     t = t % size
     inside = np.minimum(length, size - t)
     np.add.at(counts, begin + t, 1)
     np.add.at(counts, begin + t + inside, -1)
-    around = np.flatnonzero(length > inside)
-    np.add.at(counts, begin[around], 1)
-    np.add.at(counts, begin[around] + (length - inside)[around], -1)
+    wrapped = np.flatnonzero(length > inside)
+    np.add.at(counts, begin[wrapped], 1)
+    np.add.at(counts, begin[wrapped] + (length - inside)[wrapped], -1)
 
 
 def frames_needed(lengths: Iterable[np.ndarray], S: int, B: int, *, packed: bool) -> tuple[int, int]:
-    """(examples, frames that they take) for spans of these lengths, B examples at a time."""
+    """(number of examples, number of frames) for spans of these lengths, B examples at a time."""
     lengths = np.concatenate([np.empty(0, dtype=np.int32), *lengths])
     if not packed:
         return len(lengths), len(lengths)
@@ -80,7 +80,7 @@ def frames_needed(lengths: Iterable[np.ndarray], S: int, B: int, *, packed: bool
 
 
 def passes(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> np.ndarray:
-    """(steps + 1,) how many times the documents' tokens were predicted, on average, after each step."""
+    """(steps + 1,) how many times, on average, each token of the documents was predicted after each step."""
     counts = dataset.layout.counts(dataset.lengths)
     total = int((dataset.lengths[counts > 0] - 1).sum())
     each = [int((part.length - 1).sum()) for part in step_spans(dataset, seed, steps, B, shuffle=shuffle)]

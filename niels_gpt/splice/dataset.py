@@ -1,4 +1,4 @@
-"""The two splice datasets: one document, or several."""
+"""The two splice datasets: spans of one document, or of several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SpliceDocumentDataset(SpliceDataset):
-    """One document at many places: every example is a span of it (t, length) at an offset s of the frame."""
+    """One document at many positions: every example is a span of it (t, length) at an offset s of the frame."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class SpliceDocumentDataset(SpliceDataset):
         seed: int | None = 0,
         documents: Documents | None = None,
     ) -> None:
-        """`documents` holds the document in place of doc_tokens. Options as in SpliceSingleDocumentLMConfig.
+        """`documents` replaces doc_tokens. Options as in SpliceSingleDocumentLMConfig.
 
-        Raises ValueError for options that do not fit, and where there is no example at all.
+        Raises ValueError for invalid options, and for a dataset without examples.
         """
         super().__init__(
             ArrayDocuments([doc_tokens]) if documents is None else documents,
@@ -69,7 +69,7 @@ class SpliceDocumentDataset(SpliceDataset):
         )
 
     def pairs(self, epoch: int = 0) -> np.ndarray:
-        """(n, 2): t and s of every example, in order."""
+        """(n, 2): t and s of every example, in enumeration order."""
         return self.triples(epoch)[:, 1:]
 
     @classmethod
@@ -83,20 +83,20 @@ class SpliceDocumentDataset(SpliceDataset):
         config: SpliceSingleDocumentLMConfig | None = None,
         **options: Any,
     ) -> SpliceDocumentDataset:
-        """A document of a token cache (the folder with meta.json), by number or as `config` chooses; it stays on disk.
+        """A document of a token cache (the folder with meta.json), by index or as `config` selects; it stays on disk.
 
-        `options` are those of the config and of the class, on top of the config's. Raises CacheError (a ValueError)
+        `options` are options of the config and of the class; they override the config. Raises CacheError (a ValueError)
         for a cache that is damaged or has no documents.npy.
         """
-        choice, options = _choice_of(
+        selection, options = _split_options(
             config or SpliceSingleDocumentLMConfig(), ({} if doc_index is None else {"doc_index": doc_index}) | options
         )
-        config = dataclasses.replace(config or SpliceSingleDocumentLMConfig(), **choice)
+        config = dataclasses.replace(config or SpliceSingleDocumentLMConfig(), **selection)
         stream = open_stream(cache_dir, split)
         chosen = config.select(stream.document_lengths(), ends=_ends(stream.documents, stream.num_tokens), S=S)
         documents = CacheDocuments(stream, chosen)
         log.info("[splice] Selected doc_idx=%d, length=%d", chosen[0], documents.lengths[0])
-        merged = _filler(stream, config.dataset_options() | options)
+        merged = _with_filler(stream, config.dataset_options() | options)
         return cls(S=S, doc_tokens=(), documents=documents, **merged)
 
 
@@ -134,23 +134,23 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         seed: int | None = 0,
         documents: Documents | None = None,
     ) -> None:
-        """`documents` holds the documents in place of doc_tokens_list. Options as in SpliceMultiDocumentLMConfig;
+        """`documents` replaces doc_tokens_list. Options as in SpliceMultiDocumentLMConfig;
         `groups` may be a key of doc_metadata.
 
-        Raises ValueError for options that do not fit, and where there is no example at all.
+        Raises ValueError for invalid options, and for a dataset without examples.
         """
         documents = ArrayDocuments(doc_tokens_list) if documents is None else documents
         self.doc_metadata = doc_metadata
         if doc_metadata is not None and len(doc_metadata) != len(documents.lengths):
             raise ValueError(f"doc_metadata has {len(doc_metadata)} entries for {len(documents.lengths)} documents")
         if sampler is None:
-            weighted_alone = bool(alpha) and len(documents.lengths) == 1
-            shared_out = (
+            one_weighted = bool(alpha) and len(documents.lengths) == 1
+            needs_quotas = (
                 balance_mode == "by_temperature"
-                or weighted_alone
+                or one_weighted
                 or any(x is not None for x in (epoch_length, doc_weights, groups))
             )
-            sampler = "quota" if shared_out else "enumerate"
+            sampler = "quota" if needs_quotas else "enumerate"
         super().__init__(
             documents,
             S=S,
@@ -178,9 +178,9 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         )
 
     def _labels(self, key: str) -> list[Hashable]:
-        """The groups by a key of the metadata."""
+        """Group labels from a key of the metadata."""
         if self.doc_metadata is None or any(key not in entry for entry in self.doc_metadata):
-            raise ValueError(f"groups={key!r} must be a key of every entry of doc_metadata, or one label per document")
+            raise ValueError(f"groups={key!r} must be a key of every doc_metadata entry, or one label per document")
         return [entry[key] for entry in self.doc_metadata]
 
     @classmethod
@@ -194,50 +194,50 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         config: SpliceMultiDocumentLMConfig | None = None,
         **options: Any,
     ) -> MultiSpliceDocumentDataset:
-        """Documents of a token cache (the folder with meta.json): those numbered, those `config` chooses, or all. They
-        stay on disk; only spans are read.
+        """Documents of a token cache (the folder with meta.json): `doc_indices`, those `config` selects, or all.
 
-        `options` are those of the class and those that choose (`num_docs`, `min_doc_length`, ...), on top of the
-        config's. The documents' metadata has `document`, `source` and `length` (bins that double), for `groups`. Raises
-        CacheError (a ValueError) for a cache that is damaged or has no documents.npy.
+        The documents stay on disk; only spans are read. `options` are options of the class and of the selection
+        (`num_docs`, `min_doc_length`, ...); they override the config. `groups` may be a key of the metadata:
+        `document`, `source` or `length` (in bins that double). Raises CacheError (a ValueError) for a cache that is
+        damaged or has no documents.npy.
         """
-        usual = SpliceMultiDocumentLMConfig()
-        choice, options = _choice_of(usual, options)
-        chooser = None
-        # An option with its default value asks for nothing, unless it says how many, or which.
-        asked = any(
-            value is not None and (value != getattr(usual, name) or name in ("num_docs", "doc_select_mode"))
-            for name, value in choice.items()
+        default = SpliceMultiDocumentLMConfig()
+        selection, options = _split_options(default, options)
+        selector = None
+        # An option with its default value selects nothing, except the two that say how many and which.
+        requested = any(
+            value is not None and (value != getattr(default, name) or name in ("num_docs", "doc_select_mode"))
+            for name, value in selection.items()
         )
-        if config is not None or asked:
-            chooser = dataclasses.replace(config or usual, **choice)
+        if config is not None or requested:
+            selector = dataclasses.replace(config or default, **selection)
         stream = open_stream(cache_dir, split)
         lengths = stream.document_lengths()
-        if chooser is not None and doc_indices is None:
-            doc_indices = chooser.select(lengths, ends=_ends(stream.documents, stream.num_tokens), S=S)
+        if selector is not None and doc_indices is None:
+            doc_indices = selector.select(lengths, ends=_ends(stream.documents, stream.num_tokens), S=S)
         documents = CacheDocuments(stream, np.arange(len(lengths)) if doc_indices is None else doc_indices)
         chosen = documents.indices
         if log.isEnabledFor(logging.INFO):
             for i, length in itertools.islice(zip(chosen, documents.lengths, strict=True), SHOWN):
                 log.info("[multi_splice] Selected doc_idx=%d, length=%d", i, length)
-        merged = _filler(stream, ({} if config is None else config.dataset_options()) | options)
+        merged = _with_filler(stream, ({} if config is None else config.dataset_options()) | options)
         if isinstance(merged.get("groups"), str):
             merged.setdefault("doc_metadata", metadata(chosen, documents.lengths, Path(cache_dir).name))
         return cls(S=S, doc_tokens_list=(), documents=documents, **merged)
 
 
-def _choice_of(
+def _split_options(
     config: SpliceSingleDocumentLMConfig | SpliceMultiDocumentLMConfig, options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options that choose documents, and those of the dataset."""
+    """(options that select documents, options of the dataset)."""
     passed_on = {*config.dataset_options(), "pad_token_id", "eos_token_id", "seed"}
-    chooses = {field.name for field in dataclasses.fields(config)} - passed_on
-    choice = {name: value for name, value in options.items() if name in chooses}
-    return choice, {name: value for name, value in options.items() if name not in chooses}
+    selecting = {field.name for field in dataclasses.fields(config)} - passed_on
+    selection = {name: value for name, value in options.items() if name in selecting}
+    return selection, {name: value for name, value in options.items() if name not in selecting}
 
 
-def _filler(stream: TokenStream, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with what fills a frame: where none is given, the end of text of the cache's tokenizer."""
+def _with_filler(stream: TokenStream, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with a filler token; the default is the EOT of the cache's tokenizer."""
     eot = (stream.meta or {}).get("special_token_ids", {}).get("eot")
     options = {"eos_token_id": eot} | {k: v for k, v in options.items() if k != "eos_token_id" or v is not None}
     if options.get("pad_token_id") is None:
@@ -246,7 +246,7 @@ def _filler(stream: TokenStream, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def metadata(numbers: Sequence[int] | np.ndarray, lengths: np.ndarray, source: str) -> list[dict[str, Any]]:
-    """What documents can be grouped by: their source, and their length in bins that double."""
+    """The keys documents can be grouped by: source, and length in bins that double."""
     return [
         {"document": int(i), "source": source, "length": int(length).bit_length()}
         for i, length in zip(numbers, lengths, strict=True)
@@ -254,5 +254,5 @@ def metadata(numbers: Sequence[int] | np.ndarray, lengths: np.ndarray, source: s
 
 
 def _ends(starts: np.ndarray, total: int) -> np.ndarray:
-    """Where each document of a stream ends."""
+    """End offset of each document of a stream."""
     return np.append(starts[1:], total)

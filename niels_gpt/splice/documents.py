@@ -1,4 +1,4 @@
-"""Documents to take spans from: arrays in memory, or parts of a token cache that stay on disk until they are read."""
+"""Documents to read spans from: arrays in memory, or documents of a token cache that stay on disk."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
     from niels_gpt.cache.token_stream import TokenStream
 
 MAX_ID = 2**31 - 1
-"""Ids are 32-bit numbers."""
+"""Token ids are 32-bit integers."""
 
 
 class Documents(Protocol):
-    """What a dataset needs of its documents."""
+    """The documents of a dataset."""
 
     lengths: np.ndarray
-    """(N,) int64."""
+    """(N,) int64: tokens of each document."""
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
-        """Fill `out` with the tokens t .. t + len(out) - 1 of a document."""
+        """Fill `out` with tokens t .. t + len(out) - 1 of a document."""
 
 
 class ArrayDocuments:
-    """Documents that are arrays (or lists) of ids."""
+    """Documents given as arrays (or lists) of token ids."""
 
     def __init__(self, documents: Sequence[np.ndarray | Sequence[int]]) -> None:
-        """Raises ValueError for what is no row of ids."""
+        """Raises ValueError for a document that is not a one-dimensional array of ids in 0..2**31-1."""
         try:
-            each = iter(documents)
+            iterator = iter(documents)
         except TypeError:
             raise ValueError(f"doc_tokens_list must be a list of documents, got {documents!r}") from None
-        self._arrays = [_array(document, i) for i, document in enumerate(each)]
+        self._arrays = [_array(document, i) for i, document in enumerate(iterator)]
         if not self._arrays:
-            raise ValueError("there is no document: doc_tokens_list is empty")
+            raise ValueError("doc_tokens_list is empty: pass at least one document")
         for i, array in enumerate(self._arrays):
             if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-                raise ValueError(f"document {i} must be one row of integer ids, got {array.dtype} {array.shape}")
-        # Frames are int32. What may not fit is checked many documents at a time: a million checks would take seconds.
-        doubtful = [a for a in self._arrays if a.dtype.kind == "i" or a.dtype.itemsize > 2]
-        for i in range(0, len(doubtful), 10_000):
-            part = doubtful[i] if len(doubtful) == 1 else np.concatenate(doubtful[i : i + 10_000])
-            if part.size and not 0 <= part.min() <= part.max() <= MAX_ID:
-                raise ValueError(f"ids must be in 0..{MAX_ID}, got {part.min()}..{part.max()}")
+                raise ValueError(f"document {i} must be a 1-D array of integer ids, got {array.dtype} {array.shape}")
+        # Frames are int32. Ranges are checked for many documents at a time: a million separate checks take seconds.
+        unchecked = [a for a in self._arrays if a.dtype.kind == "i" or a.dtype.itemsize > 2]
+        for i in range(0, len(unchecked), 10_000):
+            ids = unchecked[i] if len(unchecked) == 1 else np.concatenate(unchecked[i : i + 10_000])
+            if ids.size and not 0 <= ids.min() <= ids.max() <= MAX_ID:
+                raise ValueError(f"token ids must be in 0..{MAX_ID}, got {ids.min()}..{ids.max()}")
         self.lengths = np.fromiter(map(len, self._arrays), dtype=np.int64, count=len(self._arrays))
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
@@ -61,25 +61,25 @@ def _array(document: np.ndarray | Sequence[int], i: int) -> np.ndarray:
     try:
         return np.asarray(document)
     except ValueError:
-        raise ValueError(f"document {i} must be one row of integer ids, got rows of different lengths") from None
+        raise ValueError(f"document {i} must be a 1-D array of integer ids, got rows of different lengths") from None
 
 
 class CacheDocuments:
-    """Chosen documents of one split of a token cache."""
+    """Selected documents of one split of a token cache."""
 
     def __init__(
         self, stream: TokenStream, indices: Sequence[int] | np.ndarray, *, vocabulary: int | None = None
     ) -> None:
-        """`vocabulary`: the ids there are, for what is read.
+        """`vocabulary`: vocabulary size; if given, ids are checked against it when they are read.
 
-        Raises CacheError for a cache without documents.npy, ValueError for a number that is none of them.
+        Raises CacheError for a cache without documents.npy, ValueError for an index past its documents.
         """
         self.stream, self.vocabulary = stream, vocabulary
         starts = stream.documents
-        self.indices = _whole_numbers(indices)
+        self.indices = _document_indices(indices)
         outside = self.indices[(self.indices < 0) | (self.indices >= len(starts))]
         if len(outside):
-            raise ValueError(f"{stream.folder} has {len(starts)} documents, from 0; there is no {outside[0]}")
+            raise ValueError(f"{stream.folder} has {len(starts)} documents, numbered from 0; there is no {outside[0]}")
         self._starts = np.asarray(starts[self.indices], dtype=np.int64)
         self.lengths = stream.document_lengths()[self.indices]
 
@@ -89,8 +89,8 @@ class CacheDocuments:
             self.stream.check_document(int(self.indices[doc]), out, self.vocabulary)
 
 
-def _whole_numbers(indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The numbers of documents, int64. Raises ValueError for what are none."""
+def _document_indices(indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Document indices as int64. Raises ValueError for anything but a list of integers."""
     try:
         given = np.asarray(indices)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
@@ -101,7 +101,7 @@ def _whole_numbers(indices: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def open_stream(cache_dir: str | Path, split: str) -> TokenStream:
-    """The tokens of a split of a pretrain cache. Raises CacheError."""
+    """Open the token stream of a split of a pretrain cache. Raises CacheError."""
     from niels_gpt.cache.token_stream import TokenStream
 
     return TokenStream(Path(cache_dir) / split)

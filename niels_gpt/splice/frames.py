@@ -1,4 +1,4 @@
-"""What splice datasets give: frames of S tokens with a span of a document in them."""
+"""Frames of S tokens with a span of a document in each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class SpanOrigin(NamedTuple):
-    """Where the tokens of a frame come from: `length` tokens of document `doc_idx` from `t` on, at place `s`.
+    """Origin of the tokens of a frame: `length` tokens of document `doc_idx` from `t` on, at position `s`.
 
     Integers for one example, arrays (n,) for a batch.
     """
@@ -25,14 +25,14 @@ class Frames(NamedTuple):
 
     tokens: np.ndarray
     loss_mask: np.ndarray
-    """1 where a position predicts the next token: on the span but its last token."""
+    """1 where a position predicts the next token: on all tokens of the span but the last."""
     segment_ids: np.ndarray
-    """1 from the span's beginning on, 0 before it: the span does not attend to what lies before it."""
+    """0 before the span, 1 from its first token on: the span does not attend to what precedes it."""
     origin: SpanOrigin
 
 
 class Spans(NamedTuple):
-    """Which parts of which documents, and where in the frame: arrays (n,) of int64."""
+    """Ranges of documents and their positions in the frame: arrays (n,) of int64."""
 
     doc: np.ndarray
     t: np.ndarray
@@ -44,30 +44,30 @@ class StepPlan(NamedTuple):
     """The examples of a training step."""
 
     indices: np.ndarray
-    """(B,) numbers of examples, within the dataset of the first `documents` documents."""
+    """(B,) example indices within the dataset of the first `documents` documents."""
     epochs: np.ndarray
-    """(B,) how many times all of them were seen before."""
+    """(B,) epoch of each example."""
     documents: int
-    """How many documents are in use (all, unless there is a curriculum)."""
+    """Number of documents in use (all, unless there is a curriculum)."""
 
 
 class FrameBuilder:
-    """Lays spans into frames of S tokens.
+    """Copies spans into frames of S tokens.
 
-    A row of segment ids is S numbers of 0 ... 0 1 ... 1, one of the loss mask has zeros after them too. They are copied
-    from templates, and where all spans of a batch lie at one place, for all rows at once.
+    A row of segment ids is 0 ... 0 1 ... 1; a row of the loss mask is 0 ... 0 1 ... 1 0 ... 0. Both are copied from
+    templates, for all rows at once if all spans of a batch have the same position and length.
     """
 
     def __init__(self, S: int, pad: int) -> None:
         self.S, self.pad = S, pad
         self._steps = np.repeat(np.array([0, 1], dtype=np.int32), S)
-        self._masked, self._masks = 0, self._steps
+        self._mask_length, self._mask_template = 0, self._steps
 
     def build(self, spans: Spans, read: Callable[[int, int, np.ndarray], None]) -> Frames:
         """The frames of spans; `read(doc, t, out)` fills `out` with tokens."""
         n, S = len(spans.doc), self.S
         tokens, mask, segments = (np.empty((n, S), dtype=np.int32) for _ in range(3))
-        rows = list(zip(*(part.tolist() for part in spans), strict=True))
+        rows = list(zip(*(column.tolist() for column in spans), strict=True))
         if len(rows) > 1 and all(row[2:] == rows[0][2:] for row in rows):
             self._surround(tokens.T, mask, segments, *rows[0][2:])
         else:
@@ -78,7 +78,7 @@ class FrameBuilder:
         return Frames(tokens, mask, segments, SpanOrigin(*spans))
 
     def _surround(self, tokens: np.ndarray, mask: np.ndarray, segments: np.ndarray, s: int, length: int) -> None:
-        """Fill what is not tokens of one row, or of all (tokens transposed)."""
+        """Fill the padding, loss mask and segment ids of one row, or of all rows (tokens transposed)."""
         S = self.S
         if s:
             tokens[:s] = self.pad
@@ -88,9 +88,9 @@ class FrameBuilder:
         segments[:] = self._steps[S - s : 2 * S - s]
 
     def _mask(self, length: int) -> np.ndarray:
-        """S zeros, length - 1 ones, zeros; that of the last length is kept."""
-        if self._masked != length:
-            self._masks = np.zeros(2 * self.S, dtype=np.int32)
-            self._masks[self.S : self.S + length - 1] = 1
-            self._masked = length
-        return self._masks
+        """S zeros, length - 1 ones, zeros to 2 S; the template of the last length is reused."""
+        if self._mask_length != length:
+            self._mask_template = np.zeros(2 * self.S, dtype=np.int32)
+            self._mask_template[self.S : self.S + length - 1] = 1
+            self._mask_length = length
+        return self._mask_template

@@ -1,7 +1,7 @@
-"""The spans of a document by arithmetic: how many there are, and which is number j. Nothing is enumerated.
+"""The spans of a document by arithmetic: how many there are, and which is span number j. Nothing is enumerated.
 
-A span is `length` tokens from `t` on at place `s` of a frame of S tokens. They are numbered t by t, and s by s within a
-t. K is the length asked for, m the shortest that counts, k_t and k_s the strides.
+A span is `length` tokens from `t` on, at position `s` of a frame of S tokens. Spans are numbered by t, then by s. K is
+the requested length, m the minimum length, k_t and k_s are the strides of t and s.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Layout:
         self.kind = "slide" if mode == "slide" else content_start_mode
         self.adaptive, self.tight = adaptive_k, offset_bound == "tight"
         if self.kind == "slide_within" and self.tight:
-            self._number_tails()
+            self._index_tails()
 
     def content(self, lengths: np.ndarray) -> np.ndarray:
-        """K of each document: 0 where it is too short for a span."""
+        """Span length K of each document; 0 if it is too short for a span."""
         if self.kind == "slide":
             return np.where((lengths >= self.S) & (self.m <= self.S), self.S, 0)
         K = np.minimum(lengths, self.K)
@@ -60,7 +60,7 @@ class Layout:
         return np.where(self.m <= K, K, 0)
 
     def shortest(self) -> int:
-        """The length from which on a document gives examples."""
+        """Minimum length of a document that has spans."""
         if self.kind == "slide":
             return self.S
         return (
@@ -68,7 +68,7 @@ class Layout:
         )
 
     def starts(self, lengths: np.ndarray) -> np.ndarray:
-        """How many different t each document has."""
+        """Number of different t of each document."""
         K = self.content(lengths)
         last = {
             "anchor_start": np.zeros_like(lengths),
@@ -78,7 +78,7 @@ class Layout:
         return np.where(K > 0, last // self.k_t + 1, 0)
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """How many spans each document has."""
+        """Number of spans of each document."""
         starts, K = self.starts(lengths), self.content(lengths)
         if self.kind in ("slide", "coverage_balanced"):
             return starts
@@ -89,7 +89,7 @@ class Layout:
         return starts * self._offsets(K)
 
     def spans(self, lengths: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(t, s, length) of span number `number` of a document of length `lengths`, for each pair."""
+        """(t, s, length) of span `number` of a document of length `lengths`, for each pair."""
         K = self.content(lengths)
         if self.kind == "slide":
             return number * self.k_t, np.zeros_like(number), K
@@ -104,48 +104,48 @@ class Layout:
         return t, s, np.minimum(left, self.S - s)
 
     def _offsets(self, copied: np.ndarray | int) -> np.ndarray:
-        """How many places a span of so many tokens has."""
-        room = self.S - copied if self.tight else self.S - self.m + np.zeros_like(copied)
-        return np.asarray(room // self.k_s + 1)
+        """Number of offsets s of a span of `copied` tokens."""
+        last = self.S - copied if self.tight else self.S - self.m + np.zeros_like(copied)
+        return np.asarray(last // self.k_s + 1)
 
-    # slide_within, tight: a start with K tokens to come has the same number of places as all such. The others, the
-    # tails, have one more token of room each the later they start. Their places are summed up once in a table that is
-    # ordered by the remainder r = L - t modulo the stride, so that the tails of one document stand in a row.
+    # slide_within, tight: all starts with at least K tokens left have the same number of offsets. The other starts, the
+    # tails, have shorter spans and so more offsets. The offsets of tails are summed once, in a table ordered by the
+    # tokens left r = L - t, modulo the stride, so that the tails of one document are consecutive.
 
-    def _number_tails(self) -> None:
+    def _index_tails(self) -> None:
         step = min(self.k_t, self.K)
-        rest = np.arange(self.m, self.K)  # r of a tail
+        rest = np.arange(self.m, self.K)  # r of each tail
         order = np.lexsort((-rest, rest % step))
-        self._at = np.zeros(self.K + 1, dtype=np.int64)
-        self._at[rest[order]] = np.arange(len(rest))
-        self._places = self._offsets(rest[order])
-        self._sums = np.cumsum(self._places)
+        self._tail_index = np.zeros(self.K + 1, dtype=np.int64)
+        self._tail_index[rest[order]] = np.arange(len(rest))
+        self._offset_counts = self._offsets(rest[order])
+        self._sums = np.cumsum(self._offset_counts)
 
     def _full(self, lengths: np.ndarray) -> np.ndarray:
-        """How many starts have K tokens to come."""
+        """Number of starts with at least K tokens left."""
         return np.where(lengths >= self.K, (lengths - self.K) // self.k_t + 1, 0)
 
     def _tails(self, lengths: np.ndarray, full: np.ndarray) -> np.ndarray:
-        """How many spans the tails of each document have."""
+        """Number of spans of the tails of each document."""
         first = lengths - full * self.k_t
         some = first >= self.m
-        begin = self._at[np.where(some, first, 0)]
+        begin = self._tail_index[np.where(some, first, 0)]
         end = begin + np.where(some, (first - self.m) // self.k_t, 0)
         if not len(self._sums):
             return np.zeros_like(lengths)
-        return np.where(some, self._sums[end] - self._sums[begin] + self._places[begin], 0)
+        return np.where(some, self._sums[end] - self._sums[begin] + self._offset_counts[begin], 0)
 
     def _slide_within(self, lengths: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        full, places = self._full(lengths), self._offsets(self.K)
-        start, offset = np.divmod(number, places)
+        full, offsets = self._full(lengths), self._offsets(self.K)
+        start, offset = np.divmod(number, offsets)
         copied = np.full_like(number, self.K)
-        tail = np.flatnonzero(number >= full * places)
+        tail = np.flatnonzero(number >= full * offsets)
         if len(tail):
             first = (lengths - full * self.k_t)[tail]
-            begin = self._at[first]
-            target = (number - full * places)[tail] + self._sums[begin] - self._places[begin]
+            begin = self._tail_index[first]
+            target = (number - full * offsets)[tail] + self._sums[begin] - self._offset_counts[begin]
             at = np.searchsorted(self._sums, target, side="right")
             start[tail] = full[tail] + at - begin
-            offset[tail] = target - self._sums[at] + self._places[at]
+            offset[tail] = target - self._sums[at] + self._offset_counts[at]
             copied[tail] = first - (at - begin) * self.k_t
         return start * self.k_t, offset * self.k_s, copied

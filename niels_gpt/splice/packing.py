@@ -1,7 +1,7 @@
-"""Packed frames: several spans in one frame, each with its own segment and its own positions.
+"""Packed frames: several spans in one frame, each with separate segment ids and positions.
 
-A span attends to itself alone, and keeps the positions it has in a frame of its own. So loss and gradients are those of
-one frame per span, and the filler is not computed.
+A span attends only to itself and keeps the positions it has in an unpacked frame. Loss and gradients are therefore
+those of one frame per span, without computing the filler.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from niels_gpt.splice.frames import SpanOrigin, Spans
 
 
 class SpanReader(Protocol):
-    """What packing needs of a dataset."""
+    """The part of a dataset that packing needs."""
 
     S: int
     pad_token_id: int
 
     def read(self, doc: int, t: int, out: np.ndarray) -> None:
-        """Fill `out` with tokens of a document from t on."""
+        """Fill `out` with the tokens of a document from t on."""
 
 
 class PackedFrames(NamedTuple):
@@ -28,28 +28,28 @@ class PackedFrames(NamedTuple):
 
     tokens: np.ndarray
     loss_mask: np.ndarray
-    """1 where a position predicts the next token: on every span but its last token."""
+    """1 where a position predicts the next token: on all tokens of each span but its last."""
     segment_ids: np.ndarray
     """1, 2, ... for the spans of a frame; 0 for filler."""
     positions: np.ndarray
-    """The place of each token in a frame of its own; 0 for filler."""
+    """Position of each token in an unpacked frame; 0 for filler."""
     origin: SpanOrigin
-    """The n spans, in the order they were given."""
+    """The n spans, in input order."""
     frame: np.ndarray
-    """(n,) the frame of each span."""
+    """(n,) frame of each span."""
     start: np.ndarray
-    """(n,) where in it the span begins."""
+    """(n,) first position of the span in that frame."""
 
 
 def arrange(lengths: np.ndarray, S: int) -> tuple[np.ndarray, np.ndarray]:
-    """(frame, start) of each span: the longest first, each into the first frame with room."""
+    """(frame, start) of each span by first-fit decreasing: longest span first, into the first frame that fits."""
     order = np.argsort(-lengths, kind="stable")
     frame, start = np.empty(len(lengths), dtype=np.int64), np.empty(len(lengths), dtype=np.int64)
     filled = np.zeros(len(lengths), dtype=np.int64)
     opened = 0
     for i, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        room = np.flatnonzero(filled[:opened] <= S - length)
-        at = int(room[0]) if len(room) else opened
+        fits = np.flatnonzero(filled[:opened] <= S - length)
+        at = int(fits[0]) if len(fits) else opened
         opened = max(opened, at + 1)
         frame[i], start[i] = at, filled[at]
         filled[at] += length
@@ -57,7 +57,7 @@ def arrange(lengths: np.ndarray, S: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack(dataset: SpanReader, spans: Spans) -> PackedFrames:
-    """The spans of a dataset in as few frames as it takes (first fit), cut to the longest of them."""
+    """Pack the spans of a dataset into frames (first-fit decreasing), trimmed to the longest frame."""
     frame, start = arrange(spans.length, dataset.S)
     n = len(frame)
     width = int((start + spans.length).max()) if n else dataset.S

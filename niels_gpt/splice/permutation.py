@@ -1,9 +1,9 @@
-"""Permutations as functions, and random numbers by index: any element in constant time, no list.
+"""Permutations as functions, and random numbers by index: any element in constant time, without a list.
 
-The permutation of 0..n-1 is a Feistel network over the cells of a table of a x b >= n cells (a and b near the root of
-n): each round shifts the row by a hash of the column, or the column by a hash of the row, which is undone by shifting
-back, so every round is a bijection of the cells. An image past n is sent through again until it lands below n; that
-walk keeps to the cycle of its start, which began below n, so it ends, and no two starts end at one place.
+The permutation of 0..n-1 is a Feistel network on the cells of an a x b table, a * b >= n, a and b near sqrt(n). Each
+round shifts the row by a hash of the column, or the column by a hash of the row. Shifting back inverts it, so every
+round is a bijection of the cells. An image >= n is mapped again until it is below n (cycle walking). The walk follows
+the cycle of its start, which is below n, so it ends, and different starts end at different images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each number (the finaliser of SplitMix64): neighbours go far apart."""
+    """A 64-bit hash of each number (the SplitMix64 finalizer)."""
     x = values.astype(np.uint64, copy=True)
     x += _GOLDEN
     x ^= x >> np.uint64(30)
@@ -29,12 +29,12 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def draws(seed: int, epoch: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """64 random bits for each (epoch, index); `uniform` makes numbers of them."""
+    """64 random bits for each (epoch, index); `uniform` converts them to floats."""
     return mix(mix(epoch.astype(np.uint64) ^ np.uint64(seed)) ^ mix(index))
 
 
 def uniform(bits: np.ndarray, draw: int) -> np.ndarray:
-    """A number in [0, 1) for each, float64; `draw` tells several of one example apart."""
+    """A float64 in [0, 1) for each; `draw` numbers the independent draws of one example."""
     return (mix(bits + np.uint64(draw)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -44,21 +44,21 @@ class Permutation:
     def __init__(self, n: int, seed: int) -> None:
         """Raises ValueError for n below 1."""
         if n < 1:
-            raise ValueError(f"a permutation needs at least one element, got n={n}")
+            raise ValueError(f"a permutation needs n >= 1, got n={n}")
         self.n = n
         rows = math.isqrt(n - 1) + 1
         self._rows, self._columns = np.uint64(rows), np.uint64(-(-n // rows))
         self._keys = mix(np.arange(_ROUNDS, dtype=np.uint64) + mix(np.array([seed], dtype=np.uint64)))
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Where the elements at these positions come from; int64."""
-        found = self._once(np.asarray(positions, dtype=np.uint64))
-        outside = np.flatnonzero(found >= self.n)
+        """The elements at these positions, int64."""
+        images = self._once(np.asarray(positions, dtype=np.uint64))
+        outside = np.flatnonzero(images >= self.n)
         while len(outside):
-            again = self._once(found[outside])
-            found[outside] = again
+            again = self._once(images[outside])
+            images[outside] = again
             outside = outside[again >= self.n]
-        return found.astype(np.int64)
+        return images.astype(np.int64)
 
     def _once(self, x: np.ndarray) -> np.ndarray:
         row, column = np.divmod(x, self._columns)

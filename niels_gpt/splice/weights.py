@@ -1,4 +1,4 @@
-"""How often: shares of documents, whole numbers that add up, draws in constant time, and weights near the edges."""
+"""How often each document is drawn: shares, integer quotas, constant-time sampling, and weights near document edges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 
-def read_weights(given: Any, number: int) -> np.ndarray:
-    """doc_weights as float64. Raises ValueError for what is not one finite number of at least 0 per document."""
+def parse_weights(given: Any, number: int) -> np.ndarray:
+    """doc_weights as float64. Raises ValueError unless it is one finite number of at least 0 per document."""
     try:
         if np.asarray(given).dtype.kind in "SU":
             raise ValueError
@@ -24,20 +24,20 @@ def read_weights(given: Any, number: int) -> np.ndarray:
     return weights
 
 
-def read_groups(given: Any, number: int) -> list[Hashable]:
-    """The labels of groups. Raises ValueError for what is not one label per document."""
+def parse_groups(given: Any, number: int) -> list[Hashable]:
+    """Group labels as a list. Raises ValueError unless there is one hashable label per document."""
     try:
         labels = list(given)
         hash(tuple(labels))
     except TypeError:
-        raise ValueError(f"groups must be a label (text or a number) per document, got {reprlib.repr(given)}") from None
+        raise ValueError(f"groups must have a label (text or number) per document, got {reprlib.repr(given)}") from None
     if len(labels) != number:
         raise ValueError(f"groups has {len(labels)} labels, but there are {number} documents")
     return labels
 
 
 class DocumentShares:
-    """P(document), in proportion to weight * length ** tau among the usable ones; groups get equal shares."""
+    """P(document), proportional to weight * length ** tau over the usable documents; groups get equal shares."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class DocumentShares:
         weights: np.ndarray | None = None,
         groups: Sequence[Hashable] | None = None,
     ) -> None:
-        """Raises ValueError where no usable document has a weight."""
+        """Raises ValueError if all usable documents have weight 0."""
         self._mass = np.where(usable, np.maximum(lengths, 1).astype(np.float64) ** tau, 0.0)
         self._weights = None if weights is None else np.where(usable, weights, 0.0)
         if self._weights is not None and not self._weights.any():
-            raise ValueError("doc_weights gives every document that has examples the weight 0: nothing is left to draw")
+            raise ValueError("doc_weights is 0 for every document that has examples: give one a positive weight")
         self._group = np.zeros(len(lengths), dtype=np.int64)
         if groups is not None:
             number = {label: i for i, label in enumerate(dict.fromkeys(groups))}
@@ -64,7 +64,7 @@ class DocumentShares:
         if self._weights is not None:
             largest = np.zeros(self._groups)
             np.maximum.at(largest, group, self._weights)
-            # Scaled by a power of two, which rounds nothing: no sum grows past what a float holds.
+            # Scaling by a power of two is exact, and keeps the sums within the range of floats.
             share = share * np.ldexp(self._weights, -np.frexp(largest)[1][group])
         if self._grouped:
             totals = np.bincount(group, weights=share)
@@ -72,10 +72,10 @@ class DocumentShares:
         return share / share.sum()
 
     def quotas(self, total: int) -> np.ndarray:
-        """(N,) int64: whole numbers nearest to total * share that add up to total, by largest remainder. Remainders
-        count to nine digits; ties go to the lower index.
+        """(N,) int64 that sum to `total`: the largest-remainder rounding of total * share.
 
-        In integers: floats have too few digits for the remainders of a long epoch.
+        Remainders are compared to nine digits; ties go to the lower index. Computed in integers: floats have too few
+        digits for the remainders of a long epoch.
         """
         mass = _integers(self._mass)
         if self._weights is not None:
@@ -84,29 +84,29 @@ class DocumentShares:
         mass = mass.astype(np.int64 if most < 2**63 else object)
         sums = np.zeros(self._groups, dtype=mass.dtype)
         np.add.at(sums, self._group, mass)
-        parts = np.maximum(sums * np.count_nonzero(sums), 1)[self._group]  # a group may have no mass
-        whole = total * mass // parts
-        remainder = np.round(((total * mass - whole * parts) / parts).astype(np.float64), 9)
-        first = np.argsort(-remainder, kind="stable")[: total - int(whole.sum())]
-        whole[first] += 1
-        return whole.astype(np.int64)
+        divisor = np.maximum(sums * np.count_nonzero(sums), 1)[self._group]  # a group may have no mass
+        quotas = total * mass // divisor
+        remainder = np.round(((total * mass - quotas * divisor) / divisor).astype(np.float64), 9)
+        first = np.argsort(-remainder, kind="stable")[: total - int(quotas.sum())]
+        quotas[first] += 1
+        return quotas.astype(np.int64)
 
 
 def _integers(values: np.ndarray) -> np.ndarray:
-    """Whole numbers in exactly the proportions of floats of at least 0, some above it: the smallest such."""
+    """The smallest integers in exactly the proportions of non-negative floats, of which at least one is positive."""
     fraction, exponent = np.frexp(values)
     digits = np.ldexp(fraction, 53).astype(np.int64)
-    some = digits > 0
-    zeros = np.where(some, np.frexp((digits & -digits).astype(np.float64))[1] - 1, 0)  # at the end of the digits
+    positive = digits > 0
+    zeros = np.where(positive, np.frexp((digits & -digits).astype(np.float64))[1] - 1, 0)  # trailing zero bits
     digits, exponent = digits >> zeros, exponent + zeros
-    shift = np.where(some, exponent - exponent[some].min(), 0)
+    shift = np.where(positive, exponent - exponent[positive].min(), 0)
     if int((np.frexp(digits.astype(np.float64))[1] + shift).max()) < 63:
         return digits << shift
     return np.left_shift(digits.astype(object), shift.astype(object))
 
 
 def spread(j: np.ndarray, counts: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-    """floor((j + 1/2) * counts / quotas), exactly: the spans of a quota, evenly over all."""
+    """floor((j + 1/2) * counts / quotas), exactly: the span numbers of a quota, evenly spaced over all spans."""
     if not len(j) or (2 * int(j.max()) + 1) * int(counts.max()) < 2**63:
         return (2 * j + 1) * counts // (2 * quotas)
     exact = (2 * j.astype(object) + 1) * counts.astype(object) // (2 * quotas.astype(object))
@@ -114,11 +114,11 @@ def spread(j: np.ndarray, counts: np.ndarray, quotas: np.ndarray) -> np.ndarray:
 
 
 class AliasTable:
-    """Draws from a distribution over N things with one lookup (Walker's method).
+    """Draws from a distribution over N documents with one lookup (Walker's alias method).
 
-    Every column of the table has the height 1/N and holds at most two things: its own, and the alias on top. Built
-    with prefix sums: the deficits of small columns are filled by the excess of large ones in order, and a large column
-    that has given too much is filled by the next large one.
+    Every column of the table has height 1/N and holds at most two documents: its own, and an alias on top. The table is
+    built with prefix sums: the excess of large columns fills the deficits of small ones in order, and a large column
+    that drops below 1 is filled by the next large one.
     """
 
     def __init__(self, shares: np.ndarray) -> None:
@@ -133,14 +133,14 @@ class AliasTable:
         giver = np.searchsorted(excess, deficit - (1 - height[small]), side="right")
         self.keep[small] = height[small]
         self.alias[small] = large[np.minimum(giver, len(large) - 1)]
-        # After which small column has a large one given so much that it is below 1 itself?
+        # The small column after which each large one has dropped below 1 itself.
         last = np.searchsorted(deficit, excess[:-1], side="left")
         short = last < len(small)
         self.keep[large[:-1][short]] = np.clip(1 + excess[:-1][short] - deficit[last[short]], 0.0, 1.0)
         self.alias[large[:-1][short]] = large[1:][short]
 
     def draw(self, where: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """The things at two uniform numbers each."""
+        """The documents for two uniform numbers each: `where` picks a column, `which` its document or the alias."""
         column = np.minimum((where * len(self.keep)).astype(np.int64), len(self.keep) - 1)
         return np.where(which < self.keep[column], column, self.alias[column])
 
@@ -148,28 +148,28 @@ class AliasTable:
 class EdgeWeights:
     """w(t) = (K / d(t)) ** alpha with d(t) = min(t + 1, L - K - t + 1, K), for the starts t = 0, stride, ... <= L - K.
 
-    d counts from the nearer end of the document and stops at K, so the sum of weights up to a start is a table lookup
-    near the ends and a straight line between them: O(K) memory for any number of documents of any length.
+    d is the distance from the nearer end of the document, capped at K, so the cumulative weight of a start is a table
+    lookup near the ends and linear between them: O(K) memory for any number of documents of any length.
     """
 
     def __init__(self, K: int, stride: int, alpha: float) -> None:
         self.K, self.stride, self.alpha = K, stride, alpha
-        width = -(-K // stride) + 1  # from there on all weights are 1
+        width = -(-K // stride) + 1  # from here on all weights are equal
         rows = min(stride, K) + 1
         distance = np.minimum(np.arange(rows)[:, None] + np.arange(width) * stride + 1, K)
-        # Divided by K ** alpha, which changes no quantile: the largest weight is 1, whatever alpha.
+        # Dividing by K ** alpha changes no quantile and makes the largest weight 1 for every alpha.
         weights = distance.astype(np.float64) ** -alpha
         self._middle = float(K) ** -alpha
         self._sums = np.concatenate((np.zeros((rows, 1)), np.cumsum(weights, axis=1)), axis=1)
-        """[distance of the last start from the end (0 for the left side), number of starts] -> the sum of weights."""
+        """[distance of the last start from the end (0: left edge), number of starts] -> cumulative weight."""
 
     def _upto(self, row: np.ndarray, number: np.ndarray) -> np.ndarray:
-        """The sum of the first `number` weights, counted from an edge."""
+        """Sum of the first `number` weights, counted from an edge."""
         width = self._sums.shape[1] - 1
         return self._sums[row, np.minimum(number, width)] + np.maximum(number - width, 0) * self._middle
 
     def _number(self, row: np.ndarray, sums: np.ndarray, side: str, most: np.ndarray) -> np.ndarray:
-        """How many weights from an edge fit below these sums (side `right`: up to and with them); at most `most`."""
+        """Number of weights from an edge whose sum is below `sums` (side `right`: at most `sums`), capped at `most`."""
         width = self._sums.shape[1] - 1
         if self.stride == 1 or not row.any():
             inside = np.searchsorted(self._sums[0, 1:], sums, side=side)  # type: ignore[call-overload]
@@ -184,15 +184,15 @@ class EdgeWeights:
         return np.minimum(number, most).astype(np.int64)
 
     def start(self, lengths: np.ndarray, quantile: np.ndarray) -> np.ndarray:
-        """The numbers j of the starts t = j * stride in whose share of the distribution the quantiles lie."""
+        """The j of the start t = j * stride at each quantile of the weights."""
         free = lengths - self.K
         number = free // self.stride + 1
         left = free // 2 // self.stride + 1
         zero = np.zeros_like(free)
         row = np.minimum(free - (number - 1) * self.stride, self._sums.shape[0] - 1)
         from_left = self._upto(zero, left)
-        whole = from_left + self._upto(row, number - left)
-        sums = quantile * whole
+        total = from_left + self._upto(row, number - left)
+        sums = quantile * total
         near = self._number(zero, sums, "right", left - 1)
-        far = number - 1 - self._number(row, whole - sums, "left", np.maximum(number - left - 1, 0))
+        far = number - 1 - self._number(row, total - sums, "left", np.maximum(number - left - 1, 0))
         return np.where((sums < from_left) | (number == left), near, far)

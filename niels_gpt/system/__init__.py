@@ -1,1 +1,1 @@
-"""Files, random number generators, devices, processes and the terminal: what every layer may use."""
+"""Files, random generators, devices, processes and the console: shared by all layers."""

@@ -1,4 +1,4 @@
-"""What all commands share: errors as one line, numbers as people read them."""
+"""Shared by all commands: run an app, print errors as one line, format numbers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class OtherProcessFailed(Exception):
 
 
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
-    """Run a command line; exits with 0, 1 (something is wrong), 2 (usage), 3 (done in part) or 130 (interrupted).
+    """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
-    A ValueError, OSError or ArithmeticError is a message to the user: one line on stderr (NIELS_GPT_DEBUG=1 shows the
-    traceback); after one that says `leave_at_once` nothing is tidied up. Anything else is our bug and keeps its
-    traceback.
+    A ValueError, OSError or ArithmeticError is a message to the user: it is printed as one line on stderr
+    (NIELS_GPT_DEBUG=1 shows the traceback). If the error has the attribute `leave_at_once`, the process exits without
+    clean-up. Any other exception is a bug and keeps its traceback.
     """
     import warnings
 
-    # On a busy machine two OpenMP threads that spin for each other can take ten times as long; after 1000
-    # turns they sleep instead, which costs nothing on a quiet one. Read when torch loads, so set before.
+    # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
+    # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # On ARM torch brings mimalloc, which gives freed memory back after 10 ms: 12,000 page faults in an update of the
-    # demo, and 7% of its time. As `memory.keep_freed_memory` does with glibc: it stays.
+    # On ARM torch uses mimalloc, which returns freed memory after 10 ms: 12,000 page faults per step of the demo, and
+    # 7 % of its time. Keep the memory, as `allocator.keep_freed_memory` does for glibc.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -38,11 +38,11 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
 
     warnings.showwarning = show
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be anything
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may contain any byte
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by who started us
+        if getattr(sys, stream) is None:  # the parent process closed it
             setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
-    arguments = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    arguments = [_expand_home_in(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     try:
         _check_values(arguments)
         app(args=arguments, prog_name=name)
@@ -59,29 +59,31 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         sys.exit(1)
 
 
-def _at_home(word: str) -> str:
-    """--run-dir=~/x as the shell would have it: it leaves a ~ that follows a sign."""
+def _expand_home_in(word: str) -> str:
+    """Expand the ~ of --run-dir=~/x: the shell does not expand a ~ after an equals sign."""
     option, _, value = word.partition("=")
     return f"{option}={files.expand_home(value)}" if option.startswith("--") and value.startswith("~/") else word
 
 
 def _check_values(arguments: list[str]) -> None:
-    """Raise ValueError for an option whose value is empty: as a path that would be the folder one is in, though
-    `--roam "$NOTES"` rather means that there is no such variable."""
+    """Raise ValueError for an option with an empty value.
+
+    As a path it would mean the working directory, but `--roam "$NOTES"` usually means that NOTES is not set.
+    """
     words = list(itertools.takewhile(lambda word: word != "--", arguments))
     for word, following in itertools.zip_longest(words, words[1:]):
         option, equals, value = word.partition("=")
         if option.startswith("--") and (value if equals else following) == "":
-            raise ValueError(f"the value of {option} is empty: give one, or leave {option} out")
+            raise ValueError(f"the value of {option} is empty: give a value, or omit {option}")
 
 
 def error_message(err: BaseException) -> str:
-    """What an error says in one line; one of the system with what to do about it."""
+    """Return an error as one line; errors of the system get a remedy."""
     return files.describe_os_error(err) if isinstance(err, OSError) else str(err)
 
 
 def short_number(number: float) -> str:
-    """12.3k, 4.5M: a number as a person reads it."""
+    """Format a number with three digits and a unit: 12.3k, 4.5M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= 0.9995 * size:
             return f"{number / size:.3g}{unit}"
@@ -89,12 +91,12 @@ def short_number(number: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """0:41, 3:07, 1:12:30."""
+    """Format seconds as 0:41, 3:07 or 1:12:30."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def plural(number: int, what: str) -> str:
-    """1 window, 1,200 windows."""
+    """Format a count with its noun: 1 window, 1,200 windows."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -1,4 +1,4 @@
-"""Where tensors live."""
+"""Devices: which one to use, and which precisions it supports."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""torch for CUDA on Linux comes with it."""
+"""Whether Triton is installed; torch for CUDA on Linux includes it."""
 
 
 def get_device() -> str:
-    """ "mps" on Apple Silicon, else "cpu"."""
+    """Return "mps" on Apple Silicon, otherwise "cpu"."""
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def resolve_device(name: str = "auto") -> str:
-    """The device for a command's `--device`: auto is cuda if there is one, then `get_device()`.
+    """Return the device for a command's `--device`; `auto` is cuda if available, otherwise `get_device()`.
 
-    Raises ValueError for a device this machine does not have.
+    Raises ValueError for a device that this machine does not have.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else get_device()
@@ -34,13 +34,13 @@ def resolve_device(name: str = "auto") -> str:
         "mps": int(torch.backends.mps.is_available()),
     }
     if (wanted.index or 0) >= available.get(wanted.type, 0):
-        here = ", ".join(f"{n} x {kind}" if n > 1 else kind for kind, n in available.items() if n)
-        raise ValueError(f"--device {name}: this machine has no such device; it has {here}")
+        present = ", ".join(f"{n} x {kind}" if n > 1 else kind for kind, n in available.items() if n)
+        raise ValueError(f"--device {name}: this machine has no such device; it has {present}")
     return name
 
 
 def has_fast_bf16(device: str) -> bool:
-    """Whether matrices are multiplied faster in bfloat16 than in float32 there: CUDA, or Intel AMX."""
+    """Whether matmuls on the device are faster in bfloat16 than in float32: CUDA, or a CPU with Intel AMX."""
     if torch.device(device).type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device == "cpu" and torch.cpu._is_amx_tile_supported()
@@ -51,28 +51,28 @@ def _onednn_has_bf16() -> bool:
 
 
 def emulates_bf16(device: str) -> bool:
-    """Whether torch does bfloat16 there number by number: right, but 270 times slower than float32 (Neoverse-N1)."""
+    """Whether torch emulates bfloat16 on the device: correct, but 270 times slower than float32 (Neoverse-N1)."""
     return torch.device(device).type == "cpu" and not _onednn_has_bf16()
 
 
 @contextlib.contextmanager
 def bf16_autocast(kind: str, wanted: bool = True, *, keep_casts: bool = True) -> Iterator[None]:
-    """Products in bfloat16 on a kind of device, if wanted, for the block: autocast.
+    """Run the block under bfloat16 autocast on a type of device, if `wanted`.
 
-    On a CPU where oneDNN has no bfloat16, torch tries it once, warns with a page of addresses, and does without oneDNN
-    for the rest of the process: then float32 is rounded otherwise too, and a resumed run differs in its last bits. So
-    there oneDNN is put aside, for the block alone.
+    On a CPU where oneDNN has no bfloat16, torch tries it once, prints a long warning, and disables oneDNN for the rest
+    of the process. Float32 results then round differently, and a resumed run differs in its last bits. Therefore oneDNN
+    is disabled here for the block only.
     """
-    aside = wanted and emulates_bf16(kind)
+    disable_onednn = wanted and emulates_bf16(kind)
     onednn = torch.backends.mkldnn
     before = onednn.enabled
-    if aside:
+    if disable_onednn:
         onednn.enabled = False  # type: ignore[assignment]
     try:
         with torch.autocast(kind, torch.bfloat16, enabled=wanted, cache_enabled=keep_casts):
             yield
     finally:
-        if aside:
+        if disable_onednn:
             onednn.enabled = before
 
 
@@ -92,11 +92,11 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-"""Products of bfloat16 matrices per second, dense, summed in float32, as the vendor says."""
+"""Peak bfloat16 FLOP/s of dense matmuls with float32 accumulation, from the vendors' data sheets."""
 
 
 def peak_flops(device: str) -> float | None:
-    """What the device could do in bfloat16 at best, operations per second; None where that is not known."""
+    """Return the peak bfloat16 FLOP/s of the device; None if unknown."""
     if torch.device(device).type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -105,15 +105,15 @@ def peak_flops(device: str) -> float | None:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raise ValueError where the device has no such arithmetic."""
+    """Raise ValueError if the device does not support the precision."""
     kind = torch.device(device).type
     if precision == "tf32" and kind != "cuda":
-        raise ValueError(f"train.precision=tf32 is arithmetic of CUDA devices, not of {device}: use fp32 or bf16")
+        raise ValueError(f"train.precision=tf32 needs a CUDA device, not {device}: use fp32 or bf16")
     if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
-        raise ValueError(f"train.precision=bf16: {name} has no bfloat16 (it came with Ampere): use fp32")
+        raise ValueError(f"train.precision=bf16: {name} does not support bfloat16 (Ampere and later do): use fp32")
     if precision == "fp8" and (kind != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         name = torch.cuda.get_device_name(device) if kind == "cuda" else device
-        raise ValueError(f"train.precision=fp8: {name} has no FP8 products (they came with Ada and Hopper): use bf16")
+        raise ValueError(f"train.precision=fp8: {name} has no FP8 matmuls (Ada, Hopper and later do): use bf16")
     if precision == "fp8" and not HAS_TRITON:
-        raise ValueError("train.precision=fp8 needs Triton, which torch for CUDA comes with on Linux: use bf16")
+        raise ValueError("train.precision=fp8 needs Triton, which torch for CUDA on Linux includes: use bf16")

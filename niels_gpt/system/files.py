@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, hashes, and locks.
+"""Atomic writes, hashes, locks, and messages for errors of the file system.
 
-A file that matters goes through `atomic_write`: temporary name, fsync, rename, fsync of the folder. A kill
-at any instant leaves the old file or the new one, and never half of one under its final name.
+Important files are written with `atomic_write`: temporary name, fsync, rename, fsync of the folder. A kill at any
+moment leaves either the old file or the new one under the final name, never a partial file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REMEDIES = {
     **dict.fromkeys(NO_SPACE, "free some space"),
-    **dict.fromkeys(NO_PERMISSION, "change the rights, or choose another place"),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a folder should be; choose another place"),
-    errno.EISDIR: "a folder is where a file should be; remove it, or choose another place",
+    **dict.fromkeys(NO_PERMISSION, "change the permissions, or choose another path"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file exists where a folder is needed; choose another path"),
+    errno.EISDIR: "a folder exists where a file is needed; remove it, or choose another path",
     errno.ENOENT: "check the path",
 }
 
 
 def describe_os_error(err: OSError) -> str:
-    """What an error says in one line. One of the system gets what to do about it; ours say that themselves."""
+    """Return an OSError as one line; errors of the system get a remedy, our own messages already have one."""
     if err.errno is None or not err.strerror or err.filename is None:
         return err.strerror or str(err)
     remedy = _REMEDIES.get(err.errno)
@@ -40,7 +40,7 @@ def describe_os_error(err: OSError) -> str:
 
 
 def expand_home(path: str | Path) -> Path:
-    """A path whose ~ is the home folder; a name that only begins with one, or with that of nobody here, stays."""
+    """Replace a leading ~ or ~user by the home folder; return other paths, and unknown users, unchanged."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -55,9 +55,9 @@ def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """A binary file that appears under `path` when the block ends, and not at all if it fails.
+    """Open a binary file that appears at `path` when the block succeeds, and not at all when it fails.
 
-    Raises OSError that names the path and says that what was there before is intact.
+    Raises OSError that names the path and says that the previous file, if any, is intact.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
@@ -79,49 +79,49 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def check_output_path(path: str | Path, option: str, *, folder: bool = False) -> None:
-    """Raise ValueError where no file, or no folder, can be made at `path`: before work whose result is to go there.
+    """Raise ValueError if no file (or folder) can be created at `path`. Call it before long work that writes there.
 
-    `option`: what the user named the path with.
+    `option` is the command-line option or argument that holds the path; the error names it.
     """
     path = Path(path)
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    if there == path.absolute():
-        if there.is_dir() and not folder:
-            raise ValueError(f"{path} is a folder, and {option} takes a file: name one in it")
-        if not there.is_dir() and folder:
-            raise ValueError(f"{path} is a file, and {option} takes a folder: choose another {option}")
-    elif not there.is_dir():
-        raise ValueError(f"{there} is a file, so nothing can be written to {path}: choose another {option}")
-    above = there if there.is_dir() else there.parent
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"you may not write to {above}, and so not to {path}: choose another {option}")
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    if existing == path.absolute():
+        if existing.is_dir() and not folder:
+            raise ValueError(f"{path} is a folder, but {option} needs a file: give a path inside it")
+        if not existing.is_dir() and folder:
+            raise ValueError(f"{path} is a file, but {option} needs a folder: choose another {option}")
+    elif not existing.is_dir():
+        raise ValueError(f"{existing} is a file, so {path} cannot be created: choose another {option}")
+    writable = existing if existing.is_dir() else existing.parent
+    if not os.access(writable, os.W_OK | os.X_OK):
+        raise ValueError(f"no permission to write to {writable}, so {path} cannot be written: choose another {option}")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a whole file, atomically."""
+    """Write a file atomically."""
     with atomic_write(path) as file:
         file.write(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole utf-8 file, atomically; line ends stay as they are."""
+    """Write a utf-8 file atomically; line ends are not changed."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file, atomically, with sorted keys: the same value gives the same bytes."""
+    """Write a JSON file atomically, with sorted keys: the same value gives the same bytes."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    if len(text) > 1 << 20:  # for machines then; a million document starts need no line each
+    if len(text) > 1 << 20:  # without indentation: a million offsets need no line each
         text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     try:
         data = text.encode("utf-8")
-    except UnicodeEncodeError:  # a file name that is not utf-8: keep it as an escape
+    except UnicodeEncodeError:  # a file name that is not utf-8: write it as an escape
         data = json.dumps(value, indent=2, sort_keys=True).encode("ascii")
     write_bytes(path, data + b"\n")
 
 
 def link_or_copy(existing: Path, path: Path) -> None:
-    """Let `path` be the same file as `existing`, atomically: a hard link, or a copy where none can be."""
+    """Make `path` a hard link to `existing`, atomically; a copy if the file system has no hard links."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
     try:
         os.link(existing, temporary)
@@ -130,14 +130,15 @@ def link_or_copy(existing: Path, path: Path) -> None:
             shutil.copyfileobj(source, target)
         return
     temporary.replace(path)
-    temporary.unlink(missing_ok=True)  # where both were the same file already, rename leaves it
+    temporary.unlink(missing_ok=True)  # rename does nothing if both names are the same file
     fsync_folder(path.parent)
 
 
 def remove_temporaries(folder: Path, *, ours: bool = False) -> None:
-    """Delete the temporary files that a killed writer left in a folder; call it under its lock.
+    """Delete temporary files that a killed writer left in a folder. Call it while holding the lock.
 
-    Those that bear a name of `atomic_write`; in a folder that is `ours` alone all hidden ones, folders too.
+    Deletes only names that `atomic_write` uses. With `ours` (no other program writes to the folder), it deletes every
+    `.*.tmp`, folders included.
     """
     for temporary in folder.glob(".*.tmp"):
         if not ours and (not _TEMPORARY.fullmatch(temporary.name) or temporary.is_dir()):
@@ -149,42 +150,40 @@ def remove_temporaries(folder: Path, *, ours: bool = False) -> None:
 
 
 def sha256_bytes(data: bytes) -> str:
-    """The hex sha256 of a byte string."""
+    """Return the hex sha256 of a byte string."""
     return hashlib.sha256(data).hexdigest()
 
 
 def sha256_file(path: str | Path) -> str:
-    """The hex sha256 of a file, read in pieces."""
+    """Return the hex sha256 of a file, read in chunks."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def lock(path: str | Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a file for the block; the system frees it even after a SIGKILL.
+    """Hold an exclusive lock on a file for the block; the system releases it even after a SIGKILL.
 
-    With wait=False, raises BlockingIOError when another process holds it. Raises OSError that names the file where it
-    cannot be made.
+    The lock file remains. With wait=False, raises BlockingIOError if another process holds the lock. Raises OSError
+    that names the path if the lock file cannot be created.
     """
-    import fcntl
+    import filelock
 
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("ab")
+        held = filelock.FileLock(path).acquire(blocking=wait)
+    except filelock.Timeout:  # a TimeoutError, and so an OSError too
+        raise BlockingIOError(errno.EAGAIN, f"another process holds the lock {path}") from None
     except OSError as err:
         raise _cannot_write(err, err.filename or path) from err
-    with opened as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+    with held:
+        yield
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder for reading and writing, what a killed writer left removed; one that is read-only needs no lock."""
+    """Lock a folder for the block and remove leftover temporary files; a read-only folder needs no lock."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(folder / "build.lock"))
@@ -196,7 +195,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make a rename durable. Some file systems cannot, and then it is as durable as they make it."""
+    """Flush a rename in the folder to disk; does nothing on file systems that cannot."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -9,9 +9,9 @@ import torch
 
 
 def encode(text: str) -> torch.Tensor:
-    """The utf-8 bytes of a text as ids (n,), int64, in 0..255.
+    """Return the utf-8 bytes of a text as ids in 0..255: int64, shape (n,).
 
-    Raises ValueError for a string that has no utf-8 form (a lone surrogate).
+    Raises ValueError for a string that cannot be encoded as utf-8 (it has a lone surrogate).
     """
     try:
         data = text.encode("utf-8")
@@ -21,26 +21,27 @@ def encode(text: str) -> torch.Tensor:
 
 
 def decode(ids: torch.Tensor | Sequence[int]) -> str:
-    """The text of byte ids; what is not valid utf-8 shows as U+FFFD."""
+    """Return the text of byte ids; invalid utf-8 becomes U+FFFD."""
     values = ids.tolist() if isinstance(ids, torch.Tensor) else ids
     return bytes(values).decode("utf-8", errors="replace")
 
 
 class ByteTokenizer:
-    """The byte tokenizer with the members of `Tokenizer`; it has no special tokens."""
+    """The byte tokenizer with the interface of `Tokenizer`; it has no special tokens."""
 
     vocab_size = 256
     sha256 = None
     token_bytes: Sequence[bytes] = [bytes((byte,)) for byte in range(256)]
 
     def encode(self, text: str) -> list[int]:
-        """The utf-8 bytes of a text. Raises ValueError as `encode` does."""
+        """Return the utf-8 bytes of a text. Raises ValueError as `encode` does."""
         ids: list[int] = encode(text).tolist()
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As `decode`."""
+        """Return the text of byte ids, as `decode` does."""
         return decode([int(i) for i in ids])
 
     def special_token_ids(self) -> dict[str, int]:
+        """Return {}: bytes have no special tokens."""
         return {}

@@ -1,4 +1,4 @@
-"""Training a tokenizer: a seeded sample of the text in, `spm.model` and `meta.json` out."""
+"""Train a tokenizer on a seeded sample of the text; write `spm.model` and `meta.json`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from niels_gpt.system import files
-from niels_gpt.tokenizer.pieces import BLOCK, Tokenizer
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
+from niels_gpt.tokenizer.subword import BLOCK, Tokenizer
 
 CHUNK = 1000
-"""Most characters of a chunk, the unit of sampling."""
+"""Maximum characters of a chunk, the unit of sampling."""
 SAMPLE_CHUNKS = 20_000
-"""Chunks that are kept: at most 20 million characters, whatever comes in."""
+"""Chunks in the sample: at most 20 million characters, however long the input is."""
 MAX_VOCAB = 65_536 - len(SPECIAL_TOKENS)
 """Ids are stored in 16 bits."""
-_THREADS = 8  # a constant: sums of floats depend on how many threads share them, not on how many cores there are
+_THREADS = 8  # fixed, not the number of cores: the result of float sums depends on the number of threads
 
 
 def train_tokenizer(
@@ -34,13 +34,13 @@ def train_tokenizer(
     seed: int = 42,
     sample_chunks: int = SAMPLE_CHUNKS,
 ) -> str:
-    """Train a unigram SentencePiece model on texts; the path of `out_dir/spm.model`, with `meta.json` beside it.
+    """Train a unigram SentencePiece model; return the path of `out_dir/spm.model`, with `meta.json` beside it.
 
-    `vocab_size` counts the pieces without the four special tokens, and is at least 257 (256 bytes and `<unk>`) plus
-    one for every different character. A text that does not have as many pieces gives fewer, with a warning. The same
-    texts and seed give the same bytes. Memory is bounded: of all chunks a seeded reservoir keeps `sample_chunks`.
-    Raises ValueError for a vocabulary that is too small or past 65,532, for no text at all, and for an out_dir
-    that is a file or cannot be written.
+    `vocab_size` counts the pieces without the four special tokens. It must be at least 257 (256 bytes and `<unk>`) plus
+    the number of different characters. A text with fewer useful pieces gives a smaller vocabulary and a warning. The
+    same texts and seed give the same bytes. Memory is bounded: a seeded reservoir keeps `sample_chunks` chunks.
+    Raises ValueError for a vocab_size that is too small or above 65,532, for empty input, and for an out_dir that is a
+    file or not writable.
     """
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 257 < vocab_size <= MAX_VOCAB:
         raise ValueError(f"vocab_size must be in 258..{MAX_VOCAB} (ids are stored in 16 bits), got {vocab_size!r}")
@@ -50,19 +50,17 @@ def train_tokenizer(
     inputs = _Inputs()
     sample = reservoir(_chunks(inputs.watch(texts)), sample_chunks, seed=seed)
     if not sample:
-        raise ValueError(f"there is no text to train a tokenizer on ({inputs.texts} texts, {inputs.bytes} bytes)")
+        raise ValueError(f"no text to train a tokenizer on ({inputs.texts} texts, {inputs.bytes} bytes)")
     characters = len(set().union(*sample) - {" "}) + 1
     if vocab_size < 257 + characters:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: 256 bytes, <unk> and {characters} different characters "
-            f"need {257 + characters}; ask for more"
+            f"need {257 + characters}; use a larger vocab_size"
         )
     tokenizer = Tokenizer(_train(sample, vocab_size + len(SPECIAL_TOKENS)))
     pieces = tokenizer.vocab_size - len(SPECIAL_TOKENS)
     if pieces < vocab_size:
-        warnings.warn(
-            f"the text has only {pieces:,} pieces worth having, fewer than vocab_size={vocab_size:,}", stacklevel=2
-        )
+        warnings.warn(f"the text has only {pieces:,} useful pieces, fewer than vocab_size={vocab_size:,}", stacklevel=2)
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spm.model"
@@ -84,29 +82,29 @@ def train_tokenizer(
 
 
 def reservoir(items: Iterable[str], size: int, *, seed: int) -> list[str]:
-    """At most `size` of the items, each with the same chance, in the order in which they came.
+    """Return a uniform sample of at most `size` items, in input order.
 
-    Item n takes the place of a kept one with probability size / n (Vitter's algorithm R).
+    Item n replaces a random sampled item with probability size / n (Vitter's algorithm R).
     """
     generator = torch.Generator().manual_seed(seed)
-    kept: list[tuple[int, str]] = []
+    sample: list[tuple[int, str]] = []
     draws: Iterator[float] = iter(())
     for n, item in enumerate(items):
         if n < size:
-            kept.append((n, item))
+            sample.append((n, item))
             continue
         draw = next(draws, None)
         if draw is None:
             draws = iter(torch.rand(4096, generator=generator, dtype=torch.float64).tolist())
             draw = next(draws)
-        place = int(draw * (n + 1))
-        if place < size:
-            kept[place] = (n, item)
-    return [item for _, item in sorted(kept)]
+        slot = int(draw * (n + 1))
+        if slot < size:
+            sample[slot] = (n, item)
+    return [item for _, item in sorted(sample)]
 
 
 class _Inputs:
-    """Counts and hashes the texts as they pass."""
+    """Count and hash texts while they are iterated."""
 
     def __init__(self) -> None:
         self.texts = self.bytes = 0
@@ -114,31 +112,29 @@ class _Inputs:
 
     def watch(self, texts: Iterable[str]) -> Iterator[str]:
         if isinstance(texts, str):
-            raise ValueError("texts must be several strings, such as a list; this is one string")
+            raise ValueError("texts must be an iterable of strings, such as a list; got one string")
         for text in texts:
             if not isinstance(text, str):
                 raise ValueError(f"text {self.texts} is a {type(text).__name__}, not a string")
             data = text.encode("utf-8", errors="surrogatepass")
             self.texts += 1
             self.bytes += len(data)
-            self._hash.update(
-                len(data).to_bytes(8, "little") + data
-            )  # the length, so that ("ab", "c") is not ("a", "bc")
+            # With the length, so that ("ab", "c") and ("a", "bc") differ.
+            self._hash.update(len(data).to_bytes(8, "little") + data)
             yield text
 
     def sha256(self) -> str:
         return self._hash.hexdigest()
 
 
-_UNFIT = re.compile(
-    rf"[\t\0\u2585{BLOCK}\ud800-\udfff]+"
-)  # SentencePiece takes them for marks of its own, or not at all
+_UNSUPPORTED = re.compile(rf"[\t\0\u2585{BLOCK}\ud800-\udfff]+")
+"""Characters that SentencePiece uses internally, or does not accept."""
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[str]:
-    """Pieces of at most CHUNK characters, cut at white space where there is some; line ends as the builders do."""
+    """Split texts into chunks of at most CHUNK characters, at white space if possible; "\\r\\n" becomes "\\n"."""
     for text in texts:
-        text = _UNFIT.sub(" ", text.replace("\r\n", "\n"))
+        text = _UNSUPPORTED.sub(" ", text.replace("\r\n", "\n"))
         for special in SPECIAL_TOKENS:
             text = text.replace(special, " ")
         start = 0
@@ -154,7 +150,7 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _train(sample: list[str], vocab_size: int) -> bytes:
-    """The model. It holds no path and no time: only the sample decides its bytes."""
+    """Return the bytes of the model; they depend only on the sample and vocab_size, not on paths or time."""
     import sentencepiece
 
     out = io.BytesIO()
@@ -164,7 +160,7 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
         "hard_vocab_limit": False,
         "byte_fallback": True,
         "character_coverage": 1.0,
-        "required_chars": BLOCK,  # a space is a piece, even if the text has none
+        "required_chars": BLOCK,  # a space is a piece even if the text has none
         "normalization_rule_name": "identity",
         "add_dummy_prefix": False,
         "remove_extra_whitespaces": False,

@@ -111,7 +111,7 @@ def train(
     run = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir) if run_dir is not None else new_run("train")
     report = report if report is not None and world.is_main else Silent()
     with world.fail_together():
-        device = resolve_device(device)
+        device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
             config = with_vocabulary(config)
         check_start(config, run, device=device, world=world, resume=resume)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from niels_gpt.config import ModelConfig, RunConfig
-from niels_gpt.model.gpt import number_of_weights
+from niels_gpt.model.sizes import number_of_weights
 
 
 class OutOfMemory(ValueError):

@@ -8,6 +8,7 @@ and continues more slowly.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
-from niels_gpt.kernels.fp8 import matmul as fp8
+from niels_gpt.model.backend import Use, choose, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -90,8 +91,8 @@ class StepRunner:
         model.checkpoint_activations = settings.checkpoint_activations
 
     @contextlib.contextmanager
-    def precision_context(self) -> Iterator[None]:
-        """Compute in train.precision, with the fastest attention, for the block."""
+    def precision_context(self, use: Use = "training") -> Iterator[None]:
+        """Compute in train.precision, with the fastest kernels for it, inside the block."""
         before = torch.get_float32_matmul_precision()
         precision = self.config.train.precision
         if self._cuda:
@@ -102,7 +103,7 @@ class StepRunner:
         try:
             with (
                 half,
-                fp8.products(precision == "fp8"),
+                use_backend(self.model, choose(self.device, precision=precision, use=use)),
                 sdpa_kernel(_BACKENDS, set_priority=True) if self._cuda else contextlib.nullcontext(),
             ):
                 yield
@@ -112,7 +113,7 @@ class StepRunner:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Compute in the training precision on CUDA, where it is many times faster; in float32 elsewhere."""
-        with self.precision_context() if self._cuda else contextlib.nullcontext():
+        with self.precision_context("scoring") if self._cuda else contextlib.nullcontext():
             yield
 
     def step(self, batch: Batch, *, step: int, lr: float) -> StepResult:
@@ -294,11 +295,12 @@ class _Graph:
 
     def __init__(self, batch: Batch, step: Callable[[Batch], StepResult]) -> None:
         """Capture a step; this computes nothing."""
+        gc.collect()
         torch.cuda.empty_cache()  # the graph has its own memory pool and cannot use what earlier steps cached
         self._batch = Batch(batch.x.clone(), batch.targets.clone())
         self._graph = torch.cuda.CUDAGraph()
         # The prefetch thread keeps allocating, which the default mode forbids to all threads during a capture.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with _no_garbage_collection(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._result = step(self._batch)
 
     def accepts(self, batch: Batch) -> bool:
@@ -310,6 +312,18 @@ class _Graph:
         self._batch.targets.copy_(batch.targets)
         self._graph.replay()
         return StepResult(*(scalar.clone() for scalar in self._result))  # the next replay overwrites them
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause the collector in the block: freeing a CUDA object of a dead cycle would invalidate a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _BACKENDS = [

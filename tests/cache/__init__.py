@@ -1,5 +1,5 @@
-"""What the tests of token caches share: a tokenizer of bytes, builders written out token by token, kills, and readers
-of what lies on disk."""
+"""Shared by the tests of token caches: a byte tokenizer, naive reference builders, killed builds, and readers of files
+on disk."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,6 @@ import signal
 import struct
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -33,7 +32,7 @@ UNLIMITED = 1 << 40
 
 
 class ByteTokenizer:
-    """A byte is its own id; the special ids come after. Remembers what it encoded."""
+    """Ids 0..255 are bytes, followed by the special ids. Records the texts it encoded."""
 
     vocab_size = 260
 
@@ -63,17 +62,34 @@ def real_tokenizer():
 
 @contextlib.contextmanager
 def no_waiting():
-    """Files are written, but not waited for until the disk has them."""
+    """Write files without fsync."""
     with mock.patch.object(os, "fsync", lambda descriptor: None):
         yield
 
 
 @contextlib.contextmanager
 def quick_folder():
-    """A folder for a moment, in memory where there is such a place."""
+    """A temporary folder, in memory if possible, without fsync."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with no_waiting(), tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)
+
+
+def resident():
+    """Resident memory of this process in bytes (Linux)."""
+    with Path("/proc/self/status").open(encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
+
+
+def memory_growth(dataset):
+    """Maximum growth of the resident memory while 4,000 rows are drawn."""
+    generator = torch.Generator().manual_seed(0)
+    dataset.get_batch(B=4, generator=generator)
+    before = most = resident()
+    for _ in range(80):
+        dataset.get_batch(B=50, generator=generator)
+        most = max(most, resident())
+    return most - before
 
 
 # --- references --------------------------------------------------------------------------------------
@@ -81,7 +97,7 @@ def quick_folder():
 
 @dataclasses.dataclass
 class Expected:
-    """What a pretrain cache must hold."""
+    """The expected content of a pretrain cache."""
 
     streams: dict
     starts: dict
@@ -89,7 +105,7 @@ class Expected:
     read: dict
 
 
-def why_no_document(text):
+def drop_reason(text):
     if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
         return encoding.NOT_TEXT
     if any(special in text for special in SPECIAL_STRINGS):
@@ -98,19 +114,19 @@ def why_no_document(text):
 
 
 def expected_pretrain(texts, *, max_train_tokens, max_val_tokens, val_texts=None):
-    """Document by document and token by token, for the tokenizer of bytes."""
+    """The reference: document by document and token by token, for the byte tokenizer."""
     budgets = {"train": max_train_tokens, "val": max_val_tokens}
     streams, starts = {"train": [], "val": []}, {"train": [], "val": []}
     dropped, read = Counter(), {}
 
-    def take(name, documents, order):
+    def write(name, documents, order):
         read[name] = 0
         for text in documents:
             unfilled = [split for split in order if len(streams[split]) < budgets[split]]
             if not unfilled:
                 break
             read[name] += 1
-            reason = why_no_document(text)
+            reason = drop_reason(text)
             if reason:
                 dropped[reason] += 1
                 continue
@@ -121,10 +137,10 @@ def expected_pretrain(texts, *, max_train_tokens, max_val_tokens, val_texts=None
                     stream.append(token)
 
     if val_texts is None:
-        take("texts", texts, ("val", "train"))
+        write("texts", texts, ("val", "train"))
     else:
-        take("val_texts", val_texts, ("val",))
-        take("texts", texts, ("train",))
+        write("val_texts", val_texts, ("val",))
+        write("texts", texts, ("train",))
     return Expected(streams, starts, dropped, read)
 
 
@@ -159,18 +175,18 @@ def masked_row(tokens, T, *, eot=EOT, asst=ASST):
     row += [eot] * (T + 1 - length)
     target = [False] * (T + 1)
     speaking = False
-    for place in range(length):
+    for i in range(length):
         if speaking:
-            target[place] = True
-            if row[place] == eot:
+            target[i] = True
+            if row[i] == eot:
                 speaking = False
-        elif row[place] == asst:
+        elif row[i] == asst:
             speaking = True
     masked = [token if wanted else -100 for token, wanted in zip(row[1:], target[1:], strict=True)]
     return row[:-1], row[1:], masked
 
 
-# --- what lies on disk -------------------------------------------------------------------------------
+# --- files on disk -----------------------------------------------------------------------------------
 
 
 def read_tokens(path):
@@ -206,7 +222,7 @@ def meta_of(folder):
 
 
 def check_listing(folder):
-    """meta.json lists all files beside it, with their sizes and hashes."""
+    """Check that meta.json lists all files, with sizes and hashes."""
     found = tree(folder)
     found.pop("meta.json")
     listed = meta_of(folder)["files"]
@@ -219,7 +235,7 @@ def check_listing(folder):
 
 
 def check_pretrain(folder, expected, shard_bytes):
-    """A pretrain cache is what it must be, file by file."""
+    """Compare every file of a pretrain cache with the reference."""
     assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "train", "val"]
     meta = meta_of(folder)
     for split in SPLITS:
@@ -240,7 +256,7 @@ def check_pretrain(folder, expected, shard_bytes):
 
 
 def check_sft(folder, kept, *, tokenizer, val_frac, seed):
-    """An SFT cache is what it must be; `kept` are the examples that are not left out."""
+    """Compare an SFT cache with the reference; `kept` are the examples that are not dropped."""
     names = ["meta.json", "train_idx.npy", "train_tokens.bin", "val_idx.npy", "val_tokens.bin"]
     assert sorted(path.name for path in folder.iterdir()) == names
     meta = meta_of(folder)
@@ -257,22 +273,22 @@ def check_sft(folder, kept, *, tokenizer, val_frac, seed):
     check_listing(folder)
 
 
-# --- builds that are stopped ---------------------------------------------------------------------------
+# --- interrupted builds --------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def small_steps(*, batch_items=3, sft_step_bytes=64):
-    """Batches of a few items, and SFT builds that can go on after a few examples."""
+    """Batches of a few items, and SFT builds that save their state after a few examples."""
     with (
         mock.patch.object(input_batches, "BATCH_ITEMS", batch_items),
-        mock.patch.object(build_cache, "SFT_STEP_BYTES", sft_step_bytes),
+        mock.patch.object(build_cache, "SFT_CHECKPOINT_BYTES", sft_step_bytes),
     ):
         yield
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A build with small steps, the same again and again."""
+    """The input and options of a repeatable build with small steps."""
 
     kind: str
     items: tuple
@@ -285,7 +301,7 @@ class Case:
     seed: int = 7
 
     def build(self, out_dir, *, tokenizer=None, workers=2, batch_items=3, wrap=list, **changes):
-        """`wrap` makes the input of the items: list, iter, or a generator."""
+        """`wrap` converts the items to the input: list, iter, or a generator function."""
         tokenizer = tokenizer or ByteTokenizer()
         case = dataclasses.replace(self, **changes)
         with small_steps(batch_items=batch_items):
@@ -315,14 +331,14 @@ class Case:
 
 
 def documents(number, word="note"):
-    """Different documents of different lengths; among them some that are left out."""
+    """Unique documents of different lengths; some are dropped."""
     odd = {5: "", 11: f"forged {SPECIAL_STRINGS[3]}", 17: None, 23: "half \ud800"}
     made = [odd.get(i, f"{word} {i}:" + " and so on" * (i % 4) + "\r\n") for i in range(number)]
     return tuple(made)
 
 
 def conversations(number, word="note"):
-    """Different conversations of different lengths; among them some that are left out."""
+    """Unique conversations of different lengths; some are dropped."""
     made = []
     for i in range(number):
         turns = [("system", "be brief")] if i % 3 == 0 else []
@@ -347,41 +363,32 @@ CASES = {
 
 @functools.cache
 def _server():
-    """Where processes come from that have imported everything already, and run nothing else."""
+    """A fork server with this module preloaded."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.cache"])
     return context
 
 
 def start(target, *arguments):
-    """Begin a function of this module in a process of its own."""
+    """Start a function of this module in another process."""
     process = _server().Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def pipe():
-    """Two ends; what a process sends by one comes out at the other."""
+    """A pipe between processes."""
     return _server().Pipe()
-
-
-def build_slowly(case, out_dir, delay):
-    """Build from an input that takes its time."""
-
-    def slow(items):
-        for item in items:
-            time.sleep(delay)
-            yield item
-
-    case.build(out_dir, wrap=slow)
 
 
 _TOUCHING = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "shutil.rmtree"}
 
 
 def build_and_die(case, out_dir, when):
-    """Build, and die by SIGKILL right before a file or folder beside `out_dir` is touched: the touch of that number,
-    or the first of a path that ends with that string (with "rename " before it: a rename to there)."""
+    """Build, and die by SIGKILL right before a file or folder beside `out_dir` is touched.
+
+    `when`: the number of the touch, or the end of the path (with the prefix "rename ": the target of a rename).
+    """
     count = 0
     parent = str(Path(out_dir).parent)
 
@@ -405,7 +412,7 @@ def build_and_die(case, out_dir, when):
 
 
 def build_with_limited_files(case, out_dir, limit, connection):
-    """Build where no file can have more than `limit` bytes; sends the error."""
+    """Build with a file size limit of `limit` bytes; sends the error."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -417,10 +424,10 @@ def build_with_limited_files(case, out_dir, limit, connection):
         connection.send(None)
 
 
-def ended(process):
-    """The exit code of a process that ends by itself (or was killed)."""
+def exit_code(process):
+    """The exit code of a process that ends or was killed."""
     process.join(60)
     if process.exitcode is None:
         process.kill()
-        raise AssertionError("a build did not come to its end")
+        raise AssertionError("a build did not end")
     return process.exitcode

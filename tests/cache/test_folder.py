@@ -41,8 +41,8 @@ def sft(folder, examples=conversations(20), **changes):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A folder of caches; tests that change something work on a copy."""
+def caches(tmp_path_factory):
+    """A folder of caches; tests that change it use `copied`."""
     root = tmp_path_factory.mktemp("made") / "cache"
     (root / "tokenizer").mkdir(parents=True)
     (root / "tokenizer" / "spm.model").write_bytes(real_tokenizer().model)
@@ -57,8 +57,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "cache"))
+def copied(caches, tmp_path):
+    return Path(shutil.copytree(caches, tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -66,78 +66,78 @@ def other_tokenizer(tmp_path_factory):
     return Path(train_tokenizer(TEXTS, tmp_path_factory.mktemp("other"), vocab_size=290))
 
 
-# --- what is there -----------------------------------------------------------------------------------
+# --- names -------------------------------------------------------------------------------------------
 
 
-def test_the_tokenizer_and_the_names(made):
-    folder = CacheFolder(made)
+def test_tokenizer_and_names(caches):
+    folder = CacheFolder(caches)
     assert folder.tokenizer.sha256 == real_tokenizer().sha256
     assert folder.names("pretrain") == ["books", "notes"]
     assert folder.names("sft") == ["talk"]
-    assert CacheFolder(str(made)).names("sft") == ["talk"]
+    assert CacheFolder(str(caches)).names("sft") == ["talk"]
 
 
-def test_a_folder_in_the_home(made, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(made.parent))
+def test_home_is_expanded(caches, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(caches.parent))
     assert CacheFolder("~/cache").names("sft") == ["talk"]
 
 
 @pytest.mark.parametrize("what", ["nowhere", "an empty folder", "a file", "a folder without tokenizer"])
-def test_no_folder_or_no_tokenizer(copied, tmp_path, what):
-    place = {"a folder without tokenizer": copied}.get(what, tmp_path / what)
+def test_missing_folder_or_tokenizer_raises(copied, tmp_path, what):
+    folder = {"a folder without tokenizer": copied}.get(what, tmp_path / what)
     if what == "an empty folder":
-        place.mkdir()
+        folder.mkdir()
     elif what == "a file":
-        place.write_text("x", "utf-8")
-    elif place == copied:
+        folder.write_text("x", "utf-8")
+    elif folder == copied:
         (copied / "tokenizer" / "spm.model").unlink()
     with pytest.raises(CacheError) as caught:
-        CacheFolder(place)
+        CacheFolder(folder)
     message = str(caught.value)
-    assert str(place) in message and "spm.model" in message
-    assert f"niels-gpt cache build-all --cache-dir {place}" in message and "data.token_cache" in message
+    assert str(folder) in message and "spm.model" in message
+    assert f"niels-gpt cache build-all --cache-dir {folder}" in message and "data.token_cache" in message
     assert "\n" not in message
 
 
-def test_a_damaged_tokenizer_is_named(copied):
+def test_damaged_tokenizer_is_named(copied):
     model = copied / "tokenizer" / "spm.model"
     model.write_bytes(model.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"tokenizer/spm\.model"):
         CacheFolder(copied)
 
 
-def test_a_missing_cache_says_what_is_there_and_how_to_build_it(made):
-    folder = CacheFolder(made)
+def test_missing_cache_lists_remedies(caches):
+    folder = CacheFolder(caches)
     folder.check("pretrain", ["notes", "books"], option="train.p_train")
     folder.check("pretrain", [], option="train.p_train")
     with pytest.raises(CacheError) as caught:
         folder.check("pretrain", ["notes", "web", "radio"], option="train.p_train")
     message = str(caught.value)
-    assert "pretrain cache of web, radio" in message and "books, notes" in message
-    assert f"niels-gpt cache build web radio --cache-dir {made}" in message
+    assert "pretrain cache web, radio" in message and "books, notes" in message
+    assert f"niels-gpt cache build web radio --cache-dir {caches}" in message
     assert "train.p_train" in message and "talk" not in message
-    with pytest.raises(CacheError, match=r"sft cache of notes.*talk"):
+    with pytest.raises(CacheError, match=r"sft cache notes.*talk"):
         folder.check("sft", ["notes"], option="train.p_train")
 
 
-def test_a_placeholder_is_no_cache(made):
-    folder = CacheFolder(made)
+def test_placeholder_is_not_a_cache(caches):
+    folder = CacheFolder(caches)
     with pytest.raises(CacheError, match="gutenberg"):
         folder.check("pretrain", ["gutenberg"], option="train.p_train")
     with pytest.raises(CacheError, match=r"gutenberg.*not built.*no Hub"):
         folder.pretrain("gutenberg", "train", T=4)
 
 
-def test_nothing_is_there(copied):
+def test_no_caches(copied):
     shutil.rmtree(copied / "sft")
     folder = CacheFolder(copied)
     assert folder.names("sft") == []
-    with pytest.raises(CacheError, match="nothing"):
+    with pytest.raises(CacheError, match="none"):
         folder.check("sft", ["talk"], option="train.p_train")
 
 
-def test_what_a_killed_build_left_is_no_cache(copied, monkeypatch):
-    """Not even right before the finished files move in, when they and their meta.json lie in a hidden folder."""
+def test_killed_build_is_not_a_cache(copied, monkeypatch):
+    """Not even right before publishing, when the hidden folder has all files and meta.json."""
 
     def die(build, names):
         raise KeyboardInterrupt
@@ -147,13 +147,13 @@ def test_what_a_killed_build_left_is_no_cache(copied, monkeypatch):
         pretrain(copied / "pretrain" / "web")
     with pytest.raises(KeyboardInterrupt):
         sft(copied / "sft" / "dolly15k")
-    assert list(copied.glob("pretrain/.*/meta.json"))  # else this test tests nothing
+    assert list(copied.glob("pretrain/.*/meta.json"))  # the premise of this test
     folder = CacheFolder(copied)
     assert folder.names("pretrain") == ["books", "notes"]
     assert folder.names("sft") == ["talk"]
 
 
-def test_a_folder_without_meta_is_no_cache(copied):
+def test_folder_without_meta_is_not_a_cache(copied):
     (copied / "pretrain" / "bare" / "train").mkdir(parents=True)
     (copied / "pretrain" / "books" / "meta.json").unlink()
     assert CacheFolder(copied).names("pretrain") == ["notes"]
@@ -164,8 +164,8 @@ def test_a_folder_without_meta_is_no_cache(copied):
 # --- datasets ----------------------------------------------------------------------------------------
 
 
-def test_windows(made):
-    folder = CacheFolder(made)
+def test_pretrain_windows(caches):
+    folder = CacheFolder(caches)
     for split, texts in (("train", TEXTS), ("val", HELD_OUT)):
         dataset = folder.pretrain("notes", split, T=20)
         eot = real_tokenizer().special_token_ids()["eot"]
@@ -176,12 +176,12 @@ def test_windows(made):
         assert x.device.type == "cpu"
 
 
-def test_examples(made):
-    dataset = CacheFolder(made).sft("talk", "train", T=64)
+def test_sft_examples(caches):
+    dataset = CacheFolder(caches).sft("talk", "train", T=64)
     wanted = [chat_ids(example, real_tokenizer()) for example in conversations(20) if example]
     found = [dataset.example(i).tolist() for i in range(dataset.num_examples)]
     assert len(found) == 15 and all(example in wanted for example in found)
-    assert CacheFolder(made).sft("talk", "val", T=64).num_examples == 3
+    assert CacheFolder(caches).sft("talk", "val", T=64).num_examples == 3
     special = real_tokenizer().special_token_ids()
     x, y, masked = dataset.gather([0])
     first = x[0].tolist()
@@ -189,8 +189,8 @@ def test_examples(made):
     assert masked[0, :begin].eq(-100).all() and masked[0, begin] == y[0, begin] == first[begin + 1]
 
 
-def test_datasets_of_a_folder_mix(made):
-    folder = CacheFolder(made)
+def test_datasets_of_a_folder_in_a_mixture(caches):
+    folder = CacheFolder(caches)
     datasets = {name: folder.pretrain(name, "train", T=8) for name in folder.names("pretrain")}
     mixture = Mixture(datasets, {"notes": 0.5, "books": 0.5})
     plan = mixture.plan(30, torch.Generator().manual_seed(1))
@@ -201,7 +201,7 @@ def test_datasets_of_a_folder_mix(made):
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_cache_of_another_tokenizer_is_refused(copied, other_tokenizer, kind):
+def test_cache_of_another_tokenizer_raises(copied, other_tokenizer, kind):
     shutil.copy(other_tokenizer, copied / "tokenizer" / "spm.model")
     folder = CacheFolder(copied)
     with pytest.raises(CacheError, match=r"another tokenizer.*build it again") as caught:
@@ -211,7 +211,7 @@ def test_a_cache_of_another_tokenizer_is_refused(copied, other_tokenizer, kind):
 
 
 @pytest.mark.parametrize("file", ["pretrain/notes/train/shard_00001.bin", "sft/talk/train_tokens.bin"])
-def test_a_damaged_file_is_found_when_asked_for(copied, file):
+def test_verify_finds_a_damaged_file(copied, file):
     path = copied / file
     data = bytearray(path.read_bytes())
     data[20] ^= 1
@@ -236,14 +236,14 @@ def fingerprints(root):
     return {(kind, name): folder.fingerprint(kind, name) for kind in ("pretrain", "sft") for name in folder.names(kind)}
 
 
-def test_each_cache_has_its_own(made):
-    found = fingerprints(made)
+def test_fingerprints_differ(caches):
+    found = fingerprints(caches)
     assert len(found) == 3 and len(set(found.values())) == 3
     assert all(len(value) == 64 and int(value, 16) for value in found.values())
 
 
-def test_the_same_tokens_elsewhere_under_another_name_have_the_same(made, copied):
-    before = fingerprints(made)
+def test_fingerprint_depends_only_on_tokens(caches, copied):
+    before = fingerprints(caches)
     assert fingerprints(copied) == before
     pretrain(copied / "pretrain" / "again", dataset_name="again", workers=3)
     sft(copied / "sft" / "again", workers=3)
@@ -252,7 +252,7 @@ def test_the_same_tokens_elsewhere_under_another_name_have_the_same(made, copied
     assert folder.fingerprint("sft", "again") == before["sft", "talk"]
 
 
-def test_held_out_text_does_not_count(copied):
+def test_fingerprint_ignores_held_out_text(copied):
     before = fingerprints(copied)
     pretrain(copied / "pretrain" / "notes", val_texts=[*HELD_OUT, "one more"])
     examples = [list(example) for example in conversations(20)]
@@ -268,7 +268,7 @@ def test_held_out_text_does_not_count(copied):
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "one token", "order", "shards"])
-def test_any_change_of_the_training_files_counts(copied, change):
+def test_fingerprint_changes_with_the_training_files(copied, change):
     before = fingerprints(copied)
     texts = list(TEXTS)
     if change == "one more":
@@ -287,7 +287,7 @@ def test_any_change_of_the_training_files_counts(copied, change):
 
 
 @pytest.mark.parametrize("changes", [{"val_frac": 0.3}, {"seed": 2}])
-def test_another_split_of_the_examples_counts(copied, changes):
+def test_fingerprint_changes_with_the_split(copied, changes):
     before = fingerprints(copied)
     sft(copied / "sft" / "talk", **changes)
     after = fingerprints(copied)
@@ -295,7 +295,7 @@ def test_another_split_of_the_examples_counts(copied, changes):
     assert after == before
 
 
-def test_other_words_in_the_meta_do_not_count(copied):
+def test_fingerprint_ignores_other_metadata(copied):
     before = fingerprints(copied)
     for path in (copied / "pretrain" / "notes" / "meta.json", copied / "sft" / "talk" / "meta.json"):
         meta = meta_of(path.parent) | {"dataset_name": "other", "revision": "abc", "seed": 99}
@@ -303,11 +303,11 @@ def test_other_words_in_the_meta_do_not_count(copied):
     assert fingerprints(copied) == before
 
 
-def test_no_fingerprint_of_what_is_not_there(made):
+def test_fingerprint_of_a_missing_cache_raises(caches):
     with pytest.raises(CacheError, match="radio"):
-        CacheFolder(made).fingerprint("pretrain", "radio")
+        CacheFolder(caches).fingerprint("pretrain", "radio")
 
 
-def test_the_shards_of_the_fixture_are_several(made):
-    shards = sorted((made / "pretrain" / "notes" / "train").glob("shard_*.bin"))
+def test_fixture_has_several_shards(caches):
+    shards = sorted((caches / "pretrain" / "notes" / "train").glob("shard_*.bin"))
     assert len(shards) > 2 and len(read_tokens(shards[0])) == 200

@@ -1,8 +1,5 @@
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache import sft_dataset
+from niels_gpt.cache import mmap, sft_dataset
 from niels_gpt.cache.build_cache import build_sft_cache
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
@@ -23,15 +20,16 @@ from tests.cache import (
     chat_ids,
     conversations,
     masked_row,
+    memory_growth,
     meta_of,
     no_waiting,
     quick_folder,
     real_tokenizer,
+    resident,
     split_rule,
     write_tokens,
 )
 
-ROOT = Path(__file__).parents[2]
 USR = 257
 T = 8
 
@@ -47,7 +45,7 @@ def generator(seed=0):
 
 
 def write(folder, examples, split="train"):
-    """Bare files."""
+    """Write token and offset files without a meta."""
     starts, stream = [], []
     for example in examples:
         starts.append(len(stream))
@@ -70,20 +68,20 @@ SAYS = [ASST, 1, 2, EOT]
 TOKENS = st.sampled_from([ASST, ASST, EOT, EOT, USR, 1, 2, 3])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     examples=st.lists(st.lists(TOKENS, min_size=1, max_size=14), min_size=1, max_size=8),
     T=st.integers(1, 12),
     scan=st.integers(1, 30) | st.just(1 << 22),
 )
-def test_masks_are_those_of_a_loop_over_tokens(examples, T, scan):
+def test_masks_equal_a_loop_over_tokens(examples, T, scan):
     rows = [masked_row(example, T) for example in examples]
     usable = [i for i, (_, _, masked) in enumerate(rows) if any(target != -100 for target in masked)]
     with quick_folder() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sft_dataset, "_SCAN_TOKENS", scan)
         write(folder, examples)
         if not usable:
-            with pytest.raises(CacheError, match=rf"none of {len(examples)} examples .*T \+ 1 = {T + 1}"):
+            with pytest.raises(CacheError, match=rf"{len(examples)} examples .*T \+ 1 = {T + 1}"):
                 open_bare(folder, T=T)
             return
         dataset = open_bare(folder, T=T)
@@ -107,12 +105,12 @@ def test_masks_are_those_of_a_loop_over_tokens(examples, T, scan):
         ([ASST, 1, 2, EOT], [1, 2, EOT]),
         ([USR, 1, EOT, ASST, 2, EOT], [2, EOT]),
         ([ASST, 1, EOT, USR, 2, EOT, ASST, 3, EOT], [1, EOT, 3, EOT]),
-        ([USR, 1, EOT, ASST, 2, 3, 4, 5, 6, 7, EOT], [2, 3, 4, 5, 6]),  # cut before its EOT
-        ([ASST, EOT, USR, 1], [EOT]),  # an empty reply still ends
-        ([ASST, 1], [1]),  # no EOT: up to the end, and the padding is none
-        ([ASST, ASST, 1, EOT], [ASST, 1, EOT]),  # a sentinel within a span is a token of it
+        ([USR, 1, EOT, ASST, 2, 3, 4, 5, 6, 7, EOT], [2, 3, 4, 5, 6]),  # truncated before its EOT
+        ([ASST, EOT, USR, 1], [EOT]),  # an empty reply still has its EOT
+        ([ASST, 1], [1]),  # no EOT: up to the end; padding is not a target
+        ([ASST, ASST, 1, EOT], [ASST, 1, EOT]),  # a sentinel within a span is a token
         ([ASST, 1, USR, 2, EOT, 3], [1, USR, 2, EOT]),
-        ([EOT, EOT, ASST, 1, EOT, EOT, EOT], [1, EOT]),  # one EOT closes it, the others are no targets
+        ([EOT, EOT, ASST, 1, EOT, EOT, EOT], [1, EOT]),  # only the closing EOT is a target
     ],
 )
 def test_targets_by_hand(tmp_path, example, targets):
@@ -122,7 +120,7 @@ def test_targets_by_hand(tmp_path, example, targets):
 
 
 def test_padding_is_never_a_target(tmp_path):
-    """Padding has the id of EOT, which is a target only where it closes a reply."""
+    """Padding is EOT, which is a target only where it closes a reply."""
     write(tmp_path, [[ASST, 1, EOT], [ASST, 1], [USR, 1, EOT, ASST, 5, EOT]])
     x, y, masked = open_bare(tmp_path, T=10).gather([0, 1, 2])
     assert x.tolist()[0] == [ASST, 1, EOT] + [EOT] * 7
@@ -132,15 +130,15 @@ def test_padding_is_never_a_target(tmp_path):
     assert masked.tolist()[2] == [-100, -100, -100, 5, EOT] + [-100] * 5
 
 
-def test_an_example_of_exactly_the_width_and_one_more(tmp_path):
+def test_example_of_exactly_the_width_and_one_more(tmp_path):
     write(tmp_path, [[ASST, 1, 2, EOT], [ASST, 1, 2, 3, EOT]])
     _, y, masked = open_bare(tmp_path, T=3).gather([0, 1])
     assert y.tolist() == [[1, 2, EOT], [1, 2, 3]]
     assert masked.tolist() == y.tolist()
 
 
-def test_a_reply_does_not_run_into_the_next_example(tmp_path):
-    """The first one has no EOT; the next begins with an EOT, or with a reply of its own."""
+def test_reply_ends_with_its_example(tmp_path):
+    """The first has no EOT; the next starts with an EOT or a reply."""
     write(tmp_path, [[ASST, 1], [EOT, 2, ASST, 3, EOT], [ASST], [ASST, 4, EOT]])
     dataset = open_bare(tmp_path)
     _, _, masked = dataset.gather([0, 1, 3])
@@ -149,7 +147,7 @@ def test_a_reply_does_not_run_into_the_next_example(tmp_path):
 
 
 @pytest.mark.parametrize(("asst", "eot"), [(0, 1), (65_535, 65_534), (7, 0)])
-def test_any_ids_may_be_the_sentinels(tmp_path, asst, eot):
+def test_any_ids_can_be_sentinels(tmp_path, asst, eot):
     write(tmp_path, [[2, asst, 3, eot, 3]])
     x, y, masked = open_bare(tmp_path, T=6, eot_id=eot, asst_id=asst).get_batch(B=1, generator=generator())
     assert x.tolist() == [[2, asst, 3, eot, 3, eot]]
@@ -157,8 +155,8 @@ def test_any_ids_may_be_the_sentinels(tmp_path, asst, eot):
     assert masked.tolist() == [[-100, 3, eot, -100, -100, -100]]
 
 
-@pytest.mark.parametrize("eot", [-1, 65_536, 1 << 40])
-def test_an_eot_that_no_token_can_be(tmp_path, eot):
+@pytest.mark.parametrize("eot", [-1, 65_536])
+def test_invalid_eot_id_raises(tmp_path, eot):
     with pytest.raises(ValueError, match="eot_id"):
         open_bare(write(tmp_path, [SAYS]), eot_id=eot)
 
@@ -186,12 +184,12 @@ def test_shapes_dtypes_and_memory(tmp_path):
         assert torch.equal(masked, before[1])
 
 
-def test_the_device_is_the_one_asked_for(tmp_path):
+def test_device_is_used(tmp_path):
     batch = open_bare(write(tmp_path, [SAYS]), device="meta").get_batch(B=2, generator=generator())
     assert [tensor.device.type for tensor in batch] == ["meta"] * 3
 
 
-def test_the_same_generator_state_gives_the_same_batch(tmp_path):
+def test_generator_state_determines_the_batch(tmp_path):
     write(tmp_path, [[ASST, i, EOT] for i in range(200)])
     first, second, one, other = open_bare(tmp_path), open_bare(tmp_path), generator(5), generator(5)
     for _ in range(5):
@@ -202,15 +200,15 @@ def test_the_same_generator_state_gives_the_same_batch(tmp_path):
     )
 
 
-def test_no_global_generator_is_moved(tmp_path, random_states):
+def test_global_generators_are_unchanged(tmp_path, random_states):
     dataset = open_bare(write(tmp_path, [SAYS] * 10))
     before = random_states()
     dataset.get_batch(B=8, generator=generator())
     assert random_states() == before
 
 
-def test_every_usable_example_is_as_likely(tmp_path):
-    """Forty examples, of which every fourth has no target within its first nine tokens."""
+def test_usable_examples_are_drawn_uniformly(tmp_path):
+    """Forty examples; every fourth has no target within its first nine tokens."""
     examples = [[USR] * 8 * (i % 4 == 0) + [ASST, i, EOT] for i in range(40)]
     dataset = open_bare(write(tmp_path, examples))
     assert dataset.num_excluded == 10
@@ -222,7 +220,7 @@ def test_every_usable_example_is_as_likely(tmp_path):
     assert chi_square > 11.0
 
 
-def test_no_batch_is_without_targets(tmp_path):
+def test_every_batch_has_targets(tmp_path):
     examples = [[USR, 1, EOT]] * 50 + [SAYS] + [[USR] * 9 + SAYS] * 50
     dataset = open_bare(write(tmp_path, examples))
     assert (dataset.num_examples, dataset.num_excluded) == (101, 100)
@@ -232,24 +230,24 @@ def test_no_batch_is_without_targets(tmp_path):
 
 
 @pytest.mark.parametrize("examples", [[], [[USR, 1, EOT]], [[USR] * 8 + SAYS], [[1, ASST]]])
-def test_no_example_with_a_target_is_an_error(tmp_path, examples):
-    with pytest.raises(CacheError, match=f"none of {len(examples)} examples"):
+def test_no_targets_raise(tmp_path, examples):
+    with pytest.raises(CacheError, match=f"{len(examples)} examples"):
         open_bare(write(tmp_path, examples))
 
 
 @pytest.mark.parametrize("B", [0, -1])
-def test_no_rows_are_an_error(tmp_path, B):
+def test_batch_size_below_1_raises(tmp_path, B):
     with pytest.raises(ValueError, match="B must be"):
         open_bare(write(tmp_path, [SAYS])).get_batch(B=B, generator=generator())
 
 
 @pytest.mark.parametrize("T", [0, -1])
-def test_no_columns_are_an_error(tmp_path, T):
+def test_T_below_1_raises(tmp_path, T):
     with pytest.raises(ValueError, match="T must be"):
         open_bare(write(tmp_path, [SAYS]), T=T)
 
 
-def test_the_narrowest_window(tmp_path):
+def test_T_of_1(tmp_path):
     write(tmp_path, [[ASST, 1, EOT], [USR, ASST, 1]])
     dataset = open_bare(tmp_path, T=1)
     assert dataset.num_excluded == 1
@@ -259,7 +257,7 @@ def test_the_narrowest_window(tmp_path):
 # --- files -------------------------------------------------------------------------------------------
 
 
-def test_the_assistants_id_must_be_known(tmp_path):
+def test_missing_assistant_id_raises(tmp_path):
     with pytest.raises(CacheError, match="asst_id"):
         open_bare(write(tmp_path, [SAYS]), asst_id=None)
 
@@ -274,7 +272,7 @@ def test_missing_files(tmp_path):
         open_bare(tmp_path)
 
 
-def test_half_a_token(tmp_path):
+def test_odd_file_size_is_named(tmp_path):
     write(tmp_path, [SAYS])
     os.truncate(tmp_path / "train_tokens.bin", 7)
     with pytest.raises(CacheError, match=r"train_tokens\.bin has 7 bytes"):
@@ -296,7 +294,7 @@ def test_half_a_token(tmp_path):
         [],
     ],
 )
-def test_offsets_that_do_not_fit_the_tokens(tmp_path, starts):
+def test_offsets_that_do_not_match_the_tokens(tmp_path, starts):
     write(tmp_path, [SAYS, SAYS, SAYS])
     np.save(tmp_path / "train_idx.npy", np.array(starts, dtype=np.int64))
     with pytest.raises(CacheError, match=r"train_idx\.npy"):
@@ -316,7 +314,7 @@ def test_offsets_that_do_not_fit_the_tokens(tmp_path, starts):
     ],
     ids=["int32", "uint64", "floats", "two rows", "a number", "strings", "objects"],
 )
-def test_offsets_of_another_kind(tmp_path, offsets):
+def test_offsets_of_a_wrong_type(tmp_path, offsets):
     write(tmp_path, [SAYS, SAYS])
     np.save(tmp_path / "train_idx.npy", offsets, allow_pickle=True)
     with pytest.raises(CacheError, match=r"train_idx\.npy"):
@@ -351,14 +349,14 @@ def test_damaged_offsets(tmp_path, content):
         open_bare(tmp_path)
 
 
-def test_cut_off_offsets(tmp_path):
+def test_truncated_offsets(tmp_path):
     write(tmp_path, [SAYS, SAYS])
     os.truncate(tmp_path / "train_idx.npy", (tmp_path / "train_idx.npy").stat().st_size - 8)
     with pytest.raises(CacheError, match=r"train_idx\.npy"):
         open_bare(tmp_path)
 
 
-def test_several_arrays_are_no_offsets(tmp_path):
+def test_archive_instead_of_offsets(tmp_path):
     write(tmp_path, [SAYS])
     with (tmp_path / "train_idx.npy").open("wb") as file:
         np.savez(file, a=np.array([0]))
@@ -377,9 +375,8 @@ def cache(tmp_path):
     return tmp_path / "c"
 
 
-@pytest.mark.parametrize("T", [16, 22, 200])
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_cache_of_our_own(cache, split, T):
+@pytest.mark.parametrize(("split", "T"), [("train", 16), ("val", 22), ("train", 200)])
+def test_built_cache(cache, split, T):
     examples = split_rule(EXAMPLES, 0.25, 3)[split]
     dataset = open_bare(cache, split, T=T, asst_id=None, verify=True)
     rows = [masked_row(chat_ids(example, ByteTokenizer()), T) for example in examples]
@@ -390,7 +387,7 @@ def test_a_cache_of_our_own(cache, split, T):
     assert masked.tolist() == [row[2] for row in rows]
 
 
-def test_an_assistants_id_that_is_given_counts(tmp_path):
+def test_given_assistant_id_is_used(tmp_path):
     write(tmp_path, [[1, 5, 2, EOT, ASST, 3, EOT]])
     (tmp_path / "meta.json").write_text(json.dumps({"special_token_ids": {"eot": EOT}}), encoding="utf-8")
     _, _, masked = open_bare(tmp_path, asst_id=5).gather([0])
@@ -400,12 +397,12 @@ def test_an_assistants_id_that_is_given_counts(tmp_path):
 
 
 @pytest.mark.parametrize("eot", [0, 258, 260])
-def test_another_eot_is_refused(cache, eot):
-    with pytest.raises(CacheError, match=f"EOT id 259, not {eot}"):
+def test_another_eot_raises(cache, eot):
+    with pytest.raises(CacheError, match=rf"EOT.*259.*\b{eot}\b"):
         open_bare(cache, T=40, eot_id=eot)
 
 
-def test_another_tokenizer_is_refused(tmp_path):
+def test_another_tokenizer_raises(tmp_path):
     tokenizer = real_tokenizer()
     build_sft_cache(EXAMPLES, tmp_path / "c", tokenizer=tokenizer, val_frac=0, seed=3)
     eot = tokenizer.special_token_ids()["eot"]
@@ -419,11 +416,11 @@ def test_another_tokenizer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train_tokens.bin", "train_idx.npy"])
-def test_files_that_are_not_as_listed(cache, name):
+def test_files_must_match_the_meta(cache, name):
     data = (cache / name).read_bytes()
     for wrong in (data[:-8], data + bytes(8), data[:-1]):
         (cache / name).write_bytes(wrong)
-        with pytest.raises(CacheError, match=rf"{name} has [\d,]+ bytes, but meta\.json says"):
+        with pytest.raises(CacheError, match=rf"{name} has [\d,]+ bytes.*meta\.json"):
             open_bare(cache, T=40)
     (cache / name).unlink()
     with pytest.raises(CacheError, match=f"{name} is missing"):
@@ -432,8 +429,8 @@ def test_files_that_are_not_as_listed(cache, name):
 
 
 @pytest.mark.parametrize("name", ["train_tokens.bin", "train_idx.npy"])
-def test_a_flipped_bit_is_found_when_asked_for(cache, name):
-    """The lowest one of the third token; of the header's padding in the offsets."""
+def test_verify_finds_a_flipped_bit(cache, name):
+    """In the third token, or in the header padding of the offsets."""
     data = bytearray((cache / name).read_bytes())
     data[4 if name.endswith(".bin") else 100] ^= 1
     (cache / name).write_bytes(data)
@@ -450,82 +447,63 @@ def test_a_flipped_bit_is_found_when_asked_for(cache, name):
         ({"token_dtype": "uint32-le"}, "uint32-le"),
         ({"format_version": 2}, "format version 2"),
         ({"built": False, "reason": "nothing was given"}, "nothing was given"),
-        ({"files": {}}, "not in"),
+        ({"files": {}}, "not listed"),
     ],
 )
-def test_a_cache_of_another_kind_is_refused(cache, changes, wanted):
+def test_unreadable_cache_raises(cache, changes, wanted):
     (cache / "meta.json").write_text(json.dumps({**meta_of(cache), **changes}), encoding="utf-8")
     with pytest.raises(CacheError, match=wanted):
         open_bare(cache, T=40)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
-def test_a_damaged_meta_is_refused(cache, content):
+def test_damaged_meta_raises(cache, content):
     (cache / "meta.json").write_bytes(content)
-    with pytest.raises(CacheError, match=r"meta\.json is damaged"):
+    with pytest.raises(CacheError, match=r"meta\.json.*damaged"):
         open_bare(cache, T=40)
 
 
-def test_the_offsets_of_the_other_split_are_refused(cache):
-    """val's offsets would cut train's tokens at wrong places."""
-    with pytest.raises(CacheError):
+def test_offsets_of_another_split_raise(cache):
+    """They would split the tokens at wrong offsets."""
+    with pytest.raises(CacheError, match="split"):
         SFTExampleDataset(cache / "train_tokens.bin", cache / "val_idx.npy", T=40, device="cpu", eot_id=EOT)
 
 
-def test_an_empty_val_split_is_an_error_that_says_so(tmp_path):
+def test_empty_val_split_raises(tmp_path):
     build_sft_cache(EXAMPLES[:1], tmp_path / "c", tokenizer=ByteTokenizer(), val_frac=0.5, seed=3)
-    with pytest.raises(CacheError, match="none of 0 examples"):
+    with pytest.raises(CacheError, match="0 examples"):
         open_bare(tmp_path / "c", "val", asst_id=None)
 
 
 # --- memory ------------------------------------------------------------------------------------------
 
-SAMPLING = """
-import sys
-import torch
-from niels_gpt.cache.sft_dataset import SFTExampleDataset
 
-def resident():
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) * 1024
-
-generator = torch.Generator().manual_seed(0)
-torch.randint(9, (9,), generator=generator)
-before = most = resident()
-dataset = SFTExampleDataset(sys.argv[1], sys.argv[2], T=256, device="cpu", eot_id=9, asst_id=8)
-for _ in range(120):
-    x, y, masked = dataset.get_batch(B=64, generator=generator)
-    most = max(most, resident())
-assert (masked[:, :3].tolist() == [[1, 9, -100]] * 64)
-print(most - before)
-"""
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_large_files_are_sampled_in_little_memory(tmp_path):
-    """More than a gigabyte of mostly nothing; an example every 32,768 tokens."""
-    if shutil.disk_usage(tmp_path).free < 3 << 30:
-        pytest.skip("too little disk space")
+def test_large_file_is_sampled_in_little_memory(tmp_path, monkeypatch):
+    """A sparse file of 256 MB with an example every 32,768 tokens."""
+    monkeypatch.setattr(mmap, "KEEP_BYTES", 0)
+    monkeypatch.setattr(mmap, "RELEASE_BYTES", 8 << 20)
+    monkeypatch.setattr(sft_dataset, "_SCAN_TOKENS", 1 << 20)
     tokens = tmp_path / "train_tokens.bin"
-    starts = np.arange(0, 560 << 20, 1 << 15, dtype=np.int64)
+    starts = np.arange(0, 128 << 20, 1 << 15, dtype=np.int64)
     with tokens.open("wb") as file:
         for start in starts.tolist():
             file.seek(2 * start)
-            file.write(np.array([8, 1, 9], dtype="<u2").tobytes())
-        file.truncate(2 * (560 << 20))
-    if tokens.stat().st_blocks * 512 > 500 << 20:
-        pytest.skip("this file system knows no sparse files")
+            file.write(np.array([ASST, 1, EOT], dtype="<u2").tobytes())
+        file.truncate(256 << 20)
+    if tokens.stat().st_blocks * 512 > 128 << 20:
+        pytest.skip("this file system has no sparse files")
     np.save(tmp_path / "train_idx.npy", starts)
-    command = [sys.executable, "-c", SAMPLING, str(tokens), str(tmp_path / "train_idx.npy")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) < 200 << 20, f"{int(done.stdout) >> 20} MB more"
+    before = resident()
+    dataset = open_bare(tmp_path, T=256)
+    assert resident() - before < 64 << 20
+    assert memory_growth(dataset) < 64 << 20
+    _, _, masked = dataset.get_batch(B=8, generator=generator())
+    assert masked[:, :3].tolist() == [[1, EOT, -100]] * 8
 
 
 @pytest.mark.parametrize("damaged", [None, 5, "x", []])
-def test_special_ids_that_are_no_table(tmp_path, damaged):
+def test_damaged_special_ids_raise(tmp_path, damaged):
     write(tmp_path, [[1, 5, 2, EOT, ASST, 3, EOT]])
     (tmp_path / "meta.json").write_text(json.dumps({"special_token_ids": damaged}), encoding="utf-8")
     with pytest.raises(CacheError, match="special_token_ids"):

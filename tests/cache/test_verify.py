@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
@@ -61,9 +61,9 @@ def sft(folder, examples=conversations(20), **changes):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A folder of caches; tests that change something work on a copy."""
-    root = tmp_path_factory.mktemp("made") / "cache"
+def caches(tmp_path_factory):
+    """A folder of caches; tests that change it use `cache`."""
+    root = tmp_path_factory.mktemp("caches") / "cache"
     (root / "tokenizer").mkdir(parents=True)
     (root / "tokenizer" / "spm.model").write_bytes(real_tokenizer().model)
     (root / "tokenizer" / "meta.json").write_text(json.dumps({"sha256": real_tokenizer().sha256}), "utf-8")
@@ -78,8 +78,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def cache(made, tmp_path):
-    return Path(shutil.copytree(made, tmp_path / "cache"))
+def cache(caches, tmp_path):
+    return Path(shutil.copytree(caches, tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +99,15 @@ def rewrite_meta(folder, **changes):
 
 
 def replace_file(folder, name, data):
-    """Write a file and let the meta say that this is how it was built."""
+    """Write a file and update its entry in the meta."""
     (folder / name).write_bytes(data)
     files = meta_of(folder)["files"]
     files[name] = files[name] | {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     rewrite_meta(folder, files=files)
 
 
-def complaint(root):
-    """What verify says; one line, of its own kind."""
+def error_of(root):
+    """The error message of verify."""
     with pytest.raises(CacheError) as caught:
         verify_cache(root)
     assert "\n" not in str(caught.value)
@@ -117,7 +117,7 @@ def complaint(root):
 # --- finding -----------------------------------------------------------------------------------------
 
 
-def test_caches_are_found_and_sorted(cache):
+def test_find_caches_is_sorted(cache):
     assert find_caches(cache) == [
         cache / "pretrain" / "books",
         cache / "pretrain" / "gutenberg",
@@ -127,26 +127,26 @@ def test_caches_are_found_and_sorted(cache):
     assert find_caches(cache / "sft" / "talk") == [cache / "sft" / "talk"]
 
 
-@pytest.mark.parametrize("place", ["nowhere", "empty", "cache/tokenizer", "file"])
-def test_no_caches(cache, tmp_path, place):
+@pytest.mark.parametrize("name", ["nowhere", "empty", "cache/tokenizer", "file"])
+def test_no_caches(cache, tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x", "utf-8")
     for function in (find_caches, verify_cache):
         with pytest.raises(CacheError) as caught:
-            function(tmp_path / place)
-        assert f"no cache at {tmp_path / place}" in str(caught.value)
+            function(tmp_path / name)
+        assert f"no cache at {tmp_path / name}" in str(caught.value)
 
 
 # --- verify ------------------------------------------------------------------------------------------
 
 
-def test_sound_caches(cache):
+def test_verified_caches(cache):
     before = tree(cache)
-    looked_at = []
-    sound = verify_cache(cache, on_file=looked_at.append)
-    assert sound == [cache / "pretrain" / "books", cache / "pretrain" / "notes", cache / "sft" / "talk"]
-    listed = {folder / name for folder in sound for name in meta_of(folder)["files"]}
-    assert set(looked_at) == listed and len(looked_at) == len(listed)
+    visited = []
+    verified = verify_cache(cache, on_file=visited.append)
+    assert verified == [cache / "pretrain" / "books", cache / "pretrain" / "notes", cache / "sft" / "talk"]
+    listed = {folder / name for folder in verified for name in meta_of(folder)["files"]}
+    assert set(visited) == listed and len(visited) == len(listed)
     assert listed == {
         path
         for path in cache.rglob("*")
@@ -155,22 +155,22 @@ def test_sound_caches(cache):
     assert tree(cache) == before
 
 
-def test_a_single_cache(cache):
+def test_single_cache(cache):
     for folder in (cache / "pretrain" / "notes", cache / "sft" / "talk"):
         assert verify_cache(folder) == [folder]
     flip(cache / "sft" / "talk" / "val_tokens.bin")
     assert verify_cache(cache / "pretrain" / "notes")
-    assert "val_tokens.bin" in complaint(cache / "sft" / "talk")
+    assert "val_tokens.bin" in error_of(cache / "sft" / "talk")
 
 
-def test_a_cache_without_held_out_text(cache):
+def test_cache_without_held_out_text(cache):
     assert read_offsets(cache / "pretrain" / "books" / "val" / "documents.npy") == []
     assert verify_cache(cache / "pretrain" / "books")
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "empty", "missing", "a folder"])
-def test_every_file_counts(cache, damage):
-    """Whichever it is, it is named, and no other."""
+@pytest.mark.parametrize("damage", ["flipped", "cut", "a folder"])
+def test_damage_of_any_file_is_found(cache, damage):
+    """The damaged file is named, and no other."""
     paths = [
         folder / name
         for folder in find_caches(cache)
@@ -182,13 +182,12 @@ def test_every_file_counts(cache, damage):
         data = path.read_bytes()
         if damage == "flipped":
             flip(path, len(data) - 1)
-        elif damage in ("missing", "a folder"):
+        elif damage == "a folder":
             path.unlink()
-            if damage == "a folder":
-                path.mkdir()
+            path.mkdir()
         else:
-            path.write_bytes({"cut": data[:-2], "longer": data + data[-2:], "empty": b""}[damage])
-        message = complaint(cache)
+            path.write_bytes(data[:-2])
+        message = error_of(cache)
         assert str(path) in message
         assert not any(str(other) in message for other in paths if other != path)
         if damage == "a folder":
@@ -197,61 +196,62 @@ def test_every_file_counts(cache, damage):
     assert verify_cache(cache)
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_any_bit_of_the_tokens_counts(made, seed, bit):
-    with quick_folder() as place:
-        folder = Path(shutil.copytree(made / "pretrain" / "notes", place / "notes"))
+def test_any_flipped_bit_is_found(caches, seed, bit):
+    with quick_folder() as root:
+        folder = Path(shutil.copytree(caches / "pretrain" / "notes", root / "notes"))
         paths = [folder / name for name in meta_of(folder)["files"]]
         path = paths[seed % len(paths)]
         data = bytearray(path.read_bytes())
         data[seed // len(paths) % len(data)] ^= 1 << bit
         path.write_bytes(data)
-        assert str(path) in complaint(folder)
+        assert str(path) in error_of(folder)
 
 
-def test_the_first_of_several_is_named(cache):
+def test_first_damaged_file_is_named(cache):
     notes, talk = cache / "pretrain" / "notes", cache / "sft" / "talk"
     flip(talk / "train_idx.npy")
-    assert "train_idx.npy" in complaint(cache)
+    assert "train_idx.npy" in error_of(cache)
     flip(notes / "val" / "shard_00000.bin")
-    assert "val/shard_00000.bin" in complaint(cache)
+    assert "val/shard_00000.bin" in error_of(cache)
     flip(notes / "train" / "shard_00002.bin")
-    assert "train/shard_00002.bin" in complaint(cache)
+    assert "train/shard_00002.bin" in error_of(cache)
     flip(notes / "train" / "shard_00001.bin")
-    assert "train/shard_00001.bin" in complaint(cache)
+    assert "train/shard_00001.bin" in error_of(cache)
 
 
 @pytest.mark.parametrize(
     "name", ["pretrain/notes/train/shard_00077.bin", "pretrain/notes/val/shard_x.bin", "sft/talk/test_tokens.bin"]
 )
-def test_a_file_too_many(cache, name):
+def test_unlisted_file_is_named(cache, name):
     write_tokens(cache / name, [1, 2, 3])
-    message = complaint(cache)
+    message = error_of(cache)
     assert str(cache / name) in message and "meta.json" in message
 
 
 @pytest.mark.parametrize("name", ["pretrain/notes", "sft/talk"])
-@pytest.mark.parametrize("content", ["cut", "", "[]", "null", "no json", '{"format_version": 99}', b"\xff\xfe"])
-def test_a_damaged_meta_is_named(cache, name, content):
+@pytest.mark.parametrize("content", ["cut", "[]", '{"format_version": 99}', b"\xff\xfe"])
+def test_damaged_meta_is_named(cache, name, content):
     path = cache / name / "meta.json"
     data = path.read_bytes()[:-20] if content == "cut" else content
     path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8"))
-    assert str(path) in complaint(cache)
+    assert str(path) in error_of(cache)
 
 
 @pytest.mark.parametrize("name", ["pretrain/notes", "sft/talk"])
 @pytest.mark.parametrize("key", ["files", "vocab_size", "train_tokens", "val_tokens", "tokenizer_sha256"])
-def test_a_meta_without_something_is_named(cache, name, key):
+def test_meta_without_a_field_is_named(cache, name, key):
     rewrite_meta(cache / name, **{key: None})
-    assert str(cache / name) in complaint(cache)
+    assert str(cache / name) in error_of(cache)
 
 
 @pytest.mark.parametrize("key", ["bytes", "sha256"])
-def test_a_file_listed_without_something_is_named(cache, key):
+def test_file_entry_without_a_field_is_named(cache, key):
     files = meta_of(cache / "pretrain" / "notes")["files"]
     del files["train/shard_00001.bin"][key]
     rewrite_meta(cache / "pretrain" / "notes", files=files)
-    assert str(cache / "pretrain" / "notes") in complaint(cache)
+    assert str(cache / "pretrain" / "notes") in error_of(cache)
 
 
 @pytest.mark.parametrize(
@@ -264,21 +264,21 @@ def test_a_file_listed_without_something_is_named(cache, key):
         ("sft/talk", "val_examples"),
     ],
 )
-def test_totals_that_are_not_those_of_the_files(cache, name, key):
+def test_totals_must_match_the_files(cache, name, key):
     total = meta_of(cache / name)[key]
-    for by in (-1, 1, 1000):
+    for by in (-1, 1):
         rewrite_meta(cache / name, **{key: total + by})
-        assert str(cache / name) in complaint(cache)
+        assert str(cache / name) in error_of(cache)
 
 
 def test_another_dtype(cache):
     rewrite_meta(cache / "pretrain" / "notes", token_dtype="uint32-le")
-    message = complaint(cache)
+    message = error_of(cache)
     assert str(cache / "pretrain" / "notes") in message and "uint32-le" in message and "uint16-le" in message
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_a_damaged_tokenizer_is_named(cache, damage):
+def test_damaged_tokenizer_is_named(cache, damage):
     path = cache / "tokenizer" / "spm.model"
     if damage == "flipped":
         flip(path)
@@ -286,16 +286,16 @@ def test_a_damaged_tokenizer_is_named(cache, damage):
         path.write_bytes(path.read_bytes()[:-1])
     else:
         path.unlink()
-    assert str(path) in complaint(cache)
+    assert str(path) in error_of(cache)
 
 
-def test_a_tokenizer_that_the_caches_are_not_of(cache, other_tokenizer):
+def test_tokenizer_must_match_the_caches(cache, other_tokenizer):
     (cache / "tokenizer" / "spm.model").write_bytes(other_tokenizer.model)
     (cache / "tokenizer" / "meta.json").write_text(json.dumps({"sha256": other_tokenizer.sha256}), "utf-8")
-    message = complaint(cache)
+    message = error_of(cache)
     assert str(cache / "pretrain" / "books") in message and "another tokenizer" in message
     (cache / "tokenizer" / "meta.json").unlink()
-    assert "another tokenizer" in complaint(cache)
+    assert "another tokenizer" in error_of(cache)
 
 
 def test_tokens_past_the_vocabulary(cache):
@@ -307,13 +307,13 @@ def test_tokens_past_the_vocabulary(cache):
         if value < size:
             assert verify_cache(cache)
         else:
-            message = complaint(cache)
+            message = error_of(cache)
             assert "shard_00001.bin" in message and "token 37" in message and str(value) in message
 
 
 @pytest.mark.parametrize("name", ["pretrain/notes:train/documents.npy", "sft/talk:train_idx.npy"])
 @pytest.mark.parametrize("damage", ["decrease", "repeat", "not from 0", "past the end", "negative"])
-def test_offsets_that_are_none(cache, name, damage, tmp_path):
+def test_invalid_offsets_are_named(cache, name, damage, tmp_path):
     folder, file = cache / name.split(":")[0], name.split(":")[1]
     starts = read_offsets(folder / file)
     starts[3] = starts[2] - 1 if damage == "decrease" else starts[2] if damage == "repeat" else starts[3]
@@ -321,11 +321,11 @@ def test_offsets_that_are_none(cache, name, damage, tmp_path):
     starts[-1] = meta_of(folder)["train_tokens"] if damage == "past the end" else starts[-1]
     np.save(tmp_path / "x.npy", np.array(starts, dtype="<i8"))
     replace_file(folder, file, (tmp_path / "x.npy").read_bytes())
-    assert str(folder / file) in complaint(cache)
+    assert str(folder / file) in error_of(cache)
 
 
-def test_what_a_killed_build_left_is_passed_over(cache, monkeypatch):
-    """Also right before the finished files move in, when they and their meta.json lie in a hidden folder."""
+def test_killed_build_is_ignored(cache, monkeypatch):
+    """Also right before publishing, when the hidden folder has all files and meta.json."""
 
     def die(build, names):
         raise KeyboardInterrupt
@@ -342,7 +342,7 @@ def test_what_a_killed_build_left_is_passed_over(cache, monkeypatch):
 # --- differences -------------------------------------------------------------------------------------
 
 
-def test_the_same_cache_twice(cache, tmp_path):
+def test_identical_caches_do_not_differ(cache, tmp_path):
     for a, b in (
         (pretrain(tmp_path / "a", workers=1), pretrain(tmp_path / "b", workers=4)),
         (sft(tmp_path / "c", workers=1), sft(tmp_path / "d", workers=4)),
@@ -355,20 +355,20 @@ def first_difference(a, b):
     return next(i for i, (x, y) in enumerate(zip(read_tokens(a), read_tokens(b), strict=False)) if x != y)
 
 
-def test_the_first_token_that_differs(tmp_path):
+def test_first_differing_token(tmp_path):
     texts = [*TEXTS[:9], "note 9 and 9 and 9", *TEXTS[10:]]
     a = pretrain(tmp_path / "a", texts)
     b = pretrain(tmp_path / "b", [text.replace("9 and 9", "8 and 8") for text in texts])
-    told = list(differences(a, b))
-    assert [line.split(":")[0] for line in told[:1]] == ["input texts"]
-    here, there = tree(a / "train"), tree(b / "train")
-    (name,) = [f"train/{file}" for file in here if here[file] != there[file]]
+    lines = list(differences(a, b))
+    assert [line.split(":")[0] for line in lines[:1]] == ["input texts"]
+    mine, theirs = tree(a / "train"), tree(b / "train")
+    (name,) = [f"train/{file}" for file in mine if mine[file] != theirs[file]]
     at = first_difference(a / name, b / name)
     x, y = read_tokens(a / name)[at], read_tokens(b / name)[at]
-    assert told[1:] == [f"{name}: from token {at} on ({x} and {y})"]
+    assert lines[1:] == [f"{name}: differ from token {at} on ({x} and {y})"]
 
 
-def test_one_held_out_text(tmp_path):
+def test_added_held_out_text(tmp_path):
     a = pretrain(tmp_path / "a")
     b = pretrain(tmp_path / "b", val_texts=[*HELD_OUT, "one more"])
     first, *rest = differences(a, b)
@@ -394,76 +394,76 @@ def test_one_held_out_text(tmp_path):
         ({"val_texts": None, "max_val_tokens": 50}, "split_rule: "),
     ],
 )
-def test_the_cause_comes_first(tmp_path, change, cause):
-    told = list(differences(pretrain(tmp_path / "a"), pretrain(tmp_path / "b", **change)))
-    assert any(line.startswith(cause) for line in told)
-    consequences = [i for i, line in enumerate(told) if line.startswith(("train", "val/"))]
-    at = next(i for i, line in enumerate(told) if line.startswith(cause))
+def test_causes_come_first(tmp_path, change, cause):
+    lines = list(differences(pretrain(tmp_path / "a"), pretrain(tmp_path / "b", **change)))
+    assert any(line.startswith(cause) for line in lines)
+    consequences = [i for i, line in enumerate(lines) if line.startswith(("train", "val/"))]
+    at = next(i for i, line in enumerate(lines) if line.startswith(cause))
     assert all(at < i for i in consequences)
-    names = {key.split(":")[0] for key in told if not key.startswith(("train", "val/", "input", "left out"))}
+    names = {key.split(":")[0] for key in lines if not key.startswith(("train", "val/", "input", "dropped"))}
     assert names == set(change) - {"val_texts"} | ({"split_rule"} if "val_texts" in change else set())
 
 
 @pytest.mark.parametrize(
     ("change", "cause"), [({"seed": 2}, "seed: 1 and 2"), ({"val_frac": 0.5}, "val_frac: 0.2 and")]
 )
-def test_why_conversations_differ(tmp_path, change, cause):
-    told = list(differences(sft(tmp_path / "a"), sft(tmp_path / "b", **change)))
-    assert told[0].startswith(cause)
-    assert any(line.startswith("train_tokens.bin") for line in told)
-    assert any("train_idx.npy" in line for line in told)
+def test_differences_of_conversations(tmp_path, change, cause):
+    lines = list(differences(sft(tmp_path / "a"), sft(tmp_path / "b", **change)))
+    assert lines[0].startswith(cause)
+    assert any(line.startswith("train_tokens.bin") for line in lines)
+    assert any("train_idx.npy" in line for line in lines)
 
 
-def test_a_message_that_is_left_out(tmp_path):
+def test_dropped_examples_are_a_difference(tmp_path):
     examples = list(conversations(20))
-    told = list(differences(sft(tmp_path / "a", examples), sft(tmp_path / "b", [e for e in examples if e])))
-    assert any(line.startswith("left out: {'without messages': 2} and {}") for line in told)
-    assert told[0].startswith("input examples: 20 items") and " 18 " in told[0]
-    assert not any(".bin" in line for line in told)  # the tokens are the same
+    lines = list(differences(sft(tmp_path / "a", examples), sft(tmp_path / "b", [e for e in examples if e])))
+    assert any(line.startswith("dropped: {'without messages': 2} and {}") for line in lines)
+    assert lines[0].startswith("input examples: 20 items") and " 18 " in lines[0]
+    assert not any(".bin" in line for line in lines)  # the tokens are the same
 
 
-def test_another_tokenizer_comes_first_of_all(tmp_path, other_tokenizer):
-    told = list(differences(pretrain(tmp_path / "a"), pretrain(tmp_path / "b", tokenizer=other_tokenizer)))
-    assert told[0].startswith("tokenizer: ")
-    assert real_tokenizer().sha256[:12] in told[0] and other_tokenizer.sha256[:12] in told[0]
+def test_tokenizer_difference_comes_first(tmp_path, other_tokenizer):
+    lines = list(differences(pretrain(tmp_path / "a"), pretrain(tmp_path / "b", tokenizer=other_tokenizer)))
+    assert lines[0].startswith("tokenizer: ")
+    assert real_tokenizer().sha256[:12] in lines[0] and other_tokenizer.sha256[:12] in lines[0]
 
 
-def test_a_file_that_one_has_not(tmp_path):
+def test_file_in_one_cache_only(tmp_path):
     a, b = pretrain(tmp_path / "a"), pretrain(tmp_path / "b", TEXTS[:-8])
     only = sorted({path.name for path in (a / "train").iterdir()} - {path.name for path in (b / "train").iterdir()})
     assert only
-    told = list(differences(a, b))
+    lines = list(differences(a, b))
     for name in only:
-        assert f"train/{name} is only in {a}" in told
+        assert f"train/{name} is only in {a}" in lines
     assert f"train/{only[0]} is only in {a}" in list(differences(b, a))
 
 
-def test_a_byte_that_was_flipped_on_disk(tmp_path):
-    """The metas are the same, the caches are not."""
+def test_flipped_byte_is_a_difference(tmp_path):
+    """The metas are equal, the files are not."""
     a, b = pretrain(tmp_path / "a"), pretrain(tmp_path / "b")
     flip(b / "train" / "shard_00001.bin", 20)
-    told = list(differences(a, b))
-    assert len(told) == 1 and "train/shard_00001.bin" in told[0]
+    lines = list(differences(a, b))
+    assert len(lines) == 1 and "train/shard_00001.bin" in lines[0]
 
 
-def test_differences_need_two_caches(tmp_path):
+def test_differences_with_a_missing_cache_raise(tmp_path):
     a = pretrain(tmp_path / "a")
     for first, second in ((a, tmp_path / "nowhere"), (tmp_path / "nowhere", a)):
         with pytest.raises(CacheError, match=r"nowhere.meta\.json"):
             list(differences(first, second))
 
 
-def test_of_another_kind(tmp_path):
-    told = list(differences(pretrain(tmp_path / "a"), sft(tmp_path / "b")))
-    assert told[0] == "kind: 'pretrain' and 'sft'"
+def test_differences_of_kind(tmp_path):
+    lines = list(differences(pretrain(tmp_path / "a"), sft(tmp_path / "b")))
+    assert lines[0] == "kind: 'pretrain' and 'sft'"
 
 
 # --- slices ------------------------------------------------------------------------------------------
 
 
 @given(start=st.integers(0, 400), length=st.integers(0, 400))
-def test_a_slice_goes_over_shards(made, start, length):
-    folder = made / "pretrain" / "notes"
+def test_slice_across_shards(caches, start, length):
+    folder = caches / "pretrain" / "notes"
     stream = [token for path in sorted((folder / "train").glob("shard_*.bin")) for token in read_tokens(path)]
     assert 250 < len(stream) < 400
     found = stream_slice(folder, "train", start, length)
@@ -472,13 +472,13 @@ def test_a_slice_goes_over_shards(made, start, length):
 
 
 @given(start=st.integers(0, 120), length=st.integers(0, 120))
-def test_a_slice_of_conversations(made, start, length):
-    stream = read_tokens(made / "sft" / "talk" / "val_tokens.bin")
+def test_slice_of_conversations(caches, start, length):
+    stream = read_tokens(caches / "sft" / "talk" / "val_tokens.bin")
     assert 30 < len(stream) < 120
-    assert stream_slice(made / "sft" / "talk", "val", start, length).tolist() == stream[start : start + length]
+    assert stream_slice(caches / "sft" / "talk", "val", start, length).tolist() == stream[start : start + length]
 
 
-def test_a_slice_is_a_copy(made):
-    found = stream_slice(made / "pretrain" / "notes", "train", 0, 10)
+def test_slice_is_a_copy(caches):
+    found = stream_slice(caches / "pretrain" / "notes", "train", 0, 10)
     found[:] = 0
-    assert stream_slice(made / "pretrain" / "notes", "train", 0, 10).any()
+    assert stream_slice(caches / "pretrain" / "notes", "train", 0, 10).any()

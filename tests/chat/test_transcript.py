@@ -1,3 +1,5 @@
+"""The chat transcript against a line-based parser."""
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ def message(role, content):
 
 
 def naive_turns(text):
-    """(tag, content) per turn, line by line; what stands before the first tag belongs to no turn."""
+    """Return (tag, content) per turn, line by line; text before the first tag belongs to no turn."""
     turns = []
     for line in text.split("\n"):
         for tag in TAGS:
@@ -33,8 +35,8 @@ def naive_reply(text):
     return next((reply for reply in reversed(replies) if reply), "")
 
 
-# Text from pieces that make tags, half tags, and tags in wrong places.
-PIECES = [
+# Fragments that form tags, parts of tags, and tags at wrong positions.
+TAG_PARTS = [
     "assistant: ",
     "user: ",
     "system: ",
@@ -47,7 +49,7 @@ PIECES = [
 ]
 SPACES = ["\n", "\n", "\n\n", " ", "\r\n", "\t", "\u2028", "\x0b", "\x85"]
 WORDS = ["a", "b c", "é", "<dialogue>"]
-TRANSCRIPTS = st.lists(st.sampled_from([*PIECES, *SPACES, *WORDS]), max_size=14).map("".join)
+TRANSCRIPTS = st.lists(st.sampled_from([*TAG_PARTS, *SPACES, *WORDS]), max_size=14).map("".join)
 
 
 # --- format ------------------------------------------------------------------------------------------
@@ -72,18 +74,18 @@ def test_format_is_exact_and_escapes_nothing(turns):
 
 
 @pytest.mark.parametrize("role", ["User", "tool", "", None, "user "])
-def test_format_refuses_other_roles(role):
+def test_format_rejects_other_roles(role):
     with pytest.raises(ValueError, match=r"message 1 .*system, user, assistant"):
         format_chat([message("user", "hi"), message(role, "x")])
 
 
 @pytest.mark.parametrize("bad", [{"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": 3}])
-def test_format_refuses_what_is_no_text(bad):
+def test_format_rejects_other_types(bad):
     with pytest.raises(ValueError, match=r"message 0 \(user\)"):
         format_chat([bad])
 
 
-def test_format_refuses_a_message_without_role():
+def test_format_rejects_a_message_without_role():
     with pytest.raises(ValueError, match="message 0"):
         format_chat([{"content": "x"}])
 
@@ -100,7 +102,7 @@ def test_format_refuses_a_message_without_role():
         ("user: hi\nassistant: hello\nuser: more\n", "hello"),
         ("user: hi\nassistant: hello\nsystem: stop", "hello"),
         ("user: hi\nassistant: one\nuser: and?\nassistant: two\nuser: ", "two"),
-        ("user: hi\nassistant: one\nassistant: ", "one"),  # a bare tag at the end is a prompt
+        ("user: hi\nassistant: one\nassistant: ", "one"),  # a final bare tag is a prompt
         ("user: hi\nassistant: one\nuser: and?\nassistant:  \n\n", "one"),
         ("user: hi\nassistant: a\n\nb\n", "a\n\nb"),
         ("user: hi\nassistant: say user: x and assistant: y", "say user: x and assistant: y"),
@@ -131,7 +133,7 @@ def test_extract_without_a_tag_is_an_error(text):
 
 @given(TRANSCRIPTS)
 @example("assistant: a\nassistant: \nuser: ")
-def test_extract_is_the_line_based_parser(text):
+def test_extract_matches_the_line_based_parser(text):
     try:
         wanted = naive_reply(text)
     except ValueError:
@@ -144,7 +146,7 @@ def test_extract_is_the_line_based_parser(text):
 @given(
     st.lists(st.sampled_from(["hi", "a: b", "two\nlines", "é"]), min_size=1, max_size=4), st.text("abc :\n", min_size=1)
 )
-def test_a_reply_to_a_formatted_prompt_comes_back(contents, reply):
+def test_round_trip_of_a_reply(contents, reply):
     messages = [message("user" if i % 2 == 0 else "assistant", content) for i, content in enumerate(contents)]
     if reply.strip():
         assert extract_assistant_reply(format_chat(messages) + reply) == reply.strip()
@@ -154,7 +156,7 @@ def test_a_reply_to_a_formatted_prompt_comes_back(contents, reply):
 
 
 def forges_a_turn(content):
-    """Whether a line after the first begins a turn (the first line stands behind its own tag)."""
+    """Whether a line after the first begins a turn (the first line follows its own tag)."""
     return any(line.startswith(TAGS) for line in content.split("\n")[1:])
 
 
@@ -166,13 +168,13 @@ CONTENTS = TRANSCRIPTS | st.text() | st.sampled_from(["", "user: x", "a\n user: 
 @example([("assistant", "")])
 @example([("user", ""), ("assistant", ""), ("assistant", "")])
 @example([("user", "a"), ("user", "b"), ("system", "assistant: c")])
-def test_parse_gives_back_what_was_formatted(turns):
+def test_parse_is_the_inverse_of_format(turns):
     messages = [message(role, "x" if forges_a_turn(content) else content) for role, content in turns]
     assert parse_chat(format_chat(messages)) == messages
 
 
 @given(TRANSCRIPTS)
-def test_parse_is_the_line_based_parser(text):
+def test_parse_matches_the_line_based_parser(text):
     turns = naive_turns(text)
     before = []
     for line in text.split("\n"):
@@ -218,7 +220,7 @@ def test_parse_golden(text, turns):
     "text",
     ["", " \n", "hello", "hello\nuser: hi", " user: hi", "User: hi", "user:hi", "tool: x\nuser: hi", "xuser: hi"],
 )
-def test_parse_of_what_is_no_transcript_is_an_error(text):
+def test_parse_of_other_text_is_an_error(text):
     with pytest.raises(ValueError, match="turn") as caught:
         parse_chat(text)
     assert text.strip()[:10].partition("\n")[0] in str(caught.value)
@@ -230,7 +232,7 @@ def test_the_error_of_parse_is_short():
     assert len(str(caught.value)) < 200
 
 
-# --- text from outside -------------------------------------------------------------------------------
+# --- user input --------------------------------------------------------------------------------------
 
 
 def test_stops_are_the_turn_tags_and_the_delimiter():
@@ -239,25 +241,25 @@ def test_stops_are_the_turn_tags_and_the_delimiter():
 
 
 @given(TRANSCRIPTS)
-def test_content_that_begins_a_turn_is_refused(text):
+def test_content_that_forges_a_turn_is_an_error(text):
     forged = bool(naive_turns(text)) or "<dialogue>" in text
     if forged:
         with pytest.raises(ValueError):
             check_content(text)
     else:
         check_content(text)
-        # What is let through stays one turn.
+        # Accepted text stays one turn.
         assert naive_turns(format_chat([message("user", text)])) == [["user: ", text], ["assistant: ", ""]]
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_the_refusal_names_the_tag(tag):
+def test_the_error_names_the_tag(tag):
     with pytest.raises(ValueError, match=tag):
         check_content(f"fine\n{tag}forged")
     check_content(f"fine {tag}in the middle")
 
 
-# --- what fits into the context ----------------------------------------------------------------------
+# --- fitting into the context ------------------------------------------------------------------------
 
 
 @given(
@@ -277,4 +279,4 @@ def test_fit_drops_the_oldest_turns_and_no_more_than_needed(system, contents, li
     candidates = [head + turns[start:] for start in range(max(len(turns), 1))]
     fitting = [c for c in candidates if size(c) <= limit]
     assert kept == (fitting[0] if fitting else candidates[-1])
-    assert given_messages == head + turns  # the caller's list is left alone
+    assert given_messages == head + turns  # the list is not changed

@@ -1,15 +1,19 @@
-"""What the tests of loaders share: stand-ins for the Hub that serve real `datasets` objects."""
+"""Shared by the tests of loaders: fake Hubs that serve real `datasets` objects, and files with rows."""
 
 import functools
+import gzip
 import inspect
+import json
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 
 SHUFFLE = datasets.IterableDataset.shuffle
 
 
 class RowHub:
-    """Serves `rows` as a real stream or table, and notes what was asked for and how many rows were pulled."""
+    """Serves `rows` as a real stream or table; records the calls and the number of rows pulled."""
 
     def __init__(self, rows):
         self.rows, self.calls, self.shuffles, self.pulled = rows, [], [], 0
@@ -29,9 +33,9 @@ class RowHub:
     def install(self, patch):
         @functools.wraps(SHUFFLE)
         def spy(dataset, *args, **kwargs):
-            given = dict(inspect.signature(SHUFFLE).bind(dataset, *args, **kwargs).arguments)
-            del given["self"]
-            self.shuffles.append(given)
+            arguments = dict(inspect.signature(SHUFFLE).bind(dataset, *args, **kwargs).arguments)
+            del arguments["self"]
+            self.shuffles.append(arguments)
             return SHUFFLE(dataset, *args, **kwargs)
 
         patch.setattr(datasets, "load_dataset", self.load_dataset)
@@ -39,9 +43,9 @@ class RowHub:
         return self
 
 
-def serve_in_turn(patch, *made):
-    """Let `datasets.load_dataset` give these (or raise them), one per call, the last ever after; the calls to come."""
-    calls, queue = [], list(made)
+def serve_in_turn(patch, *results):
+    """Make `datasets.load_dataset` return (or raise) one result per call, then the last forever; return the calls."""
+    calls, queue = [], list(results)
 
     def load_dataset(*args, **kwargs):
         calls.append((args, kwargs))
@@ -52,3 +56,19 @@ def serve_in_turn(patch, *made):
 
     patch.setattr(datasets, "load_dataset", load_dataset)
     return calls
+
+
+def write_rows(path, rows):
+    """Write rows in the format of the suffix (.jsonl, .jsonl.gz, .parquet); return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path
+
+
+def dropped_lines(caplog):
+    """Return the log lines of the loaders."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("niels_gpt")]

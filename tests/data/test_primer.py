@@ -1,14 +1,17 @@
+"""Primer: dialogues, their split, and their messages."""
+
 import logging
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.chat import format_chat
 from niels_gpt.data.embedded import PRIMER
 from niels_gpt.data.primer import iter_primer_sft, load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.types import ChatMessage, ChatSample
+from tests.data import dropped_lines
 
 DELIMITER = "\n\n<dialogue>\n\n"
 
@@ -16,9 +19,9 @@ DELIMITER = "\n\n<dialogue>\n\n"
 def naive_blocks(text, delimiter=DELIMITER):
     """The blocks between delimiters, found one by one from the left; blank ones dropped."""
     blocks, rest = [], text
-    while (place := rest.find(delimiter)) >= 0:
-        blocks.append(rest[:place])
-        rest = rest[place + len(delimiter) :]
+    while (end := rest.find(delimiter)) >= 0:
+        blocks.append(rest[:end])
+        rest = rest[end + len(delimiter) :]
     return [block for block in [*blocks, rest] if block.strip() != ""]
 
 
@@ -51,7 +54,7 @@ def test_text_is_read_as_stored(tmp_path, data):
     assert load_primer_text(str(path)).encode("utf-8") == data
 
 
-def test_what_is_not_utf8_is_named_with_the_byte_offset(tmp_path):
+def test_a_file_that_is_not_utf8_is_named_with_the_byte_offset(tmp_path):
     path = tmp_path / "primer.txt"
     path.write_bytes("é".encode() * 3 + b"\xff")
     with pytest.raises(ValueError, match=r"primer\.txt.*\b6\b"):
@@ -64,19 +67,22 @@ def test_a_missing_file_is_an_error(tmp_path):
         load_primer_text(str(tmp_path / "nowhere.txt"))
 
 
+@settings(max_examples=50)
 @given(TEXTS)
 def test_dialogues_are_the_blocks_that_are_not_blank(text):
     assert primer_dialogues(text) == naive_blocks(text)
 
 
+@settings(max_examples=50)
 @given(TEXTS, st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]), st.integers(0, 100))
 def test_split_is_by_whole_dialogue(text, val_frac, seed):
     train, val = split_primer_dialogues(text, val_frac=val_frac, seed=seed)
     assert (train, val) == naive_split(text, val_frac, seed)
-    # Nothing lost, nothing cut, nothing in both.
+    # No dialogue is lost, cut, or in both parts.
     assert sorted(naive_blocks(train) + naive_blocks(val)) == sorted(naive_blocks(text))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 99), min_size=2, max_size=40, unique=True), st.floats(0.01, 1), st.integers(0, 2**31))
 def test_held_out_dialogues_are_not_in_training(numbers, val_frac, seed):
     blocks = [f"user: {n}?\nassistant: {n}." for n in numbers]
@@ -119,10 +125,6 @@ def test_a_tenth_is_held_out_by_default():
 
 
 # --- samples -----------------------------------------------------------------------------------------
-
-
-def said(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.startswith("niels_gpt")]
 
 
 @pytest.fixture
@@ -170,7 +172,7 @@ def test_a_sample_per_dialogue(primer):
     assert list(iter_primer_sft(str(path))) == wanted
 
 
-def test_the_embedded_primer_parses_whole(caplog):
+def test_the_embedded_primer_parses_completely(caplog):
     caplog.set_level(logging.INFO)
     blocks = naive_blocks(PRIMER.read_bytes().decode("utf-8"))
     stats = {}
@@ -181,7 +183,7 @@ def test_the_embedded_primer_parses_whole(caplog):
         turns = [{"role": message.role, "content": message.content} for message in sample.messages]
         assert format_chat(turns) == block.removesuffix("\n") + "\nassistant: "
         assert sample.source == "primer"
-    assert (stats, said(caplog)) == ({}, [])
+    assert (stats, dropped_lines(caplog)) == ({}, [])
 
 
 def test_the_default_file(tmp_path, monkeypatch):
@@ -208,21 +210,21 @@ def test_the_default_file(tmp_path, monkeypatch):
         "system: a\nuser: b\n",
     ],
 )
-def test_dialogues_that_are_none_are_left_out_counted_and_said_once(primer, caplog, bad):
+def test_invalid_dialogues_are_dropped_and_counted(primer, caplog, bad):
     caplog.set_level(logging.INFO)
     stats = {}
     found = iter_primer_sft(primer(GOOD.format("a"), bad, GOOD.format("b"), bad), stats=stats)
     assert next(found).messages == [ChatMessage("user", "a?"), ChatMessage("assistant", "a.")]
-    assert said(caplog) == []
+    assert dropped_lines(caplog) == []
     assert [sample.messages[1].content for sample in found] == ["b."]
     ((reason, number),) = stats.items()
     assert number == 2
-    (line,) = said(caplog)
+    (line,) = dropped_lines(caplog)
     assert "primer" in line
     assert f"2 {reason}" in line
 
 
-def test_other_reasons_are_counted_apart(primer):
+def test_reasons_are_counted_separately(primer):
     stats = {}
     blocks = ["nothing", "user: \nassistant: b", "user: a", "user: a\nassistant: b", "nothing"]
     assert len(list(iter_primer_sft(primer(*blocks), stats=stats))) == 1
@@ -232,20 +234,6 @@ def test_other_reasons_are_counted_apart(primer):
 def test_a_closing_prompt_is_no_turn(primer):
     (found,) = iter_primer_sft(primer("user: a\nassistant: b\nassistant: "))
     assert found.messages == [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
-
-
-@pytest.mark.parametrize("take", [0, 1, 3, 4, 9, None])
-def test_take_counts_what_is_given(primer, take):
-    blocks = ["nothing", *map(GOOD.format, "ab"), "nothing", *map(GOOD.format, "cd")]
-    path = primer(*blocks)
-    assert [sample.messages[1].content for sample in iter_primer_sft(path, take=take)] == ["a.", "b.", "c.", "d."][
-        :take
-    ]
-
-
-def test_a_negative_take_is_an_error(primer):
-    with pytest.raises(ValueError, match="take"):
-        list(iter_primer_sft(primer(GOOD), take=-1))
 
 
 def test_blank_blocks_are_no_dialogues(primer):
@@ -286,7 +274,7 @@ def test_samples_of_a_missing_file(tmp_path):
     ids=["other line ends", "no empty lines"],
 )
 def test_no_message_holds_a_delimiter(tmp_path, text):
-    """Two dialogues never become one with the delimiter in its middle: they are split, or left out and counted."""
+    """Two dialogues never become one message with the delimiter inside: they are split, or dropped and counted."""
     path = tmp_path / "primer.txt"
     path.write_bytes(text.encode())
     stats = {}
@@ -295,7 +283,7 @@ def test_no_message_holds_a_delimiter(tmp_path, text):
     assert len(found) == 2 or sum(stats.values()) > 0
 
 
-def test_a_byte_order_mark_costs_no_dialogue(tmp_path):
+def test_a_byte_order_mark_is_ignored(tmp_path):
     path = tmp_path / "primer.txt"
     path.write_bytes(b"\xef\xbb\xbfuser: a\nassistant: b")
     (found,) = iter_primer_sft(path)

@@ -1,3 +1,5 @@
+"""The registry: which sources there are, where they are read from, and their samples."""
+
 import itertools
 import json
 import shutil
@@ -6,13 +8,14 @@ import sys
 import textwrap
 import warnings
 
-import datasets  # now, while the environment says offline: it reads that once
+import datasets  # imported before a fixture changes HF_HUB_OFFLINE, which it reads once
 import pytest
 
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
 from niels_gpt.data.registry import describe, get_source, sources
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+from tests.data import write_rows
 
 BUILT_IN = {  # name: (kind, id on the Hub, part of the licence)
     "fineweb_edu": ("text", "HuggingFaceFW/fineweb-edu", "ODC-By"),
@@ -25,7 +28,7 @@ BUILT_IN = {  # name: (kind, id on the Hub, part of the licence)
     "stdlib": ("text", None, "PSF"),
 }
 ON_HUB = {name: id_ for name, (_, id_, _) in BUILT_IN.items() if id_}
-CACHE = {  # where `datasets` keeps what it downloaded: namespace as it is, name in lower case, config
+CACHE = {  # folders in the cache of `datasets`: namespace___name, config
     "fineweb_edu": ("HuggingFaceFW___fineweb-edu", "CC-MAIN-2024-10"),
     "wikitext": ("wikitext", "wikitext-103-raw-v1"),
     "gutenberg": ("nikolina-p___gutenberg_clean_en_splits", "default"),
@@ -56,28 +59,22 @@ ROWS = {
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """An empty working directory and an empty cache; online, as far as the environment says."""
+    """An empty working directory and an empty cache; the environment says online."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for name in ("HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "NIELS_GPT_DATA"):
         monkeypatch.delenv(name, raising=False)
 
 
-def write_rows(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def texts(samples):
-    """What is said, as (source, text) or (source, text, text, ...) of a chat."""
+    """Return (source, text) of each sample, or (source, content, content, ...) of a chat."""
     return [
         (s.source, *(m.content for m in s.messages)) if isinstance(s, ChatSample) else (s.source, s.text)
         for s in samples
     ]
 
 
-# --- which there are ---------------------------------------------------------------------------------
+# --- names -------------------------------------------------------------------------------------------
 
 
 def test_the_built_in_sources():
@@ -112,13 +109,13 @@ def test_the_sources_of_the_config_come_after_them(tmp_path):
     }
     assert (found["diary"].licence, found["chats"].licence) == ("secret", "yours")
     assert found["diary"].where() == ("local", str(tmp_path / "notes"))
-    origin = found["gone"].where()
-    assert origin.kind == "missing" and str(tmp_path / "gone") in origin.place
+    where = found["gone"].where()
+    assert where.kind == "missing" and str(tmp_path / "gone") in where.location
     assert texts(found["diary"].samples()) == [("diary", "a note")]
     assert list(sources()) == list(sources(DataConfig())) == list(BUILT_IN)
 
 
-def test_a_source_that_cannot_be_read_is_listed_all_the_same(tmp_path):
+def test_an_unreadable_source_is_listed(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"no parquet")
     found = sources(DataConfig(sources={"bad": SourceConfig(str(tmp_path / "bad.parquet"))}))
     assert found["bad"].where().kind == "local"
@@ -127,19 +124,19 @@ def test_a_source_that_cannot_be_read_is_listed_all_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["wikitext", "dolly15k", "stdlib"])
-def test_a_name_of_the_config_that_is_taken(tmp_path, name):
-    with pytest.raises(ValueError, match=rf"data\.sources\.{name}\b.*already"):
+def test_a_name_that_is_already_used(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"data\.sources\.{name}\b"):
         sources(DataConfig(sources={name: SourceConfig(str(tmp_path))}))
 
 
-def test_an_unknown_name_gives_those_there_are(tmp_path):
+def test_an_unknown_name_lists_the_known_ones(tmp_path):
     data = DataConfig(sources={"diary": SourceConfig(str(tmp_path))})
     with pytest.raises(ValueError) as caught:
         get_source("wikitxt", data)
     for name in ("'wikitxt'", *BUILT_IN, "diary"):
         assert name in str(caught.value)
     assert get_source("diary", data).name == "diary"
-    with pytest.raises(ValueError, match="no source 'diary'"):
+    with pytest.raises(ValueError, match="'diary'"):
         get_source("diary")
 
 
@@ -155,21 +152,20 @@ def test_a_row_of_the_list():
     }
 
 
-# --- where they would come from ----------------------------------------------------------------------
+# --- locations ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ON_HUB)
-def test_from_the_hub_when_there_is_nothing_here(name):
+def test_from_the_hub_by_default(name):
     assert get_source(name).where() == ("hub", ON_HUB[name])
 
 
-@pytest.mark.parametrize("value", ["1", "true", "YES", "ON"])
-@pytest.mark.parametrize("name", ON_HUB)
+@pytest.mark.parametrize(("name", "value"), list(zip(ON_HUB, ["1", "true", "YES", "ON", "1"], strict=True)))
 def test_missing_when_offline(name, value, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    origin = get_source(name).where()
-    assert origin.kind == "missing"
-    assert "offline" in origin.place and "NIELS_GPT_DATA" in origin.place
+    where = get_source(name).where()
+    assert where.kind == "missing"
+    assert "offline" in where.location and "NIELS_GPT_DATA" in where.location
 
 
 @pytest.mark.parametrize("value", ["0", "", "no"])
@@ -178,50 +174,51 @@ def test_not_offline(value, monkeypatch):
     assert get_source("oasst1").where().kind == "hub"
 
 
-@pytest.mark.parametrize("variable", ["HF_HOME", "HF_DATASETS_CACHE"])
-@pytest.mark.parametrize("offline", ["0", "1"])
-@pytest.mark.parametrize("name", ON_HUB)
+@pytest.mark.parametrize(
+    ("name", "variable", "offline"),
+    [(name, ("HF_HOME", "HF_DATASETS_CACHE")[i % 2], str(i // 2 % 2)) for i, name in enumerate(ON_HUB)],
+)
 def test_from_the_cache(name, variable, offline, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-    monkeypatch.setenv(variable, str(tmp_path / "kept"))
+    monkeypatch.setenv(variable, str(tmp_path / "cache"))
     folder, config = CACHE[name]
-    root = tmp_path / "kept" / ("datasets" if variable == "HF_HOME" else "") / folder
+    root = tmp_path / "cache" / ("datasets" if variable == "HF_HOME" else "") / folder
     (root / config / "0.0.0" / ("a" * 40)).mkdir(parents=True)
-    origin = get_source(name).where()
-    assert origin.kind == "cache"
-    assert origin.place.startswith(str(root))
+    where = get_source(name).where()
+    assert where.kind == "cache"
+    assert where.location.startswith(str(root))
 
 
-def test_another_config_in_the_cache_is_not_the_one_wanted(tmp_path):
+def test_another_config_in_the_cache_does_not_count(tmp_path):
     (tmp_path / "hf" / "datasets" / "wikitext" / "wikitext-2-raw-v1" / "0.0.0").mkdir(parents=True)
     assert get_source("wikitext").where().kind == "hub"
 
 
-def test_other_datasets_in_the_cache_are_others(tmp_path):
+def test_other_datasets_in_the_cache_do_not_count(tmp_path):
     for folder in ("oasst1", "someone___oasst1", "OpenAssistant___oasst2", "parquet", "json"):
         (tmp_path / "hf" / "datasets" / folder / "default" / "0.0.0").mkdir(parents=True)
     assert get_source("oasst1").where().kind == "hub"
 
 
 def fill_cache(root, folder, config, rows):
-    """What `datasets` leaves behind after a download, made by `datasets` itself."""
-    made = root.parent / "made"
+    """Fill the cache as `datasets` does after a download."""
+    prepared = root.parent / "prepared"
     file = write_rows(root.parent / "rows.jsonl", rows)
-    builder = datasets.load_dataset_builder("json", data_files={"train": [str(file)]}, cache_dir=str(made))
+    builder = datasets.load_dataset_builder("json", data_files={"train": [str(file)]}, cache_dir=str(prepared))
     builder.download_and_prepare()
     name = folder.rpartition("___")[2]
-    place = root / folder / config / "0.0.0" / ("a" * 40)
-    place.parent.mkdir(parents=True)
-    shutil.move(builder.cache_dir, place)
-    for arrow in list(place.glob("*.arrow")):
+    cached = root / folder / config / "0.0.0" / ("a" * 40)
+    cached.parent.mkdir(parents=True)
+    shutil.move(builder.cache_dir, cached)
+    for arrow in list(cached.glob("*.arrow")):
         arrow.rename(arrow.with_name(arrow.name.replace("json", name, 1)))
-    info = json.loads((place / "dataset_info.json").read_text(encoding="utf-8"))
+    info = json.loads((cached / "dataset_info.json").read_text(encoding="utf-8"))
     info |= {"config_name": config, "dataset_name": name}
-    (place / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    (cached / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ON_HUB)
-def test_what_is_in_the_cache_can_be_read_offline_and_is_said_to_be_there(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["wikitext", "oasst1"])
+def test_a_cached_dataset_can_be_read_offline(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
     fill_cache(tmp_path / "hf" / "datasets", *CACHE[name], ROWS[name])
@@ -230,8 +227,8 @@ def test_what_is_in_the_cache_can_be_read_offline_and_is_said_to_be_there(name, 
     assert source.where().kind == "cache"
 
 
-def test_what_cannot_be_read_by_its_id_is_not_said_to_be_in_the_cache(tmp_path, monkeypatch):
-    """`datasets` looks for a cached `wikitext` under that name alone, whatever the Hub redirects it to."""
+def test_a_cached_dataset_under_another_id_does_not_count(tmp_path, monkeypatch):
+    """`datasets` finds a cached `wikitext` only under this name, although the Hub redirects it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
     fill_cache(tmp_path / "hf" / "datasets", "Salesforce___wikitext", "wikitext-103-raw-v1", ROWS["wikitext"])
@@ -243,17 +240,16 @@ def test_what_cannot_be_read_by_its_id_is_not_said_to_be_in_the_cache(tmp_path, 
     assert source.where().kind == ("cache" if readable else "missing")
 
 
-@pytest.mark.parametrize("short", [True, False])
-@pytest.mark.parametrize("name", ON_HUB)
+@pytest.mark.parametrize(("name", "short"), [(name, i % 2 == 0) for i, name in enumerate(ON_HUB)])
 def test_local_files_come_first(name, short, tmp_path, monkeypatch):
-    place = tmp_path / "data" / (ON_HUB[name].rpartition("/")[2] if short else ON_HUB[name])
-    write_rows(place / "train.jsonl", ROWS[name])
+    folder_here = tmp_path / "data" / (ON_HUB[name].rpartition("/")[2] if short else ON_HUB[name])
+    write_rows(folder_here / "train.jsonl", ROWS[name])
     folder, config = CACHE[name]
     (tmp_path / "hf" / "datasets" / folder / config / "0.0.0" / "abc").mkdir(parents=True)
     monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     source = get_source(name)
-    assert source.where() == ("local", str(place))
+    assert source.where() == ("local", str(folder_here))
     assert len(list(source.samples())) == 6
 
 
@@ -263,41 +259,41 @@ def test_local_files_by_a_map(tmp_path, monkeypatch):
     monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "map.yaml"))
     assert get_source("dolly15k").where() == ("local", str(file))
     gone = get_source("oasst1").where()
-    assert gone.kind == "missing" and "nowhere" in gone.place
+    assert gone.kind == "missing" and "nowhere" in gone.location
     assert get_source("wikitext").where().kind == "hub"
 
 
-def test_a_niels_gpt_data_that_does_not_exist_is_said(tmp_path, monkeypatch):
+def test_an_invalid_niels_gpt_data_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "none"))
-    origin = get_source("wikitext").where()
-    assert origin.kind == "missing"
-    assert "NIELS_GPT_DATA" in origin.place and str(tmp_path / "none") in origin.place
+    where = get_source("wikitext").where()
+    assert where.kind == "missing"
+    assert "NIELS_GPT_DATA" in where.location and str(tmp_path / "none") in where.location
 
 
-@pytest.mark.parametrize(("name", "usual"), [("roam", ".roam-data"), ("primer", "data/primer.txt")])
-def test_embedded_until_there_are_local_ones_in_the_usual_place(name, usual, tmp_path):
+@pytest.mark.parametrize(("name", "default"), [("roam", ".roam-data"), ("primer", "data/primer.txt")])
+def test_embedded_unless_the_default_path_exists(name, default, tmp_path):
     assert get_source(name).where().kind == "embedded"
     assert len(list(get_source(name).samples(take=3))) == 3
     if name == "roam":
-        (tmp_path / usual).mkdir()
-        (tmp_path / usual / "mine.md").write_text("my note", encoding="utf-8")
+        (tmp_path / default).mkdir()
+        (tmp_path / default / "mine.md").write_text("my note", encoding="utf-8")
         wanted = [("roam", "my note")]
     else:
-        (tmp_path / usual).parent.mkdir()
-        (tmp_path / usual).write_text("user: mine?\nassistant: yes.", encoding="utf-8")
+        (tmp_path / default).parent.mkdir()
+        (tmp_path / default).write_text("user: mine?\nassistant: yes.", encoding="utf-8")
         wanted = [("primer", "mine?", "yes.")]
-    assert get_source(name).where() == ("local", usual)
+    assert get_source(name).where() == ("local", default)
     assert texts(get_source(name).samples()) == wanted
 
 
 @pytest.fixture
 def small_library(monkeypatch):
-    """Part of the standard library, for all of it takes seconds to read."""
+    """Part of the standard library: reading all of it takes seconds."""
     files = embedded.stdlib_files()[:40]
     monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
 
 
-def test_the_standard_library_is_always_there(small_library, monkeypatch):
+def test_the_standard_library_is_always_available(small_library, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     source = get_source("stdlib")
     assert source.where().kind == "embedded"
@@ -324,7 +320,7 @@ def test_samples_of_a_path_in_its_order(name, tmp_path):
     source = get_source(name)
     for path in (file, str(file)):
         assert texts(source.samples(path=path)) == EXPECTED[name]
-    for take in (0, 1, 4, 6, 9):
+    for take in (0, 4):
         assert texts(source.samples(path=file, take=take)) == EXPECTED[name][:take]
 
 
@@ -341,11 +337,11 @@ def test_shuffled_samples(name, tmp_path):
 
 def test_wikitext_is_not_shuffled(tmp_path):
     (tmp_path / "train.txt").write_text("one\ntwo\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="leave --shuffle out"):
+    with pytest.raises(ValueError, match="--shuffle"):
         list(get_source("wikitext").samples(path=tmp_path, shuffle=True))
 
 
-def test_notes_and_dialogues_are_shuffled_too(tmp_path):
+def test_notes_and_dialogues_can_be_shuffled(tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
     for i in range(8):
@@ -402,20 +398,19 @@ def test_a_subset_of_a_local_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gutenberg", "dolly15k", "oasst1", "roam", "primer", "stdlib"])
-def test_a_subset_of_a_source_that_has_none(name):
-    with pytest.raises(ValueError, match=rf"{name} has no subsets.*'big'"):
+def test_sources_without_subsets(name):
+    with pytest.raises(ValueError, match=rf"{name}.*'big'"):
         get_source(name).samples(subset="big")
 
 
-@pytest.mark.parametrize("name", ["roam", "primer", "stdlib"])
-@pytest.mark.parametrize("split", ["validation", "test", "trian", ""])
-def test_a_split_that_what_has_none_has_not(name, split):
-    with pytest.raises(ValueError, match=rf"{name} has no split '{split}'; it has train"):
+@pytest.mark.parametrize(("name", "split"), [("roam", "validation"), ("primer", "trian"), ("stdlib", "")])
+def test_an_unknown_split_of_an_embedded_source(name, split):
+    with pytest.raises(ValueError, match=rf"{name}.*'{split}'.*train"):
         get_source(name).samples(split=split)
 
 
 @pytest.mark.parametrize("name", ON_HUB)
-def test_a_split_that_the_files_have_not(name, tmp_path):
+def test_splits_of_files(name, tmp_path):
     for split in ("train", "validation"):
         write_rows(tmp_path / "rows" / f"{split}.jsonl", ROWS[name][: 2 if split == "validation" else None])
     source = get_source(name)
@@ -426,27 +421,7 @@ def test_a_split_that_the_files_have_not(name, tmp_path):
         list(source.samples(path=tmp_path / "rows", split="tset"))
 
 
-def test_a_path_that_does_not_exist(tmp_path):
-    for name in (*ON_HUB, "roam", "primer"):
-        with pytest.raises((ValueError, OSError), match=r"no such place"):
-            list(get_source(name).samples(path=tmp_path / "no such place"))
-
-
-def test_what_is_left_out_is_counted(tmp_path):
-    wrong = [{"instruction": "", "context": "", "response": "r", "category": "c"}] * 2
-    file = write_rows(tmp_path / "rows.jsonl", [*wrong, *ROWS["dolly15k"]])
-    stats = {}
-    assert texts(get_source("dolly15k").samples(path=file, stats=stats)) == EXPECTED["dolly15k"]
-    assert sum(stats.values()) == 2
-    (tmp_path / "notes").mkdir()
-    for name, text in (("a", "a note"), ("b", " \n"), ("c", "")):
-        (tmp_path / "notes" / f"{name}.md").write_text(text, encoding="utf-8")
-    stats = {}
-    assert texts(get_source("roam").samples(path=tmp_path / "notes", stats=stats)) == [("roam", "a note")]
-    assert stats == {"empty": 2}
-
-
-def test_options_of_the_loader_go_through(tmp_path):
+def test_options_of_the_loader(tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", ROWS["dolly15k"])
     first = next(get_source("dolly15k").samples(path=file, include_system=True))
     assert [m.role for m in first.messages] == ["system", "user", "assistant"]
@@ -456,12 +431,12 @@ def test_options_of_the_loader_go_through(tmp_path):
     assert len(list(get_source("oasst1").samples(path=file, english_only=False))) == 6
 
 
-def test_offline_without_data_says_the_two_ways_and_never_connects(monkeypatch):
+def test_offline_without_data_has_two_remedies_and_never_connects(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    asked = []
-    monkeypatch.setattr(socket.socket, "connect", lambda *args: asked.append(args))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asked.append(args))
+    connections = []
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: connections.append(args))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: connections.append(args))
     for name, id_ in ON_HUB.items():
         with pytest.raises(ValueError) as caught:
             list(get_source(name).samples(take=1))
@@ -469,7 +444,7 @@ def test_offline_without_data_says_the_two_ways_and_never_connects(monkeypatch):
         assert id_ in message
         assert "NIELS_GPT_DATA" in message and "--path" in message
         assert "connect to the Hub" in message
-    assert asked == []
+    assert connections == []
 
 
 # --- sources of other packages -----------------------------------------------------------------------
@@ -479,7 +454,7 @@ counter = itertools.count()
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """A function that installs a distribution: a module, and entry points as pip writes them."""
+    """Return a function that installs a distribution: a module, and entry points as pip writes them."""
 
     def make(module, points):
         name = f"poems_{next(counter)}"
@@ -501,7 +476,7 @@ def install(tmp_path, monkeypatch):
 
 POEMS = """
 from niels_gpt.data import embedded
-from niels_gpt.data.registry import Origin, Source
+from niels_gpt.data.registry import Source, SourceLocation
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 
 def poems(*, split, take, shuffle, seed, path, stats, metre="iambic"):
@@ -511,11 +486,11 @@ def poems(*, split, take, shuffle, seed, path, stats, metre="iambic"):
 def talks(**options):
     yield ChatSample([ChatMessage("user", "rhyme?"), ChatMessage("assistant", "no.")], "talks", {})
 
-POEMS = Source("poems", "text", "CC0", poems, lambda: Origin("embedded", "my package"), subset_option="metre",
+POEMS = Source("poems", "text", "CC0", poems, lambda: SourceLocation("embedded", "my package"), subset_option="metre",
                splits=("train", "test"))
 
 def make_talks():
-    return Source("talks", "chat", "MIT", talks, lambda: Origin("hub", "me/talks"), "me/talks")
+    return Source("talks", "chat", "MIT", talks, lambda: SourceLocation("hub", "me/talks"), "me/talks")
 
 NOTHING = 3.5
 """
@@ -540,7 +515,7 @@ def test_a_source_of_another_package(install):
         ("poems", "poem 1 of test, iambic"),
     ]
     assert texts(found["poems"].samples(take=1, subset="free")) == [("poems", "poem 0 of train, free")]
-    with pytest.raises(ValueError, match="no split 'val'; it has train, test"):
+    with pytest.raises(ValueError, match=r"'val'.*train, test"):
         found["poems"].samples(split="val")
     (talk,) = found["talks"].samples()
     assert talk.messages == [ChatMessage("user", "rhyme?"), ChatMessage("assistant", "no.")]
@@ -549,7 +524,7 @@ def test_a_source_of_another_package(install):
 
 
 @pytest.mark.parametrize(
-    ("module", "target", "said"),
+    ("module", "target", "fact"),
     [
         ("raise RuntimeError('no poetry today')", ":POEMS", "no poetry today"),
         ("import a_module_that_is_nowhere", ":POEMS", "a_module_that_is_nowhere"),
@@ -561,24 +536,24 @@ def test_a_source_of_another_package(install):
         ("def make(needed):\n    return needed", ":make", "needed"),
     ],
 )
-def test_a_source_that_does_not_load_is_left_out_with_a_warning_that_names_it(install, module, target, said):
+def test_a_source_that_cannot_be_loaded_is_skipped_with_a_warning(install, module, target, fact):
     name = install(module, {"odd": target})
     install(POEMS, {"poems": ":POEMS"})
     with pytest.warns(UserWarning) as caught:
         found = sources()
     assert list(found) == [*BUILT_IN, "poems"]
     (message,) = [str(warning.message) for warning in caught]
-    assert "odd" in message and f"{name}{target}" in message and said in message
+    assert "odd" in message and f"{name}{target}" in message and fact in message
     assert "\n" not in message
 
 
-def test_the_config_cannot_take_the_name_of_an_installed_source(install, tmp_path):
+def test_the_config_cannot_use_the_name_of_an_installed_source(install, tmp_path):
     install(POEMS, {"poems": ":POEMS"})
-    with pytest.raises(ValueError, match=r"data\.sources\.poems.*already"):
+    with pytest.raises(ValueError, match=r"data\.sources\.poems"):
         sources(DataConfig(sources={"poems": SourceConfig(str(tmp_path))}))
 
 
-def test_a_package_does_not_replace_a_built_in_source_unsaid(install):
+def test_a_package_does_not_replace_a_built_in_source(install):
     install(POEMS.replace('"poems", "text"', '"wikitext", "text"'), {"wikitext": ":POEMS"})
     with pytest.warns(UserWarning, match="wikitext"):
         found = sources()

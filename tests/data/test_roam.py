@@ -1,4 +1,5 @@
-import logging
+"""Notes: which files, their texts, and the split."""
+
 import os
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def make(root, *names):
 # --- list --------------------------------------------------------------------------------------------
 
 
-def test_all_markdown_files_at_any_depth(tmp_path):
+def test_all_markdown_files_in_all_folders(tmp_path):
     make(
         tmp_path,
         "b.md",
@@ -62,7 +63,7 @@ def test_paths_are_absolute_strings(tmp_path, monkeypatch):
         assert [Path(path).samefile(tmp_path / "notes" / "a.md") for path in found] == [True]
 
 
-def test_the_same_folder_gives_the_same_list_whatever_the_spelling(tmp_path, monkeypatch):
+def test_every_spelling_of_a_folder_gives_the_same_list(tmp_path, monkeypatch):
     make(tmp_path, "notes/a.md", "notes/b/c.md")
     monkeypatch.chdir(tmp_path)
     assert list_roam_paths("notes") == list_roam_paths("notes/") == list_roam_paths(str(tmp_path / "notes"))
@@ -125,7 +126,7 @@ def test_every_character_is_kept_in_the_order_of_the_paths(tmp_path):
         (b"surrogate \xed\xa0\x80", 10, "surrogate \ufffd\ufffd\ufffd"),
     ],
 )
-def test_what_is_not_utf8_is_named_with_the_byte_offset(tmp_path, data, offset, replaced):
+def test_a_file_that_is_not_utf8_is_named_with_the_byte_offset(tmp_path, data, offset, replaced):
     make(tmp_path, "good.md")
     bad = tmp_path / "bad note.md"
     bad.write_bytes(data)
@@ -135,7 +136,7 @@ def test_what_is_not_utf8_is_named_with_the_byte_offset(tmp_path, data, offset, 
     assert load_texts(paths, errors="replace") == ["text of good.md", replaced]
 
 
-def test_a_file_that_is_gone_is_an_error(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="gone"):
         load_texts([str(tmp_path / "gone.md")])
 
@@ -161,12 +162,8 @@ def test_a_tenth_is_held_out_by_default():
 # --- samples -----------------------------------------------------------------------------------------
 
 
-def said(caplog):
-    return [record.getMessage() for record in caplog.records if record.name.startswith("niels_gpt")]
-
-
 def test_a_sample_per_note(tmp_path):
-    make(tmp_path, "b.md", "a/z.md", "a.md", "é/ü.md", "left out.txt")
+    make(tmp_path, "b.md", "a/z.md", "a.md", "é/ü.md", "other.txt")
     wanted = ["a.md", "a/z.md", "b.md", "é/ü.md"]
     for root in (tmp_path, str(tmp_path)):
         assert list(iter_roam(root)) == [PretrainSample(f"text of {name}", "roam", {"path": name}) for name in wanted]
@@ -190,7 +187,7 @@ def test_samples_come_in_the_order_of_the_paths_with_every_character(tmp_path):
 
 
 @pytest.mark.parametrize("spelling", ["notes", "notes/", "./notes", "other/../notes", "~/notes"])
-def test_the_path_is_that_within_the_folder_whatever_the_spelling(tmp_path, monkeypatch, spelling):
+def test_the_path_is_relative_to_the_folder(tmp_path, monkeypatch, spelling):
     make(tmp_path, "notes/a.md", "notes/b/c.md", "other/d.md")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -203,51 +200,12 @@ def test_the_default_folder(tmp_path, monkeypatch):
     assert list(iter_roam()) == [PretrainSample("text of .roam-data/a.md", "roam", {"path": "a.md"})]
 
 
-def test_blank_notes_are_left_out_counted_and_said_once(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    make(tmp_path, "b.md", "d.md")
-    for name, text in {"a.md": "", "c.md": " \r\n\t", "e.md": "\u3000\n"}.items():
-        (tmp_path / name).write_bytes(text.encode())
-    stats = {}
-    found = iter_roam(tmp_path, stats=stats)
-    assert next(found).meta["path"] == "b.md"
-    assert said(caplog) == []
-    assert [sample.meta["path"] for sample in found] == ["d.md"]
-    ((reason, number),) = stats.items()
-    assert number == 3
-    (line,) = said(caplog)
-    assert "roam" in line
-    assert f"3 {reason}" in line
-
-
-def test_nothing_is_said_where_nothing_is_dropped(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    make(tmp_path, "a.md")
-    stats = {}
-    assert len(list(iter_roam(tmp_path, stats=stats))) == 1
-    assert (stats, said(caplog)) == ({}, [])
-
-
-@pytest.mark.parametrize("take", [0, 1, 3, 4, 9, None])
-def test_take_counts_what_is_given(tmp_path, take):
-    make(tmp_path, "b.md", "c.md", "e.md", "f.md")
-    for name in ("a.md", "d.md"):
-        (tmp_path / name).write_text(" ", encoding="utf-8")
-    found = [sample.meta["path"] for sample in iter_roam(tmp_path, take=take)]
-    assert found == ["b.md", "c.md", "e.md", "f.md"][:take]
-
-
 def test_take_reads_no_further(tmp_path):
     make(tmp_path, "a.md", "b.md")
     (tmp_path / "c.md").write_bytes(b"\xff")
     assert len(list(iter_roam(tmp_path, take=2))) == 2
     with pytest.raises(ValueError, match=r"c\.md"):
         list(iter_roam(tmp_path, take=3))
-
-
-def test_a_negative_take_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="take"):
-        list(iter_roam(tmp_path, take=-1))
 
 
 def test_a_note_that_is_not_utf8(tmp_path):
@@ -261,7 +219,7 @@ def test_a_note_that_is_not_utf8(tmp_path):
     assert replaced == ["text of a.md", "caf\ufffd", "text of c.md"]
 
 
-def test_no_folder_of_notes_no_samples(tmp_path):
+def test_folders_without_notes(tmp_path):
     make(tmp_path, "file.md")
     (tmp_path / "empty").mkdir()
     assert list(iter_roam(tmp_path / "empty")) == []

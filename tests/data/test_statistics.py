@@ -1,10 +1,12 @@
+"""Statistics against naive counts."""
+
 import json
 import math
 from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.data.statistics import Statistics
@@ -85,17 +87,19 @@ def check(samples):
         assert mean is None
 
 
+@settings(max_examples=40)
 @given(st.lists(PRETRAIN, max_size=40))
-def test_texts_are_what_a_naive_count_gives(samples):
+def test_texts_match_a_naive_count(samples):
     check(samples)
 
 
+@settings(max_examples=40)
 @given(st.lists(CHAT, max_size=20))
-def test_chats_are_what_a_naive_count_gives(samples):
+def test_chats_match_a_naive_count(samples):
     check(samples)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10, 11, 100, 101, 201, 1001])
+@pytest.mark.parametrize("n", [1, 2, 3, 11, 101])
 def test_quantiles_of_many_lengths(n):
     check([text("x" * (i * 7919 % n)) for i in range(n)])
 
@@ -104,6 +108,10 @@ def test_a_quantile_is_the_length_of_a_sample():
     summary = Statistics().add_all([text("x" * n) for n in (10, 1000, 30, 20)]).summary()
     assert summary["length_quantiles"] == {"min": 10, "10 %": 10, "median": 20, "90 %": 30, "99 %": 30, "max": 1000}
     assert summary["mean_length"] == 265.0
+
+
+def test_the_mean_has_one_decimal():
+    assert Statistics().add_all([text("x"), text("x"), text("xx")]).summary()["mean_length"] == 1.3
 
 
 def test_characters_are_not_bytes():
@@ -141,7 +149,7 @@ def test_roles_and_turns():
     assert summary["length_quantiles"]["max"] == 15
 
 
-def test_nothing_at_all():
+def test_no_samples():
     summary = Statistics().summary()
     assert summary["samples"] == summary["characters"] == summary["bytes"] == 0
     assert summary["mean_length"] is None
@@ -150,13 +158,14 @@ def test_nothing_at_all():
     json.dumps(summary, allow_nan=False)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.one_of(PRETRAIN, CHAT), max_size=8))
 def test_a_summary_is_plain_json(samples):
     summary = Statistics().add_all(samples).summary()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
-def test_adding_goes_on_after_a_summary():
+def test_samples_can_be_added_after_a_summary():
     statistics = Statistics()
     statistics.add(text("ab"))
     first = statistics.summary()
@@ -167,5 +176,5 @@ def test_adding_goes_on_after_a_summary():
 
 
 def test_a_huge_document():
-    summary = Statistics().add_all([text("é" * 10_000_000)]).summary()
-    assert (summary["characters"], summary["bytes"]) == (10_000_000, 20_000_000)
+    summary = Statistics().add_all([text("é" * 1_000_000)]).summary()
+    assert (summary["characters"], summary["bytes"]) == (1_000_000, 2_000_000)

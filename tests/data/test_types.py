@@ -1,3 +1,5 @@
+"""The dataclasses of samples."""
+
 import dataclasses
 import typing
 
@@ -13,7 +15,7 @@ FIELDS = {
 }
 
 
-def made():
+def samples():
     message = ChatMessage(role="user", content="hi")
     return [
         PretrainSample(text="a text", source="roam", meta={"path": "a.md"}),
@@ -35,7 +37,7 @@ def test_fields_in_order_all_required(cls, names):
         cls(*names[:-1])
 
 
-@pytest.mark.parametrize("sample", made(), ids=lambda sample: type(sample).__name__)
+@pytest.mark.parametrize("sample", samples(), ids=lambda sample: type(sample).__name__)
 def test_frozen(sample):
     for field in dataclasses.fields(sample):
         before = getattr(sample, field.name)
@@ -49,7 +51,7 @@ def test_frozen(sample):
 
 
 def test_equal_by_value():
-    for one, other in zip(made(), made(), strict=True):
+    for one, other in zip(samples(), samples(), strict=True):
         assert one == other
         assert one is not other
     assert ChatMessage("user", "hi") != ChatMessage("assistant", "hi")

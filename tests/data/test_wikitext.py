@@ -1,4 +1,5 @@
-import gzip
+"""wikitext: its splits, `load_wikitext`, and local files."""
+
 import inspect
 import json
 import logging
@@ -9,6 +10,7 @@ import pytest
 from niels_gpt.data.reading.local import find_files
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
+from tests.data import dropped_lines, write_rows
 
 ROWS = {
     "train": ["", " = Title = \n", " \n", "First paragraph , é . \n", None, "\t", "Second", "\u3000\n", "0"],
@@ -22,16 +24,8 @@ KEPT = {
 }
 
 
-def write_jsonl(path, rows):
-    data = "".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in rows).encode("utf-8")
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-
-
-def write_parquet(path, rows):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())}), path)
+def write_texts(path, texts):
+    write_rows(path, [{"text": text} for text in texts])
 
 
 def assert_real_lists(found, wanted):
@@ -42,7 +36,7 @@ def assert_real_lists(found, wanted):
 # --- the Hub -----------------------------------------------------------------------------------------
 
 
-def test_hub_rows_under_our_names_without_blank_ones(hub):
+def test_splits_of_the_hub_without_blank_rows(hub):
     hub.rows = ROWS
     assert_real_lists(load_wikitext(), KEPT)
     assert set(hub.calls) == {("wikitext", "wikitext-103-raw-v1")}
@@ -54,18 +48,11 @@ def test_another_config(hub):
     assert set(hub.calls) == {("wikitext", "wikitext-2-raw-v1")}
 
 
-def test_load_dataset_is_looked_up_when_it_runs(hub):
-    hub.rows = ROWS
-    load_wikitext()
-    hub.rows = {**ROWS, "train": ["changed"]}
-    assert load_wikitext()["train"] == ["changed"]
-
-
 @pytest.mark.parametrize(
     "error", [ConnectionError("no route to the Hub"), FileNotFoundError("no such dataset"), OSError()]
 )
 @pytest.mark.parametrize("load", [load_wikitext, lambda: list(iter_wikitext())])
-def test_a_hub_out_of_reach_says_what_to_do(hub, monkeypatch, error, load):
+def test_an_unreachable_hub_has_remedies(hub, monkeypatch, error, load):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     hub.error = error
     with pytest.raises(ValueError) as caught:
@@ -74,19 +61,13 @@ def test_a_hub_out_of_reach_says_what_to_do(hub, monkeypatch, error, load):
         assert part in str(caught.value)
 
 
-def test_no_network_is_asked_for_real():
-    with pytest.raises(ValueError, match="wikitext-103-raw-v1"):
-        load_wikitext()
-
-
 # --- local files -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
 def test_local_folder(tmp_path, suffix):
-    write = write_parquet if suffix == "parquet" else write_jsonl
     for split, rows in ROWS.items():
-        write(tmp_path / f"{split}.{suffix}", rows)
+        write_texts(tmp_path / f"{split}.{suffix}", rows)
     (tmp_path / "README.md").write_text("not data", encoding="utf-8")
     assert_real_lists(load_wikitext(path=tmp_path), KEPT)
     assert load_wikitext(path=str(tmp_path)) == KEPT
@@ -100,15 +81,15 @@ def test_local_text_files_have_a_row_per_line(tmp_path):
 
 def test_shards_follow_each_other_by_name(tmp_path):
     for number in (2, 0, 1):
-        write_parquet(tmp_path / f"train-0000{number}-of-00003.parquet", [f"row {number}"])
-    write_parquet(tmp_path / "validation-00000-of-00001.parquet", ["held out"])
+        write_texts(tmp_path / f"train-0000{number}-of-00003.parquet", [f"row {number}"])
+    write_texts(tmp_path / "validation-00000-of-00001.parquet", ["held out"])
     assert load_wikitext(path=tmp_path) == {"train": ["row 0", "row 1", "row 2"], "val": ["held out"], "test": []}
 
 
 @pytest.mark.parametrize("name", ["validation.jsonl", "valid.jsonl", "val.jsonl", "val-00000-of-00001.jsonl"])
 def test_names_of_the_validation_file(tmp_path, name):
-    write_jsonl(tmp_path / "train.jsonl", ["a"])
-    write_jsonl(tmp_path / name, ["b"])
+    write_texts(tmp_path / "train.jsonl", ["a"])
+    write_texts(tmp_path / name, ["b"])
     assert load_wikitext(path=tmp_path) == {"train": ["a"], "val": ["b"], "test": []}
     assert find_files(tmp_path) == {
         "train": [str(tmp_path / "train.jsonl")],
@@ -116,38 +97,24 @@ def test_names_of_the_validation_file(tmp_path, name):
     }
 
 
-def test_an_edited_file_is_read_anew(tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", ["old"])
-    write_jsonl(tmp_path / "validation.jsonl", ["b"])
-    assert load_wikitext(path=tmp_path)["train"] == ["old"]
-    write_jsonl(tmp_path / "train.jsonl", ["new", "er"])
-    assert load_wikitext(path=tmp_path)["train"] == ["new", "er"]
-
-
 @pytest.mark.parametrize(("there", "missing"), [("train", "validation"), ("validation", "train")])
 def test_a_split_without_file_is_named(tmp_path, there, missing):
-    write_jsonl(tmp_path / f"{there}.jsonl", ["a"])
-    with pytest.raises(ValueError, match=f"has no {missing}") as caught:
+    write_texts(tmp_path / f"{there}.jsonl", ["a"])
+    with pytest.raises(ValueError, match=missing) as caught:
         load_wikitext(path=tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere"):
-        load_wikitext(path=tmp_path / "nowhere")
-
-
-def test_mixed_kinds_are_refused(tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", ["a"])
-    write_parquet(tmp_path / "validation.parquet", ["b"])
+def test_mixed_formats_are_an_error(tmp_path):
+    write_texts(tmp_path / "train.jsonl", ["a"])
+    write_texts(tmp_path / "validation.parquet", ["b"])
     with pytest.raises(ValueError, match=r"\.jsonl and \.parquet"):
         load_wikitext(path=tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_broken_file_is_an_error_with_its_name(tmp_path, suffix):
-    write = write_parquet if suffix == "parquet" else write_jsonl
-    write(tmp_path / f"validation.{suffix}", ["b"])
+    write_texts(tmp_path / f"validation.{suffix}", ["b"])
     (tmp_path / f"train.{suffix}").write_bytes(b'{"text": "cut sho')
     with pytest.raises(ValueError) as caught:
         load_wikitext(path=tmp_path)
@@ -159,12 +126,12 @@ def test_rows_without_text_are_an_error_with_the_column(tmp_path):
         (tmp_path / f"{split}.jsonl").write_text('{"body": "a"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="text") as caught:
         load_wikitext(path=tmp_path)
-    for part in (str(tmp_path / "train.jsonl"), "body", "column text", "name"):
+    for part in (str(tmp_path / "train.jsonl"), "body", "column text"):
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("hub_split", ["validation", "test"])
-def test_the_split_without_text_is_named(tmp_path, hub_split):
+def test_the_split_without_a_text_column_is_named(tmp_path, hub_split):
     for split in ROWS:
         row = {"body": "a"} if split == hub_split else {"text": "a"}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
@@ -174,43 +141,35 @@ def test_the_split_without_text_is_named(tmp_path, hub_split):
 
 
 @pytest.mark.parametrize("odd", [1, 2.5, True, ["a"], {"a": "b"}])
-def test_text_that_is_no_string_is_left_out_and_counted(tmp_path, odd):
+def test_text_that_is_not_a_string_is_dropped_and_counted(tmp_path, odd):
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": odd}) + "\n", encoding="utf-8")
-    write_jsonl(tmp_path / "validation.jsonl", ["b", None])
+    write_texts(tmp_path / "validation.jsonl", ["b", None])
     stats = {}
     assert load_wikitext(path=tmp_path, stats=stats) == {"train": [], "val": ["b"], "test": []}
     assert stats == {"without text": 2}
 
 
-def test_a_split_may_have_columns_of_its_own(tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", ["a"])
+def test_splits_may_have_different_columns(tmp_path):
+    write_texts(tmp_path / "train.jsonl", ["a"])
     (tmp_path / "validation.jsonl").write_text('{"number": 1, "text": "b"}\n', encoding="utf-8")
     assert load_wikitext(path=tmp_path) == {"train": ["a"], "val": ["b"], "test": []}
 
 
-def test_rows_left_out_of_all_splits_are_said_once(hub, caplog):
+def test_dropped_rows_of_all_splits_are_logged_once(hub, caplog):
     hub.rows = ROWS
     stats = {"empty": 1}
     with caplog.at_level(logging.INFO):
         assert load_wikitext(stats=stats) == KEPT
     assert stats == {"empty": 7, "without text": 1}
-    (message,) = [message for message in caplog.messages if "left out" in message]
+    (message,) = dropped_lines(caplog)
     for part in ("wikitext", "7 rows", "6 empty", "1 without text"):
         assert part in message
 
 
-def test_no_global_generator_moves(tmp_path, random_states):
-    write_jsonl(tmp_path / "train.jsonl", ["a"])
-    write_jsonl(tmp_path / "validation.jsonl", ["b"])
-    before = random_states()
-    load_wikitext(path=tmp_path)
-    assert random_states() == before
-
-
-def test_the_variable_names_the_place(tmp_path, monkeypatch):
+def test_niels_gpt_data(tmp_path, monkeypatch):
     (tmp_path / "wikitext").mkdir()
     for split, rows in ROWS.items():
-        write_jsonl(tmp_path / "wikitext" / f"{split}.jsonl", rows)
+        write_texts(tmp_path / "wikitext" / f"{split}.jsonl", rows)
     monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
     assert_real_lists(load_wikitext(), KEPT)
 
@@ -219,12 +178,12 @@ def test_a_folder_per_config(tmp_path):
     for config in ("wikitext-2-raw-v1", "wikitext-103-raw-v1"):
         (tmp_path / config).mkdir()
         for split in ROWS:
-            write_parquet(tmp_path / config / f"{split}-00000-of-00001.parquet", [f"{split} of {config}"])
+            write_texts(tmp_path / config / f"{split}-00000-of-00001.parquet", [f"{split} of {config}"])
     assert load_wikitext(path=tmp_path)["val"] == ["validation of wikitext-103-raw-v1"]
     assert load_wikitext(path=tmp_path, config="wikitext-2-raw-v1")["train"] == ["train of wikitext-2-raw-v1"]
 
 
-# --- one line at a time ------------------------------------------------------------------------------
+# --- iter_wikitext -----------------------------------------------------------------------------------
 
 
 def texts(samples):
@@ -241,7 +200,7 @@ def test_the_signature():
 @pytest.mark.parametrize(
     ("split", "wanted"), [("train", "train"), ("val", "val"), ("validation", "val"), ("test", "test")]
 )
-def test_lines_of_a_split_in_order_without_blank_ones(hub, split, wanted):
+def test_lines_of_a_split_without_blank_ones(hub, split, wanted):
     hub.rows = ROWS
     assert list(iter_wikitext(split=split)) == [PretrainSample(text, "wikitext", {}) for text in KEPT[wanted]]
     assert hub.calls == [("wikitext", "wikitext-103-raw-v1")]
@@ -251,30 +210,6 @@ def test_lines_of_another_config(hub):
     hub.rows = ROWS
     assert texts(iter_wikitext(config="wikitext-2-raw-v1")) == KEPT["train"]
     assert hub.calls == [("wikitext", "wikitext-2-raw-v1")]
-
-
-@pytest.mark.parametrize("take", [0, 1, 3, 4, 5, 100])
-def test_take(hub, take):
-    hub.rows = ROWS
-    assert texts(iter_wikitext(take=take)) == KEPT["train"][:take]
-
-
-def test_a_negative_take_is_refused(hub):
-    hub.rows = ROWS
-    with pytest.raises(ValueError, match="-1"):
-        list(iter_wikitext(take=-1))
-    assert hub.calls == []
-
-
-def test_blank_lines_are_counted_and_said_once(hub, caplog):
-    hub.rows = ROWS
-    stats = {}
-    with caplog.at_level(logging.INFO):
-        assert texts(iter_wikitext(stats=stats)) == KEPT["train"]
-    assert stats == {"empty": 4, "without text": 1}
-    (message,) = [message for message in caplog.messages if "left out" in message]
-    for part in ("wikitext", "5", "4 empty", "1 without text"):
-        assert part in message
 
 
 def test_wikitext_begins_with_a_blank_line(hub):
@@ -287,37 +222,12 @@ def test_a_null_line_at_the_beginning(hub):
     assert texts(iter_wikitext()) == [" = Title = "]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
-@pytest.mark.parametrize("given", ["path", "folder", "map"])
-def test_local_lines(tmp_path, monkeypatch, suffix, given):
-    write = write_parquet if suffix == "parquet" else write_jsonl
-    folder = tmp_path / "wikitext"
-    folder.mkdir()
-    for split, rows in ROWS.items():
-        write(folder / f"{split}.{suffix}", rows)
-    (tmp_path / "map.yaml").write_text("wikitext: ./wikitext\n", encoding="utf-8")
-    if given != "path":
-        monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path if given == "folder" else tmp_path / "map.yaml"))
-    path = folder if given == "path" else None
-    assert {split: texts(iter_wikitext(path=path, split=split)) for split in KEPT} == KEPT
-
-
 def test_local_text_files_have_a_line_per_sample(tmp_path):
     (tmp_path / "train.txt").write_text("one\n\n  \ntwo é\n", encoding="utf-8")
     assert texts(iter_wikitext(path=tmp_path)) == ["one", "two é"]
 
 
-@pytest.mark.parametrize("split", ["nosuch", "Train", "training"])
-def test_an_unknown_local_split_names_those_there_are(tmp_path, split):
-    write_jsonl(tmp_path / "train.jsonl", ["a"])
-    write_jsonl(tmp_path / "val.jsonl", ["b"])
-    with pytest.raises(ValueError) as caught:
-        list(iter_wikitext(path=tmp_path, split=split))
-    for part in (str(tmp_path), repr(split), "train, validation"):
-        assert part in str(caught.value)
-
-
-def test_an_unknown_split_of_the_hub_names_those_there_are(hub, monkeypatch):
+def test_an_unknown_split_of_the_hub_is_named(hub, monkeypatch):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     hub.error = ValueError("Unknown split \"nosuch\". Should be one of ['test', 'train', 'validation'].")

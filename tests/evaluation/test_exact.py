@@ -38,7 +38,7 @@ class Bigrams(nn.Module):
         self.config = ModelConfig(V=256, T=T, C=2, L=1, H=1)
         table = 3 * torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
         self.table = nn.Parameter(table, requires_grad=False)
-        self.lm_head = nn.Identity()
+        self.logits = nn.Identity()
 
     @property
     def device(self) -> torch.device:

@@ -35,7 +35,7 @@ class Uniform(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config = ModelConfig(V=V, T=T, C=2, L=1, H=1)
-        self.lm_head = nn.Identity()
+        self.logits = nn.Identity()
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""The one-token pass gives the logits of GPT.forward, which the other tests hold to a naive reference."""
+"""The one-token pass gives the logits of GPT.forward, which other tests compare with a naive reference."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.kv_cache import KVCache
 
 CONFIG = ModelConfig(V=50, T=12, C=32, L=3, H=4)
-OPTIONS = [{}, {"norm": "rmsnorm", "mlp": "swiglu"}, {"norm": "rmsnorm"}, {"mlp": "swiglu"}]
-every_option = pytest.mark.parametrize("options", OPTIONS, ids=["v0", "v1", "rmsnorm", "swiglu"])
+V1 = {"norm": "rmsnorm", "mlp": "swiglu"}
+OPTIONS: dict[str, dict[str, object]] = {
+    "v0": {},
+    "v1": V1,
+    "learned": {"norm": "rmsnorm", "positions": "learned", "n_kv_heads": 1},
+    "llama": {**V1, "n_kv_heads": 2, "tie_embeddings": False, "rope_theta": 50.0},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def make_model(options: dict[str, str] | None = None) -> GPT:
+def make_model(options: dict[str, object] | None = None) -> GPT:
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(CONFIG, **(options or {}))).double().eval()
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(0.2 * torch.randn_like(p))  # norms off 1, weights off their small start
+            p.add_(0.2 * torch.randn_like(p))  # norms away from 1, weights larger than at the start
     return model
 
 
@@ -32,40 +38,39 @@ def cache_for(model: GPT, batch: int) -> KVCache:
 
 
 @every_option
-@pytest.mark.parametrize("batch", [1, 3])
-def test_token_by_token_equals_the_whole_window(batch: int, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(("batch", "mkl"), [(1, False), (3, False), (3, True)])
+def test_token_by_token_equals_the_full_window(batch: int, mkl: bool, options: dict[str, object], monkeypatch) -> None:
+    """Several rows without MKL use transposed copies of the matrices; one row does not."""
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     model = make_model(options)
     x = torch.randint(0, CONFIG.V, (batch, CONFIG.T))
     cache, one = cache_for(model, batch), OneToken(model)
     with torch.no_grad():
-        whole = model(x)
+        expected = model(x)
         for t in range(CONFIG.T):
-            torch.testing.assert_close(one(x[:, t], cache), whole[:, t], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(one(x[:, t], cache), expected[:, t], rtol=1e-9, atol=1e-9)
     assert cache.lengths == [CONFIG.T] * batch
+    assert (one._transposed is None) == (mkl or batch == 1)
 
 
-@every_option
-@pytest.mark.parametrize("mkl", [True, False])
-def test_with_matrices_as_they_lie_and_turned(mkl: bool, options: dict[str, str], monkeypatch) -> None:
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    model = make_model(options)
-    x = torch.randint(0, CONFIG.V, (3, CONFIG.T))
-    cache, one = cache_for(model, 3), OneToken(model)
+def test_transposed_copies_are_made_once(monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    model = make_model()
+    one, x = OneToken(model), torch.zeros(2, dtype=torch.long)
     with torch.no_grad():
-        whole = model(x)
-        for t in range(CONFIG.T):
-            torch.testing.assert_close(one(x[:, t], cache), whole[:, t], rtol=1e-9, atol=1e-9)
-        assert (one._turned is None) == mkl
-        single = OneToken(model)
-        single(x[:1, 0], cache_for(model, 1))
-        assert single._turned is None
+        one(x, cache_for(model, 2))
+        first = one._transposed
+        one(x, cache_for(model, 2))
+    assert first is not None and one._transposed is first
 
 
-@pytest.mark.parametrize("mkl", [True, False])
-@pytest.mark.parametrize("name", ["tok_emb.weight", "blocks.1.attn.qkv.weight", "blocks.2.mlp.gate.weight"])
+@pytest.mark.parametrize(
+    ("mkl", "name"),
+    [(False, "tok_emb.weight"), (False, "blocks.2.mlp.gate.weight"), (True, "blocks.1.attn.qkv.weight")],
+)
 def test_weights_that_change_in_place_are_seen(mkl: bool, name: str, monkeypatch) -> None:
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    model = make_model(OPTIONS[1])
+    model = make_model(V1)
     x = torch.randint(0, CONFIG.V, (3, 1))
     one = OneToken(model)
     with torch.no_grad():
@@ -77,7 +82,7 @@ def test_weights_that_change_in_place_are_seen(mkl: bool, name: str, monkeypatch
 
 
 @every_option
-def test_rows_of_different_lengths_do_not_see_each_other(options: dict[str, str]) -> None:
+def test_rows_of_different_lengths_do_not_see_each_other(options: dict[str, object]) -> None:
     model = make_model(options)
     x = torch.randint(0, CONFIG.V, (3, CONFIG.T))
     lengths = [2, 7, 4]
@@ -93,20 +98,29 @@ def test_rows_of_different_lengths_do_not_see_each_other(options: dict[str, str]
                 torch.testing.assert_close(logits[row], alone, rtol=1e-9, atol=1e-9)
 
 
-@every_option
-def test_single_precision_is_close(options: dict[str, str]) -> None:
-    model = make_model(options).float()
+def test_gelu_in_float32() -> None:
+    """GELU's factors 1 / sqrt(2) are part of the matmuls."""
+    model = make_model().float()
     x = torch.randint(0, CONFIG.V, (2, CONFIG.T))
     cache, one = KVCache(model.config, 2, device=model.device, dtype=torch.float32), OneToken(model)
     with torch.no_grad():
-        whole = model(x)
+        expected = model(x)
         for t in range(CONFIG.T):
-            torch.testing.assert_close(one(x[:, t], cache), whole[:, t], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(one(x[:, t], cache), expected[:, t], rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_inference_mode() -> None:
+    """Such tensors have no version counter."""
+    with torch.inference_mode():
+        model = make_model()
+        ids = torch.tensor([1, 2])
+        logits = OneToken(model)(ids, cache_for(model, 2))
+        torch.testing.assert_close(logits, model(ids[:, None])[:, 0], rtol=1e-9, atol=1e-9)
 
 
 @every_option
-def test_cached_decoding_gives_the_ids_of_uncached(options: dict[str, str]) -> None:
-    """Prompts of different lengths, past T: prefill, single tokens and recomputed windows all take part."""
+def test_cached_decoding_gives_the_ids_of_uncached(options: dict[str, object]) -> None:
+    """With prompts of different lengths and past T: prefill, single tokens and recomputed windows."""
     model = make_model(options)
     prompts = [[3], [1, 4, 1, 5, 9], list(range(14))]
     sampling = Sampling(temperature=1.0)
@@ -118,10 +132,10 @@ def test_cached_decoding_gives_the_ids_of_uncached(options: dict[str, str]) -> N
             decoder.step()
         decoded.append(decoder.ids)
     assert decoded[0] == decoded[1]
-    assert all(len(set(ids)) > 8 for ids in decoded[0])  # varied, or the comparison says little
+    assert all(len(set(ids)) > 8 for ids in decoded[0])  # varied ids, so that a difference would show
 
 
-def test_past_T_is_refused() -> None:
+def test_a_token_past_T_raises() -> None:
     model = make_model()
     cache, one = cache_for(model, 1), OneToken(model)
     with torch.no_grad():

@@ -1,7 +1,14 @@
-"""A GPU with FP8, for the tests that need one."""
+"""The GPUs that some tests need."""
 
 import pytest
 import torch
+
+
+@pytest.fixture
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    return torch.device("cuda")
 
 
 @pytest.fixture

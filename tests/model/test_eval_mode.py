@@ -1,4 +1,4 @@
-"""Blocks without dropout, nested, interleaved and in threads."""
+"""Blocks in evaluation mode: nested, interleaved and in threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from niels_gpt.model.eval_mode import at_rest, evaluating
 
 
 def model() -> nn.Module:
-    """In training mode, but for one part that is not."""
+    """A model in training mode, except for one module."""
     made = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.Linear(1, 1)))
     made[1][0].eval()
     return made
@@ -21,7 +21,7 @@ def modes(made: nn.Module) -> list[bool]:
     return [module.training for module in made.modules()]
 
 
-def test_every_module_is_left_as_found() -> None:
+def test_every_module_returns_to_its_mode() -> None:
     made = model()
     before = modes(made)
     with pytest.raises(KeyError), evaluating(made):
@@ -30,8 +30,8 @@ def test_every_module_is_left_as_found() -> None:
     assert modes(made) == before
 
 
-def test_the_modes_come_back_with_the_last_of_overlapping_blocks() -> None:
-    """As two texts are streamed in turn: the first that was begun is the first that ends."""
+def test_the_last_of_overlapping_blocks_restores_the_modes() -> None:
+    """As when two texts are streamed alternately: the first block ends first."""
     made = model()
     before = modes(made)
     first, second = evaluating(made), evaluating(made)
@@ -44,7 +44,7 @@ def test_the_modes_come_back_with_the_last_of_overlapping_blocks() -> None:
     assert modes(made) == before
 
 
-def test_a_block_inside_a_block_is_one_whatever_happened_between() -> None:
+def test_an_inner_block_evaluates_although_the_mode_was_changed_before() -> None:
     made = model().eval()
     with evaluating(made):
         made.train()
@@ -52,7 +52,7 @@ def test_a_block_inside_a_block_is_one_whatever_happened_between() -> None:
             assert not any(modes(made))
 
 
-def test_rest_is_evaluation_mode_that_lasts() -> None:
+def test_a_model_at_rest_is_in_evaluation_mode_outside_of_blocks() -> None:
     made = model()
     assert not at_rest(made)
     with evaluating(made):

@@ -1,4 +1,4 @@
-"""The loss against a loop with math.log."""
+"""The loss compared with a loop with math.log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt import loss_fn
+from niels_gpt.model.loss import summed_loss
 
 
 def reference(logits: torch.Tensor, y: torch.Tensor) -> float:
@@ -28,16 +29,17 @@ def example(B: int, T: int, V: int, seed: int, scale: float = 3.0) -> tuple[torc
     return scale * torch.randn(B, T, V, generator=generator), torch.randint(V, (B, T), generator=generator)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(B=st.integers(1, 4), T=st.integers(1, 6), V=st.integers(2, 30), seed=st.integers(0, 2**31))
 def test_mean_over_all_positions(B: int, T: int, V: int, seed: int) -> None:
     logits, y = example(B, T, V, seed)
     loss = loss_fn(logits, y)
     assert loss.shape == () and loss.dtype == torch.float32
     assert loss.item() == pytest.approx(reference(logits, y), rel=1e-5, abs=1e-6)
+    assert summed_loss(logits, y).item() == pytest.approx(B * T * reference(logits, y), rel=1e-5, abs=1e-5)
 
 
-def test_rows_with_different_losses_weigh_by_position() -> None:
+def test_positions_have_equal_weight() -> None:
     logits, y = example(3, 5, 7, seed=1)
     logits[0] *= 10
     assert loss_fn(logits, y).item() == pytest.approx(reference(logits, y), rel=1e-5)
@@ -52,6 +54,7 @@ def test_masked_targets_do_not_count() -> None:
     y[0, 2:] = -100
     y[2] = -100
     assert loss_fn(logits, y).item() == pytest.approx(reference(logits, y), rel=1e-5)
+    assert summed_loss(logits, torch.full_like(y, -100)).item() == 0.0
     elsewhere = logits.clone()
     elsewhere[2] += torch.randn(6, 11)
     assert loss_fn(elsewhere, y).item() == loss_fn(logits, y).item()
@@ -75,7 +78,7 @@ def test_gradient_is_softmax_minus_one_hot() -> None:
                 assert logits.grad[b, t, v].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_views_are_taken_as_they_are() -> None:
-    """Logits and targets sliced out of larger tensors, as evaluation does."""
+def test_views() -> None:
+    """Slices of larger tensors, as evaluation uses them."""
     logits, y = example(4, 8, 9, seed=4)
     assert loss_fn(logits[:, ::2], y[:, ::2]).item() == pytest.approx(reference(logits[:, ::2], y[:, ::2]), rel=1e-5)

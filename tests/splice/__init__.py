@@ -1,6 +1,6 @@
-"""What the splice tests compare with: the spec as plain loops, and the checks that every dataset has to pass.
+"""References for the splice tests: the spec as plain loops, and checks for every dataset.
 
-Nothing here is clever: pairs are found by trying all of them, examples are filled token by token, shares are fractions.
+The code is deliberately naive: all pairs are tried, examples are filled token by token, shares are fractions.
 """
 
 import itertools
@@ -11,13 +11,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 NULL = 99
-"""The filler of the tests. No test document contains it."""
+"""Filler token of the tests; no test document contains it."""
 CONTENT_MODES = ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced")
 BOUNDS = ("tight", "truncate")
 
 
 def document(length, number=0):
-    """A document whose tokens are all different, also from those of other documents."""
+    """A document whose tokens are unique, also across documents."""
     return np.arange(length) + 1000 * (number + 1)
 
 
@@ -38,7 +38,7 @@ def spans(
     mode="splice",
     adaptive_k=True,
 ):
-    """All (t, s, length) of one document in the order of the enumeration: every pair is tried."""
+    """All (t, s, length) of one document in enumeration order; every pair is tried."""
     K = S if content_length is None else min(content_length, S)
     found = []
     for t in range(L):
@@ -66,7 +66,7 @@ def spans(
 
 
 def example(doc, S, t, s, length, filler=NULL):
-    """Tokens, loss mask and segment ids of one example as lists. Only a cyclic span runs over the document's end."""
+    """Tokens, loss mask and segment ids of one example as lists. Only cyclic spans wrap around the document's end."""
     tokens, loss_mask, segment_ids = [filler] * S, [0] * S, [0] * S
     for i in range(length):
         tokens[s + i] = int(doc[(t + i) % len(doc)])
@@ -78,30 +78,30 @@ def example(doc, S, t, s, length, filler=NULL):
 
 
 def by_coverage(spans_of):
-    """(doc_idx, t, s, length) of all documents, one after the other."""
+    """(doc_idx, t, s, length) of all documents in order."""
     return [(number, *span) for number, found in enumerate(spans_of) for span in found]
 
 
 def by_document(spans_of):
-    """The same with each document's list repeated to the longest; documents without examples do not count."""
+    """The same with each document's list repeated to the longest; documents without spans are skipped."""
     longest = max(len(found) for found in spans_of)
     return [(number, *found[i % len(found)]) for number, found in enumerate(spans_of) if found for i in range(longest)]
 
 
 def by_quota(spans_of, quotas):
-    """Of n spans and a quota of q, the spans floor((j + 1/2) * n / q)."""
-    made = []
+    """For n spans and a quota of q: the spans floor((j + 1/2) * n / q)."""
+    wanted = []
     for number, (found, quota) in enumerate(zip(spans_of, quotas, strict=True)):
         for j in range(quota):
-            made.append((number, *found[math.floor(Fraction(2 * j + 1, 2) * len(found) / quota)]))
-    return made
+            wanted.append((number, *found[math.floor(Fraction(2 * j + 1, 2) * len(found) / quota)]))
+    return wanted
 
 
 def shares(lengths, has_examples, *, tau, weights=None, groups=None):
-    """P(doc): weight * length ** tau among documents with examples, each group with the same share."""
+    """P(doc) ~ weight * length ** tau over documents with examples; groups get equal shares."""
     weights = weights or [1] * len(lengths)
     groups = groups or ["all"] * len(lengths)
-    # Exact for the two ends of tau; a float is a fraction too.
+    # Exact for tau 0 and 1; a float is also a fraction.
     power = {0: lambda length: 1, 1: lambda length: length}.get(tau, lambda length: length**tau)
     mass = [
         Fraction(weight) * Fraction(power(length)) if has else Fraction(0)
@@ -116,7 +116,7 @@ def shares(lengths, has_examples, *, tau, weights=None, groups=None):
 
 
 def largest_remainder(probabilities, total):
-    """Integer quotas with the sum `total`: the rest goes to the largest remainders, ties to the lower index."""
+    """Integer quotas that sum to `total`, by largest remainder; ties go to the lower index."""
     exact = [p * total for p in probabilities]
     quotas = [math.floor(x) for x in exact]
     remainders = [x - quota for x, quota in zip(exact, quotas, strict=True)]
@@ -128,7 +128,7 @@ def largest_remainder(probabilities, total):
 
 
 def check_quotas(quotas, probabilities, total, tolerance=Fraction(1, 10**9)):
-    """Largest remainders, where a tie within a rounding error may go either way."""
+    """Check largest-remainder quotas; a tie within the rounding error may go either way."""
     assert len(quotas) == len(probabilities)
     assert sum(quotas) == total
     exact = [p * total for p in probabilities]
@@ -146,7 +146,7 @@ def edge_weights(starts, *, L, K, alpha):
 
 
 def quantiles(weights, q, tolerance=1e-9):
-    """For each quantile (j + 1/2) / q of the weights' CDF the set of indices it may fall on: one, or two at a tie."""
+    """The indices allowed for each quantile (j + 1/2) / q of the weights' CDF: one, or two at a tie."""
     total = math.fsum(weights)
     cumulative = [0.0, *(partial / total for partial in itertools.accumulate(weights))]
     allowed = []
@@ -159,7 +159,7 @@ def quantiles(weights, q, tolerance=1e-9):
 
 
 def check_frequencies(drawn, probabilities):
-    """A chi-square test that a fair sampler fails about once in a billion cases. `probabilities`: value -> share."""
+    """Chi-square test with a false-alarm rate of about 1e-9. `probabilities`: value -> share."""
     drawn = list(drawn)
     counts = dict.fromkeys(probabilities, 0)
     for value in drawn:
@@ -173,14 +173,14 @@ def check_frequencies(drawn, probabilities):
 
 
 def tuples(array):
-    """An integer array of rows as tuples."""
+    """The rows of an integer array as tuples."""
     assert isinstance(array, np.ndarray)
     assert array.dtype.kind == "i"
     return [tuple(row) for row in array.tolist()]
 
 
 def check_example(found, wanted, origin, S):
-    """One example against the lists of the naive construction and its (doc_idx, t, s, length)."""
+    """Compare one example with the naive lists and its (doc_idx, t, s, length)."""
     for field, values in zip(("tokens", "loss_mask", "segment_ids"), wanted, strict=True):
         array = getattr(found, field)
         assert isinstance(array, np.ndarray)
@@ -192,14 +192,14 @@ def check_example(found, wanted, origin, S):
 
 
 def origins(batch):
-    """(doc_idx, t, s, length) of the rows of a batch."""
+    """(doc_idx, t, s, length) of each batch row."""
     columns = [getattr(batch.origin, name) for name in ("doc_idx", "t", "s", "length")]
     assert all(column.shape == (len(batch.tokens),) for column in columns)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def check_dataset(ds, docs, wanted, S, *, filler=NULL, epoch=0):
-    """Every example of the dataset, one by one and as a batch, against the wanted (doc_idx, t, s, length)."""
+    """Compare every example, single and as a batch, with the wanted (doc_idx, t, s, length)."""
     assert len(ds) == len(wanted)
     batch = ds.get_batch(np.arange(len(ds)), epoch=epoch)
     assert origins(batch) == wanted
@@ -216,7 +216,7 @@ def check_dataset(ds, docs, wanted, S, *, filler=NULL, epoch=0):
 
 @st.composite
 def schedules(draw):
-    """Frame length and the keyword arguments that decide which spans a document has, in both classes."""
+    """Frame length and the options that determine the spans of a document, in both classes."""
     mode = draw(st.sampled_from(CONTENT_MODES))
     return draw(st.integers(2, 12)), {
         "content_start_mode": mode,

@@ -1,4 +1,4 @@
-"""How often tokens are seen and supervised, against frames that are counted place by place."""
+"""Coverage counts, compared with counting every position of every frame."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def names(lengths):
 
 
 def count_frames(docs, batches):
-    """([seen per token], [supervised per token]) of each document, by looking at every place of every frame.
+    """([seen per token], [supervised per token]) of each document, by visiting every position of every frame.
 
-    Tokens of the documents are all different, so a token tells where it comes from. A place with loss mask 1 predicts
-    the token in the next place of its frame.
+    Tokens are unique, so a token identifies its origin. A position with loss mask 1 predicts the token at the next
+    position of its frame.
     """
-    place = {int(token): (number, i) for number, doc in enumerate(docs) for i, token in enumerate(doc)}
+    origin = {int(token): (number, i) for number, doc in enumerate(docs) for i, token in enumerate(doc)}
     seen = [[0] * len(doc) for doc in docs]
     supervised = [[0] * len(doc) for doc in docs]
     for frames in batches:
         for tokens, mask in zip(frames.tokens.tolist(), frames.loss_mask.tolist(), strict=True):
             for at, (token, target) in enumerate(zip(tokens, mask, strict=True)):
                 if token != NULL:
-                    number, i = place[token]
+                    number, i = origin[token]
                     seen[number][i] += 1
                 if target:
-                    number, i = place[tokens[at + 1]]
+                    number, i = origin[tokens[at + 1]]
                     supervised[number][i] += 1
     return seen, supervised
 
 
 def check(found, lengths, wanted):
-    """Coverage of every document against naive counts."""
+    """Compare the coverage of every document with naive counts."""
     assert [document.name for document in found] == names(lengths)
     assert [document.length for document in found] == list(lengths)
     for document, seen, supervised in zip(found, *wanted, strict=True):
@@ -76,8 +76,8 @@ def check_epoch(dataset, lengths, epoch=0):
 @given(
     schedules(), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.sampled_from(["by_coverage", "by_document"])
 )
-def test_every_mode_against_frames_counted_place_by_place(schedule, lengths, balance):
-    """All content modes, both bounds (truncated spans), strides, seams of cyclic_roll, documents without examples."""
+def test_every_mode_equals_the_naive_count(schedule, lengths, balance):
+    """All content modes, both bounds, strides, seams of cyclic_roll, documents without examples."""
     size, options = schedule
     try:
         dataset = multi(lengths, size, balance_mode=balance, **options)
@@ -95,8 +95,8 @@ def test_every_mode_against_frames_counted_place_by_place(schedule, lengths, bal
     st.sampled_from(["quota", "stream"]),
     st.integers(0, 3),
 )
-def test_shared_out_by_quota_or_stream(lengths, tau, alpha, epoch_length, sampler, jitter):
-    """Temperature, edge weights, quotas and streams, with jitter: in several epochs, which differ."""
+def test_coverage_of_quotas_and_streams(lengths, tau, alpha, epoch_length, sampler, jitter):
+    """Temperature, edge weights and jitter, in several epochs."""
     dataset = multi(
         lengths,
         content_length=5,
@@ -113,7 +113,7 @@ def test_shared_out_by_quota_or_stream(lengths, tau, alpha, epoch_length, sample
 
 
 @pytest.mark.parametrize("jitter_mode", ["uniform", "low_discrepancy"])
-def test_jitter_moves_spans_and_changes_no_count(jitter_mode):
+def test_jitter_does_not_change_counts(jitter_mode):
     lengths = [11, 6, 3]
     still, moved = (
         multi(lengths, content_length=4, offset_jitter=jitter, jitter_mode=jitter_mode) for jitter in (0, 3)
@@ -125,29 +125,29 @@ def test_jitter_moves_spans_and_changes_no_count(jitter_mode):
 
 
 def test_coverage_balanced_by_hand():
-    """Spans ABC, BCD, CDE of a document of five: the middle is in all three, the first token is never predicted."""
+    """Spans ABC, BCD, CDE: the middle token is in all three, the first token is never predicted."""
     [found] = check_epoch(multi([5], content_length=3), [5])
     assert found.seen.tolist() == [1, 2, 3, 2, 1]
     assert found.supervised.tolist() == [0, 1, 2, 2, 1]
 
 
-def test_cyclic_roll_goes_over_the_seam():
-    """On a ring every token is seen equally often, and predicted: the first one, after the last, at the seam."""
+def test_cyclic_roll_covers_the_seam():
+    """Every token is seen and predicted equally often, the first one after the last."""
     dataset = multi([5], S=3, content_length=3, content_start_mode="cyclic_roll")
     assert dataset.spans([4]).t.tolist() == [4]
     [found] = check_epoch(dataset, [5])
     assert found.seen.tolist() == [3] * 5
     assert found.supervised.tolist() == [2] * 5
-    [whole] = check_epoch(multi([3], S=4, content_start_mode="cyclic_roll"), [3])  # K = L = 3 at 2 offsets
-    assert whole.seen.tolist() == [6] * 3
-    assert whole.supervised.tolist() == [4] * 3
+    [full] = check_epoch(multi([3], S=4, content_start_mode="cyclic_roll"), [3])  # K = L = 3 at 2 offsets
+    assert full.seen.tolist() == [6] * 3
+    assert full.supervised.tolist() == [4] * 3
 
 
-def test_truncate_supervises_less_of_what_the_frame_cuts():
-    """anchor_start at every offset: token i is seen where it still fits the frame."""
+def test_truncated_spans_supervise_fewer_tokens():
+    """anchor_start at every offset: token i is seen while it fits the frame."""
     options = {"content_start_mode": "anchor_start", "offset_bound": "truncate"}
     [found] = check_epoch(multi([4], S=4, **options), [4])
-    # offsets 0, 1, 2 hold 4, 3, 2 tokens
+    # offsets 0, 1, 2 have 4, 3, 2 tokens
     assert found.seen.tolist() == [3, 3, 2, 1]
     assert found.supervised.tolist() == [0, 3, 2, 1]
 
@@ -161,7 +161,7 @@ def test_slide_and_documents_without_examples():
     assert found[2].seen.tolist() == [1] * 8
 
 
-def test_by_document_repeats_and_by_coverage_does_not():
+def test_by_document_repeats_short_documents():
     lengths = [7, 5, 4]
     options = {"content_length": 4}
     once = check_epoch(multi(lengths, **options, balance_mode="by_coverage"), lengths)
@@ -173,19 +173,19 @@ def test_by_document_repeats_and_by_coverage_does_not():
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
-def test_shares_follow_the_temperature(tau):
-    """All spans have K tokens, so the share of tokens seen is the share of examples: length ** tau, normalised."""
+def test_token_shares_follow_the_temperature(tau):
+    """All spans have K tokens, so the share of tokens seen is the share of examples, length ** tau normalized."""
     lengths = [400, 100, 25]
     dataset = multi(lengths, content_length=5, balance_mode="by_temperature", balance_tau=tau, epoch_length=10_000)
     seen = [int(document.seen.sum()) for document in cover(dataset, names(lengths), epoch_spans(dataset))]
     assert sum(seen) == 5 * 10_000
     mass = [length**tau for length in lengths]
     for share, wanted in zip(seen, mass, strict=True):
-        assert share / sum(seen) == pytest.approx(wanted / sum(mass), abs=1e-4)  # whole numbers of 10,000
+        assert share / sum(seen) == pytest.approx(wanted / sum(mass), abs=1e-4)  # integers of 10,000
 
 
-def test_one_document_with_edge_weights_is_more_even():
-    """alpha is there to see the ends of a document more often."""
+def test_edge_weights_make_coverage_more_even():
+    """alpha > 0 shows the ends of a document more often."""
     length = 60
     plain, weighted = (
         SpliceDocumentDataset(
@@ -201,18 +201,18 @@ def test_one_document_with_edge_weights_is_more_even():
     assert evenness[1] > 2 * evenness[0]
 
 
-def test_an_epoch_in_parts(monkeypatch):
+def test_epoch_in_chunks(monkeypatch):
     lengths = [9, 6]
     dataset = multi(lengths, content_start_mode="slide_within")
     monkeypatch.setattr(module, "_CHUNK", 7)
-    parts = list(epoch_spans(dataset))
-    assert len(parts) > 3
-    assert sum(len(part.doc) for part in parts) == len(dataset)
+    chunks = list(epoch_spans(dataset))
+    assert [len(chunk.doc) for chunk in chunks[:-1]] == [7] * (len(chunks) - 1)
+    assert sum(len(chunk.doc) for chunk in chunks) == len(dataset)
     check_epoch(dataset, lengths)
 
 
-def test_a_large_epoch_in_a_moment():
-    """A hundred thousand examples: whole columns at a time, and a closed form to compare with."""
+def test_large_epoch_equals_a_closed_form():
+    """A hundred thousand examples."""
     length, K = 100_000, 64
     dataset = multi([length], S=64, content_length=K)
     [found] = cover(dataset, ["long"], epoch_spans(dataset))
@@ -227,7 +227,7 @@ def test_a_large_epoch_in_a_moment():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("options", [{}, {"curriculum": 2}, {"balance_mode": "by_temperature", "sampler": "stream"}])
-def test_steps_are_the_batches_of_training(shuffle, options):
+def test_step_spans_are_the_training_batches(shuffle, options):
     lengths, steps, B = [9, 6, 4], 7, 5
     dataset = multi(lengths, content_length=4, **options)
     batches = [dataset.gather(dataset.plan(3, step, B, shuffle=shuffle)) for step in range(steps)]
@@ -237,25 +237,25 @@ def test_steps_are_the_batches_of_training(shuffle, options):
     check(found, lengths, count_frames(documents(lengths), batches))
 
 
-def test_the_steps_of_an_epoch_cover_what_the_epoch_does():
+def test_steps_of_an_epoch_cover_the_epoch():
     lengths = [9, 6, 4]
     dataset = multi(lengths, content_length=4)
     assert len(dataset) == 6 + 3 + 1
-    whole = cover(dataset, names(lengths), epoch_spans(dataset))
+    full = cover(dataset, names(lengths), epoch_spans(dataset))
     for steps, B in ((5, 2), (2, 5), (10, 1)):
         stepped = cover(dataset, names(lengths), step_spans(dataset, 1, steps, B))
-        for a, b in zip(whole, stepped, strict=True):
+        for a, b in zip(full, stepped, strict=True):
             assert a.seen.tolist() == b.seen.tolist()
             assert a.supervised.tolist() == b.supervised.tolist()
 
 
-def test_no_steps_cover_nothing():
+def test_no_spans_cover_nothing():
     lengths = [9, 6]
     found = cover(multi(lengths), names(lengths), [])
     assert [document.seen.tolist() for document in found] == [[0] * 9, [0] * 6]
 
 
-def test_names_must_be_as_many_as_documents():
+def test_names_must_match_documents():
     dataset = multi([9, 6])
     with pytest.raises(ValueError):
         cover(dataset, ["one"], epoch_spans(dataset))
@@ -265,7 +265,7 @@ def test_names_must_be_as_many_as_documents():
 
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 6))
-def test_frames_are_those_of_batches_packed_one_at_a_time(lengths, B, steps):
+def test_frames_needed_equals_packed_batches(lengths, B, steps):
     dataset = multi(lengths, balance_mode="by_document")
     frames = 0
     for step in range(steps):
@@ -280,7 +280,7 @@ def test_frames_are_those_of_batches_packed_one_at_a_time(lengths, B, steps):
 
 
 def test_frames_of_an_epoch_by_hand():
-    """Ten spans of 3 tokens, two of which share a frame of 8: batches of 4 take 2, 2 and 1 frames."""
+    """Ten spans of 3 tokens, two per frame of 8: batches of 4 need 2, 2 and 1 frames."""
     dataset = multi([12], content_length=3)
     assert len(dataset) == 10
     assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 4, packed=True) == (10, 5)
@@ -290,8 +290,8 @@ def test_frames_of_an_epoch_by_hand():
     assert frames_needed([], 8, 4, packed=True) == (0, 0)
 
 
-def test_batches_go_on_from_epoch_to_epoch():
-    """One short document is one example per epoch; training packs a batch of 8 epochs into 4 frames all the same."""
+def test_batches_continue_across_epochs():
+    """One short document is one example per epoch; a batch of 8 epochs is packed into 4 frames."""
     dataset = multi([4], S=8)
     assert len(dataset) == 1
     spans = [part for epoch in range(16) for part in epoch_spans(dataset, epoch)]
@@ -305,7 +305,7 @@ def test_batches_go_on_from_epoch_to_epoch():
 
 @pytest.mark.parametrize("options", [{}, {"balance_mode": "by_document"}, {"content_start_mode": "cyclic_roll"}])
 def test_passes_count_predictions(options):
-    """After each step: predictions so far, over the tokens of the documents that can be predicted."""
+    """After each step: predictions so far, divided by the predictable tokens of the documents."""
     lengths, B, steps = [9, 6, 4], 3, 12
     dataset = multi(lengths, content_length=4, **options)
     found = passes(dataset, 5, steps, B)
@@ -317,22 +317,22 @@ def test_passes_count_predictions(options):
     assert found.tolist() == pytest.approx(wanted)
 
 
-def test_passes_of_whole_documents():
-    """Documents that fit a span each: an epoch is one pass."""
+def test_passes_of_full_documents():
+    """Each document fits one span: an epoch is one pass."""
     dataset = multi([8, 8])
     assert passes(dataset, 0, 6, 2).tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert passes(dataset, 0, 4, 1).tolist() == [0, 0.5, 1, 1.5, 2]
 
 
-def test_documents_without_examples_do_not_slow_the_passes():
+def test_passes_ignore_documents_without_examples():
     lengths = [8, 4]
     dataset = multi(lengths, adaptive_k=False)
     assert Counter(dataset.triples()[:, 0].tolist()) == {0: 1}
     assert passes(dataset, 0, 2, 1).tolist() == [0, 1, 2]
 
 
-def test_passes_follow_the_order_of_training():
-    """Without shuffling the short documents come last: the count knows which examples were taken."""
+def test_passes_follow_the_training_order():
+    """Without shuffling, the short documents come last."""
     dataset = multi([8, 2, 2], content_length=None)
     assert passes(dataset, 0, 3, 1, shuffle=False).tolist() == pytest.approx([0, 7 / 9, 8 / 9, 1])
     shuffled = {tuple(np.round(np.diff(passes(dataset, seed, 3, 1)) * 9).tolist()) for seed in range(20)}

@@ -1,4 +1,4 @@
-"""Several spans in one frame, against frames that are filled token by token."""
+"""Packed frames, compared with frames filled token by token."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ OPTIMA = [
     ([7], 8, 1),
     ([6, 6, 6, 2, 2, 2], 8, 3),
 ]
-"""Lengths, a frame, and how few frames can hold them."""
+"""(lengths, frame size, minimum number of frames)."""
 
 
 def multi(lengths, **options):
@@ -31,7 +31,7 @@ def all_spans(dataset):
 
 
 def naive(docs, packed):
-    """Tokens, loss mask, segments and positions of the frames that `packed` says it has, as nested lists."""
+    """Tokens, loss mask, segments and positions of the frames described by `packed`, as nested lists."""
     rows, width = packed.tokens.shape
     tokens = [[NULL] * width for _ in range(rows)]
     mask, segments, positions = ([[0] * width for _ in range(rows)] for _ in range(3))
@@ -48,13 +48,13 @@ def naive(docs, packed):
 
 
 def check_packed(packed, docs, spans):
-    """Every span once, none over another, everything else filler."""
+    """Every span appears once, spans do not overlap, everything else is filler."""
     lengths = spans.length.tolist()
     free = {(row, i) for row in range(packed.tokens.shape[0]) for i in range(packed.tokens.shape[1])}
     for row, start, length in zip(packed.frame.tolist(), packed.start.tolist(), lengths, strict=True):
-        taken = {(row, start + i) for i in range(length)}
-        assert taken <= free, "two spans share a place, or one lies outside its frame"
-        free -= taken
+        used = {(row, start + i) for i in range(length)}
+        assert used <= free, "spans overlap or leave the frame"
+        free -= used
     for part, given_part in zip(packed.origin, spans, strict=True):
         assert part.tolist() == given_part.tolist()
     for name in ("tokens", "loss_mask", "segment_ids", "positions"):
@@ -64,39 +64,39 @@ def check_packed(packed, docs, spans):
     assert packed.tokens.tolist() == tokens
     assert packed.loss_mask.tolist() == mask
     assert packed.positions.tolist() == positions
-    # The numbers of segments may be any: those of a frame must differ, and filler is 0.
+    # Segment ids may be any numbers that differ within a frame; filler is 0.
     for row, wanted in zip(packed.segment_ids.tolist(), segments, strict=True):
         assert {pair[1] for pair in zip(row, wanted, strict=True) if pair[0] == 0} <= {0}
         assert len(set(zip(row, wanted, strict=True))) == len(set(row)) == len(set(wanted))
     assert sum(map(sum, mask)) == sum(length - 1 for length in lengths)
 
 
-# --- where the spans go ------------------------------------------------------------------------------
+# --- arrangement -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.integers(0, 30))
-def test_no_two_spans_share_a_place(lengths, more):
+def test_spans_do_not_overlap(lengths, more):
     S = max(lengths) + more
     frame, start = arrange(np.array(lengths), S)
     used = [set() for _ in range(max(frame) + 1)]
     for row, at, length in zip(frame.tolist(), start.tolist(), lengths, strict=True):
-        places = set(range(at, at + length))
+        positions = set(range(at, at + length))
         assert at >= 0
         assert at + length <= S
-        assert not used[row] & places
-        used[row] |= places
+        assert not used[row] & positions
+        used[row] |= positions
     assert all(used), "an empty frame"
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.integers(0, 30))
-def test_frames_are_few(lengths, more):
+def test_number_of_frames_is_near_the_optimum(lengths, more):
     S = max(lengths) + more
     frame, _ = arrange(np.array(lengths), S)
     frames = int(max(frame)) + 1
     assert -(-sum(lengths) // S) <= frames <= len(lengths)
-    # First fit, longest first, is at most 11/9 of the optimum and two thirds of a frame above it.
+    # First-fit decreasing needs at most 11/9 of the optimum plus two thirds of a frame.
     assert frames <= 11 / 9 * optimum_bound(lengths, S) + 6 / 9
-    # No two frames could have been one.
+    # No two frames could be merged.
     filled = [0] * frames
     for row, length in zip(frame.tolist(), lengths, strict=True):
         filled[row] += length
@@ -104,43 +104,43 @@ def test_frames_are_few(lengths, more):
 
 
 def optimum_bound(lengths, S):
-    """At least as many frames as the best packing needs: that of next fit in the best of a few orders."""
+    """An upper bound of the optimum: next fit in the best of a few orders."""
     best = len(lengths)
     for order in (sorted(lengths), sorted(lengths, reverse=True), lengths):
-        frames, room = 0, 0
+        frames, left = 0, 0
         for length in order:
-            if length > room:
-                frames, room = frames + 1, S
-            room -= length
+            if length > left:
+                frames, left = frames + 1, S
+            left -= length
         best = min(best, frames)
     return best
 
 
 @pytest.mark.parametrize(("lengths", "S", "fewest"), OPTIMA)
-def test_easy_cases_have_the_fewest_frames(lengths, S, fewest):
+def test_easy_cases_need_the_minimum(lengths, S, fewest):
     frame, _ = arrange(np.array(lengths), S)
     assert int(max(frame)) + 1 == fewest
     assert set(frame.tolist()) == set(range(fewest))
 
 
-def test_equal_spans_fill_whole_frames():
+def test_equal_spans_fill_frames():
     frame, start = arrange(np.full(32, 16), 128)
     assert sorted(zip(frame.tolist(), start.tolist(), strict=True)) == [
         (row, at) for row in range(4) for at in range(0, 128, 16)
     ]
 
 
-def test_the_same_spans_go_to_the_same_places():
+def test_arrangement_is_deterministic():
     lengths = np.array([5, 3, 5, 2, 2, 5, 9, 3])
     for first, second in zip(arrange(lengths, 12), arrange(lengths.copy(), 12), strict=True):
         assert first.tolist() == second.tolist()
 
 
-# --- what lies in the frames -------------------------------------------------------------------------
+# --- content -----------------------------------------------------------------------------------------
 
 
 @given(schedules(), st.lists(st.integers(2, 14), min_size=1, max_size=5), st.data())
-def test_packed_frames_are_those_filled_token_by_token(schedule, lengths, data):
+def test_packed_frames_equal_the_naive_frames(schedule, lengths, data):
     S, options = schedule
     docs = documents(lengths)
     assume(any(naive_spans(S=S, L=length, **options) for length in lengths))
@@ -168,7 +168,7 @@ def test_packed_frames_by_hand():
 
 @pytest.mark.parametrize("mode", CONTENT_MODES)
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_a_whole_epoch_packed(mode, bound):
+def test_packed_epoch(mode, bound):
     options = {"content_start_mode": mode, "content_length": 6, "offset_bound": bound}
     dataset, docs = multi([9, 5, 12, 3], S=13, **options), documents([9, 5, 12, 3])
     spans = all_spans(dataset)
@@ -177,8 +177,8 @@ def test_a_whole_epoch_packed(mode, bound):
     assert len(packed.tokens) < len(spans.doc)
 
 
-def test_a_span_keeps_the_place_that_it_has_in_a_frame_of_its_own():
-    """Jitter too: it moves spans, and their positions with them."""
+def test_packed_spans_keep_their_positions():
+    """Also with jitter, which moves spans and their positions."""
     dataset = multi([20, 30, 7], S=24, content_length=10, offset_jitter=5)
     spans = dataset.spans(np.arange(len(dataset)), 3)
     alone, packed = dataset.frames(spans), pack(dataset, spans)
@@ -190,7 +190,7 @@ def test_a_span_keeps_the_place_that_it_has_in_a_frame_of_its_own():
     assert len(set(spans.s.tolist())) > 4
 
 
-def test_frames_are_cut_to_the_longest():
+def test_frames_are_trimmed_to_the_longest():
     dataset = multi([4, 5], S=64)
     packed = pack(dataset, all_spans(dataset))
     assert packed.tokens.shape == (1, 9)
@@ -199,12 +199,12 @@ def test_frames_are_cut_to_the_longest():
     assert one.segment_ids.tolist() == [[1] * 5]
 
 
-def test_no_spans_make_no_frames():
+def test_no_spans_give_no_frames():
     packed = pack(multi([4, 5]), multi([4, 5]).spans([]))
     assert len(packed.tokens) == len(packed.frame) == len(packed.start) == 0
 
 
-def test_a_packed_batch_is_the_packing_of_its_spans():
+def test_packed_batch_equals_pack():
     ds = SpliceDocumentDataset(S=8, doc_tokens=np.arange(10, 19), pad_token_id=0, content_length=3)
     found, wanted = ds.get_batch([0, 2, -1], packed=True), pack(ds, ds.spans([0, 2, -1]))
     assert isinstance(found, PackedFrames)

@@ -41,7 +41,7 @@ def quotas(ds):
 
 
 def counted(ds, lengths, epoch=0):
-    """How many examples each document has in an epoch."""
+    """Number of examples of each document in an epoch."""
     return np.bincount(ds.triples(epoch=epoch)[:, 0], minlength=len(lengths)).tolist()
 
 
@@ -57,7 +57,7 @@ def counted(ds, lengths, epoch=0):
         ([10, 20, 30], 8, 0, [3, 3, 2]),
         ([30, 50], 4, 1, [2, 2]),  # 1.5 and 2.5
         ([50, 30], 4, 1, [3, 1]),
-        ([10, 40, 10], 4, 1, [1, 3, 0]),  # 2/3, 8/3, 2/3: equal remainders, though floats may differ
+        ([10, 40, 10], 4, 1, [1, 3, 0]),  # 2/3, 8/3, 2/3: equal remainders, but floats may differ
         ([9, 16, 25], 12, 0.5, [3, 4, 5]),
         ([9, 16, 25], 1, 0.5, [0, 0, 1]),
         ([100, 10, 10], 3, 1, [3, 0, 0]),  # 2.5, 0.25, 0.25
@@ -82,18 +82,18 @@ def test_quotas_are_largest_remainders(lengths, size, tau):
 
 
 @given(LENGTHS, st.integers(1, 200), st.sampled_from([0, 1]))
-def test_ties_of_exact_shares_go_to_the_lower_index(lengths, size, tau):
+def test_ties_go_to_the_lower_index(lengths, size, tau):
     has = [length >= 2 for length in lengths]
     if any(has):
         assert quotas(temperature(lengths, size, float(tau))) == largest_remainder(shares(lengths, has, tau=tau), size)
 
 
-def test_documents_without_examples_get_nothing():
+def test_documents_without_examples_get_no_quota():
     ds = temperature([30, 3, 30], 7, content_length=4, adaptive_k=False)
     assert quotas(ds) == [4, 0, 3]
 
 
-def test_an_epoch_without_a_length_has_as_many_examples_as_there_are_starts():
+def test_default_epoch_length_is_the_number_of_starts():
     # K = 4: 17, 7 and 1 starts
     ds = multi([20, 10, 3], balance_mode="by_temperature", balance_tau=0.5, content_length=4)
     assert len(ds) == 17 + 7 + 1
@@ -102,7 +102,7 @@ def test_an_epoch_without_a_length_has_as_many_examples_as_there_are_starts():
     assert len(multi([20, 10, 3], sampler="quota", content_length=4, content_stride=2)) == 9 + 4 + 1
 
 
-def test_coverage_and_document_are_the_ends_of_temperature():
+def test_coverage_and_document_equal_tau_1_and_0():
     lengths = [20, 10, 3]
     for balance, tau in (("by_coverage", 1), ("by_document", 0)):
         for options in ({"epoch_length": 40}, {"epoch_length": 40, "sampler": "quota"}):
@@ -119,7 +119,7 @@ def test_coverage_and_document_are_the_ends_of_temperature():
     grouped=st.booleans(),
 )
 def test_quotas_of_long_epochs_are_exact(documents_of, size, tau, weighted, grouped):
-    """By fractions: floats have too few digits for the remainders."""
+    """Against fractions: floats have too few digits for the remainders."""
     lengths, weights, groups = (list(column) for column in zip(*documents_of, strict=True))
     has = [length >= 2 for length in lengths]
     if not any(has):
@@ -133,15 +133,15 @@ def test_quotas_of_long_epochs_are_exact(documents_of, size, tau, weighted, grou
     if grouped:
         options["groups"] = groups
     label = groups if grouped else [""] * len(lengths)
-    sums = {name: sum(m for m, own in zip(mass, label, strict=True) if own == name) for name in label}
+    sums = {name: sum(m for m, group in zip(mass, label, strict=True) if group == name) for name in label}
     number = sum(total > 0 for total in sums.values())
-    exact = [m / sums[own] / number if m else m for m, own in zip(mass, label, strict=True)]
+    exact = [m / sums[group] / number if m else m for m, group in zip(mass, label, strict=True)]
     ds = temperature(lengths, size, tau, **options)
     assert quotas(ds) == largest_remainder(exact, size)
     assert len(ds) == sum(quotas(ds)) == size
 
 
-def test_a_long_epoch_by_hand():
+def test_quotas_of_long_epochs_by_hand():
     assert quotas(temperature([2, 3, 2], 10**17 + 2, 1.0)) == [
         28571428571428572, 42857142857142858, 28571428571428572
     ]  # fmt: skip
@@ -153,14 +153,14 @@ def test_a_long_epoch_by_hand():
 
 @pytest.mark.parametrize("sampler", ["quota", "stream"])
 @pytest.mark.parametrize("weights", [[1e308, 1e308, 0.0], [5e-324, 5e-324, 0], [1.5e308, 1.5e308, 1e-308]])
-def test_weights_as_large_and_small_as_floats_go(sampler, weights):
+def test_extreme_weights(sampler, weights):
     ds = multi([20, 20, 20], epoch_length=1000, sampler=sampler, doc_weights=weights)
     assert quotas(ds) == [500, 500, 0]
     assert abs(counted(ds, [20] * 3)[0] - 500) < (1 if sampler == "quota" else 100)
     assert counted(ds, [20] * 3)[2] == 0
 
 
-def test_weights_far_apart_in_groups_of_their_own():
+def test_extreme_weights_in_separate_groups():
     ds = multi([20, 20, 20], epoch_length=400, doc_weights=[1e308, 1e308, 1e-300], groups=["a", "a", "b"])
     assert quotas(ds) == [100, 100, 200]
     stream = multi(
@@ -185,7 +185,7 @@ def test_weights_by_hand(weights, tau, wanted):
     balance = {0: "by_document", 1: "by_coverage"}[tau]
     plain = multi(lengths, balance_mode=balance, epoch_length=7, doc_weights=np.array(weights))
     assert quotas(plain) == counted(plain, lengths) == wanted
-    # without an epoch length the weights still ask for quotas
+    # weights also need quotas without an epoch length
     unsized = multi(lengths, balance_mode=balance, doc_weights=weights)
     assert len(unsized) == 33 + 13 + 3
     check_quotas(counted(unsized, lengths), shares(lengths, [True] * 3, tau=tau, weights=weights), 49)
@@ -201,7 +201,7 @@ def test_quotas_with_weights_and_groups(documents_of, size, tau, grouped):
     lengths, weights, groups = (list(column) for column in zip(*documents_of, strict=True))
     has = [length >= 3 for length in lengths]
     for group in set(groups) if grouped else {None}:
-        # Every group that has examples has weight somewhere; what else should happen is nobody's promise.
+        # Every group with examples needs a positive weight; other cases are undefined.
         members = [i for i in range(len(lengths)) if has[i] and (group is None or groups[i] == group)]
         if members and not any(weights[i] for i in members):
             weights[members[0]] = 1
@@ -234,19 +234,19 @@ def test_groups_have_equal_shares():
 
 
 @pytest.mark.parametrize("weights", [[1, 2], [1, 2, 3, 4], []])
-def test_weights_that_do_not_match_the_documents(weights):
+def test_number_of_weights_must_match_the_documents(weights):
     with pytest.raises(ValueError, match=rf"(?s)(?=.*\b{len(weights)}\b)(?=.*\b3\b)"):
         multi([5, 6, 7], doc_weights=weights)
 
 
 @pytest.mark.parametrize("weights", [[1, -0.5, 2], [1, math.nan, 2], [1, math.inf, 2], [0, 0, 0]])
-def test_weights_that_are_no_weights(weights):
+def test_invalid_weights_raise(weights):
     with pytest.raises(ValueError, match="weight"):
         multi([5, 6, 7], doc_weights=weights)
 
 
 @pytest.mark.parametrize("groups", [["a", "b"], ["a", "b", "a", "b"]])
-def test_groups_that_do_not_match_the_documents(groups):
+def test_number_of_groups_must_match_the_documents(groups):
     with pytest.raises(ValueError, match=rf"(?s)(?=.*\b{len(groups)}\b)(?=.*\b3\b)"):
         multi([5, 6, 7], groups=groups)
 
@@ -283,7 +283,7 @@ def test_starts_are_quantiles_of_the_edge_weights(lengths, K, stride, alpha, tau
     check_dataset(ds, documents(lengths), [(i, t, s, 8 - s) for i, t, s in triples], 8)
 
 
-def test_without_edge_weights_the_starts_are_spread_evenly():
+def test_starts_without_edge_weights_are_evenly_spaced():
     ds = temperature([17], 4, content_length=8)  # ten starts
     assert ds.triples()[:, 1].tolist() == [1, 3, 6, 8]
     ds = temperature([17], 25, content_length=8)
@@ -293,17 +293,17 @@ def test_without_edge_weights_the_starts_are_spread_evenly():
 # --- the stream --------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_the_same_for_the_same_seed_and_epoch():
-    def made(seed, epoch=0):
+def test_stream_depends_on_seed_and_epoch():
+    def stream(seed, epoch=0):
         return tuples(multi([9, 14, 20], sampler="stream", epoch_length=60, content_length=4, seed=seed).triples(epoch))
 
-    assert made(1) == made(1)
-    assert made(1, 5) == made(1, 5)
-    assert len({tuple(made(seed, epoch)) for seed in range(5) for epoch in range(5)}) == 25
-    assert made(1, 2) != made(2, 1)
+    assert stream(1) == stream(1)
+    assert stream(1, 5) == stream(1, 5)
+    assert len({tuple(stream(seed, epoch)) for seed in range(5) for epoch in range(5)}) == 25
+    assert stream(1, 2) != stream(2, 1)
 
 
-def test_a_stream_gives_single_rows_as_it_gives_all():
+def test_single_rows_of_a_stream_equal_the_batch():
     ds = multi([9, 14, 20], sampler="stream", epoch_length=60, content_length=4, seed=3, offset_jitter=2)
     for epoch in (0, 1, 7):
         triples = tuples(ds.triples(epoch=epoch))
@@ -312,7 +312,7 @@ def test_a_stream_gives_single_rows_as_it_gives_all():
         assert (one.doc_idx[0], one.t[0], one.s[0]) == triples[41]
 
 
-def test_a_longer_stream_begins_like_a_shorter_one():
+def test_longer_stream_starts_like_a_shorter_one():
     short, long = (multi([9, 14], sampler="stream", epoch_length=n, content_length=4, seed=3) for n in (50, 500))
     assert tuples(long.triples())[:50] == tuples(short.triples())
 
@@ -327,7 +327,7 @@ def test_a_longer_stream_begins_like_a_shorter_one():
         ({"balance_mode": "by_coverage", "groups": ["a", "a", "b", "c", "a"]}, 1),
     ],
 )
-def test_the_documents_of_a_stream_follow_their_shares(options, tau):
+def test_stream_documents_follow_their_shares(options, tau):
     lengths = [9, 14, 20, 1, 60]
     ds = multi(lengths, sampler="stream", epoch_length=20_000, content_length=4, seed=11, **options)
     has = [length >= 2 for length in lengths]
@@ -338,7 +338,7 @@ def test_the_documents_of_a_stream_follow_their_shares(options, tau):
 
 
 @pytest.mark.parametrize(("alpha", "stride"), [(0.0, 1), (0.0, 3), (0.8, 1), (2.0, 2)])
-def test_the_starts_of_a_stream_follow_the_edge_weights(alpha, stride):
+def test_stream_starts_follow_the_edge_weights(alpha, stride):
     lengths = [12, 30]
     ds = multi(
         lengths, sampler="stream", epoch_length=30_000, content_length=6, content_stride=stride, alpha=alpha, seed=2
@@ -353,14 +353,14 @@ def test_the_starts_of_a_stream_follow_the_edge_weights(alpha, stride):
     check_frequencies(tuples(ds.triples()), expected)
 
 
-def test_one_index_of_a_stream_changes_from_epoch_to_epoch():
+def test_stream_examples_change_from_epoch_to_epoch():
     ds = multi([9, 9, 9, 9], sampler="stream", epoch_length=8, content_length=4, seed=2)
     drawn = [ds.get_batch([5], epoch=epoch).origin for epoch in range(600)]
     check_frequencies([int(origin.doc_idx[0]) for origin in drawn], dict.fromkeys(range(4), 0.25))
     check_frequencies([int(origin.t[0]) for origin in drawn], dict.fromkeys(range(6), 1 / 6))
 
 
-def test_neighbours_in_a_stream_are_independent():
+def test_stream_neighbors_are_independent():
     ds = multi([9, 9], sampler="stream", epoch_length=20_001, content_length=8, seed=2)
     drawn = [(number, t) for number, t, _ in tuples(ds.triples())]
     values = [(number, t) for number in range(2) for t in range(2)]
@@ -368,7 +368,7 @@ def test_neighbours_in_a_stream_are_independent():
 
 
 @pytest.mark.parametrize("mode", ["anchor_start", "slide_within", "cyclic_roll"])
-def test_a_stream_of_other_content_modes_draws_from_their_pairs(mode):
+def test_stream_draws_from_all_pairs_of_a_content_mode(mode):
     lengths = [5, 7, 9]
     ds = multi(lengths, sampler="stream", epoch_length=3000, content_start_mode=mode, content_length=4, seed=8)
     possible = {

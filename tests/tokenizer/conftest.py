@@ -1,4 +1,4 @@
-"""One tokenizer for all tests here, trained on notes made up on the spot."""
+"""A shared tokenizer, trained on generated notes."""
 
 import random
 
@@ -7,12 +7,12 @@ import pytest
 from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 
 VOCAB_SIZE = 600
-"""Pieces of the shared tokenizer, without the four special tokens."""
+"""Number of pieces of the shared tokenizer, without the four special tokens."""
 SYLLABLES = [first + rest for first in "bdfghklmnprst" for rest in ("a", "e", "i", "o", "u", "ei", "orn")]
 
 
 def make_corpus(seed=7, notes=300):
-    """Notes in markdown: headings, lists, links, indented code, umlauts, emoji."""
+    """Return markdown notes with headings, lists, links, indented code, umlauts and emoji."""
     rng = random.Random(seed)
     words = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(500)]
     words += ["über", "Äpfel", "naïve", "größer", "the", "and", "bridge"]
@@ -36,7 +36,7 @@ def corpus():
 
 @pytest.fixture(scope="session")
 def model_path(corpus, tmp_path_factory):
-    """The `spm.model` of the shared tokenizer; read-only by agreement."""
+    """The `spm.model` of the shared tokenizer; tests must not change it."""
     return train_tokenizer(corpus, tmp_path_factory.mktemp("tokenizer"), vocab_size=VOCAB_SIZE)
 
 

@@ -1,13 +1,15 @@
+"""The byte tokenizer against utf-8 by hand."""
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.tokenizer import decode, encode
+from niels_gpt.tokenizer import ByteTokenizer, decode, encode
 
 
 def naive_utf8(text):
-    """RFC 3629 by hand."""
+    """Encode by RFC 3629."""
     ids = []
     for point in map(ord, text):
         if point < 0x80:
@@ -41,27 +43,29 @@ def test_golden(text, ids):
     assert decode(found) == text
 
 
+@settings(max_examples=60)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_encode_is_utf8_and_comes_back(text):
+def test_encode_is_utf8_and_round_trips(text):
     ids = encode(text)
     assert ids.dtype == torch.int64
     assert ids.tolist() == naive_utf8(text)
     assert decode(ids) == text
 
 
+@settings(max_examples=60)
 @given(st.binary())
-def test_decode_takes_any_bytes(data):
+def test_decode_accepts_any_bytes(data):
     wanted = data.decode("utf-8", errors="replace")
     assert decode(torch.tensor(list(data), dtype=torch.int64)) == wanted
     assert decode(list(data)) == wanted
 
 
-def test_what_is_not_utf8_shows_as_replacement():
+def test_invalid_utf8_becomes_a_replacement_character():
     assert decode([104, 255, 105]) == "h\ufffdi"
-    assert decode([226, 130]) == "\ufffd"  # the euro sign, cut short
+    assert decode([226, 130]) == "\ufffd"  # a truncated euro sign
 
 
-def test_the_ids_are_the_callers_own():
+def test_the_ids_are_a_copy():
     ids = encode("abc")
     ids += 1
     assert ids.tolist() == [98, 99, 100]
@@ -69,11 +73,19 @@ def test_the_ids_are_the_callers_own():
 
 
 @pytest.mark.parametrize("ids", [[256], [-1], [97, 1000]])
-def test_ids_that_are_no_bytes_are_refused(ids):
+def test_ids_outside_0_to_255_are_an_error(ids):
     with pytest.raises(ValueError):
         decode(torch.tensor(ids))
 
 
-def test_a_lone_surrogate_is_refused_with_its_place():
+def test_a_lone_surrogate_is_an_error_with_its_position():
     with pytest.raises(ValueError, match="character 3"):
         encode("abc\ud800")
+
+
+def test_the_tokenizer_interface():
+    tokenizer = ByteTokenizer()
+    assert (tokenizer.vocab_size, tokenizer.sha256, tokenizer.special_token_ids()) == (256, None, {})
+    assert tokenizer.token_bytes == [bytes([byte]) for byte in range(256)]
+    assert tokenizer.encode("é!") == [195, 169, 33]
+    assert tokenizer.decode(torch.tensor([195, 169, 33])) == "é!"

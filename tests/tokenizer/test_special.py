@@ -1,17 +1,19 @@
+"""The four special strings, and finding them in text."""
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.tokenizer import SPECIAL_TOKENS, find_special, refuse_special
 
-# As the contract spells them.
+# As in the specification.
 SYS = "<|ngpt_sys_84a5023f67d74cf29cc4001becde983c|>"
 USR = "<|ngpt_usr_84a5023f67d74cf29cc4001becde983c|>"
 ASST = "<|ngpt_asst_84a5023f67d74cf29cc4001becde983c|>"
 EOT = "<|ngpt_eot_84a5023f67d74cf29cc4001becde983c|>"
 ALL = [SYS, USR, ASST, EOT]
 
-# Close, but none of them.
+# Similar strings.
 NEAR = [
     "",
     "<|ngpt_",
@@ -45,13 +47,14 @@ def test_a_special_string_is_found_anywhere(token, before, after):
 
 
 @pytest.mark.parametrize("text", NEAR)
-def test_what_only_looks_like_one_passes(text):
+def test_similar_strings_pass(text):
     assert find_special(text) is None
     refuse_special(text)
 
 
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([*ALL, *NEAR, "a", " ", "é"]), max_size=8).map("".join))
-def test_found_exactly_when_a_string_is_in_the_text(text):
+def test_found_if_and_only_if_the_text_contains_one(text):
     inside = {token for token in ALL for i in range(len(text)) if text[i : i + len(token)] == token}
     found = find_special(text)
     if not inside:
@@ -63,7 +66,7 @@ def test_found_exactly_when_a_string_is_in_the_text(text):
             refuse_special(text)
 
 
-def test_the_refusal_is_short():
+def test_the_error_is_short():
     with pytest.raises(ValueError) as caught:
         refuse_special("x" * 100_000 + EOT + "y" * 100_000)
     assert len(str(caught.value)) < 300

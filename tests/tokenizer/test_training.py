@@ -1,3 +1,5 @@
+"""Training: vocabulary, sampling, errors, meta.json, and identical bytes."""
+
 import hashlib
 import json
 import math
@@ -13,11 +15,12 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
-from niels_gpt.tokenizer.training import reservoir
+from niels_gpt.tokenizer.training import _chunks, reservoir
 
 from .conftest import VOCAB_SIZE, make_corpus
 
@@ -29,12 +32,12 @@ def sha256_of(path):
 
 
 def naive_hash(texts):
-    """Each text as eight bytes of length, the low one first, and its utf-8."""
-    whole = b""
+    """Hash each text as its length in eight little-endian bytes, and its utf-8."""
+    joined = b""
     for text in texts:
         data = text.encode("utf-8")
-        whole += bytes((len(data) >> 8 * i) & 255 for i in range(8)) + data
-    return hashlib.sha256(whole).hexdigest()
+        joined += bytes((len(data) >> 8 * i) & 255 for i in range(8)) + data
+    return hashlib.sha256(joined).hexdigest()
 
 
 def read_meta(model):
@@ -42,7 +45,7 @@ def read_meta(model):
 
 
 def train_quietly(texts, folder, **options):
-    """Without the warning that a short text has few pieces."""
+    """Train without the warning about few pieces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return train_tokenizer(texts, folder, **options)
@@ -51,10 +54,10 @@ def train_quietly(texts, folder, **options):
 # --- the vocabulary ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vocab_size", [360, 451, 600, 777])
+@pytest.mark.parametrize("vocab_size", [360, 777])
 def test_vocab_size_does_not_count_the_special_tokens(tmp_path, corpus, vocab_size):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # there is enough text
+        warnings.simplefilter("error")  # the text is long enough
         path = train_tokenizer(corpus, tmp_path, vocab_size=vocab_size)
     reference = sentencepiece.SentencePieceProcessor(model_file=path)
     assert reference.vocab_size() == vocab_size + 4
@@ -62,7 +65,7 @@ def test_vocab_size_does_not_count_the_special_tokens(tmp_path, corpus, vocab_si
     assert all(reference.piece_to_id(token) > 0 for token in SPECIAL_TOKENS)
 
 
-def test_no_piece_for_the_begin_or_the_end_of_a_sentence(model_path):
+def test_no_pieces_for_sentence_boundaries(model_path):
     reference = sentencepiece.SentencePieceProcessor(model_file=model_path)
     assert [reference.bos_id(), reference.eos_id(), reference.pad_id()] == [-1, -1, -1]
     pieces = [reference.id_to_piece(i) for i in range(reference.vocab_size())]
@@ -94,12 +97,12 @@ def test_a_short_text_gives_fewer_pieces_with_a_warning(tmp_path):
     assert tokenizer.decode(tokenizer.encode("not to be, or: \u2581漢")) == "not to be, or: \u2581漢"
 
 
-@pytest.mark.parametrize("text", ["漢", "ж", "🍎", "\x07", "é", "\U0010ffff", "\u2585"])
-def test_a_character_never_seen_falls_back_to_bytes(tmp_path, text):
+def test_an_unseen_character_falls_back_to_bytes(tmp_path):
     tokenizer = load_tokenizer(train_quietly(["plain ascii words " * 20], tmp_path, vocab_size=300))
-    ids = tokenizer.encode(text)
-    assert [tokenizer.token_bytes[i] for i in ids] == [bytes((byte,)) for byte in text.encode()]
-    assert tokenizer.decode(ids) == text
+    for text in ("漢", "ж", "🍎", "\x07", "é", "\U0010ffff", "\u2585"):
+        ids = tokenizer.encode(text)
+        assert [tokenizer.token_bytes[i] for i in ids] == [bytes((byte,)) for byte in text.encode()]
+        assert tokenizer.decode(ids) == text
 
 
 @pytest.mark.parametrize(
@@ -108,14 +111,14 @@ def test_a_character_never_seen_falls_back_to_bytes(tmp_path, text):
         (["abc"], 3 + 1),
         (["abc", "a b c"], 3 + 1),
         (["".join(map(chr, range(0x4E00, 0x4E00 + 100)))], 100 + 1),
-        (["a\tb\0c\u2581d"], 4 + 1),  # these stand for a space
+        (["a\tb\0c\u2581d"], 4 + 1),  # replaced by a space
         (["a\r\nb"], 3 + 1),  # "\r\n" is "\n"
         (["a\rb"], 3 + 1),
         (["ab" + SPECIAL_TOKENS[0] + "cd"], 4 + 1),  # no character of the special string
         (["x" * 3000 + "y", "éè"], 4 + 1),
     ],
 )
-def test_too_few_for_the_characters_names_the_number_that_suffices(tmp_path, texts, different):
+def test_a_vocabulary_smaller_than_the_characters_names_the_minimum(tmp_path, texts, different):
     needed = 256 + 1 + different
     for vocab_size in (258, needed - 1):
         with pytest.raises(ValueError, match=rf"\b{needed}\b"):
@@ -125,11 +128,11 @@ def test_too_few_for_the_characters_names_the_number_that_suffices(tmp_path, tex
     assert tokenizer.vocab_size == needed + 4
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vocab_size", [65_533, 65_536, 1_000_000, 257, 4, 0, -1, True, 500.0, "500", None])
-def test_an_impossible_vocabulary_is_refused(tmp_path, vocab_size):
+@pytest.mark.parametrize("vocab_size", [65_533, 257, -1, True, 500.0, None])
+def test_an_invalid_vocab_size(tmp_path, vocab_size):
     with pytest.raises(ValueError, match=r"65532|65,532") as caught:
         train_tokenizer(["abc"], tmp_path / "no", vocab_size=vocab_size)
     assert repr(vocab_size) in str(caught.value)
@@ -150,21 +153,21 @@ def test_no_text_is_an_error(tmp_path, texts):
     assert not (tmp_path / "no").exists()
 
 
-def test_one_plain_string_is_an_error(tmp_path):
+def test_a_single_string_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="one string"):
         train_tokenizer("a text by mistake", tmp_path / "no", vocab_size=300)
     assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("item", [None, 3, b"bytes", ["nested"], {"text": "x"}])
-def test_an_item_that_is_no_string_is_named(tmp_path, item):
+def test_an_item_of_another_type_is_named(tmp_path, item):
     with pytest.raises(ValueError, match=rf"text 2 .*{type(item).__name__}"):
         train_tokenizer(["a", "b", item, "c"], tmp_path / "no", vocab_size=300)
     assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_place_that_is_a_file_is_refused_before_anything_is_read(tmp_path, name):
+def test_an_output_path_that_is_a_file_is_an_error_before_reading(tmp_path, name):
     def unread():
         pytest.fail("the texts were read")
         yield
@@ -177,12 +180,12 @@ def test_a_place_that_is_a_file_is_refused_before_anything_is_read(tmp_path, nam
 
 
 @pytest.mark.parametrize("sample_chunks", [0, -1])
-def test_an_empty_sample_is_refused(tmp_path, sample_chunks):
+def test_an_empty_sample_is_an_error(tmp_path, sample_chunks):
     with pytest.raises(ValueError, match="sample_chunks"):
         train_tokenizer(["abc"], tmp_path, vocab_size=300, sample_chunks=sample_chunks)
 
 
-def test_an_error_of_the_source_passes_and_the_old_files_stay(tmp_path):
+def test_an_error_of_the_input_leaves_the_old_files(tmp_path):
     path = train_quietly(["the old text"], tmp_path, vocab_size=300)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
@@ -196,16 +199,16 @@ def test_an_error_of_the_source_passes_and_the_old_files_stay(tmp_path):
     load_tokenizer(path)
 
 
-# --- awkward text ------------------------------------------------------------------------------------
+# --- unusual text ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "mark",
-    ["\t", "\0", "\u2581", "\u2585", "\r\n", "\r", "\ud800", "\ufffd", "\ufeff", "<unk>", "<0x41>", *SPECIAL_TOKENS],
+    ["\t", "\0", "\u2581", "\u2585", "\r\n", "\ud800", "<0x41>", SPECIAL_TOKENS[3]],
     ids=ascii,
 )
-def test_awkward_marks_do_not_break_training(tmp_path, mark):
-    """Every line has one, and its words are learned all the same."""
+def test_unusual_characters_do_not_break_training(tmp_path, mark):
+    """Every line has one, and the words are still learned."""
     lines = [f"the zebra {mark} and the quagga{mark}", f"{mark}a zebra sleeps{mark}{mark}", "zebra quagga " * 30 + mark]
     path = train_quietly(lines * 20, tmp_path, vocab_size=330)
     tokenizer = load_tokenizer(path)
@@ -219,8 +222,8 @@ def test_awkward_marks_do_not_break_training(tmp_path, mark):
         assert len(tokenizer.encode(token)) == 1
 
 
-def test_a_few_awkward_lines_take_no_others_with_them(tmp_path):
-    """A bar drawn with blocks stands in half of the notes; the words beside it are learned as those of the rest."""
+def test_lines_with_blocks_are_learned_too(tmp_path):
+    """Half of the notes have a bar of block characters; the words next to it are learned like the others."""
     bar = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
     notes = ["zebra quagga okapi " * 5 + bar, "hello there again " * 5] * 20
     tokenizer = load_tokenizer(train_quietly(notes, tmp_path, vocab_size=330))
@@ -229,12 +232,12 @@ def test_a_few_awkward_lines_take_no_others_with_them(tmp_path):
 
 
 def test_a_long_line_without_spaces(tmp_path):
-    text = "".join(random.Random(5).choices("abc漢🍎", k=30_000))
+    text = "".join(random.Random(5).choices("abc漢🍎", k=9_000))
     tokenizer = load_tokenizer(train_quietly([text], tmp_path, vocab_size=300))
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-# --- the same bytes ----------------------------------------------------------------------------------
+# --- determinism -------------------------------------------------------------------------------------
 
 
 def test_the_same_texts_and_seed_give_the_same_bytes(tmp_path, monkeypatch, corpus, model_path):
@@ -282,17 +285,17 @@ def test_the_seed_decides_the_sample(tmp_path, corpus):
         assert read_meta(path)["seed"] == seed
         return sha256_of(path)
 
-    first = [model(seed, "a") for seed in (1, 2, 3)]
-    assert [model(seed, "b") for seed in (1, 2, 3)] == first
-    assert len(set(first)) == 3
+    first = [model(seed, "a") for seed in (1, 2)]
+    assert model(1, "b") == first[0]
+    assert len(set(first)) == 2
 
 
-def test_the_seed_decides_nothing_when_all_is_kept(tmp_path, corpus, model_path):
+def test_the_seed_does_not_matter_if_everything_is_sampled(tmp_path, corpus, model_path):
     path = train_tokenizer(corpus, tmp_path, vocab_size=VOCAB_SIZE, seed=7, sample_chunks=len(corpus))
     assert sha256_of(path) == sha256_of(model_path)
 
 
-def test_training_moves_no_global_generator(tmp_path, corpus, random_states):
+def test_training_does_not_move_global_generators(tmp_path, corpus, random_states):
     before = random_states()
     train_quietly(corpus, tmp_path, vocab_size=400, seed=3, sample_chunks=20)
     assert random_states() == before
@@ -332,10 +335,10 @@ def test_the_hash_of_the_inputs_golden(tmp_path):
     assert first == hashlib.sha256(b"\2\0\0\0\0\0\0\0ab\1\0\0\0\0\0\0\0c").hexdigest()
     assert hash_of(["a", "bc"], "second") != first
     assert hash_of(["ab", "c", ""], "third") != first
-    assert hash_of(["a\tb\r\n" * 99], "long") == naive_hash(["a\tb\r\n" * 99])  # as it came in
+    assert hash_of(["a\tb\r\n" * 99], "long") == naive_hash(["a\tb\r\n" * 99])  # before any replacement
 
 
-def test_all_texts_are_counted_when_few_are_kept(tmp_path, corpus):
+def test_all_texts_are_counted_if_few_are_sampled(tmp_path, corpus):
     meta = read_meta(train_quietly(corpus, tmp_path, vocab_size=400, sample_chunks=30))
     assert meta["inputs"]["texts"] == len(corpus)
     assert meta["inputs"]["sha256"] == naive_hash(corpus)
@@ -344,8 +347,8 @@ def test_all_texts_are_counted_when_few_are_kept(tmp_path, corpus):
     assert sum(shortest_first[:30]) <= meta["sample"]["bytes"] <= sum(shortest_first[-30:])
 
 
-def test_a_long_text_counts_as_many_chunks(tmp_path):
-    """A chunk has at most 1,000 characters, so that one book does not stand against one note."""
+def test_a_long_text_is_many_chunks(tmp_path):
+    """A chunk has at most 1,000 characters, so that a book counts more than a note."""
     plain = read_meta(train_quietly(["x" * 2500], tmp_path / "plain", vocab_size=300))
     assert plain["sample"] == {"chunks": 3, "bytes": 2500}
     words = "".join(random.Random(1).choices(string.ascii_lowercase + "      \n", k=20_000))
@@ -357,8 +360,8 @@ def test_a_long_text_counts_as_many_chunks(tmp_path):
     assert 400 <= one["sample"]["bytes"] <= 1000
 
 
-def test_no_path_and_no_name_is_in_the_files(tmp_path, corpus):
-    folder = tmp_path / "a-folder-with-a-telling-name"
+def test_the_files_contain_no_paths(tmp_path, corpus):
+    folder = tmp_path / "a-private-folder-name"
     path = Path(train_tokenizer(corpus, folder, vocab_size=400))
     for file in (path, folder / "meta.json"):
         data = file.read_bytes()
@@ -369,23 +372,24 @@ def test_no_path_and_no_name_is_in_the_files(tmp_path, corpus):
 # --- the reservoir -----------------------------------------------------------------------------------
 
 
+@settings(max_examples=60)
 @given(st.integers(0, 60), st.integers(1, 40), st.integers(0, 2**63 - 1))
-def test_the_reservoir_keeps_so_many_in_order(n, size, seed):
+def test_the_size_and_order_of_the_sample(n, size, seed):
     kept = reservoir((f"{i:02}" for i in range(n)), size, seed=seed)
     assert len(kept) == min(n, size)
-    assert kept == sorted(set(kept))  # in order, none twice
+    assert kept == sorted(set(kept))  # in order, without duplicates
     assert set(kept) <= {f"{i:02}" for i in range(n)}
     assert kept == reservoir([f"{i:02}" for i in range(n)], size, seed=seed)
 
 
-def test_the_reservoir_keeps_all_of_few():
+def test_a_short_input_is_sampled_completely():
     items = ["b", "a", "", "a", "z"]
     for size in (5, 6, 1000):
         assert reservoir(items, size, seed=1) == items
     assert reservoir(iter(()), 3, seed=1) == []
 
 
-def test_equal_items_are_items_of_their_own():
+def test_equal_items_count_separately():
     assert reservoir(["x"] * 1000, 7, seed=1) == ["x"] * 7
 
 
@@ -393,8 +397,8 @@ def chi_square(counts, expected):
     return sum((count - expected) ** 2 / expected for count in counts)
 
 
-def test_every_item_and_every_pair_has_the_same_chance():
-    n, size, trials = 12, 4, 6000
+def test_items_and_pairs_are_uniform():
+    n, size, trials = 12, 4, 3000
     single, pairs = dict.fromkeys(range(n), 0), dict.fromkeys(combinations(range(n), 2), 0)
     for seed in range(trials):
         kept = [int(item) for item in reservoir(map(str, range(n)), size, seed=seed)]
@@ -402,15 +406,15 @@ def test_every_item_and_every_pair_has_the_same_chance():
             single[i] += 1
         for pair in combinations(sorted(kept), 2):
             pairs[pair] += 1
-    # Mean and deviation of chi-square for n - 1 (pairs: about 65) degrees of freedom; five deviations are never chance.
+    # Mean and deviation of chi-square for n - 1 (pairs: about 65) degrees of freedom; five deviations are not chance.
     freedom = (n - 1) * (1 - size / n)  # drawn without replacement
     assert chi_square(single.values(), trials * size / n) < freedom + 5 * math.sqrt(2 * freedom)
     chance = size * (size - 1) / (n * (n - 1))
     assert chi_square(pairs.values(), trials * chance) < 65 + 5 * math.sqrt(2 * 65)
 
 
-def test_a_long_stream_is_drawn_from_evenly():
-    n, size, seeds, buckets = 10_000, 100, 60, 20
+def test_a_long_stream_is_sampled_uniformly():
+    n, size, seeds, buckets = 10_000, 100, 30, 20
     counts = [0] * buckets
     for seed in range(seeds):
         for item in reservoir(map(str, range(n)), size, seed=seed):
@@ -419,10 +423,10 @@ def test_a_long_stream_is_drawn_from_evenly():
     assert chi_square(counts, size * seeds / buckets) < 19 + 5 * math.sqrt(2 * 19)
 
 
-@pytest.mark.parametrize("distance", [1, 1024, 4096, 5000])
-def test_items_far_apart_are_kept_independently(distance):
-    """Numbers drawn in blocks must not repeat from block to block."""
-    n, size, seeds = 10_000, 1000, 20
+@pytest.mark.parametrize("distance", [1, 4096])
+def test_distant_items_are_sampled_independently(distance):
+    """Random numbers are drawn in blocks of 4096; blocks must not repeat."""
+    n, size, seeds = 10_000, 1000, 10
     both = 0
     for seed in range(seeds):
         kept = {int(item) for item in reservoir(map(str, range(n)), size, seed=seed)}
@@ -431,13 +435,13 @@ def test_items_far_apart_are_kept_independently(distance):
     assert abs(both - expected) < 5 * math.sqrt(expected)
 
 
-def test_the_seed_decides_what_the_reservoir_keeps():
+def test_the_seed_decides_the_sample_of_the_reservoir():
     kept = [tuple(reservoir(map(str, range(1000)), 10, seed=seed)) for seed in range(20)]
     assert len(set(kept)) == 20
 
 
 class Counted(str):
-    """A string that counts how many like it are alive."""
+    """A string that counts its live instances."""
 
     alive = most = 0
 
@@ -450,7 +454,7 @@ class Counted(str):
         type(self).alive -= 1
 
 
-def test_the_reservoir_holds_no_more_than_it_keeps():
+def test_the_memory_of_the_reservoir_is_bounded():
     class Item(Counted):
         pass
 
@@ -458,26 +462,47 @@ def test_the_reservoir_holds_no_more_than_it_keeps():
 
     def stream():
         nonlocal taken
-        for i in range(200_000):
+        for i in range(20_000):
             taken += 1
             yield Item(i)
 
     kept = reservoir(stream(), 10, seed=4)
-    assert taken == 200_000
+    assert taken == 20_000
     assert len(kept) == 10
     assert Item.most <= 13
 
 
-def test_training_holds_few_of_the_texts(tmp_path, corpus):
+def test_the_memory_of_training_is_bounded(tmp_path, corpus):
     class Text(Counted):
         pass
 
-    stream = (Text(text) for _ in range(20) for text in corpus)
+    stream = (Text(text) for _ in range(5) for text in corpus)
     train_quietly(stream, tmp_path, vocab_size=400, sample_chunks=20)
     assert Text.most <= 25
 
 
-def test_the_reservoir_moves_no_global_generator(random_states):
+def test_the_reservoir_does_not_move_global_generators(random_states):
     before = random_states()
     reservoir(map(str, range(10_000)), 5, seed=11)
     assert random_states() == before
+
+
+def test_chunks_end_at_the_last_white_space_of_their_second_half():
+    words = "a" * 600 + " " + "b" * 300 + "\n" + "c" * 200
+    assert list(_chunks([words])) == ["a" * 600 + " " + "b" * 300, "\n" + "c" * 200]
+    assert list(_chunks(["a" * 400 + " " + "b" * 900])) == ["a" * 400 + " " + "b" * 599, "b" * 301]
+    assert list(_chunks(["x" * 1000, "y" * 1001])) == ["x" * 1000, "y" * 1000, "y"]
+    assert list(_chunks(["a" * 500 + " " + "b" * 999])) == ["a" * 500, " " + "b" * 999]
+    assert list(_chunks(["a\r\nb\tc", " \n ", ""])) == ["a\nb c"]
+
+
+def test_the_reservoir_replaces_by_algorithm_r():
+    """Item n replaces slot int(u * (n + 1)) if that is below the size."""
+    for seed in range(20):
+        draws = torch.rand(4096, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+        kept = list(range(3))
+        for n in range(3, 40):
+            slot = int(draws[n - 3] * (n + 1))
+            if slot < 3:
+                kept[slot] = n
+        assert reservoir(map(str, range(40)), 3, seed=seed) == [str(n) for n in sorted(kept)]

@@ -1,3 +1,5 @@
+"""Progress output: plain lines, the live bar, and output whose reader is gone."""
+
 import io
 import os
 import re
@@ -5,7 +7,6 @@ import sys
 
 import pytest
 
-from niels_gpt.system.console import format_duration, short_number
 from niels_gpt.training import progress
 from niels_gpt.training.progress import (
     Bar,
@@ -14,49 +15,12 @@ from niels_gpt.training.progress import (
     reporter,
     say,
 )
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0"),
-        (7, "7"),
-        (999, "999"),
-        (1000, "1k"),
-        (1234, "1.23k"),
-        (12_345, "12.3k"),
-        (123_456, "123k"),
-        (1_000_000, "1M"),
-        (3_210_000, "3.21M"),
-        (999_999, "1M"),
-        (999_999_999, "1G"),
-        (2.5e9, "2.5G"),
-    ],
-)
-def test_count(number, text):
-    assert short_number(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (41, "0:41"),
-        (59.6, "1:00"),
-        (187, "3:07"),
-        (3599.4, "59:59"),
-        (3599.6, "1:00:00"),
-        (4350, "1:12:30"),
-        (360_000, "100:00:00"),
-    ],
-)
-def test_duration(seconds, text):
-    assert format_duration(seconds) == text
+from niels_gpt.training.tasks.base import SourceRow
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that moves only when told."""
+    """Time that moves only when it is set."""
 
     class Clock:
         now = 100.0
@@ -64,9 +28,9 @@ def clock(monkeypatch):
         def monotonic(self):
             return self.now
 
-    made = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", made.monotonic)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(progress.time, "monotonic", clock.monotonic)
+    return clock
 
 
 def line(step, loss=2.0, **more):
@@ -80,18 +44,18 @@ def test_plain_lines_come_every_few_seconds_at_evaluations_and_at_the_end(capsys
         clock.now += 1.0
         lines.step(line(step, evals={"val_wiki": 3.25}) if step == 7 else line(step, loss=step / 4))
     lines.close()
-    shown = capsys.readouterr().out.splitlines()
-    assert [int(re.match(r"step (\d+)/20 ", text)[1]) for text in shown] == [1, 6, 8, 13, 18, 20]
-    assert "val_wiki 3.250" in shown[2]
-    assert "loss 4.750" in shown[-1]
-    assert "1k tok/s" in shown[0]
-    assert "left" not in shown[0]
-    assert "0:14 left" in shown[1]
-    assert "0:02 left" in shown[-2]
-    assert "0:00 left" in shown[-1]
+    printed = capsys.readouterr().out.splitlines()
+    assert [int(re.match(r"step (\d+)/20 ", text)[1]) for text in printed] == [1, 6, 8, 13, 18, 20]
+    assert "val_wiki 3.250" in printed[2]
+    assert "loss 4.750" in printed[-1]
+    assert "1k tok/s" in printed[0]
+    assert "left" not in printed[0]
+    assert "0:14 left" in printed[1]
+    assert "0:02 left" in printed[-2]
+    assert "0:00 left" in printed[-1]
 
 
-def test_the_time_left_of_a_resumed_run_counts_its_own_steps(capsys, clock):
+def test_the_time_left_of_a_resumed_run_counts_only_its_steps(capsys, clock):
     lines = PlainLines(every=0.0)
     lines.start(first=90, total=100)
     for step in (90, 91):
@@ -101,20 +65,20 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_steps(capsys, clock):
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_what_is_compiled_at_first_does_not_lengthen_the_time_left(capsys, clock):
+def test_the_time_left_ignores_compilation_in_the_first_steps(capsys, clock):
     lines = PlainLines(every=0.0)
     lines.start(first=0, total=1000)
     for step, seconds in enumerate([30.0, 0.5, 0.5, 5.0, 0.5, *[0.5] * 195]):
         clock.now += seconds
         lines.step(line(step))
-    shown = capsys.readouterr().out.splitlines()
-    assert "left" not in shown[0]
-    assert "8:19 left" in shown[1]
-    assert all("left" in text for text in shown[1:])
-    assert "6:40 left" in shown[-1]
+    printed = capsys.readouterr().out.splitlines()
+    assert "left" not in printed[0]
+    assert "8:19 left" in printed[1]
+    assert all("left" in text for text in printed[1:])
+    assert "6:40 left" in printed[-1]
 
 
-def test_the_only_step_of_a_run_leaves_nothing(capsys, clock):
+def test_the_only_step_of_a_run_has_no_time_left(capsys, clock):
     lines = PlainLines()
     lines.start(first=4, total=5)
     clock.now += 7.0
@@ -122,13 +86,14 @@ def test_the_only_step_of_a_run_leaves_nothing(capsys, clock):
     assert "0:00 left" in capsys.readouterr().out
 
 
-def test_notes_are_shown_as_they_are(capsys):
+def test_notes_are_printed_verbatim(capsys):
     PlainLines().note("resuming runs/[a] at step 3")
     assert capsys.readouterr().out == "resuming runs/[a] at step 3\n"
 
 
-def test_silent_says_nothing(capsys):
+def test_silent_prints_nothing(capsys):
     silent = Silent()
+    silent.data(None)
     silent.start(first=0, total=2)
     silent.step(line(0))
     silent.note("x")
@@ -137,8 +102,8 @@ def test_silent_says_nothing(capsys):
 
 
 @pytest.fixture
-def nobody(monkeypatch):
-    """Standard output is a pipe that nobody reads."""
+def closed_pipe(monkeypatch):
+    """Standard output is a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
@@ -146,22 +111,19 @@ def nobody(monkeypatch):
             os.write(writer, b"x")
         monkeypatch.setattr(sys, "stdout", stream)
         yield stream
-        print("more", flush=True)  # and so does everything else fall silent
+        print("more", flush=True)  # other output is discarded too
 
 
-@pytest.mark.parametrize("make", [PlainLines, Bar])
-def test_a_reporter_whose_output_is_gone_falls_silent(nobody, make, monkeypatch):
-    monkeypatch.setattr(nobody, "isatty", lambda: make is Bar, raising=False)
-    made = make()
-    made.note("resuming")
-    made.start(first=0, total=2)
-    for step in range(2):
-        made.step(line(step, evals={"val_wiki": 3.0}))
-    made.close()
-
-
-def test_what_is_said_to_nobody(nobody):
+@pytest.mark.parametrize("kind", [PlainLines, Bar])
+def test_a_reporter_survives_a_closed_pipe(closed_pipe, kind, monkeypatch):
+    monkeypatch.setattr(closed_pipe, "isatty", lambda: kind is Bar, raising=False)
     say("anyone?")
+    reporter = kind()
+    reporter.note("resuming")
+    reporter.start(first=0, total=2)
+    for step in range(2):
+        reporter.step(line(step, evals={"val_wiki": 3.0}))
+    reporter.close()
 
 
 class Terminal(io.StringIO):
@@ -187,9 +149,36 @@ def test_the_bar_shows_loss_evaluation_and_speed(monkeypatch):
     bar.step(line(3, evals={"val_wiki": 3.25}))
     bar.step(line(4, loss=1.75))
     bar.close()
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    assert "resuming [a] at step 3" in shown
-    assert "5/6" in shown
-    assert "loss 1.750" in shown
-    assert "val_wiki 3.250" in shown  # the last evaluation stays
-    assert "1k tok/s" in shown
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert "resuming [a] at step 3" in text
+    assert "5/6" in text
+    assert "loss 1.750" in text
+    assert "val_wiki 3.250" in text  # the last evaluation stays
+    assert "1k tok/s" in text
+
+
+def test_rates_are_smoothed_and_details_stay_in_the_file(capsys, clock):
+    lines = PlainLines(every=0.0)
+    lines.start(first=0, total=3)
+    evals = {"splice": 2.5, "loss/note.md": 9.0}
+    lines.step(line(0, mfu=0.314, memory_gib=12.345, evals=evals))
+    lines.step(line(1) | {"tokens_per_s": 2000.0})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "step 1/3  loss 2.000  splice 2.500  1k tok/s  31% MFU  12.3 GiB"
+    assert "1.1k tok/s" in second  # 0.9 * 1000 + 0.1 * 2000
+
+
+def test_sources_are_printed_as_a_table(capsys):
+    class Data:
+        def describe(self):
+            return [SourceRow("roam", 0.25, 1234, 56, "B", 1000, "[notes] (built)")]
+
+        def notes(self):
+            return ["a note"]
+
+    for kind in (PlainLines, Bar):
+        kind().data(Data())
+        header, row, note = capsys.readouterr().out.splitlines()
+        assert header.split() == ["source", "share", "train", "held", "out", "documents", "from"]
+        assert row.split() == ["roam", "25.0%", "1.23kB", "56B", "1,000", "[notes]", "(built)"]
+        assert note == "a note"

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint that can be read but does not fit: one sentence, and nothing has changed."""
+"""Resuming from a checkpoint that can be read but does not fit: an error, and nothing has changed."""
 
 import shutil
 
@@ -21,6 +21,7 @@ from niels_gpt.training.resume import (
 )
 from niels_gpt.training.tasks.registry import open_task
 from tests.training import same, small_config, write_texts
+from tests.training.worlds import Notes
 
 SHORT = [
     "train.total_steps=2",
@@ -38,7 +39,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["adamw", "muon"])
 def made(request, texts, tmp_path_factory):
-    """(config, task, folder) of a run of two updates."""
+    """(config, task, folder) of a run of two steps."""
     config = small_config(texts, *SHORT, f"train.optimizer={request.param}")
     run = RunFolder(tmp_path_factory.mktemp("made") / "run")
     task = open_task(config)
@@ -72,12 +73,12 @@ def resume(config, task, run, state=None):
     return state
 
 
-def part(saved):
-    """AdamW's part of the state of either optimiser."""
+def adamw_state(saved):
+    """The AdamW state of either optimizer."""
     return saved["optimizer"].get("adamw", saved["optimizer"])
 
 
-def test_a_run_goes_on_with_what_was_saved(copy):
+def test_the_saved_state_is_restored(copy):
     config, task, run, saved = copy
     state = resume(config, task, run)
     assert same(state.model.state_dict(), saved["model"])
@@ -86,10 +87,10 @@ def test_a_run_goes_on_with_what_was_saved(copy):
 
 
 def put(value, *keys):
-    """A change: the value at a place of AdamW's state."""
+    """A change: replace the value at a path of the AdamW state."""
 
     def change(saved):
-        node = part(saved)
+        node = adamw_state(saved)
         for key in keys[:-1]:
             node = node[key]
         node[keys[-1]] = value(node[keys[-1]]) if callable(value) else value
@@ -100,8 +101,8 @@ def put(value, *keys):
 STATES = {
     "too small": put(torch.zeros(3), "state", 0, "exp_avg"),
     "too large": put(lambda old: torch.zeros(999, 16), "state", 0, "exp_avg_sq"),
-    "turned": put(lambda old: old.T, "state", 0, "exp_avg"),
-    "one number for all": put(lambda old: torch.zeros(1, 1).expand(old.shape), "state", 0, "exp_avg"),
+    "transposed": put(lambda old: old.T, "state", 0, "exp_avg"),
+    "expanded": put(lambda old: torch.zeros(1, 1).expand(old.shape), "state", 0, "exp_avg"),
     "float64": put(lambda old: old.double(), "state", 0, "exp_avg"),
     "meta": put(lambda old: old.to("meta"), "state", 0, "exp_avg"),
     "sparse": put(lambda old: old.to_sparse(), "state", 0, "exp_avg"),
@@ -110,31 +111,31 @@ STATES = {
     "a list of states": put([], "state"),
     "no states": put({}, "state"),
     "a state that is a list": put([], "state", 1),
-    "one state too few": lambda saved: part(saved)["state"].pop(1),
-    "no moment": lambda saved: part(saved)["state"][0].pop("exp_avg"),
+    "one state too few": lambda saved: adamw_state(saved)["state"].pop(1),
+    "no moment": lambda saved: adamw_state(saved)["state"][0].pop("exp_avg"),
     "groups that are a str": put("text", "param_groups"),
     "groups that are numbers": put([1, 2], "param_groups"),
     "no group": put([], "param_groups"),
-    "a smaller group": lambda saved: part(saved)["param_groups"][-1]["params"].pop(),
+    "a smaller group": lambda saved: adamw_state(saved)["param_groups"][-1]["params"].pop(),
     "nothing": lambda saved: saved["optimizer"].clear(),
     "another's": lambda saved: saved.update(optimizer={"other": saved["optimizer"]}),
 }
 
 
 @pytest.mark.parametrize("change", STATES.values(), ids=STATES)
-def test_the_state_of_another_optimizer_is_refused(copy, change):
+def test_an_optimizer_state_that_does_not_fit_is_rejected(copy, change):
     config, task, run, saved = copy
     change(saved)
     rewrite(run, saved)
     state = fresh(config)
-    with pytest.raises(CheckpointError, match=r"latest\.pt has .*init_from=.*latest\.pt") as caught:
+    with pytest.raises(CheckpointError, match=r"latest\.pt .*optimizer.*init_from=.*latest\.pt") as caught:
         resume(config, task, run, state)
     assert len(str(caught.value).splitlines()) == 1
     assert same(state.model.state_dict(), fresh(config).model.state_dict())
     assert state.step == 0
 
 
-def test_momentum_of_another_shape_is_refused(copy):
+def test_momentum_of_another_shape_is_rejected(copy):
     config, task, run, saved = copy
     if "muon" not in saved["optimizer"]:
         pytest.skip("AdamW has none")
@@ -144,18 +145,18 @@ def test_momentum_of_another_shape_is_refused(copy):
         resume(config, task, run)
 
 
-def test_no_optimizer_state_is_said_with_the_way_out(copy):
+def test_a_checkpoint_without_optimizer_state_cannot_be_resumed(copy):
     config, task, run, saved = copy
     rewrite(run, {**saved, "optimizer": None})
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=r"has no optimizer state.*init_from=.*latest\.pt"):
+    with pytest.raises(CheckpointError, match=r"no optimizer state.*init_from=.*latest\.pt"):
         train(config, run, task=task, resume=True)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
-def test_settings_are_those_of_the_config_whatever_the_groups_say(copy):
+def test_hyperparameters_come_from_the_config(copy):
     config, task, run, saved = copy
-    for group in part(saved)["param_groups"]:
+    for group in adamw_state(saved)["param_groups"]:
         group |= {"lr": "text", "fused": torch.zeros(2), "betas": None}
     rewrite(run, saved)
     ours, theirs = (state.optimizer.param_groups for state in (resume(config, task, run), fresh(config)))
@@ -164,8 +165,8 @@ def test_settings_are_those_of_the_config_whatever_the_groups_say(copy):
     ]
 
 
-def test_before_the_first_update_there_is_no_state_to_load(copy):
-    """A first update that does not fit in memory leaves a checkpoint of step 0, and any state."""
+def test_a_checkpoint_of_step_0_needs_no_optimizer_state(copy):
+    """A first step that does not fit into memory leaves a checkpoint of step 0, with any state."""
     config, task, run, saved = copy
     for optimizer in (fresh(config).optimizer.state_dict(), saved["optimizer"] | {"state": {0: {}}}, None):
         rewrite(run, {**saved, "step": 0, "optimizer": optimizer})
@@ -205,16 +206,16 @@ EXTRAS = {
 
 @pytest.mark.parametrize("change", EXTRAS.values(), ids=EXTRAS)
 @pytest.mark.parametrize("made", ["adamw"], indirect=True)
-def test_what_no_run_has_written_is_refused(copy, change):
+def test_an_extra_that_no_run_writes_is_rejected(copy, change):
     config, task, run, saved = copy
     change(saved["extra"])
     rewrite(run, saved)
-    with pytest.raises(CheckpointError, match=r"latest\.pt is of no run.*init_from=.*latest\.pt"):
+    with pytest.raises(CheckpointError, match=r"latest\.pt.*extra.*init_from=.*latest\.pt"):
         resume(config, task, run)
 
 
 @pytest.mark.parametrize("made", ["adamw"], indirect=True)
-def test_weights_that_do_not_fit_are_refused(copy):
+def test_weights_that_do_not_fit_are_rejected(copy):
     config, task, run, saved = copy
     saved["model"]["norm.weight"] = saved["model"]["norm.weight"].to("meta")
     rewrite(run, saved)
@@ -223,16 +224,16 @@ def test_weights_that_do_not_fit_are_refused(copy):
 
 
 @pytest.mark.parametrize("made", ["adamw"], indirect=True)
-def test_weights_with_a_config_of_another_kind_start_no_run(copy, tmp_path):
+def test_init_from_with_an_invalid_config_is_rejected(copy, tmp_path):
     _, task, _, saved = copy
     torch.save({**saved, "config": saved["config"] | {"D": torch.zeros(3)}}, tmp_path / "a.pt")
     config = small_config(tmp_path, *SHORT, f"init_from={tmp_path / 'a.pt'}")
-    with pytest.raises(CheckpointError, match=r"a\.pt has a config that makes no model"):
+    with pytest.raises(CheckpointError, match=r"a\.pt .*config"):
         train(config, RunFolder(tmp_path / "new"), task=task)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process
-def test_the_state_in_a_folder_is_that_in_a_file(copy, tmp_path):
+def test_the_state_in_a_folder_equals_that_in_a_file(copy, tmp_path):
     config, task, run, saved = copy
     tensors, head = sharded_content(resume(config, task, run), saved["extra"])
     folder = tmp_path / "folder"
@@ -240,3 +241,70 @@ def test_the_state_in_a_folder_is_that_in_a_file(copy, tmp_path):
     sharded_checkpoint.write_head(folder, head, [sharded_checkpoint.write_shards(folder, tensors, rank=0, group=None)])
     ours = optimizer_state(fresh(config), read_checkpoint(folder, "cpu")["optimizer"], where="folder")
     assert same(ours, optimizer_state(fresh(config), saved["optimizer"], where="file"))
+
+
+# --- notes, and what may change ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+@pytest.mark.parametrize(("before", "noted"), [(None, False), (1, False), (2, True)])
+def test_another_number_of_processes_is_noted(copy, before, noted):
+    config, task, run, saved = copy
+    if before is not None:
+        saved["extra"]["processes"] = before
+    rewrite(run, saved)
+    notes = Notes()
+    restore(fresh(config), config, task, run, "cpu", False, False, notes, SINGLE_PROCESS)
+    assert notes.texts[0] == f"resuming {run.path} at step 2"
+    assert len(notes.texts) == 1 + noted
+    if noted:
+        assert "from 2 to 1" in notes.texts[1] and "dropout" in notes.texts[1]  # the config has dropout
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+def test_without_best_pt_the_next_evaluation_is_the_best(copy):
+    config, task, run, _ = copy
+    assert resume(config, task, run).best is not None
+    run.best.unlink()
+    assert resume(config, task, run).best is None
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ("train.base_lr=0.5", True),
+        ("model.dropout=0.5", False),
+        ("train.optimizer=muon", False),
+        ("train.accumulate=2", None),
+    ],
+)
+def test_which_config_changes_are_allowed(copy, texts, change, allowed):
+    """True: on request; False: never; None: always."""
+    _, task, run, _ = copy
+    other = small_config(texts, *SHORT, change)
+
+    def attempt(allow):
+        restore(fresh(other), other, task, run, "cpu", False, allow, Silent(), SINGLE_PROCESS)
+
+    if allowed is None:
+        attempt(False)
+        return
+    with pytest.raises(ValueError, match=change.split("=")[0]):
+        attempt(False)
+    if allowed:
+        attempt(True)
+    else:
+        with pytest.raises(ValueError, match=change.split("=")[0] + ".*new run"):
+            attempt(True)
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+@pytest.mark.parametrize("data", [{"roam": "other"}, {"more": "x"}])
+def test_other_data_is_allowed_on_request(copy, data):
+    config, task, run, saved = copy
+    saved["extra"]["data"] |= data
+    rewrite(run, saved)
+    with pytest.raises(ValueError, match=rf"{next(iter(data))};.*--allow-data-change"):
+        resume(config, task, run)
+    restore(fresh(config), config, task, run, "cpu", True, False, Silent(), SINGLE_PROCESS)

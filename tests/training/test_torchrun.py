@@ -1,11 +1,9 @@
-"""Commands in several processes: what they print, how they end, and torchrun's own kills and restarts."""
+"""Commands in several processes: their output and exit codes, and torchrun's kills and restarts."""
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,177 +15,144 @@ from tests.training import metric_lines, small_config, weights_sha256, worlds, w
 from tests.training.worlds import run_world
 
 ROOT = Path(__file__).parents[2]
-STEPS, EVERY = 120, 10
-OPTIONS = ["train", "--config", "c.yaml", "--device", "cpu"]
-LONG = [*OPTIONS, "--steps", str(STEPS), "--checkpoint-every", str(EVERY)]
+STEPS = 30
+TRAIN = ["train", "--config", "c.yaml", "--device", "cpu"]
+MISTAKES = {
+    r"train\.B=7\b": ["--run-dir", "bad", "--set", "train.B=7"],
+    r"train\.bias": ["--run-dir", "bad", "--set", "train.bias=7"],
+    r"bad is not a run": ["--run-dir", "bad", "--resume"],
+    r"full .*--resume": ["--run-dir", "full"],
+    r"--run-dir": [],
+    r"tf32|CUDA": ["--run-dir", "bad", "--set", "train.precision=tf32"],
+}
+PIPELINE = ["pipeline", "--device", "cpu", "--run-dir"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with texts and c.yaml; all processes run there."""
+def folder(tmp_path_factory):
+    """A folder with texts, c.yaml and p.yaml, where all commands run."""
     folder = tmp_path_factory.mktemp("torchrun")
     write_texts(folder / "data")
-    config = small_config(Path("data"), "train.B=8", "model.dropout=0.2", "model.L=2", "output.eval_every=50")
-    (folder / "c.yaml").write_text(dump_config(config), encoding="utf-8")
+    options = ["train.B=8", "model.dropout=0.2", f"train.total_steps={STEPS}", "output.eval_every=10"]
+    (folder / "c.yaml").write_text(dump_config(small_config(Path("data"), *options)), encoding="utf-8")
+    small = "{T: 16, C: 16, L: 1, H: 2, d_ff: 32, dropout: 0.0}"
+    phase = "train: {total_steps: 3, warmup_steps: 1, B: 4}, output: {eval_every: 2, eval_steps: 1, sample_tokens: 2}"
+    text = f"data: {{token_cache: {token_caches.folder()}}}\npretrain: {{model: {small}, {phase}}}\nsft: {{{phase}}}\n"
+    (folder / "p.yaml").write_text(text, encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
-def whole(place):
-    """The run that nothing happened to, in two processes; and what they printed."""
-    found = run_world(2, worlds.command, place, [*LONG, "--run-dir", "whole"], {})
-    assert [code for code, *_ in found] == [0, 0], found
-    return RunFolder(place / "whole"), found
+def results(folder):
+    """(exit code, stdout, stderr) of both processes, by command."""
+    again = [*TRAIN, "--run-dir", "again", "--allow-config-change", "--steps"]
+    commands = {
+        "train": ([*TRAIN, "--run-dir", "full"], {}),
+        **{facts: ([*TRAIN, *arguments], {}) for facts, arguments in MISTAKES.items()},
+        "print": ([*TRAIN, "--print-config"], {}),
+        "restart 1": ([*again, "4"], {"TORCHELASTIC_RESTART_COUNT": "1"}),
+        "restart 2": ([*again, "8"], {"TORCHELASTIC_RESTART_COUNT": "2"}),
+        "no restart": ([*again, "9"], {}),
+        "demo": (["demo", "--steps", "2", "--device", "cpu"], {}),
+        "pipeline": ([*PIPELINE, "two", "--config", "p.yaml"], {}),
+        "pipeline again": ([*PIPELINE, "two", "--resume"], {}),
+    }
+    first, second = run_world(2, worlds.commands, folder, list(commands.values()))
+    return dict(zip(commands, zip(first, second, strict=True), strict=True))
 
 
-def check_same(run, whole):
-    assert metric_lines(run.path) == metric_lines(whole.path)
-    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
-
-
-# --- commands ----------------------------------------------------------------------------------------
-
-
-def test_only_the_main_process_prints(whole):
-    run, ((_, output, errors), other) = whole
-    assert errors == ""
-    assert other == (0, "", "")
+def test_only_the_main_process_prints(folder, results):
+    (code, output, errors), other = results["train"]
+    assert (code, errors, other) == (0, "", (0, "", ""))
     assert f"step {STEPS}/{STEPS}" in output
-    assert "next: niels-gpt eval --run whole" in output
+    assert "next: niels-gpt eval --run full" in output
+    run = RunFolder(folder / "full")
     assert run.plot_path.exists()
     assert all(line["tokens_per_s"] > 0 for line in run.metrics())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["--run-dir", "bad", "--set", "train.B=7"],
-            "train.B=7 rows do not share out over 2 processes",
-        ),
-        (["--run-dir", "bad", "--set", "train.bias=7"], "unknown key train.bias"),
-        (["--run-dir", "bad", "--resume"], "bad is not a run"),
-        (["--run-dir", "whole"], "whole holds a run already"),
-        ([], "several processes need --run-dir"),
-        (["--run-dir", "bad", "--set", "train.precision=tf32"], "arithmetic of CUDA devices"),
-    ],
-)
-def test_a_mistake_is_said_once_and_ends_all(place, whole, arguments, said):
-    (code, output, errors), other = run_world(2, worlds.command, place, [*OPTIONS, *arguments], {})
-    assert code == 1
-    assert output.count("step ") == 0
+@pytest.mark.parametrize("facts", MISTAKES)
+def test_a_mistake_is_reported_once_and_ends_all_processes(folder, results, facts):
+    (code, output, errors), other = results[facts]
+    assert (code, other) == (1, (1, "", ""))
+    assert "step " not in output
     assert errors.count("\n") == errors.count("error: ") == 1
-    assert said in errors
-    assert other == (1, "", "")
-    assert not (place / "bad/config.yaml").exists()
+    assert re.search(facts, errors)
+    assert not (folder / "bad/config.yaml").exists()
 
 
-def test_the_config_is_printed_once(place):
-    (code, output, errors), other = run_world(2, worlds.command, place, [*OPTIONS, "--print-config"], {})
+def test_the_config_is_printed_once(results):
+    (code, output, errors), other = results["print"]
     assert (code, errors, other) == (0, "", (0, "", ""))
     assert output.startswith("task: bytes")
 
 
-def test_what_torchrun_starts_again_goes_on_without_being_told(place, tmp_path):
-    arguments = [*OPTIONS, "--run-dir", str(tmp_path / "run"), "--steps"]
-    for steps, again, said in ((4, "1", "step 4/4"), (12, "2", "resuming .* at step 4")):
-        variables = {"TORCHELASTIC_RESTART_COUNT": again}
-        options = [*arguments, str(steps), "--allow-config-change"]
-        (code, output, errors), _ = run_world(2, worlds.command, place, options, variables)
-        assert code == 0, errors
-        assert re.search(said, output)
-    (code, _, errors), _ = run_world(2, worlds.command, place, [*arguments, "20"], {})
-    assert (code, "holds a run already" in errors) == (1, True)
+def test_processes_that_torchrun_restarts_resume_by_themselves(results):
+    assert "step 4/4" in results["restart 1"][0][1]
+    assert re.search(r"resuming again at step 4", results["restart 2"][0][1])
+    code, _, errors = results["no restart"][0]
+    assert (code, "--resume" in errors) == (1, True)
 
 
-def test_commands_that_each_process_would_do_by_itself_are_refused(place):
-    found = run_world(2, worlds.command, place, ["demo", "--steps", "2", "--device", "cpu"], {})
-    for code, _, errors in found:
-        assert (code, "start this one alone" in errors) == (1, True)
+def test_commands_that_do_not_distribute_their_work_are_rejected(results):
+    for code, _, errors in results["demo"]:
+        assert (code, "torchrun" in errors) == (1, True)
 
 
-def test_the_pipeline_runs_in_several_processes(tmp_path):
-    small = "{T: 16, C: 16, L: 1, H: 2, d_ff: 32, dropout: 0.0}"
-    phase = "train: {total_steps: 4, warmup_steps: 1, B: 4}, output: {eval_every: 2, eval_steps: 1, sample_tokens: 2}"
-    text = f"data: {{token_cache: {token_caches.folder()}}}\npretrain: {{model: {small}, {phase}}}\nsft: {{{phase}}}\n"
-    (tmp_path / "p.yaml").write_text(text, encoding="utf-8")
-    command = ["pipeline", "--config", "p.yaml", "--run-dir", "run", "--device", "cpu"]
-    (code, output, errors), other = run_world(2, worlds.command, tmp_path, command, {})
+def test_the_pipeline_runs_in_several_processes(folder, results):
+    (code, output, errors), other = results["pipeline"]
     assert (code, errors, other) == (0, "", (0, "", ""))
     assert re.search(r"val_sft: \d", output)
-    (code, again, _), other = run_world(2, worlds.command, tmp_path, [*command[:1], *command[3:], "--resume"], {})
-    assert (code, other) == (0, (0, "", ""))
-    assert again.count("is finished") == 2
-    alone = run_world(1, worlds.command, tmp_path, [*command[:3], "--run-dir", "one", "--device", "cpu"], {})
-    assert alone[0][0] == 0
+    (code, again, _), other = results["pipeline again"]
+    assert (code, other, again.count("finished")) == (0, (0, "", ""), 2)
+    [[(code, _, errors)]] = run_world(1, worlds.commands, folder, [([*PIPELINE, "one", "--config", "p.yaml"], {})])
+    assert code == 0, errors
     for name in ("pretrain", "sft"):
-        losses = [[line["loss"] for line in metric_lines(tmp_path / run / name)] for run in ("run", "one")]
+        losses = [[line["loss"] for line in metric_lines(folder / run / name)] for run in ("one", "two")]
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-# --- torchrun ----------------------------------------------------------------------------------------
+SCRIPT = """
+import os, signal, sys, time
+from niels_gpt.cli.main import main
+from niels_gpt.training.tasks.byte_task import ByteTask
+
+batch, first = ByteTask.batch, os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+def interrupted(self, step, *share):
+    if first and step == 6 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not first and step == 10 and os.environ["RANK"] == "0":
+        os.kill(os.getppid(), signal.SIGTERM)
+    if not first and step > 10:
+        time.sleep(0.05)  # until torchrun has forwarded the signal
+    return batch(self, step, *share)
+
+ByteTask.batch = interrupted
+main(sys.argv[1:])
+"""
 
 
-def start(place, *arguments, restarts=0):
+@pytest.mark.slow
+def test_torchrun_restarts_after_a_kill_and_forwards_sigterm(folder, results):
+    """Rank 1 is killed at step 6; torchrun restarts both, and gets SIGTERM at step 10; then the run is resumed."""
+    (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "--max-restarts", "1", "script.py", *TRAIN, "--run-dir", "killed"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "--max-restarts", str(restarts), "--standalone", "-m", "niels_gpt", *arguments]
-    return subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
-    )
-
-
-def wait_for(process, run, lines):
-    """Until the run has written so many lines."""
-    deadline = time.monotonic() + 120
-    while not run.metrics_path.exists() or run.metrics_path.read_bytes().count(b"\n") < lines:
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"the run ended before line {lines}: {process.communicate()[0]}")
-        time.sleep(0.005)
-
-
-def process_of(parent, rank):
-    """The process that torchrun has started for a rank."""
-    for child in Path(f"/proc/{parent.pid}/task").glob("*/children"):
-        for pid in child.read_text(encoding="utf-8").split():
-            if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                return int(pid)
-    pytest.fail(f"torchrun has no process of rank {rank}")
-
-
-linux = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
-
-
-@linux
-@pytest.mark.slow
-def test_a_killed_process_ends_all_and_max_restarts_goes_on(place, whole):
-    run = RunFolder(place / "killed")
-    process = start(place, *LONG, "--run-dir", "killed", restarts=1)
-    wait_for(process, run, 33)
-    os.kill(process_of(process, 1), signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)  # nobody waits for a timeout of many minutes
-    assert process.returncode == 0, output
-    assert "another of the 2 processes has ended" in output
-    step = int(re.search(r"resuming killed at step (\d+)", output)[1])
-    assert (step % EVERY, step < STEPS, step >= 30) == (0, True, True)
-    check_same(run, whole[0])
-
-
-@linux
-@pytest.mark.slow
-def test_sigterm_saves_on_all_and_the_same_command_goes_on(place, whole):
-    run = RunFolder(place / "stopped")
-    command = [*LONG, "--run-dir", "stopped", "--resume-if-there"]
-    process = start(place, *command)
-    wait_for(process, run, 13)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    done = int(re.search(r"SIGTERM: saved stopped/checkpoints/latest.pt after (\d+) updates. Go on with", output)[1])
-    assert "torchrun (its options as before) -m niels_gpt train --run-dir stopped --resume" in output
-    assert 13 <= done == len(run.metrics()) < STEPS
-    (code, output, errors), _ = run_world(2, worlds.command, place, command, {})
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=300)
+    output = ran.stdout + ran.stderr
+    assert ran.returncode != 0
+    assert "another of the 2 processes" in output
+    assert "resuming killed at step 4" in output
+    done = int(re.search(r"SIGTERM: saved killed/checkpoints/latest\.pt after (\d+) steps", output)[1])
+    assert "torchrun" in output and "niels_gpt train --run-dir killed --resume" in output
+    run = RunFolder(folder / "killed")
+    assert 10 < done == len(run.metrics()) < STEPS
+    resume = [*TRAIN, "--run-dir", "killed", "--resume-if-there"]
+    [(code, output, errors)], _ = run_world(2, worlds.commands, folder, [(resume, {})])
     assert code == 0, errors
-    assert f"resuming stopped at step {done}" in output
-    check_same(run, whole[0])
+    assert f"resuming killed at step {done}" in output
+    full = RunFolder(folder / "full")
+    assert metric_lines(run.path) == metric_lines(full.path)
+    assert weights_sha256(run.latest) == weights_sha256(full.latest)

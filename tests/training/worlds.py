@@ -1,4 +1,4 @@
-"""Several processes for the tests: forked from a server that has torch loaded, so that a world costs no start-up."""
+"""Worlds of several processes for tests, forked from a server that has torch loaded, so that starting one is cheap."""
 
 import hashlib
 import multiprocessing
@@ -27,51 +27,62 @@ from niels_gpt.training.progress import Silent
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.registry import open_task
 
-SECONDS = 120
+TIMEOUT = 120
+SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
+KILLED = ("EOFError", "killed")
 
 
 def run_world(size, function, *arguments):
-    """What `function(world, *arguments)` gives in each of `size` processes; an exception is given as (type, text)."""
+    """The results of `function(world, *arguments)` in `size` processes; an exception is (type name, message)."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    context.set_forkserver_preload([__name__, *SLOW_IMPORTS])
+    ports = free_ports(20)
     processes, ends = [], []
     for rank in range(size):
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(there, rank, size, port, function, arguments))
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(send, rank, size, ports, function, arguments))
         process.start()
-        there.close()
+        send.close()
         processes.append(process)
-        ends.append(here)
-    found, deadline = {}, time.monotonic() + SECONDS
-    while len(found) < size:
-        ready = wait([end for rank, end in enumerate(ends) if rank not in found], deadline - time.monotonic())
+        ends.append(receive)
+    results, deadline = {}, time.monotonic() + TIMEOUT
+    while len(results) < size:
+        ready = wait([end for rank, end in enumerate(ends) if rank not in results], deadline - time.monotonic())
         if not ready:
             for process in processes:
                 process.kill()
-            raise TimeoutError(f"ranks {sorted(set(range(size)) - set(found))} hang; the others gave {found}")
+            raise TimeoutError(f"ranks {sorted(set(range(size)) - set(results))} hang; the others gave {results}")
         for end in ready:
             try:
-                found[ends.index(end)] = end.recv()
+                results[ends.index(end)] = end.recv()
             except EOFError:
-                found[ends.index(end)] = ("error", "EOFError", "it was killed")
+                results[ends.index(end)] = ("error", *KILLED)
     for process in processes:
         process.join()
-    for kind, *what in found.values():
+    for kind, *value in results.values():
         if kind == "bug":
-            raise AssertionError(what[0])
-    return [found[rank][1] if found[rank][0] == "ok" else tuple(found[rank][1:]) for rank in range(size)]
+            raise AssertionError(value[0])
+    return [results[rank][1] if results[rank][0] == "ok" else tuple(results[rank][1:]) for rank in range(size)]
 
 
-def _work(end, rank, size, port, function, arguments):
+def free_ports(number):
+    """Ports of this machine that are free, all different."""
+    sockets = [socket.socket() for _ in range(number)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _work(end, rank, size, ports, function, arguments):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
     torch.set_num_threads(1)
     try:
-        if function is command:
-            result = command(rank, *arguments)
+        if function is commands:
+            result = commands(rank, ports, *arguments)
         else:
             with open_world("cpu") as world:
                 result = function(world, *arguments)
@@ -82,27 +93,32 @@ def _work(end, rank, size, port, function, arguments):
         end.send(("bug", traceback.format_exc()))
 
 
-def command(rank, place, arguments, variables):
-    """(exit code, stdout, stderr) of a command line in a process of a world."""
-    os.chdir(place)
-    os.environ |= variables
-    outputs = [place / f".{name}.{rank}" for name in ("stdout", "stderr")]
-    for number, path in enumerate(outputs, 1):
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
-    try:
-        main(arguments)
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    return code, *(path.read_text(encoding="utf-8") for path in outputs)
+def commands(rank, ports, folder, runs):
+    """(exit code, stdout, stderr) of each command line in a process of a world; `runs` are (arguments, variables)."""
+    os.chdir(folder)
+    results = []
+    for port, (arguments, variables) in zip(ports, runs, strict=False):
+        os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0", **variables}
+        outputs = [folder / f".{name}.{rank}" for name in ("stdout", "stderr")]
+        for descriptor, path in enumerate(outputs, 1):
+            with path.open("wb") as file:
+                os.dup2(file.fileno(), descriptor)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+        try:
+            main(arguments)
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        results.append((code, *(path.read_text(encoding="utf-8") for path in outputs)))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    return results
 
 
 def digests(batch):
-    """Of every span that is learned from, wherever it lies: of its ids and its positions."""
+    """A digest of the ids, targets and positions of every span with targets, in row order."""
     found = []
     for row in range(len(batch.x)):
         ids, targets = batch.x[row].numpy(), batch.targets[row].numpy()
@@ -110,60 +126,73 @@ def digests(batch):
         for segment in np.unique(segments):
             at = (segments == segment) & (targets != -100)
             if at.any():
-                places = np.arange(len(ids)) if batch.positions is None else batch.positions[row].numpy()
-                text = b"".join(part[at].astype(np.int64).tobytes() for part in (ids, targets, places))
+                positions = np.arange(len(ids)) if batch.positions is None else batch.positions[row].numpy()
+                text = b"".join(column[at].astype(np.int64).tobytes() for column in (ids, targets, positions))
                 found.append(hashlib.sha256(text).hexdigest())
     return found
 
 
 def watched(config, *, at_step=lambda step: None):
-    """(task, digests of every step): the task of a config, which keeps what was learned from."""
+    """(task, digests of every step): the task of a config, which records its batches."""
     task, seen = open_task(config), []
     batch = task.batch
 
-    def watch(step, *rest):
-        made = batch(step, *rest)
-        seen.append(digests(made))
+    def watch(step, *share):
+        built = batch(step, *share)
+        seen.append(digests(built))
         at_step(step)
-        return made
+        return built
 
     task.batch = watch
     return task, seen
 
 
 def train_all(world, runs):
-    """Train (config, folder, options) one after the other: for each what this process learned from."""
+    """Train (config, folder, options) one after the other; returns the digests of this process for each."""
     found = []
     for config, folder, options in runs:
         task, seen = watched(config)
-        train(config, RunFolder(folder), task=task, world=world, **options)
+        train(config, folder, task=task, world=world, **options)
         found.append(seen)
     return found
 
 
 def stop(world, config, folder, step, rank=0, number=signal.SIGTERM):
-    """Train until process `rank` gets a signal in the making of a step: (updates done, the signal)."""
+    """Train, or resume, until process `rank` sends itself a signal while building a step: (steps done, signal)."""
 
-    def signalled(at):
+    def send(at):
         if at == step and world.rank == rank:
             os.kill(os.getpid(), number)
 
-    task, _ = watched(config, at_step=signalled)
-    result = train(config, RunFolder(folder), task=task, world=world)
+    task, _ = watched(config, at_step=send)
+    result = train(config, folder, task=task, world=world, resume=RunFolder(folder).exists)
     return result.step, result.stopped_by
 
 
-def stop_and_resume(world, config, folder, step, rank, whole):
-    """`stop`, then go on: where it stopped and why, what was saved, where it ended and why. And a run that did not."""
-    train(config, RunFolder(whole), world=world)
+def kill_before_latest(world, config, folder, step):
+    """Train until the process kills itself after writing the checkpoint of a step, before `latest` points to it."""
+    point_to = RunFolder._point_to
+
+    def die(self, path):
+        if path == self.step_path(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        point_to(self, path)
+
+    RunFolder._point_to = die
+    train(config, folder, world=world, resume=RunFolder(folder).exists)
+
+
+def stop_and_resume(world, config, folder, step, rank, reference):
+    """An uninterrupted run, and `stop` and resume: (steps, signal, saved checkpoint, steps, signal)."""
+    train(config, reference, world=world)
     first = stop(world, config, folder, step, rank)
     saved = RunFolder(folder).latest.resolve().name
-    result = train(config, RunFolder(folder), world=world, resume=True)
+    result = train(config, folder, world=world, resume=True)
     return *first, saved, result.step, result.stopped_by
 
 
 class Notes(Silent):
-    """Keeps what a person would read."""
+    """Records the notes for the user."""
 
     def __init__(self):
         self.texts = []
@@ -173,49 +202,41 @@ class Notes(Silent):
 
 
 def resumed(world, config, folder):
-    """Go on; what this process says."""
+    """Resume; returns the notes that this process reports."""
     notes = Notes()
-    train(config, RunFolder(folder), world=world, resume=True, report=notes)
+    train(config, folder, world=world, resume=True, report=notes)
     return notes.texts
 
 
-def refused(world, pairs, place):
-    """For each pair of configs, one per process: the error that this process raises, `silent`, or `ok`.
-
-    The last of several pairs is to train into two folders.
-    """
-    said = []
-    for number, configs in enumerate(pairs):
-        folder = place / ("ok" if len(pairs) == 1 else f"run-{number}")
-        folder /= str(world.rank) if 0 < number == len(pairs) - 1 else ""
+def try_all(world, attempts):
+    """For each (config by rank, folder by rank): "ok", "silent", or the error message of this process."""
+    outcomes = []
+    for configs, folders in attempts:
         try:
-            train(configs[world.rank], RunFolder(folder), world=world)
-            said.append("ok")
+            train(configs[world.rank], folders[world.rank], world=world)
+            outcomes.append("ok")
         except ValueError as err:
-            said.append(str(err))
+            outcomes.append(str(err))
         except OtherProcessFailed:
-            said.append("silent")
-    return said
+            outcomes.append("silent")
+    return outcomes
 
 
-def failing(world, config, folder, kind):
-    """Train until the second process fails in its fourth update."""
-    update = StepRunner.step
+def run_out_of_memory(world, config, folder):
+    """Train until the second process runs out of memory in its fourth step."""
+    step_of = StepRunner.step
 
     def fail(self, batch, *, step, lr):
         if world.rank == 1 and step == 3:
-            raise OutOfMemory("no room;") if kind == "memory" else KeyError("a bug")
-        return update(self, batch, step=step, lr=lr)
+            raise OutOfMemory("out of memory;")
+        return step_of(self, batch, step=step, lr=lr)
 
     StepRunner.step = fail
-    try:
-        train(config, RunFolder(folder), world=world)
-    except (OutOfMemory, KeyError) as err:
-        raise ValueError(str(err)) from err
+    train(config, folder, world=world)
 
 
 def killed_while_saving(world, config, folder, times):
-    """Train; the second process is killed in the writing of a checkpoint, when it has written its part."""
+    """Train until the second process is killed, right after it has written its shards for the `times`-th time."""
     write, calls = sharded_checkpoint.write_shards, []
 
     def die(*arguments, **options):
@@ -226,27 +247,30 @@ def killed_while_saving(world, config, folder, times):
         return written
 
     sharded_checkpoint.write_shards = die
-    train(config, RunFolder(folder), world=world)
+    train(config, folder, world=world)
 
 
-def parts_that_fit(world, config):
-    """The parts that the processes agree on, where the second has room for one row, and the first for all."""
+def agreed_micro_batches(world, config):
+    """The micro-batches that the ranks agree on if the first has memory for all rows, and the second for one row."""
     loss = GPT.loss
 
     def limited(self, x, targets, **options):
         if world.rank == 1 and len(x) > 1:
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("out of memory")
         return loss(self, x, targets, **options)
 
     GPT.loss = limited
-    model = GPT(config.model)
-    engine = StepRunner(model, make_optimizer(model, config.train), config, "cpu", world=world)
-    engine._agree_on_micro_batches(open_task(config).batch(0, world.share))
-    return engine.micro_batches
+    try:
+        model = GPT(config.model)
+        runner = StepRunner(model, make_optimizer(model, config.train), config, "cpu", world=world)
+        runner._agree_on_micro_batches(open_task(config).batch(0, world.share))
+        return runner.micro_batches
+    finally:
+        GPT.loss = loss
 
 
 def masks(world, config, folder):
-    """The dropout masks of this process, in order."""
+    """Digests of the dropout masks of this process, in order."""
     drawn = []
     keep = dropout.keep_mask
 
@@ -257,7 +281,12 @@ def masks(world, config, folder):
 
     dropout.keep_mask = spy
     try:
-        train(config, RunFolder(folder), world=world)
+        train(config, folder, world=world)
     finally:
         dropout.keep_mask = keep
     return drawn
+
+
+def in_sequence(world, calls):
+    """The results of several functions, (function, *arguments) each, in one world."""
+    return [function(world, *arguments) for function, *arguments in calls]

@@ -1,1 +1,1 @@
-"""Building caches by source name: which texts go in, with which tokenizer and limits."""
+"""Build caches by source name: which texts go in, with which tokenizer and limits."""

@@ -1,4 +1,4 @@
-"""Building the caches of sources by name: the tokenizer they share, what is up to date, what could not be had."""
+"""Build the caches of sources by name: choose sources, share a tokenizer, skip what is up to date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from niels_gpt.cache.sources.texts import (
     training_texts,
 )
 from niels_gpt.cache.writing.partial_build import OnProgress
-from niels_gpt.config import DataConfig
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
@@ -33,12 +33,12 @@ from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
 SFT = ("dolly15k", "oasst1", "primer")
 OPTIONAL = ("gutenberg",)
-"""Where one of these cannot be had, a placeholder says so, and nothing has failed."""
+"""Sources that may be unavailable: build-all then writes a placeholder instead of failing."""
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What became of a cache."""
+    """The result of building one cache."""
 
     name: str
     folder: Path
@@ -47,38 +47,47 @@ class BuildResult:
     reason: str = ""
 
 
-def known_sources(data: DataConfig | None = None) -> dict[str, Source]:
-    """The sources a cache can be built of."""
-    return sources(data)
+def choose_sources(names: list[str] | None, only: list[str], skip: list[str], config: Path | None) -> list[Source]:
+    """Sources by name; None: those of build-all and of the config. Raises ValueError for an unknown name."""
+    data = load_config(config).data if config else None
+    known = sources(data)
+    for name in (*(names or ()), *only, *skip):
+        if name not in known:
+            raise ValueError(f"no source {name!r}; known sources: {', '.join(known)}")
+    candidates = [*PRETRAIN, *SFT, *(data.sources if data else ())] if names is None else names
+    wanted = [name for name in (only or candidates) if name not in skip]
+    if not wanted:
+        raise ValueError("--only and --skip leave no source to build")
+    return [known[name] for name in dict.fromkeys(wanted)]
 
 
 def folder_of(source: Source, cache_dir: Path) -> Path:
-    """Where the cache of a source lies."""
+    """The cache folder of a source."""
     return cache_dir / ("sft" if source.kind == "chat" else "pretrain") / source.name
 
 
 def open_tokenizer(cache_dir: Path) -> Tokenizer:
-    """The tokenizer that all caches of a folder share. Raises FileNotFoundError where there is none yet."""
+    """Load the tokenizer that all caches of a folder share. Raises FileNotFoundError if there is none yet."""
     return load_tokenizer(cache_dir / "tokenizer" / "spm.model")
 
 
 def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
-    """Copy a tokenizer (and its meta.json) into a cache folder. Raises ValueError if another one is there already."""
+    """Copy a tokenizer (and its meta.json) into a cache folder. Raises ValueError if it already has another one."""
     tokenizer = load_tokenizer(path)
     target = cache_dir / "tokenizer" / "spm.model"
     if target.exists():
-        there = load_tokenizer(target)
-        if there.sha256 != tokenizer.sha256:
+        current = load_tokenizer(target)
+        if current.sha256 != tokenizer.sha256:
             raise ValueError(
-                f"{cache_dir} has another tokenizer already (sha256 {there.sha256[:12]}..., {path} has "
+                f"{cache_dir} already has another tokenizer (sha256 {current.sha256[:12]}..., {path} has "
                 f"{tokenizer.sha256[:12]}...): use another --cache-dir, or remove {cache_dir}"
             )
         return tokenizer
     target.parent.mkdir(parents=True, exist_ok=True)
-    described = (path / "meta.json") if path.is_dir() else path.with_name("meta.json")
+    meta_path = (path / "meta.json") if path.is_dir() else path.with_name("meta.json")
     meta: dict[str, Any] = {"format": "niels-gpt tokenizer", "format_version": 1}
-    if described.exists():
-        found = read_meta(described)
+    if meta_path.exists():
+        found = read_meta(meta_path)
         meta = found if found.get("sha256") == tokenizer.sha256 else meta
     meta |= {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size}
     meta["special_token_ids"] = tokenizer.special_token_ids()
@@ -87,22 +96,24 @@ def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
     return tokenizer
 
 
-def refuse_other_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path | None) -> None:
-    """Raise ValueError where caches of a folder that has lost its tokenizer were made with another than the one that is
-    given (None: one that is still to be trained), and are not among those to be built."""
+def check_lost_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path | None) -> None:
+    """Raise ValueError if a folder has lost the tokenizer of caches that are not rebuilt now.
+
+    `given` is the tokenizer to install; None: a new one will be trained.
+    """
     sha = load_tokenizer(given).sha256 if given is not None else None
     rebuilt = {folder_of(source, cache_dir) for source in chosen}
     others: dict[str, list[str]] = {}
     for path in sorted(path for kind in ("pretrain", "sft") for path in cache_dir.glob(f"{kind}/[!.]*/meta.json")):
         with contextlib.suppress(CacheError):
-            made_with = read_meta(path).get("tokenizer_sha256")
-            if path.parent not in rebuilt and isinstance(made_with, str) and made_with != sha:
-                others.setdefault(made_with, []).append(str(path.parent.relative_to(cache_dir)))
+            cache_sha = read_meta(path).get("tokenizer_sha256")
+            if path.parent not in rebuilt and isinstance(cache_sha, str) and cache_sha != sha:
+                others.setdefault(cache_sha, []).append(str(path.parent.relative_to(cache_dir)))
     if others:
-        listed = "; ".join(f"{', '.join(names)} with {made_with[:12]}..." for made_with, names in others.items())
+        listed = "; ".join(f"{', '.join(names)} with {cache_sha[:12]}..." for cache_sha, names in others.items())
         raise ValueError(
-            f"{cache_dir / 'tokenizer' / 'spm.model'} is gone, and other caches were built with it (sha256): {listed}: "
-            "restore it (--tokenizer), use another --cache-dir, or build all of them anew"
+            f"{cache_dir / 'tokenizer' / 'spm.model'} is missing, but other caches were built with it (sha256): "
+            f"{listed}: restore it (--tokenizer), use another --cache-dir, or build all of them again"
         )
 
 
@@ -113,9 +124,9 @@ def train_on(
     *,
     out: Path | None = None,
 ) -> Tokenizer:
-    """Train a tokenizer on the first documents of sources, into `out` (default: that of the cache folder).
+    """Train a tokenizer on the first documents of sources, into `out` (default: the one of the cache folder).
 
-    One that cannot be read is passed over, after `unreachable` was told. Raises ValueError where none can.
+    `unreachable` is called for each source that cannot be read. Raises ValueError if none can.
     """
 
     def texts() -> Iterator[str]:
@@ -137,9 +148,9 @@ def build(
     force: bool = False,
     on_progress: OnProgress | None = None,
 ) -> BuildResult:
-    """Build the cache of a source, or leave it as it is if nothing it depends on has changed.
+    """Build the cache of a source, unless nothing it depends on has changed.
 
-    Raises ValueError or OSError where it cannot be built; an older cache then stays as it was.
+    Raises ValueError or OSError if it cannot be built; an older cache is then left unchanged.
     """
     folder = folder_of(source, settings.cache_dir)
     identity = identity_of(source, settings)
@@ -154,7 +165,7 @@ def build(
         options: dict[str, Any] = {"seed": settings.seed, "val_frac": settings.val_frac}
     else:
         options = {"seed": settings.seed, "shard_bytes": settings.shard_bytes, **budgets_of(source, settings)}
-        options["shuffle_buffer"] = 0  # fineweb-edu comes shuffled; the others keep their order
+        options["shuffle_buffer"] = 0  # fineweb-edu is shuffled by its loader; the others keep their order
     if not force and _unchanged(folder, {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}):
         return BuildResult(source.name, folder, "up to date", read_meta(folder / "meta.json"))
     files.check_output_path(folder.parent, "--cache-dir", folder=True)
@@ -167,12 +178,12 @@ def build(
     }
     if source.kind == "chat":
         chats = chats_of(source, settings)
-        documents = chats.count() if on_progress else None  # a second is spent to know the time left
+        documents = chats.count() if on_progress else None  # one more pass, to estimate the time left
         build_sft_cache(chats, folder, expected_documents=documents, also_dropped=lambda: chats.dropped, **common)
     else:
         texts = texts_of(source, settings)
         expected = options["max_train_tokens"] + options["max_val_tokens"] if recorded["streaming"] else None
-        # Where budgets tell the time left, the source may be endless; else it is read once more to count it.
+        # With budgets the source may be endless; without, one more pass counts it to estimate the time left.
         documents = texts.documents() if on_progress and texts.val is not None else None
         build_pretrain_cache(
             texts.train,
@@ -188,7 +199,7 @@ def build(
 
 
 def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> BuildResult:
-    """Folders and a meta.json that says that there is no cache; an existing cache is left alone."""
+    """Write folders and a meta.json that marks the cache as not built; an existing cache is left unchanged."""
     folder = folder_of(source, settings.cache_dir)
     path = folder / "meta.json"
     with contextlib.suppress(CacheError):
@@ -198,15 +209,15 @@ def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> B
     for split in formats.SPLITS:
         (folder / split).mkdir(parents=True, exist_ok=True)
     stored = reason
-    for place in (settings.place_of(source.name), os.environ.get(VARIABLE)):
-        stored = stored.replace(str(place), "...") if place else stored  # a cache tells nothing of this machine
+    for path_text in (settings.path_of(source.name), os.environ.get(VARIABLE)):
+        stored = stored.replace(str(path_text), "...") if path_text else stored  # no local paths in a cache
     meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": stored}
     write_meta(path, meta)
     return BuildResult(source.name, folder, "not built", meta, reason)
 
 
 def _unchanged(folder: Path, wanted: dict[str, Any]) -> bool:
-    """Whether a finished cache lies there that was made of the same, with the same settings."""
+    """Whether the folder has a finished cache of the same input and settings."""
     try:
         meta = read_meta(folder / "meta.json")
     except CacheError:
@@ -214,7 +225,7 @@ def _unchanged(folder: Path, wanted: dict[str, Any]) -> bool:
     if meta.get("built") is False or any(meta.get(key, None) != value for key, value in wanted.items()):
         return False
     if "files" not in (wanted["source"] or {}) and wanted["revision"] is None:
-        return False  # nobody can tell
+        return False  # neither files nor a revision: a change cannot be detected
     for name, listed in meta.get("files", {}).items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != listed["bytes"]:

@@ -1,4 +1,4 @@
-"""The constants of a build; every one is a flag of `niels-gpt cache build-all`."""
+"""Default values of a build; each has an option of `niels-gpt cache build-all`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache of a source is made of: its texts or chats, how they are split, and what they depend on."""
+"""The input of the cache of a source: its texts or chats, how they are split, and what they depend on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from niels_gpt.system import files
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """The constants of a build; every one is a flag of the commands."""
+    """The settings of a build; each is an option of the commands."""
 
     cache_dir: Path
     seed: int = defaults.SEED
@@ -43,12 +43,12 @@ class BuildSettings:
     roam: Path | None = None
     primer: Path | None = None
     path: Path | None = None
-    """Local files of the one source that is built."""
+    """Local files of the source; only for a build of a single source."""
     roam_val_frac: float = defaults.ROAM_VAL_FRAC
     val_frac: float = defaults.SFT_VAL_FRAC
-    """Held-out share of examples, and of the documents of sources of your own."""
+    """Held-out fraction of examples, and of the documents of user sources."""
     test: bool = False
-    """Whether to keep wikitext's own test split too."""
+    """Whether to build the test split of wikitext too."""
     errors: str | None = None
     vocab_size: int = defaults.VOCAB_SIZE
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
@@ -64,13 +64,13 @@ class BuildSettings:
         check_val_frac(self.val_frac)
         check_val_frac(self.roam_val_frac, "roam_val_frac")
 
-    def place_of(self, name: str) -> Path | None:
-        """The local path given for a source."""
+    def path_of(self, name: str) -> Path | None:
+        """The local path set for a source."""
         return self.path or {"roam": self.roam, "primer": self.primer}.get(name)
 
 
 def training_texts(source: Source, settings: BuildSettings) -> Iterator[str]:
-    """The texts of a source that its cache is trained on (of chats: all messages)."""
+    """The training texts of a source (of chats: all messages)."""
     if source.kind == "chat":
         for example in chats_of(source, settings):
             yield from (message["content"] for message in example)
@@ -79,23 +79,24 @@ def training_texts(source: Source, settings: BuildSettings) -> Iterator[str]:
 
 
 class SplitTexts(NamedTuple):
-    """What a pretrain cache is made of."""
+    """The texts of a pretrain cache, by split."""
 
     train: Rereadable
     val: Rereadable | None = None
-    """None: by budget."""
+    """None: split by token budget."""
     test: Rereadable | None = None
 
-    def given(self) -> list[Rereadable]:
+    def present(self) -> list[Rereadable]:
+        """The splits that exist."""
         return [texts for texts in self if texts is not None]
 
     def documents(self) -> int:
-        """How many there are; see `Again.count`."""
-        return sum(texts.count() for texts in self.given())
+        """Number of documents; see `Rereadable.count`."""
+        return sum(texts.count() for texts in self.present())
 
     def dropped(self) -> dict[str, int]:
-        """What the loader left out; counted once where two are read from the same rows."""
-        counts = {id(texts.dropped): texts.dropped for texts in self.given()}.values()
+        """What the loader dropped, by reason; counted once if two splits are read from the same rows."""
+        counts = {id(texts.dropped): texts.dropped for texts in self.present()}.values()
         return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
 
 
@@ -110,29 +111,29 @@ def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
         local = _splits(settings)
         if "" in local:
             raise ValueError(
-                f"{local[''][0]} is one file for all splits of wikitext: give a folder with train and validation files"
+                f"{local[''][0]} is one file for all splits of wikitext: use a folder with train and validation files"
             )
         test = _samples(source, settings, split="test") if settings.test else None
         return SplitTexts(_samples(source, settings), _samples(source, settings, split="validation"), test)
     if name == "roam":
-        paths = list_roam_paths(str(roam_path(settings.place_of("roam"))))
+        paths = list_roam_paths(str(roam_path(settings.path_of("roam"))))
         train, val = split_roam_paths(paths, val_frac=settings.roam_val_frac, seed=settings.seed)
         return SplitTexts(_notes(train, settings.errors), _notes(val, settings.errors))
     if "split" in source.options:
         raise ValueError(
-            f"{name} is cut by bytes (data.sources.{name}.split), which makes byte streams: train on it with task "
-            "bytes, or leave split out to build a token cache of its documents"
+            f"{name} is split by bytes (data.sources.{name}.split), which only byte streams support: train on it with "
+            "task bytes, or remove split to build a token cache of its documents"
         )
-    everything = _samples(source, settings)
-    number = everything.count()  # read twice rather than kept: it may be large
+    documents = _samples(source, settings)
+    number = documents.count()  # read twice, not kept in memory: it may be large
     train_rows, val_rows = split_items(range(number), val_frac=settings.val_frac, seed=settings.seed)
-    return SplitTexts(_chosen(everything, train_rows), _chosen(everything, val_rows))
+    return SplitTexts(_select(documents, train_rows), _select(documents, val_rows))
 
 
 def _splits(settings: BuildSettings) -> dict[str, list[str]]:
-    """Split -> its files, of a local wikitext."""
-    place = find_local(WIKITEXT, settings.place_of("wikitext"))
-    return find_files(place, settings.wikitext_config or WIKITEXT_CONFIG) if place is not None else {}
+    """Split -> files of a local copy of wikitext."""
+    path = find_local(WIKITEXT, settings.path_of("wikitext"))
+    return find_files(path, settings.wikitext_config or WIKITEXT_CONFIG) if path is not None else {}
 
 
 def _fineweb_options(settings: BuildSettings) -> dict[str, Any]:
@@ -141,6 +142,7 @@ def _fineweb_options(settings: BuildSettings) -> dict[str, Any]:
 
 
 def budgets_of(source: Source, settings: BuildSettings) -> dict[str, int]:
+    """The token budgets of a source; sources without one have no limit."""
     if source.name == "fineweb_edu":
         train, val = settings.fineweb_train_tokens, settings.fineweb_val_tokens
     elif source.name == "gutenberg":
@@ -151,22 +153,22 @@ def budgets_of(source: Source, settings: BuildSettings) -> dict[str, int]:
 
 
 class Rereadable:
-    """An input that can be read several times: each iteration opens it anew."""
+    """An input that can be read several times: each iteration opens it again."""
 
     def __init__(self, open_: Callable[[dict[str, int]], Iterator[Any]], number: int | None = None) -> None:
-        """`open_` is given a dict to count in what it leaves out."""
+        """`open_` gets a dict in which it counts dropped items by reason."""
         self._open = open_
         self.number = number
-        """Of items, where it is known (a few of them may be left out)."""
+        """Number of items, if known (a few of them may be dropped)."""
         self.dropped: dict[str, int] = {}
-        """What the last reading left out, by reason."""
+        """What the last iteration dropped, by reason."""
 
     def __iter__(self) -> Iterator[Any]:
         self.dropped.clear()
         return self._open(self.dropped)
 
     def count(self) -> int:
-        """How many items there are: read once for it, without a word about what is left out."""
+        """Number of items; reads all of them if it is unknown, with the log of dropped items disabled."""
         if self.number is None:
             log = logging.getLogger("niels_gpt.data")
             before, log.disabled = log.disabled, True
@@ -178,7 +180,7 @@ class Rereadable:
 
 
 def _samples(source: Source, settings: BuildSettings, **options: Any) -> Rereadable:
-    """The texts of a source."""
+    """The texts of one split of a source."""
 
     def read(dropped: dict[str, int]) -> Iterator[str]:
         samples = _open(source, settings, stats=dropped, **options)
@@ -188,7 +190,7 @@ def _samples(source: Source, settings: BuildSettings, **options: Any) -> Rereada
 
 
 def _notes(paths: list[str], errors: str | None) -> Rereadable:
-    """The notes of these files that are not blank."""
+    """The notes of these files, without blank ones."""
 
     def read(dropped: dict[str, int]) -> Iterator[str]:
         for path in paths:
@@ -201,8 +203,8 @@ def _notes(paths: list[str], errors: str | None) -> Rereadable:
     return Rereadable(read, len(paths))
 
 
-def _chosen(items: Rereadable, numbers: list[int]) -> Rereadable:
-    """The items of certain numbers, which are sorted."""
+def _select(items: Rereadable, numbers: list[int]) -> Rereadable:
+    """The items with these numbers, which are sorted."""
 
     def read(_: dict[str, int]) -> Iterator[str]:
         wanted = iter(numbers)
@@ -212,9 +214,9 @@ def _chosen(items: Rereadable, numbers: list[int]) -> Rereadable:
                 yield item
                 number = next(wanted, None)
 
-    made = Rereadable(read, len(numbers))
-    made.dropped = items.dropped
-    return made
+    selected = Rereadable(read, len(numbers))
+    selected.dropped = items.dropped
+    return selected
 
 
 def chats_of(source: Source, settings: BuildSettings) -> Rereadable:
@@ -237,20 +239,23 @@ def _open(
         split=split,
         shuffle=shuffle,
         seed=settings.seed,
-        path=settings.place_of(source.name),
+        path=settings.path_of(source.name),
         errors=errors,
         **options,
     )
 
 
 def subset_of(source: Source, settings: BuildSettings) -> str | None:
+    """The dataset config of a source, if it has configs."""
     wikitext = settings.wikitext_config or WIKITEXT_CONFIG
     return {"fineweb_edu": settings.fineweb_config, "wikitext": wikitext}.get(source.name)
 
 
 def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
-    """What a source depends on beside the settings that the builders record: options of its own, and the local files it
-    is read from, by content (none where it comes from the Hub)."""
+    """What a source depends on besides the settings that the builders record: its options and its local files.
+
+    Files are identified by content; a source from the Hub has none.
+    """
     identity: dict[str, Any] = dict(source.options)
     if source.name == "fineweb_edu":
         identity |= {"dataset_id": settings.fineweb_id or source.dataset_id, "source_buffer": settings.shuffle_buffer}
@@ -264,24 +269,24 @@ def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
         identity["encoding_errors"] = settings.errors
     paths = _files(source, settings)
     if paths:
-        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         for path in paths:
-            whole.update(f"{Path(path).name}\0{files.sha256_file(path)}\n".encode("utf-8", "surrogateescape"))
-        identity |= {"files": len(paths), "sha256": whole.hexdigest()}
+            digest.update(f"{Path(path).name}\0{files.sha256_file(path)}\n".encode("utf-8", "surrogateescape"))
+        identity |= {"files": len(paths), "sha256": digest.hexdigest()}
     return identity
 
 
 def _files(source: Source, settings: BuildSettings) -> list[str]:
-    """The local files a source is read from."""
+    """The local files that a source is read from."""
     if source.name == "fineweb_edu" and settings.fineweb_id:
-        place = find_local(settings.fineweb_id, settings.path)
-        found = find_files(place, settings.fineweb_config) if place is not None else {}
-        return [name for names in found.values() for name in names]
-    return source.files(subset_of(source, settings), settings.place_of(source.name))
+        path = find_local(settings.fineweb_id, settings.path)
+        by_split = find_files(path, settings.fineweb_config) if path is not None else {}
+        return [name for names in by_split.values() for name in names]
+    return source.files(subset_of(source, settings), settings.path_of(source.name))
 
 
 def revision_of(source: Source, settings: BuildSettings) -> str | None:
-    """The commit of a dataset on the Hub, from its first row."""
+    """The Hub commit of a dataset, from its first row."""
     options = _fineweb_options(settings) if source.name == "fineweb_edu" else {}
     sample = next(iter(_open(source, settings, take=1, **options)), None)
     revision: str | None = sample.meta.get("revision") if sample is not None else None

@@ -1,4 +1,4 @@
-"""What is refused before a cache is built: tokenizers, numbers and places that make none."""
+"""Checks before a build: tokenizer, numbers, disk space and output folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SHARD = re.compile(r"shard_\d{5,}\.bin")
 
 
 def check_tokenizer(tokenizer: TokenizerLike) -> None:
-    """Raise ValueError for a vocabulary past 16 bits, or special ids outside it."""
+    """Raise ValueError for a vocabulary past 16 bits or special ids outside the vocabulary."""
     vocab = tokenizer.vocab_size
     if not 1 <= vocab <= MAX_VOCAB:
-        raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so 1..{MAX_VOCAB:,} are possible")
+        raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so it must have 1..{MAX_VOCAB:,}")
     special = tokenizer.special_token_ids()
     for name in SPECIAL_NAMES:
         if name not in special or not 0 <= special[name] < vocab:
-            raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, which is not in 0..{vocab - 1}")
+            raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, not in 0..{vocab - 1}")
 
 
 def check_seed(seed: int) -> None:
@@ -34,7 +34,7 @@ def check_seed(seed: int) -> None:
 
 def check_shard_bytes(shard_bytes: int) -> None:
     if shard_bytes < 2 or shard_bytes % 2:
-        raise ValueError(f"shard_bytes must be an even number of at least 2 (a token has two bytes), got {shard_bytes}")
+        raise ValueError(f"shard_bytes must be an even number of at least 2 (2 bytes per token), got {shard_bytes}")
 
 
 def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
@@ -43,36 +43,36 @@ def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
 
 
 def check_space(out_dir: Path, needed: int) -> None:
-    """Raise OSError where the disk has less room than the cache will need."""
-    place = out_dir.absolute()
-    while not place.exists():
-        place = place.parent
+    """Raise OSError if the disk has less free space than the cache needs."""
+    existing = out_dir.absolute()
+    while not existing.exists():
+        existing = existing.parent
     with contextlib.suppress(FileNotFoundError):
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(existing).free
         if free < needed:
             raise OSError(
                 errno.ENOSPC,
-                f"{out_dir} will need {needed / 1e9:.2f} GB, but {place} has {free / 1e9:.2f} GB free "
-                f"({MARGIN_BYTES >> 20} MiB of it stay free): free some space, or ask for fewer tokens",
+                f"{out_dir} will need {needed / 1e9:.2f} GB, but {existing} has {free / 1e9:.2f} GB free "
+                f"({MARGIN_BYTES >> 20} MiB of it stay free): free some space, or request fewer tokens",
             )
 
 
-def check_same_disk(out_dir: Path) -> None:
-    """Raise ValueError where a cache could not move in from the hidden folder beside its place."""
+def check_same_file_system(out_dir: Path) -> None:
+    """Raise ValueError if the hidden build folder and `out_dir` are on different file systems."""
     if out_dir.is_dir() and out_dir.stat().st_dev != out_dir.parent.stat().st_dev:
         raise ValueError(
-            f"{out_dir} is a disk of its own, and a cache is built beside its place and then moves in: "
-            f"give a folder inside it, such as {out_dir / 'cache'}"
+            f"{out_dir} is a mount point; the final rename would cross file systems. "
+            f"Use a sub-folder, such as {out_dir / 'cache'}"
         )
 
 
-def check_nothing_foreign(out_dir: Path) -> None:
-    """Raise ValueError where a build would replace what is of no pretrain cache."""
+def check_no_foreign_files(out_dir: Path) -> None:
+    """Raise ValueError if the build would replace files that do not belong to a pretrain cache."""
     for folder in (out_dir / split for split in (*SPLITS, TEST)):
         entries = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
         for path in entries:
             if path.is_dir() or not (path.name == DOCUMENTS or _SHARD.fullmatch(path.name)):
                 raise ValueError(
-                    f"{path} is not of a cache, and the build would replace {folder}: move it away, or choose another "
-                    "folder"
+                    f"{path} does not belong to a cache, and the build would replace {folder}: move it, or choose "
+                    "another folder"
                 )

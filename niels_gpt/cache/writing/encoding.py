@@ -1,7 +1,7 @@
-"""Documents and conversations to tokens, in batches, on all cores, in their order.
+"""Encode documents and conversations to tokens, in batches, in input order, on all cores.
 
-The workers are threads: SentencePiece lets go of the interpreter lock while it encodes. So a tokenizer need not be
-pickled, and a builder takes any object with the four members of `TokenizerLike`.
+The workers are threads: SentencePiece releases the interpreter lock while it encodes. A tokenizer therefore need not be
+picklable, and a builder accepts any object with the four members of `TokenizerLike`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
 from niels_gpt.data.reading.drops import is_text
 from niels_gpt.tokenizer.special import find_special
 
+# Drop reasons. Stored in meta.json: another wording would change the bytes of caches.
 SPECIAL = "with a special token in the text"
 EMPTY = "that encode to nothing"
 NOT_TEXT = "that are no utf-8 text"
@@ -34,20 +35,20 @@ class Encoded(NamedTuple):
     """The tokens of a batch of items."""
 
     tokens: np.ndarray
-    """Of all items, end to end."""
+    """The concatenated tokens of all items."""
     lengths: np.ndarray
-    """Per item; 0 for one that is left out."""
+    """Tokens per item; 0 for a dropped item."""
     dropped: list[tuple[int, str]]
-    """(item, reason) of those that are left out."""
+    """(item, reason) of the dropped items."""
 
 
-def with_plain_line_ends(text: str) -> str:
-    """The one change that a text goes through on its way into a cache."""
+def normalize_line_ends(text: str) -> str:
+    """Replace `\\r\\n` with `\\n`: the only change a text undergoes on its way into a cache."""
     return text.replace("\r\n", "\n")
 
 
 def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
-    """Every text and one EOT after it. `\\r\\n` becomes `\\n`; nothing else is changed."""
+    """Encode every text, followed by one EOT. `\\r\\n` becomes `\\n`; nothing else is changed."""
     eot = tokenizer.special_token_ids()["eot"]
     good: list[tuple[int, str]] = []
     dropped: list[tuple[int, str]] = []
@@ -57,7 +58,7 @@ def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
         elif find_special(text) is not None:
             dropped.append((i, SPECIAL))
         else:
-            good.append((i, with_plain_line_ends(text)))
+            good.append((i, normalize_line_ends(text)))
     lengths = np.zeros(len(texts), dtype=np.int64)
     parts: list[np.ndarray] = []
     end = as_tokens([eot], tokenizer.vocab_size)
@@ -67,11 +68,11 @@ def encode_texts(texts: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
             lengths[i] = len(ids) + 1
         else:
             dropped.append((i, EMPTY))
-    return Encoded(_joined(parts, tokenizer.vocab_size), lengths, sorted(dropped))
+    return Encoded(_concatenate(parts, tokenizer.vocab_size), lengths, sorted(dropped))
 
 
 def encode_chats(examples: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
-    """Every conversation by the chat template: `[role] + content + [eot]` for each message."""
+    """Encode every conversation with the chat template: `[role] + content + [eot]` for each message."""
     special = tokenizer.special_token_ids()
     vocab = tokenizer.vocab_size
     heads = {role: as_tokens([special[name]], vocab) for role, name in ROLE_NAMES.items()}
@@ -79,7 +80,7 @@ def encode_chats(examples: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
     dropped = []
     good = []
     for i, messages in enumerate(examples):
-        reason = _wrong_with(messages)
+        reason = _drop_reason(messages)
         if reason is None:
             good.append(i)
         else:
@@ -92,11 +93,11 @@ def encode_chats(examples: Sequence[Any], tokenizer: TokenizerLike) -> Encoded:
             ids = next(contents)
             parts += (heads[message["role"]], ids, end)
             lengths[i] += len(ids) + 2
-    return Encoded(_joined(parts, vocab), lengths, dropped)
+    return Encoded(_concatenate(parts, vocab), lengths, dropped)
 
 
-def _wrong_with(messages: Any) -> str | None:
-    """Why a conversation cannot be used, or None."""
+def _drop_reason(messages: Any) -> str | None:
+    """Why a conversation is dropped, or None."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return NO_MESSAGES
     for message in messages:
@@ -121,25 +122,25 @@ def _encode_all(texts: list[str], tokenizer: TokenizerLike) -> list[np.ndarray]:
     return [as_tokens(tokenizer.encode(text), tokenizer.vocab_size) for text in texts]
 
 
-def _joined(parts: list[np.ndarray], vocab_size: int) -> np.ndarray:
-    """The parts end to end. Raises ValueError for an id that cannot be stored."""
+def _concatenate(parts: list[np.ndarray], vocab_size: int) -> np.ndarray:
+    """Concatenate tokens. Raises ValueError for an id that cannot be stored."""
     if not parts:
         return np.empty(0, dtype=TOKEN_DTYPE)
-    whole = np.concatenate(parts)
-    if whole.dtype == TOKEN_DTYPE and int(whole.max()) < vocab_size:
-        return whole
-    return as_tokens(whole, vocab_size)
+    tokens = np.concatenate(parts)
+    if tokens.dtype == TOKEN_DTYPE and int(tokens.max()) < vocab_size:
+        return tokens
+    return as_tokens(tokens, vocab_size)
 
 
 def default_workers() -> int:
-    """Twice the cores this process may use: while one thread waits for the interpreter, another encodes."""
+    """Twice the cores available to this process: one thread encodes while another waits for the interpreter lock."""
     return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def in_order(jobs: Iterable[Job], work: Callable[[Job], Result], workers: int) -> Iterator[tuple[Job, Result]]:
-    """(job, work(job)) for every job, in their order; `workers` at once, and a few more waiting.
+    """Yield (job, work(job)) for every job, in input order; `workers` run at once, and a few more are queued.
 
-    Which results come out does not depend on the number of workers. Closing it waits for what has begun.
+    The results do not depend on the number of workers. Closing the generator waits for the running jobs.
     """
     pending: collections.deque[tuple[Job, Future[Result]]] = collections.deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
@@ -153,5 +154,5 @@ def in_order(jobs: Iterable[Job], work: Callable[[Job], Result], workers: int) -
                 first, result = pending.popleft()
                 yield first, result.result()
         finally:
-            for _, waiting in pending:
-                waiting.cancel()
+            for _, future in pending:
+                future.cancel()

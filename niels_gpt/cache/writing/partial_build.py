@@ -1,8 +1,8 @@
-"""A cache in the making: it grows in a hidden folder beside its place, and moves in when it is complete.
+"""A build in progress: it writes to a hidden folder beside the cache, and publishes it when it is complete.
 
-Whenever a shard is full (or a split), `state.json` records how many items are behind it. A build that was killed reads
-its input again, checks by sha256 that the items are the same, and goes on after them: the result is byte for byte that
-of a build that was not. Nothing under a final name is ever incomplete.
+Whenever a shard or a split is full, `state.json` records how many items it covers. A killed build reads its input
+again, checks by sha256 that the items are the same, and continues after them: the result is byte for byte that of an
+uninterrupted build. Nothing under a final name is ever incomplete.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_gpt.cache.formats import OFFSET_DTYPE
-from niels_gpt.cache.writing.checks import check_same_disk
+from niels_gpt.cache.writing.checks import check_same_file_system
 from niels_gpt.cache.writing.encoding import Encoded, in_order
 from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
-from niels_gpt.cache.writing.publish import move_back, move_in
+from niels_gpt.cache.writing.publish import publish_files, roll_back
 from niels_gpt.cache.writing.shards import (
     MARGIN_BYTES,
     ShardWriter,
-    cannot_write,
     starts_path,
+    write_error,
 )
 from niels_gpt.system import files
 
@@ -37,27 +37,27 @@ log = logging.getLogger("niels_gpt.cache")
 
 
 class Progress(NamedTuple):
-    """How far a build is."""
+    """Progress of a build."""
 
     split: str
     tokens: int
-    """Written so far, all splits together."""
+    """Tokens written so far, in all splits."""
     documents: int
     share: float | None = None
-    """Of the whole, where that is known beforehand."""
+    """Fraction of the total, if the total is known."""
 
 
 OnProgress = Callable[[Progress], None]
 
 
-def _nothing() -> dict[str, Any]:
-    """What is known of an input before it is read."""
+def _empty_record() -> dict[str, Any]:
+    """The record of an input of which nothing was read."""
     empty = hashlib.sha256().hexdigest()
     return {"items": 0, "within": 0, "sha256": empty, "next_sha256": "", "dropped": {}, "ended": ""}
 
 
 class PartialBuild:
-    """Writes the splits of a cache. Use as a context manager, `run` for each input, then `publish`."""
+    """Writes the splits of a cache. Use as a context manager: `write_input` for each input, then `publish`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class PartialBuild:
         on_progress: OnProgress | None = None,
         expected: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        """`recipe` is all that the result depends on beside the input: a build is resumed only with the same one."""
+        """`recipe` is everything the result depends on besides the input; only a build of the same recipe resumes."""
         self.out_dir = Path(out_dir).resolve() if Path(out_dir).is_symlink() else Path(out_dir)
         self.folder = self.out_dir.parent / f".{self.out_dir.name}.partial"
         self._recipe = json.loads(json.dumps(recipe))
@@ -89,17 +89,17 @@ class PartialBuild:
         try:
             if self.out_dir.exists() and not self.out_dir.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            check_same_disk(self.out_dir)
+            check_same_file_system(self.out_dir)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._stack.enter_context(files.lock(self.folder / "build.lock", wait=False))
-            move_back(self.folder, self.out_dir)
+            roll_back(self.folder, self.out_dir)
             self._open(self._saved_state())
         except BlockingIOError:
             raise ValueError(f"another process is building {self.out_dir}: wait for it") from None
         except BaseException as err:
             self.__exit__()
             if isinstance(err, OSError):
-                raise cannot_write(err, self.out_dir) from err
+                raise write_error(err, self.out_dir) from err
             raise
         return self
 
@@ -109,7 +109,7 @@ class PartialBuild:
         self._stack.close()
 
     def _saved_state(self) -> dict[str, Any] | None:
-        """What a killed build left, if it can be gone on with."""
+        """The state of a killed build, if it can be resumed."""
         try:
             state: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
             if state["recipe"] != self._recipe or state["splits"].keys() != self._budgets.keys():
@@ -129,7 +129,7 @@ class PartialBuild:
         return state
 
     def _open(self, state: dict[str, Any] | None) -> None:
-        """Begin where the state ends, or afresh; whatever else lies in the folder is removed."""
+        """Continue from the state, or start from the beginning; remove everything else in the folder."""
         kept = {self.folder / "build.lock"}
         for name, saved in state["splits"].items() if state is not None else ():
             kept |= {self.folder / "state.json", self.folder / name, starts_path(self.folder / name)}
@@ -150,7 +150,7 @@ class PartialBuild:
 
     # --- writing -----------------------------------------------------------------------------------
 
-    def run(
+    def write_input(
         self,
         name: str,
         items: Iterable[Any],
@@ -159,10 +159,10 @@ class PartialBuild:
     ) -> None:
         """Encode the items and write them to the splits, in order: to the first until its budget is full, and so on.
 
-        The item that fills a budget is cut there, and its rest is discarded. `name` tells several inputs of one build
-        apart. Raises Changed where a resumed build meets other items than it met before; see `runs`.
+        The item that fills a budget is cut there and its rest discarded. `name` identifies the input within the build.
+        Raises InputChanged if a resumed build reads other items than before; see `write_inputs`.
         """
-        saved = self._runs.get(name) or _nothing()
+        saved = self._runs.get(name) or _empty_record()
         reader = InputReader(items)
         reader.skip(saved["items"])
         if reader.hash.hexdigest() != saved["sha256"]:
@@ -173,43 +173,44 @@ class PartialBuild:
         elif saved["ended"] == "input" and not reader.at_end():
             raise InputChanged
         if saved["items"] or saved["within"]:
-            log.warning("%s: going on with an interrupted build, after %d items", self.out_dir, saved["items"])
+            log.warning("%s: resuming an interrupted build after %d items", self.out_dir, saved["items"])
         if saved["ended"]:
             return
-        state = _Run(name, saved, splits)
+        state = _InputState(name, saved, splits)
         done, ended = saved["items"], "input"
         last = InputBatch(done, [], reader.hash.copy())
-        if not any(self.splits[split].room for split in splits):
+        if not any(self.splits[split].tokens_left for split in splits):
             ended = "budget"
         else:
             jobs = in_order(reader.batches(), lambda batch: encode(batch.items), self._workers)
             with contextlib.closing(jobs):  # type: ignore[type-var]
                 for batch, encoded in jobs:
-                    with self.writing():
-                        done = batch.first + self._take(state, batch, encoded)
+                    with self.write_errors():
+                        done = batch.first + self._write_batch(state, batch, encoded)
                     last = batch
-                    self._tell(state.split)
-                    if done < batch.first + len(batch.items) or not any(self.splits[split].room for split in splits):
+                    self._report_progress(state.split)
+                    full = not any(self.splits[split].tokens_left for split in splits)
+                    if done < batch.first + len(batch.items) or full:
                         ended = "budget"
                         break
-        with self.writing():
+        with self.write_errors():
             for split in splits:
                 self.splits[split].close_shard()
-            self._runs[name] = {**_nothing(), "items": done, "ended": ended}
+            self._runs[name] = {**_empty_record(), "items": done, "ended": ended}
             self._runs[name]["sha256"] = last.hash_after(done - last.first).hexdigest()
             self._runs[name]["dropped"] = dict(sorted(state.dropped.items()))
             self._save()
 
-    def _tell(self, split: str) -> None:
+    def _report_progress(self, name: str) -> None:
         if self._on_progress is None:
             return
-        done = [(part.tokens, len(part.starts)) for part in self.splits.values()]
+        done = [(split.tokens, len(split.starts)) for split in self.splits.values()]
         tokens, documents = sum(a for a, _ in done), sum(b for _, b in done)
-        shares = [n / whole for n, whole in zip((tokens, documents), self._expected, strict=True) if whole]
-        self._on_progress(Progress(split, tokens, documents, min(max(shares), 1.0) if shares else None))
+        shares = [n / total for n, total in zip((tokens, documents), self._expected, strict=True) if total]
+        self._on_progress(Progress(name, tokens, documents, min(max(shares), 1.0) if shares else None))
 
-    def _take(self, state: _Run, batch: InputBatch, encoded: Encoded) -> int:
-        """Write a batch; how many of its items were used."""
+    def _write_batch(self, state: _InputState, batch: InputBatch, encoded: Encoded) -> int:
+        """Write a batch; returns how many of its items were used."""
         tokens, ends = encoded.tokens, encoded.lengths.cumsum()
         begins = ends - encoded.lengths
         count = len(batch.items)
@@ -217,7 +218,7 @@ class PartialBuild:
         base = dict(state.dropped)
 
         def checkpoint(position: int, used: int | None) -> None:
-            """Record that all tokens before `position` are in finished shards."""
+            """Record that all tokens before `position` are in finished shards; `used` items are complete, if known."""
             if used is None:
                 used = int(np.searchsorted(ends, position, side="right"))
                 within = position - int(begins[used]) if used < count else 0
@@ -238,33 +239,33 @@ class PartialBuild:
             self._save()
 
         i = 0
-        position = state.within if count else 0  # tokens of the first item that a killed build had written already
+        position = state.within if count else 0  # tokens of the first item that an interrupted build has written
         resumed_inside = position > 0
         state.within = 0
         while i < count:
-            split = next((self.splits[name] for name in state.order if self.splits[name].room), None)
+            split = next((self.splits[name] for name in state.order if self.splits[name].tokens_left), None)
             if split is None:
                 break
             state.split = split.name
             rest = int(ends[-1]) - position
-            if rest <= split.room:
+            if rest <= split.tokens_left:
                 stop, j = int(ends[-1]), count
             else:
-                stop = position + split.room
+                stop = position + split.tokens_left
                 j = int(np.searchsorted(ends, stop, side="left")) + 1
             fresh = encoded.lengths[i:j] > 0
             if resumed_inside:
-                fresh[0] = False  # its start is recorded already
+                fresh[0] = False  # its offset is already recorded
                 resumed_inside = False
             starts = begins[i:j][fresh] - position + split.tokens
-            self._write(split, tokens[position:stop], starts, position, stop, j, checkpoint)
+            self._append(split, tokens[position:stop], starts, position, stop, j, checkpoint)
             i, position = j, int(ends[j - 1])
         for item, reason in dropped.items():
             if item < i:
                 state.dropped[reason] = state.dropped.get(reason, 0) + 1
         return i
 
-    def _write(
+    def _append(
         self,
         split: ShardWriter,
         tokens: np.ndarray,
@@ -277,12 +278,12 @@ class PartialBuild:
         """Append tokens[position:stop] of a batch to a split, with a checkpoint at every full shard."""
         self._check_space(tokens.nbytes)
         while len(tokens):
-            part = tokens[: split.shard_room]
-            end = split.tokens + len(part)
+            chunk = tokens[: split.shard_tokens_left]
+            end = split.tokens + len(chunk)
             now = int(np.searchsorted(starts, end))
-            split.append(part, starts[:now])
-            starts, tokens, position = starts[now:], tokens[len(part) :], position + len(part)
-            if split.shard_room == 0 or not split.room:
+            split.append(chunk, starts[:now])
+            starts, tokens, position = starts[now:], tokens[len(chunk) :], position + len(chunk)
+            if split.shard_tokens_left == 0 or not split.tokens_left:
                 split.close_shard()
                 checkpoint(position, used if position == stop else None)
 
@@ -291,14 +292,14 @@ class PartialBuild:
         files.write_json(self.folder / "state.json", {"recipe": self._recipe, "runs": self._runs, "splits": splits})
 
     def _check_space(self, needed: int) -> None:
-        """Raise OSError before the disk is full: what was written stays usable."""
+        """Raise OSError before the disk is full, so that the finished shards stay usable."""
         free = shutil.disk_usage(self.folder).free
         if free < needed + MARGIN_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @property
     def dropped(self) -> dict[str, int]:
-        """What was left out, by reason, over all inputs."""
+        """Dropped items by reason, over all inputs."""
         total: dict[str, int] = {}
         for run in self._runs.values():
             for reason, number in run["dropped"].items():
@@ -307,19 +308,19 @@ class PartialBuild:
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Per input: how many items were read, and their sha256."""
+        """Per input: the number of items read, and their sha256."""
         return {name: {"items": run["items"], "sha256": run["sha256"]} for name, run in sorted(self._runs.items())}
 
-    # --- the end -----------------------------------------------------------------------------------
+    # --- publishing --------------------------------------------------------------------------------
 
     def publish(self, names: Sequence[str]) -> None:
-        """Move the finished files and folders in, meta.json (the last) at the end, and remove the hidden folder.
+        """Move the finished files and folders to out_dir, meta.json (the last name) last, and remove the hidden folder.
 
-        What stood there under these names is replaced, or removed where this build made none; other files are left
-        alone. After an error the old cache is there again; after a kill the next build goes on from here.
+        Existing entries of these names are replaced, or removed if this build has none; other files are untouched. An
+        error restores the old cache; after a kill the next build continues from here.
         """
-        with self.writing():
-            move_in(self.folder, self.out_dir, names)
+        with self.write_errors():
+            publish_files(self.folder, self.out_dir, names)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def discard(self) -> None:
@@ -329,38 +330,38 @@ class PartialBuild:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """OSErrors of the block say which cache could not be written."""
+    def write_errors(self) -> Iterator[None]:
+        """Add the path of the cache and a remedy to OSErrors of the block."""
         try:
             yield
         except OSError as err:
-            raise cannot_write(err, self.out_dir) from err
+            raise write_error(err, self.out_dir) from err
 
-    def runs(self, step: Callable[[], None], *, again: bool) -> None:
-        """Do `step` (calls of `run`). If the input is not what a killed build had read: once more from the beginning.
+    def write_inputs(self, step: Callable[[], None], *, rereadable: bool) -> None:
+        """Call `step`, which calls `write_input`; restart it once if the input of a killed build has changed.
 
-        `again` says whether the input can be read twice; otherwise the build is refused, and the next begins afresh.
+        `rereadable`: whether the input can be read twice. If not, raise ValueError; the next build starts from scratch.
         """
         try:
             step()
         except InputChanged:
-            if not again:
+            if not rereadable:
                 self.discard()
                 raise ValueError(
-                    f"the input of {self.out_dir} has changed since its build was interrupted; what there was of it "
-                    "is removed: run the build again"
+                    f"the input of {self.out_dir} has changed since its build was interrupted; the partial build was "
+                    "removed: run the build again"
                 ) from None
-            log.warning("%s: the input has changed since the build was interrupted; building afresh", self.out_dir)
+            log.warning("%s: the input has changed since the build was interrupted; rebuilding", self.out_dir)
             self._restart()
             step()
 
 
 class InputChanged(ValueError):
-    """The input of a resumed build is not what it was."""
+    """The input of a resumed build differs from that of the interrupted build."""
 
 
-class _Run:
-    """What `run` keeps from batch to batch."""
+class _InputState:
+    """What `write_input` carries from batch to batch."""
 
     def __init__(self, name: str, saved: Mapping[str, Any], splits: Sequence[str]) -> None:
         self.name = name

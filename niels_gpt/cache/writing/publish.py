@@ -1,7 +1,7 @@
-"""A finished cache moves in: the old one goes aside, the new one takes its place, name by name.
+"""Publish a finished cache: move the old one aside, then move the new one in, name by name.
 
-Until all names are moved, `moving.json` in the hidden folder says so, and both can go back: at once after an error, by
-the next build after a kill. Nothing is lost in between, neither the finished build nor the cache it replaces.
+Until all names are moved, `moving.json` in the hidden folder records the move, and it can be rolled back: at once after
+an error, by the next build after a kill. Neither the finished build nor the cache it replaces is lost.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ MOVING = "moving.json"
 OLD = "old"
 
 
-def move_in(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
-    """Move these files and folders from the hidden folder to their place, meta.json (the last) at the end.
+def publish_files(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
+    """Move these files and folders from the hidden folder to out_dir; meta.json is the last name.
 
-    What stood there goes to the hidden folder, also where this build made none of the name. After an error all is
-    where it was before.
+    Existing entries of these names move to the hidden folder, also those that this build does not replace. An error
+    restores the previous state.
     """
     made = [name for name in names if (folder / name).exists()]
     files.write_json(folder / MOVING, {"names": list(names), "made": made})
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         (folder / OLD).mkdir()
-        for name in reversed(names):  # meta.json first: without it, old files are not taken for a finished cache
+        for name in reversed(names):  # meta.json first: without it, the old files do not count as a finished cache
             if (out_dir / name).exists():
                 (out_dir / name).rename(folder / OLD / name)
         for name in made:
             (folder / name).rename(out_dir / name)
         files.fsync_folder(out_dir)
     except BaseException:
-        with contextlib.suppress(OSError):  # the next build tries again
-            move_back(folder, out_dir)
+        with contextlib.suppress(OSError):  # the next build rolls back again
+            roll_back(folder, out_dir)
         raise
     (folder / MOVING).unlink()
 
 
-def move_back(folder: Path, out_dir: Path) -> None:
-    """Undo a `move_in` that did not come to its end; nothing happens where there was none."""
+def roll_back(folder: Path, out_dir: Path) -> None:
+    """Undo an unfinished `publish_files`; does nothing if there was none."""
     try:
         moving = json.loads((folder / MOVING).read_text(encoding="utf-8"))
         made, names = list(moving["made"]), list(moving["names"])

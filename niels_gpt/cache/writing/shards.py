@@ -1,4 +1,4 @@
-"""Writing the shards of a split, and where its documents begin."""
+"""Write the shards of a split and the offsets of its documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARGIN_BYTES = 16 << 20
 
 
 class ShardWriter:
-    """The shards and document starts of one split."""
+    """Writes the shards and document offsets of one split; `saved` is the `state()` of an interrupted build."""
 
     def __init__(self, folder: Path, budget: int, shard_bytes: int, saved: Mapping[str, Any] | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,11 +29,11 @@ class ShardWriter:
         self._shard_tokens = shard_bytes // TOKEN_DTYPE.itemsize
         self.shards: list[dict[str, Any]] = list(saved["shards"]) if saved else []
         self.tokens = sum(shard["tokens"] for shard in self.shards)
-        self._raw = starts_path(folder)
+        self._starts_path = starts_path(folder)
         self.starts: list[int] = []
         if saved:
-            self.starts = np.fromfile(self._raw, dtype=OFFSET_DTYPE, count=saved["documents"]).tolist()
-        with self._raw.open("r+b" if saved else "wb") as file:
+            self.starts = np.fromfile(self._starts_path, dtype=OFFSET_DTYPE, count=saved["documents"]).tolist()
+        with self._starts_path.open("r+b" if saved else "wb") as file:
             file.truncate(len(self.starts) * OFFSET_DTYPE.itemsize)
         self._stored_starts = len(self.starts)
         self._file: Any = None
@@ -41,16 +41,17 @@ class ShardWriter:
         self._in_shard = 0
 
     @property
-    def room(self) -> int:
-        """Tokens until the budget is full."""
+    def tokens_left(self) -> int:
+        """Tokens until the budget is reached."""
         return self._budget - self.tokens
 
     @property
-    def shard_room(self) -> int:
+    def shard_tokens_left(self) -> int:
         """Tokens until the shard is full."""
         return self._shard_tokens - self._in_shard
 
     def append(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        """Append tokens to the open shard; `starts` are the offsets of documents that begin in them."""
         if self._file is None:
             self._file = (self.folder / shard_name(len(self.shards))).open("wb")
             self._hash = hashlib.sha256()
@@ -62,7 +63,7 @@ class ShardWriter:
         self.starts += starts.tolist()
 
     def close_shard(self) -> None:
-        """Finish the shard, if one is open: on disk, hashed, listed. The starts of its documents are stored with it."""
+        """Finish the open shard, if any: sync it, record its hash, and store the offsets of its documents."""
         if self._file is None:
             return
         self._file.flush()
@@ -78,41 +79,43 @@ class ShardWriter:
             }
         )
         self._in_shard = 0
-        with self._raw.open("ab") as file:
+        with self._starts_path.open("ab") as file:
             file.write(np.array(self.starts[self._stored_starts :], dtype=OFFSET_DTYPE).tobytes())
             file.flush()
             os.fsync(file.fileno())
         self._stored_starts = len(self.starts)
 
     def abandon(self) -> None:
+        """Close the open shard without recording it."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what was not written yet cannot be written on a full disk
+            with contextlib.suppress(OSError):  # buffered tokens cannot be written to a full disk
                 self._file.close()
             self._file = None
 
     def state(self) -> dict[str, Any]:
+        """The finished shards and the number of stored offsets, as saved in state.json."""
         return {"shards": self.shards, "documents": self._stored_starts}
 
     def write_documents(self) -> None:
-        """documents.npy, beside the shards."""
+        """Write documents.npy beside the shards."""
         with files.atomic_write(self.folder / DOCUMENTS) as file:
             np.save(file, np.array(self.starts, dtype=OFFSET_DTYPE))
 
 
 def starts_path(folder: Path) -> Path:
-    """Where the starts of a split's documents are kept while it grows: beside its folder, which moves in as it is."""
+    """Path of a split's document offsets during a build: outside its folder, which is published as it is."""
     return folder.with_name(f"{folder.name}.starts")
 
 
-def cannot_write(err: OSError, place: Path) -> OSError:
-    """The same error with the cache's name and what to do."""
+def write_error(err: OSError, cache: Path) -> OSError:
+    """The same error with the path of the cache and the remedy."""
     number = err.errno or errno.EIO
     reason = os.strerror(number)
     if number in files.NO_SPACE:
         reason += f" ({MARGIN_BYTES >> 20} MiB stay free)" if number == errno.ENOSPC else ""
-        remedy = "free some space and run it again: it goes on from the last complete shard"
+        remedy = "free some space and run it again: it resumes from the last complete shard"
     elif number in files.NO_PERMISSION:
-        remedy = "choose a folder that can be written"
+        remedy = "choose a writable folder"
     else:
-        remedy = "nothing incomplete was left under a final name"
-    return OSError(number, f"cannot write the cache {place}: {reason}; {remedy}")
+        remedy = "no incomplete file has a final name"
+    return OSError(number, f"cannot write the cache {cache}: {reason}; {remedy}")

@@ -1,1 +1,1 @@
-"""Reading rows: from the Hugging Face Hub or from local files, with retries, diagnosis and counted drops."""
+"""Read rows from the Hugging Face Hub or from local files: retries, error diagnosis, counts of dropped rows."""

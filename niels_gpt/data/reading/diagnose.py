@@ -1,6 +1,6 @@
-"""Files that are not what their names say: which one, and where in it.
+"""Find damaged or mislabeled data files: which file, and where in it.
 
-`explain` is slow and careful and runs only after a failure; `refuse_odd_json` is quick and runs before.
+`explain` reads everything and runs only after a failure; `check_json_start` is quick and runs before reading.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from niels_gpt.data.reading.local import suffix
 
 
 def explain(files: Iterable[str | Path]) -> str | None:
-    """One sentence about the first file that is not what its name says; None if all seem fine."""
+    """Return a sentence about the first file that does not match its suffix; None if all are fine."""
     for name in files:
         path = Path(name)
         problem = _problem(path)
@@ -24,8 +24,8 @@ def explain(files: Iterable[str | Path]) -> str | None:
     return None
 
 
-def refuse_odd_json(files: Iterable[str | Path]) -> None:
-    """Raise ValueError for a .jsonl that does not begin with a row: pyarrow 26 crashes on a `null` there."""
+def check_json_start(files: Iterable[str | Path]) -> None:
+    """Raise ValueError for a .jsonl that does not begin with an object: pyarrow 26 crashes on a leading `null`."""
     for name in files:
         path = Path(name)
         if suffix(path) != ".jsonl":
@@ -34,7 +34,7 @@ def refuse_odd_json(files: Iterable[str | Path]) -> None:
             with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
                 head = file.read(4096)
         except (EOFError, zlib.error, gzip.BadGzipFile):
-            continue  # explained when it is read
+            continue  # reported when it is read
         start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if start and not start.startswith((b"{", b"[")):
             line = head[: len(head) - len(start)].count(b"\n") + 1
@@ -53,7 +53,7 @@ def _problem(path: Path) -> str | None:
                 for _ in file:
                     number += 1
         except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-            return f"the gzip data is damaged or cut off after line {number} ({str(err).lower()}); fetch the file again"
+            return f"the gzip data is damaged or truncated after line {number} ({str(err).lower()}); download it again"
         number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -63,13 +63,13 @@ def _problem(path: Path) -> str | None:
                 if suffix(path) == ".jsonl" and line.strip():
                     json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as err:
-        return f"line {number or 1} is not utf-8 (byte {err.start} of it); convert the file"
+        return f"line {number or 1} is not utf-8 (byte {err.start} of the line); convert the file"
     except UnicodeEncodeError:
-        return f"line {number} has half of a surrogate pair, which is no character; repair or remove the line"
+        return f"line {number} has a lone surrogate, which is not a character; repair or remove the line"
     except ValueError as err:
         return f"line {number} is not JSON ({err}); repair or remove the line"
     if number == 0:
-        return "it holds no line"
+        return "it has no lines"
     return None
 
 
@@ -78,6 +78,6 @@ def _parquet_problem(path: Path) -> str | None:
 
     try:
         pyarrow.parquet.ParquetFile(path).read()
-    except Exception as err:  # pyarrow has a dozen of them
-        return f"it is not a parquet file, or a damaged one ({str(err).splitlines()[0]}); fetch it again"
+    except Exception as err:  # pyarrow raises a dozen types
+        return f"it is not a parquet file, or is damaged ({str(err).splitlines()[0]}); download it again"
     return None

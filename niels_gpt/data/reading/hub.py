@@ -1,7 +1,7 @@
-"""Rows of a dataset, from the Hugging Face Hub or from local files, through `datasets.load_dataset`.
+"""Read the rows of a dataset from the Hugging Face Hub or from local files, with `datasets.load_dataset`.
 
-Every loader reads through here. What the Hub does to a reader happens here once: transient failures are
-waited out, a stream that breaks goes on from where it was, and what is final says what to do.
+All loaders use this module. It retries transient failures, resumes a broken stream at the same row, and turns final
+failures into messages with a remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.reading.diagnose import explain, refuse_odd_json
+from niels_gpt.data.reading.diagnose import check_json_start, explain
 from niels_gpt.data.reading.hub_errors import (
     chain,
     is_transient,
@@ -42,16 +42,16 @@ from niels_gpt.data.split import shuffled
 log = logging.getLogger("niels_gpt.data")
 
 ATTEMPTS = 5
-"""Tries without any new row before a transient failure counts as final."""
+"""Attempts without a new row after which a transient failure counts as final."""
 PATIENCE = 30.0
-"""Seconds of failing calls without any new row, after which there is no further try: the Hub's own library waits
-and tries for some 25 seconds itself when there is no network."""
+"""Seconds of failing calls without a new row after which there is no further attempt. Without a network, the Hub's
+library itself retries for about 25 seconds."""
 LONGEST_PAUSE = 60.0
-"""Seconds; pauses double from one second up to this, all times one random factor of 0.5 to 1.5, so that none is shorter
-than the one before."""
-_jitter = random.Random()  # its own: waiting must not move anybody's random numbers
+"""Upper limit in seconds: pauses double from one second up to this. All are multiplied by one random factor of 0.5 to
+1.5, so that no pause is shorter than the previous one."""
+_jitter = random.Random()  # separate, so that retries do not change other random numbers
 TABLE_ROWS = 1000
-"""Rows taken at once from a dataset that lies on disk."""
+"""Rows read at once from a dataset on disk."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,17 @@ class HubRequest:
     """Which rows to read."""
 
     dataset_id: str
-    """On the Hub; also the key in NIELS_GPT_DATA."""
+    """Id on the Hub; also the key in NIELS_GPT_DATA."""
     config: str | None = None
     split: str | None = "train"
     """None: all splits, as a dict."""
     streaming: bool = False
     path: str | Path | None = None
-    """A local file or folder instead."""
+    """A local file or folder to read instead of the Hub."""
     text_file_is_document: bool = False
-    """Whether a .txt file is one row (a book) or a row per line."""
+    """Whether a .txt file is one row (a book), not one row per line."""
     columns: tuple[str, ...] | None = None
-    """The only columns that are needed of a dataset on disk; those it has not are passed over."""
+    """Columns to read from a dataset on disk; missing ones are ignored. None: all."""
     revision: str | None = None
     """A branch, tag or commit of the dataset on the Hub; None: its main branch."""
 
@@ -79,23 +79,23 @@ class HubRequest:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How to shuffle: all rows of a dataset on disk, a buffer of rows of a stream."""
+    """How to shuffle: all rows of a dataset on disk, or a buffer of rows of a stream."""
 
     seed: int
     buffer_size: int = 10_000
 
 
 class HubReader:
-    """Iterates over (row number, row) of one split; the number is None where a shuffled stream does not tell it.
+    """Iterate over (row number, row) of one split; the number is None in a shuffled stream.
 
-    A stream that breaks is opened again and goes on: the same order, nothing twice, nothing lost (the rows
-    before are read again, for only so is a shuffle buffer what it was). Raises DataUnavailable.
+    A broken stream is reopened and resumed in the same order, without duplicates or gaps. Earlier rows are read again,
+    because only this restores the shuffle buffer. Raises DataUnavailable.
     """
 
     def __init__(self, request: HubRequest, *, shuffle: Shuffle | None = None) -> None:
         self.request, self.shuffle = request, shuffle
         self.revision: str | None = None
-        """The commit of the dataset, once rows have come and if the Hub tells it."""
+        """Commit of the dataset, known after the first row if the Hub reports it."""
 
     def __iter__(self) -> Iterator[tuple[int | None, dict[str, Any]]]:
         request, done = self.request, 0
@@ -109,9 +109,9 @@ class HubReader:
                 dataset = _load(request, files)
                 revision = revision_of(dataset)
                 if done and revision != self.revision:
-                    was, now = self.revision, revision
+                    old, new = self.revision, revision
                     raise DataUnavailable(
-                        f"{request} changed on the Hub while it was read ({was}, now {now}): start again"
+                        f"{request} changed on the Hub while it was being read ({old}, now {new}): start again"
                     )
                 self.revision = revision
                 dataset = _shuffled_stream(dataset, request, self.shuffle)
@@ -120,14 +120,14 @@ class HubReader:
                         done += 1
                         failures.number = 0
                         yield item
-                    failures.start()  # what came was read well, and what was done with it is not the Hub's time
+                    failures.start()  # do not count the time that the caller spends on the row
                 return
             except Exception as err:
-                failures.wait_or_raise(err, after=done, place=_place_of(dataset))
+                failures.wait_or_raise(err, after=done, position=_stream_position(dataset))
 
 
 def open_dataset(request: HubRequest) -> Any:
-    """The `datasets` object itself, transient failures waited out; {split: dataset} where no split is asked for.
+    """Return the `datasets` object, with retries; {split: dataset} if the request has no split.
 
     Raises DataUnavailable.
     """
@@ -142,7 +142,7 @@ def open_dataset(request: HubRequest) -> Any:
 
 
 def go_offline() -> None:
-    """From now on nothing in this process asks the Hub; what is cached or local can still be read."""
+    """Stop all requests of this process to the Hub; cached and local data can still be read."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name, flag in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
         if name in sys.modules:
@@ -150,14 +150,14 @@ def go_offline() -> None:
 
 
 def revision_of(dataset: Any) -> str | None:
-    """The commit that a dataset from the Hub was read at, where it tells: it stands in the names of its files."""
-    places: list[Any] = [getattr(getattr(dataset, "info", None), "download_checksums", None)]
-    places.append(getattr(dataset, "cache_files", None))
+    """Return the commit of a dataset from the Hub, or None; it is part of the names of its files."""
+    sources: list[Any] = [getattr(getattr(dataset, "info", None), "download_checksums", None)]
+    sources.append(getattr(dataset, "cache_files", None))
     inner = getattr(dataset, "_ex_iterable", None)
     while inner is not None:
-        places.append(getattr(inner, "kwargs", None))
+        sources.append(getattr(inner, "kwargs", None))
         inner = getattr(inner, "ex_iterable", None)
-    commit = re.search(r"(?:@|/0\.0\.0/)([0-9a-f]{40})/", " ".join(map(str, places)))
+    commit = re.search(r"(?:@|/0\.0\.0/)([0-9a-f]{40})/", " ".join(map(str, sources)))
     return commit[1] if commit else None
 
 
@@ -168,20 +168,21 @@ Files = dict[str, list[str]]  # split -> its files
 
 
 def _local_files(request: HubRequest) -> Files | None:
-    """The local files of the split (or of all) that are asked for; None: it is the Hub's."""
-    place = find_local(request.dataset_id, request.path)
-    if place is None:
+    """Return the local files of the requested split, or of all splits; None: read from the Hub."""
+    path = find_local(request.dataset_id, request.path)
+    if path is None:
         return None
-    files = find_files(place, request.config)
+    files = find_files(path, request.config)
     if request.split is not None:
-        name = request.split.partition("[")[0]  # "train[:100]" is a part of train
-        files = {name: choose_split(files, name, place)}
+        name = request.split.partition("[")[0]  # "train[:100]" is a slice of train
+        files = {name: choose_split(files, name, path)}
     elif "" in files:
         files = {"train": files[""]}
-    refuse_odd_json([file for part in files.values() for file in part])
-    for file in (file for part in files.values() for file in part):
+    paths = [file for names in files.values() for file in names]
+    check_json_start(paths)
+    for file in paths:
         if "::" in str(Path(file).absolute()):
-            raise ValueError(f"cannot read {file}: its path has `::`, which `datasets` takes apart; rename what has it")
+            raise ValueError(f"cannot read {file}: its path contains `::`, which `datasets` cannot read; rename it")
     return files
 
 
@@ -191,55 +192,58 @@ def _load(request: HubRequest, files: Files | None) -> Any:
     with _quiet(datasets, local=files is not None):
         if files is None:
             arguments = [request.dataset_id] + ([request.config] if request.config else [])
-            chosen = {"revision": request.revision} if request.revision else {}
+            revision = {"revision": request.revision} if request.revision else {}
             if request.split is None:
-                return datasets.load_dataset(*arguments, **chosen)
-            return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming, **chosen)
+                return datasets.load_dataset(*arguments, **revision)
+            return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming, **revision)
         if request.split is not None:
             return _load_local(request, files, request.split)
         return {split: _load_local(request, {split: files[split]}, split) for split in files}
 
 
 def _load_local(request: HubRequest, files: Files, split: str) -> Any:
-    """One split of local files: with others beside it, it would have to have their columns."""
+    """Load one split of local files; splits loaded together would need the same columns."""
     import datasets
 
     kind = builder(next(iter(files.values())))
-    options: dict[str, Any] = {"name": _stamp(files)} if not request.streaming else {}
+    options: dict[str, Any] = {"name": _state_name(files)} if not request.streaming else {}
     if kind == "text" and request.text_file_is_document:
         options["sample_by"] = "document"
-    # Names are patterns to `datasets`, also those of the folders above, which it adds to a relative one.
-    escaped = {name: [glob.escape(str(Path(file).absolute())) for file in part] for name, part in files.items()}
+    # `datasets` treats names as glob patterns, including the parent folders that it adds to relative paths.
+    escaped = {name: [glob.escape(str(Path(file).absolute())) for file in paths] for name, paths in files.items()}
     return datasets.load_dataset(kind, data_files=escaped, split=split, streaming=request.streaming, **options)
 
 
-def _stamp(files: Files) -> str:
-    """A name for this state of the files. `datasets` keeps its converted copy by path and time of change alone, and
-    would serve the old rows of a file that was unpacked again with its old time."""
-    states = [Path(name).stat() for part in files.values() for name in part]
-    told = [(state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states]
-    return "at-" + hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+def _state_name(files: Files) -> str:
+    """Return a name for the current state of the files.
+
+    `datasets` identifies its converted copy by path and mtime only, and would return old rows for a file that was
+    unpacked again with its old mtime.
+    """
+    stats = [Path(path).stat() for paths in files.values() for path in paths]
+    states = [(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
+    return "at-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
 def _shuffled_stream(dataset: Any, request: HubRequest, shuffle: Shuffle | None) -> Any:
-    """A stream with its shuffle buffer; what is no stream, as it is."""
+    """Add the shuffle buffer to a stream; return a dataset on disk unchanged."""
     if shuffle is None or not request.streaming or hasattr(dataset, "__len__"):
         return dataset
     return dataset.shuffle(seed=shuffle.seed, buffer_size=shuffle.buffer_size, **_one_shard(dataset))
 
 
-def _place_of(dataset: Any) -> tuple[int, int] | None:
-    """(shard, row of it) up to which a stream has been read, its buffer included; None where it does not tell."""
+def _stream_position(dataset: Any) -> tuple[int, int] | None:
+    """Return (shard, row in it) up to which a stream has been read, with its buffer; None if unknown."""
 
-    def places(state: Any) -> Iterator[tuple[int, int]]:
+    def positions(state: Any) -> Iterator[tuple[int, int]]:
         if isinstance(state, dict) and {"shard_idx", "shard_example_idx"} <= state.keys():
             yield int(state["shard_idx"]), int(state["shard_example_idx"])
         for inner in state.values() if isinstance(state, dict) else state if isinstance(state, list) else ():
-            yield from places(inner)
+            yield from positions(inner)
 
     try:
-        return max(places(dataset.state_dict()), default=None)
-    except Exception:  # no stream, or one of another kind
+        return max(positions(dataset.state_dict()), default=None)
+    except Exception:  # not a stream, or another type of stream
         return None
 
 
@@ -259,50 +263,51 @@ def _iterate(dataset: Any, request: HubRequest, shuffle: Shuffle | None) -> Iter
         for number in order:
             yield number, table[number]
         return
-    for start in range(0, len(table), TABLE_ROWS):  # whole columns at once: twice as fast as row by row
-        part = order[start : start + TABLE_ROWS]
-        columns = table[part]
+    for start in range(0, len(table), TABLE_ROWS):  # by columns: twice as fast as row by row
+        numbers = order[start : start + TABLE_ROWS]
+        columns = table[numbers]
         names = tuple(columns)
-        for number, values in zip(part, zip(*columns.values(), strict=True), strict=True):
+        for number, values in zip(numbers, zip(*columns.values(), strict=True), strict=True):
             yield number, dict(zip(names, values, strict=True))
 
 
 def _one_shard(dataset: Any) -> dict[str, int]:
-    """The option that fills the buffer from one shard after the other. By default `datasets` 5 fills it from ten at
-    once, and reads rows of each ahead that nobody asked for."""
+    """Return the option that fills the buffer from one shard at a time.
+
+    By default, `datasets` 5 fills it from ten shards at once, and reads rows of each that are never used.
+    """
     name = "max_buffer_input_shards"
     return {name: 1} if name in inspect.signature(dataset.shuffle).parameters else {}
 
 
 @contextlib.contextmanager
 def _quiet(datasets: Any, *, local: bool) -> Iterator[None]:
-    """No log lines of the libraries about what we say ourselves; no progress bars for local files."""
+    """Suppress library log lines for failures that we report ourselves, and progress bars for local files."""
     for handler in (*logging.getLogger("datasets").handlers, *logging.getLogger("huggingface_hub").handlers):
-        if _is_news not in handler.filters:
-            handler.addFilter(_is_news)  # for good: rows are read long after the dataset was opened
-    shown = not datasets.utils.are_progress_bars_disabled()
+        if _is_unreported not in handler.filters:
+            handler.addFilter(_is_unreported)  # stays: rows are read long after the dataset is opened
+    bars_enabled = not datasets.utils.are_progress_bars_disabled()
     if local or not sys.stderr.isatty():
         datasets.utils.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if bars_enabled:
             datasets.utils.enable_progress_bars()
 
 
-_NO_NEWS = re.compile(r"Failed to load JSON|Failed to read|Retrying in|.* thrown while requesting")
+_REPORTED_HERE = re.compile(r"Failed to load JSON|Failed to read|Retrying in|.* thrown while requesting")
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return not _NO_NEWS.match(record.getMessage())
+def _is_unreported(record: logging.LogRecord) -> bool:
+    return not _REPORTED_HERE.match(record.getMessage())
 
 
 # --- failures ----------------------------------------------------------------------------------------
 
 
 class _Failures:
-    """Counts the failures since a stream last got further: waits after those that may pass, raises what the user
-    should read."""
+    """Count failures since a stream last advanced: wait after transient ones, raise final ones as user messages."""
 
     def __init__(self, request: HubRequest, files: Files | None) -> None:
         self.request, self.files = request, files
@@ -313,21 +318,25 @@ class _Failures:
         self._factor = 1.0
 
     def start(self) -> None:
-        """A try begins, or goes on after a row."""
+        """Start the clock of an attempt; call it again after each row."""
         self._began = time.monotonic()
 
-    def wait_or_raise(self, err: Exception, *, after: int, place: tuple[int, int] | None = None) -> None:
-        """`place`: how far the stream was read, rows that only fill a buffer included."""
+    def wait_or_raise(self, err: Exception, *, after: int, position: tuple[int, int] | None = None) -> None:
+        """Wait before the next attempt, or raise a final error.
+
+        `after` is the number of rows that were yielded, `position` how far the stream was read, with the rows that
+        only filled the buffer.
+        """
         if isinstance(err, DataUnavailable) or (self.files is not None and isinstance(err, OSError) and err.filename):
             raise err
         if self.files is not None:
-            names = [name for part in self.files.values() for name in part]
+            names = [path for paths in self.files.values() for path in paths]
             listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-            said = reason(err)
-            remedy = "; give all files of a split the same columns" if said.startswith("Couldn't cast") else ""
-            raise ValueError(explain(names) or f"cannot read {listed}: {said}{remedy}") from err
-        if place is not None and place > self._furthest:
-            self.number, self._furthest = 0, place
+            message = reason(err)
+            remedy = "; give all files of a split the same columns" if message.startswith("Couldn't cast") else ""
+            raise ValueError(explain(names) or f"cannot read {listed}: {message}{remedy}") from err
+        if position is not None and position > self._furthest:
+            self.number, self._furthest = 0, position
         self.number += 1
         self._spent = (self._spent if self.number > 1 else 0.0) + time.monotonic() - self._began
         if not is_transient(err) or self.number >= ATTEMPTS or (self.number > 1 and self._spent > PATIENCE):
@@ -336,12 +345,12 @@ class _Failures:
             self._factor = _jitter.uniform(0.5, 1.5)
         growing = min(2.0 ** (self.number - 1), LONGEST_PAUSE) * self._factor
         pause = max(growing, min(retry_after(err), 5 * LONGEST_PAUSE))
-        log.warning("%s: %s (after %d rows); trying again in %.0f s", self.request, reason(err), after, pause)
+        log.warning("%s: %s (after %d rows); retrying in %.0f s", self.request, reason(err), after, pause)
         time.sleep(pause)
 
 
 def _final(request: HubRequest, err: Exception, failures: int, after: int) -> DataUnavailable:
-    """What the user reads: which dataset, what happened, the two ways out."""
+    """Return the final error: which dataset, what happened, and the two remedies."""
     code = next(filter(None, map(status, chain(err))), None)
     text = " ".join(str(e) for e in chain(err)).lower()
     page = f"https://huggingface.co/datasets/{request.dataset_id}"
@@ -349,17 +358,17 @@ def _final(request: HubRequest, err: Exception, failures: int, after: int) -> Da
     if "unknown split" in text or "bad split" in text or "BuilderConfig" in str(err):
         return DataUnavailable(f"{request}, split {request.split!r}: {reason(err)}")
     if "GatedRepoError" in names or "is a gated dataset" in text:
-        remedy = f"It is gated: ask for access at {page} and log in with `hf auth login`, "
+        remedy = f"It is gated: request access at {page} and log in with `hf auth login`, "
     elif names & {"DatasetNotFoundError", "RepositoryNotFoundError"} or code == 404:
         remedy = f"Check the id ({page} should exist; if it is private, log in with `hf auth login`), "
     elif code in (401, 403):
-        remedy = f"It is gated or private: ask for access at {page} and log in with `hf auth login`, "
+        remedy = f"It is gated or private: request access at {page} and log in with `hf auth login`, "
     else:
         remedy = "Either connect to the Hub (without HF_HUB_OFFLINE and --offline) and try again, "
-    tried = f" ({failures} tries, {after} rows read)" if failures > 1 else ""
+    attempts = f" ({failures} attempts, {after} rows read)" if failures > 1 else ""
     name = request.dataset_id.rpartition("/")[2]
     return DataUnavailable(
-        f"cannot read {request} from the Hugging Face Hub: {reason(err)}{tried}. {remedy}"
-        f"or give its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
+        f"cannot read {request} from the Hugging Face Hub: {reason(err)}{attempts}. {remedy}"
+        f"or provide its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
         f"FOLDER/{name}/"
     )

@@ -1,7 +1,7 @@
-"""Local files with the rows of a Hub dataset: where they lie, and which belongs to which split.
+"""Local files with the rows of a Hub dataset: find them, and assign them to splits.
 
-A folder may look as people keep such things: `train.jsonl.gz`, `train-00000-of-00002.parquet`,
-`validation/part.parquet`, a sub-folder per config. Files that name no split are the training split.
+Supported names are, for example, `train.jsonl.gz`, `train-00000-of-00002.parquet` and `validation/part.parquet`, also
+in a sub-folder per config. Files without a split in their name belong to train.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from niels_gpt.system.files import expand_home
 
 VARIABLE = "NIELS_GPT_DATA"
-"""The environment variable: a folder with one sub-folder per Hub id, or a YAML file `id: path`."""
+"""Environment variable: a folder with one sub-folder per Hub id, or a YAML file with lines `id: path`."""
 FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
-"""File suffix -> the `datasets` builder that reads it; .gz may follow, but for parquet."""
+"""File suffix -> the `datasets` builder that reads it; .gz may follow, except for parquet."""
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-"""Files of rows; .txt files are texts."""
+"""Suffixes of files with rows."""
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation",
           "dev": "validation", "test": "test"}  # fmt: skip
-"""What a file or folder name may begin with -> the Hub's name of the split."""
+"""Beginning of a file or folder name -> name of the split on the Hub."""
 
 
 class DataUnavailable(OSError, ValueError):
-    """A dataset can be had neither from the Hub nor from here; the message says what to do."""
+    """A dataset can be read neither from the Hub nor from local files; the message has a remedy."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -36,9 +36,9 @@ _PART = re.compile(r"([a-z]+)(?:[-_.]?(?:\d+|of|part|shard|chunk))*(?:\.|$)", re
 
 
 def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
-    """Where the rows of a Hub id lie here: `path` if given, else what NIELS_GPT_DATA says; None: nowhere.
+    """Return the local path of a Hub dataset: `path`, or from NIELS_GPT_DATA; None if there is none.
 
-    Raises DataUnavailable for a path that does not exist, or a NIELS_GPT_DATA that cannot be used.
+    Raises DataUnavailable for a path that does not exist, or an invalid NIELS_GPT_DATA.
     """
     if path is not None:
         return _existing(expand_home(path), f"the local path for {dataset_id}")
@@ -49,53 +49,52 @@ def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
     names = (dataset_id, dataset_id.rpartition("/")[2])
     if root.is_dir():
         return next((root / name for name in names if (root / name).exists()), None)
-    places = _read_map(root)
-    found = next((places[name] for name in names if name in places), None)
-    if found is None:
+    paths = _read_map(root)
+    mapped = next((paths[name] for name in names if name in paths), None)
+    if mapped is None:
         return None
-    return _existing(root.parent / expand_home(found), f"{dataset_id} in {root}")
+    return _existing(root.parent / expand_home(mapped), f"{dataset_id} in {root}")
 
 
 def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
-    """split -> its files, sorted, all of one format. Of a folder the sub-folder `config`, if it has one.
+    """Return {split: sorted files of one format}. In a folder, uses the sub-folder `config` if it exists.
 
-    A file that is named itself serves any split and stands under "", whatever it is called.
-
-    Raises DataUnavailable where there is no file of a known format, or where formats are mixed.
+    If `path` is a file, it is returned under "" and serves any split.
+    Raises DataUnavailable if there is no file of a known format, or if formats are mixed.
     """
     if not path.is_dir():
         if not path.is_file():
-            raise DataUnavailable(f"{path} is neither a file nor a folder; write the rows to a file first")
+            raise DataUnavailable(f"{path} is neither a file nor a folder; write the rows to a regular file")
         return {"": [str(path)]}
     folders = [path / part / config for part in ("", "data") if config] + [path]
     root = next(folder for folder in folders if folder.is_dir())
     if config and root == path:
-        _refuse_other_configs(path, config)
+        _check_config_folders(path, config)
 
-    found: dict[str, list[str]] = {}
+    by_split: dict[str, list[str]] = {}
     for name in list_files(root, (*ROW_SUFFIXES, ".txt", ".txt.gz"), visible_only=True):
         file = Path(name)
         if file.stem.lower() not in _NOT_DATA:
             parents = (split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
             split = split_of(file.name) or next(filter(None, parents), None) or "train"
-            found.setdefault(split, []).append(name)
-    if not found:
-        raise DataUnavailable(f"{root} holds no data file; expected .parquet, .jsonl, .jsonl.gz or .txt")
-    kinds = sorted({suffix(Path(file)) for files in found.values() for file in files})
+            by_split.setdefault(split, []).append(name)
+    if not by_split:
+        raise DataUnavailable(f"{root} has no data files; expected .parquet, .jsonl, .jsonl.gz or .txt")
+    kinds = sorted({suffix(Path(file)) for files in by_split.values() for file in files})
     if len({FORMATS[kind] for kind in kinds}) > 1:
-        raise DataUnavailable(f"{root} mixes {' and '.join(kinds)} files; keep one kind, or name the file itself")
-    return found
+        raise DataUnavailable(f"{root} mixes {' and '.join(kinds)} files; keep one format, or give one file")
+    return by_split
 
 
 def list_files(root: Path, suffixes: tuple[str, ...], *, visible_only: bool = False) -> list[str]:
-    """The paths of all regular files with one of the suffixes below a folder, sorted as strings.
+    """Return the paths of all regular files below a folder with one of the suffixes, sorted as strings.
 
-    `visible_only` passes over hidden files and folders, and takes .TXT for .txt.
-    Raises OSError for a folder below that cannot be read.
+    `visible_only` skips hidden files and folders, and ignores the case of suffixes.
+    Raises OSError for a sub-folder that cannot be read.
     """
 
     def refuse(err: OSError) -> None:
-        raise err  # os.walk would leave an unreadable folder out in silence
+        raise err  # os.walk would skip an unreadable folder silently
 
     paths = []
     for folder, subfolders, names in os.walk(root, onerror=refuse):
@@ -103,50 +102,47 @@ def list_files(root: Path, suffixes: tuple[str, ...], *, visible_only: bool = Fa
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
             names = [name for name in names if not name.startswith(".")]
         for name in names:
-            path = os.path.join(folder, name)  # noqa: PTH118 (a quarter of the time of Path, per file)
+            path = os.path.join(folder, name)  # noqa: PTH118 (four times as fast as Path)
             if (name.lower() if visible_only else name).endswith(suffixes) and os.path.isfile(path):  # noqa: PTH113
                 paths.append(path)
     return sorted(paths)
 
 
-def _refuse_other_configs(path: Path, config: str) -> None:
-    """Raise DataUnavailable where a folder keeps its files in sub-folders by config, and this one is not there."""
+def _check_config_folders(path: Path, config: str) -> None:
+    """Raise DataUnavailable if a folder has a sub-folder per config, but none for this config."""
     base = path / "data" if (path / "data").is_dir() else path
     entries = [entry for entry in sorted(base.iterdir()) if not entry.name.startswith(".")]
     others = [entry.name for entry in entries if entry.is_dir() and split_of(entry.name) is None]
     if others and not any(entry.is_file() and suffix(entry) in FORMATS for entry in entries):
         raise DataUnavailable(
-            f"{path} has no {config}; it has {', '.join(others)}: choose one, or give its folder as the path"
+            f"{path} has no {config}; it has {', '.join(others)}: choose one, or give the path of its folder"
         )
 
 
 def choose_split(files: dict[str, list[str]], split: str, where: Path) -> list[str]:
-    """The files of a split.
-
-    Raises DataUnavailable that names the splits there are.
-    """
+    """Return the files of a split. Raises DataUnavailable with the known splits."""
     if split in files or "" in files:
         return files.get(split) or files[""]
     raise DataUnavailable(f"{where} has no split {split!r}; it has {', '.join(sorted(files))}")
 
 
 def builder(files: list[str]) -> str:
-    """The `datasets` builder that reads these files. Raises DataUnavailable for an unknown format."""
+    """Return the `datasets` builder for these files. Raises DataUnavailable for an unknown format."""
     kind = suffix(Path(files[0]))
     if kind not in FORMATS:
-        raise DataUnavailable(f"{files[0]}: not a format that can be read; use .parquet, .jsonl, .jsonl.gz or .txt")
+        raise DataUnavailable(f"{files[0]}: unknown format; use .parquet, .jsonl, .jsonl.gz or .txt")
     return FORMATS[kind]
 
 
 def suffix(file: Path) -> str:
-    """The suffix that names the format: .jsonl for both x.jsonl and x.jsonl.gz."""
+    """Return the suffix of the format: .jsonl for both x.jsonl and x.jsonl.gz."""
     return (file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix).lower()
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file or folder is named for: `train.jsonl`, `val_2.txt`, `en-00000-of-00002.parquet` -> en.
+    """Return the split in the name of a file or folder: train.jsonl, val_2.txt; en-00000-of-00002.parquet is `en`.
 
-    A book called `Test of Time.txt` is not for a split.
+    A book named `Test of Time.txt` belongs to no split.
     """
     shard = _SHARD.match(name)
     if shard:
@@ -165,9 +161,9 @@ def _read_map(path: Path) -> dict[str, str]:
     import yaml
 
     try:
-        places = yaml.safe_load(path.read_text(encoding="utf-8"))
+        paths = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
-        places = None
-    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        paths = None
+    if not isinstance(paths, dict) or not all(isinstance(value, str) for value in paths.values()):
         raise DataUnavailable(f"{VARIABLE} is {path}: neither a folder nor a YAML file with lines `dataset id: path`")
-    return {str(name): place for name, place in places.items()}
+    return {str(name): value for name, value in paths.items()}

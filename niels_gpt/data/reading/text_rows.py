@@ -1,35 +1,35 @@
-"""Rows that hold a text, as samples: what fineweb-edu, gutenberg and wikitext share."""
+"""Samples from rows with a text: shared by fineweb-edu, gutenberg and wikitext."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from niels_gpt.data.reading.drops import Drops, is_text
+from niels_gpt.data.reading.drops import Drops, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.types import PretrainSample
 
 TEXTLESS_ROWS = 100
-"""So many rows without any text, from the first on, are not bad luck but another dataset."""
+"""If this many first rows have no text, the rows are of another dataset."""
 
 
 def select_text_field(sample: Mapping[str, Any]) -> str:
-    """The text of a row: its `text`, else its first string field. A null counts as absent.
+    """Return the text of a row: its `text`, or else its first string field. A null counts as absent.
 
-    Raises ValueError that shows the keys where there is none.
+    Raises ValueError with the keys of the row if there is no string field.
     """
     text: str = sample[text_key(sample)]
     return text
 
 
 def text_key(sample: Mapping[str, Any]) -> str:
-    """The key of the field that `select_text_field` takes."""
+    """Return the key of the field that `select_text_field` uses. Raises ValueError if there is none."""
     if isinstance(sample.get("text"), str):
         return "text"
     for key, value in sample.items():
         if isinstance(value, str):
             return key
-    raise ValueError(f"no text in this row: none of its fields is a string ({', '.join(map(str, sample))})")
+    raise ValueError(f"the row has no text: none of its fields is a string ({', '.join(map(str, sample))})")
 
 
 def iter_text_samples(
@@ -40,16 +40,16 @@ def iter_text_samples(
     take: int | None = None,
     stats: dict[str, int] | None = None,
 ) -> Iterator[PretrainSample]:
-    """The texts of a dataset, at most `take`; meta holds the other fields of the row.
+    """Yield the texts of a dataset, at most `take`; meta holds the other fields of the row.
 
-    Left out and counted: rows that are empty or only white space, that have no text, or one that is no utf-8.
-    Raises ValueError if none of the first rows has any string field: these are other rows than was thought. (Where
-    there is a field `text` that holds something else, the rows are left out and counted.)
+    Dropped and counted in `stats`: rows that are blank, without text, or not utf-8. Raises ValueError if the first
+    TEXTLESS_ROWS rows have no string field: the dataset is not what the caller expects. (Rows with a field `text` that
+    is not a string are only dropped.)
     """
     check_take(take)
-    given = 0
+    yielded = 0
     reader = HubReader(request, shuffle=shuffle)
-    textless: ValueError | None = None  # of the first row, while no row has had a text
+    textless: ValueError | None = None  # error for the first row, until a row has a text
     with Drops(source, stats) as drops:
         if take == 0:
             return
@@ -67,25 +67,23 @@ def iter_text_samples(
                     continue
             textless = None
             text: str = row[key]
-            if not text or text.isspace():
-                drops.add("empty")
-                continue
-            if not is_text(text):
-                drops.add("not utf-8")
+            problem = text_problem(text)
+            if problem:
+                drops.add(problem)
                 continue
             meta = row.copy()
             del meta[key]
             if reader.revision:
                 meta["revision"] = reader.revision
             yield PretrainSample(text, source, meta)
-            given += 1
-            if given == take:
+            yielded += 1
+            if yielded == take:
                 return
         if textless:
             raise textless
 
 
 def check_take(take: int | None, name: str = "take") -> None:
-    """Raise ValueError for a number of samples that is none."""
+    """Raise ValueError unless `take` is None or an integer of at least 0."""
     if take is not None and (not isinstance(take, int) or take < 0):
-        raise ValueError(f"{name} must be a whole number of at least 0, or None, got {take!r}")
+        raise ValueError(f"{name} must be an integer of at least 0 or None, got {take!r}")

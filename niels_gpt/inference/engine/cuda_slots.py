@@ -15,7 +15,7 @@ import torch
 
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import next_prompt_tokens, pad_right
-from niels_gpt.kernels.decode.step import (
+from niels_gpt.kernels.decoding.step import (
     RING,
     STOCK,
     DecodeStep,
@@ -47,6 +47,7 @@ def usable(model: GPT) -> bool:
     return (
         HAS_TRITON
         and plain
+        and not model.config.n_kv_heads  # attend_kernel has one head of keys per query head
         and type(model).forward is GPT.forward
         and torch.cuda.get_device_capability(model.device)[0] >= 8
     )
@@ -77,8 +78,8 @@ class CudaSlots:
     def __init__(self, model: GPT, slots: int) -> None:
         self._size = slots
         self._memory = [p.data_ptr() for p in model.parameters()]
-        self._weights = Weights(model)
-        self._state = SlotState(model, slots)
+        self._weights = Weights(model.config, model.weights())
+        self._state = SlotState(model.config, slots, model.device)
         self._model: GPT | None = None  # only while in use: idle slots must not keep the model alive
         self._rows: list[Request] = []
         self._new: list[Request] = []
@@ -133,7 +134,7 @@ class CudaSlots:
         buffer = state.cache[:, slot : slot + 1] if len(requests) == 1 else None  # one request: read in place
         capacity = number if buffer is None else None
         cache = KVCache(
-            model.config, len(requests), device=model.device, dtype=torch.float32, room=capacity, buffer=buffer
+            model.config, len(requests), device=model.device, dtype=torch.float32, capacity=capacity, buffer=buffer
         )
         cache.lengths = [request.read for request in requests]
         model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)
@@ -201,7 +202,7 @@ class CudaSlots:
                 return None
             if size not in self._outside:
                 assert self._model is not None
-                self._outside[size] = _Batch(WindowStep(self._model, self._weights, self._state, size))
+                self._outside[size] = _Batch(WindowStep(self._model.hidden, self._weights, self._state, size))
             batch = self._outside[size]
             batch.prepare(1)
             batch.rows.load([r.slot for r in requests], [r.ids[-T:] for r in requests], [r.launched for r in requests])

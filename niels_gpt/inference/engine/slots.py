@@ -87,7 +87,7 @@ class PlainSlots:
 
     def _new_cache(self, rows: int, capacity: int) -> KVCache:
         weight = self._model.tok_emb.weight
-        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, room=capacity)
+        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, capacity=capacity)
 
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, first = self._model, requests[0]

@@ -1,6 +1,6 @@
-"""What torch does slowly in training on a CPU: from kernels in C (`native/`), or put together from what it does fast.
+"""Operations that torch computes slowly in training on a CPU: in C (`native/`), or composed of fast torch operations.
 
-The tests compare each with what it stands for.
+The tests compare each with its formula.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from niels_gpt.kernels.cpu import native
-from niels_gpt.model.rope import rotate
 
 MANY = 2048
-"""Tokens from which on what stands here is used: those of a batch to learn from, not those of a prompt."""
+"""Tokens from which on the C kernels and transposed matrices are used: in a training batch, not in a prompt."""
 LONGEST = 2048
-"""Tokens of a row up to which its attention in C is the faster one; at 4,096 it takes 1.1 times as long as SDPA."""
+"""Tokens of a row up to which attention in C is faster; at 4,096 it takes 1.1 times as long as SDPA."""
 WITHOUT_MKL = not torch.backends.mkl.is_available()
-"""Whether torch multiplies with OpenBLAS or the like (ARM), which prefers matrices turned."""
+"""Whether torch uses OpenBLAS or the like (ARM), which is faster with a transposed matrix."""
 SLOW_GELU = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-"""Whether torch computes GELU's way back number by number: where it has no AVX (ARM)."""
+"""Whether torch's GELU backward is not vectorized: without AVX (ARM)."""
 
 
-class RMSNormOnCPU(torch.autograd.Function):
-    """RMSNorm for training on a CPU, where torch has no kernel of its own but strings seven operations together.
+class _RMSNormOnCPU(torch.autograd.Function):
+    """RMSNorm for training on a CPU, where torch has no fused kernel but seven separate operations.
 
-    For 8192 x 512 floats there and back takes 10 ms here, 56 with F.rms_norm, 5 for LayerNorm (one thread). Forward
-    and backward at v0's size (with RMSNorm, SwiGLU and bf16) take 0.78 s, not 0.91; those of v1 are 4% faster.
+    For 8192 x 512 floats forward and backward take 10 ms, with F.rms_norm 56, with LayerNorm 5 (one thread). A forward
+    and backward pass at v0's size (with RMSNorm, SwiGLU and bf16) takes 0.78 s instead of 0.91; v1 is 4% faster.
     """
 
     @staticmethod
@@ -46,18 +45,26 @@ class RMSNormOnCPU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        # LayerNorm's backward, told that the mean is 0, subtracts scale * mean(gradient * weight) as the part of the
-        # mean. RMSNorm has no such part: it is added again.
+        # LayerNorm's backward, with a mean of 0, subtracts scale * mean(gradient * weight) for the mean. RMSNorm has
+        # no mean, so that term is added again.
         dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
             gradient, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, [True, True, False]
         )
-        with torch.autocast("cpu", enabled=False):  # else the product would be rounded to bfloat16
+        with torch.autocast("cpu", enabled=False):  # otherwise the matmul would be rounded to bfloat16
             through_mean = (gradient @ weight)[..., None]  # (B, n, 1)
         return dx.add_(through_mean.mul_(scale).div_(x.shape[-1])), dweight, None
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    if x.requires_grad and x.dtype in (torch.float32, torch.float64):
+        result: torch.Tensor = _RMSNormOnCPU.apply(x, weight, eps)
+        return result
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
 def _many(x: torch.Tensor) -> bool:
-    """Whether x (..., width) is that of a batch to learn from, on a CPU, which pays to be treated otherwise."""
+    """Whether x (..., width) is a large float32 batch on a CPU, and not being traced."""
     return (
         x.numel() // x.shape[-1] >= MANY
         and x.device.type == "cpu"
@@ -67,26 +74,21 @@ def _many(x: torch.Tensor) -> bool:
     )
 
 
-class Linear(torch.nn.Linear):
-    """nn.Linear without a bias, by `linear`."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight)
+def transposes(x: torch.Tensor) -> bool:
+    """Whether `linear` transposes the matrix first: a large batch, and torch without MKL."""
+    return WITHOUT_MKL and _many(x) and not torch.is_autocast_enabled("cpu")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x weight^T."""
-    if WITHOUT_MKL and _many(x) and not torch.is_autocast_enabled("cpu"):
+    if transposes(x):
         result: torch.Tensor = _LinearWithoutMKL.apply(x, weight)
         return result
     return F.linear(x, weight)
 
 
 class _LinearWithoutMKL(torch.autograd.Function):
-    """F.linear with the matrix turned first, a copy: OpenBLAS then reaches 72 GFLOP/s for 67 (ARM)."""
+    """F.linear with a transposed copy of the matrix: OpenBLAS then reaches 72 GFLOP/s instead of 67 (ARM)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -113,7 +115,10 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 class _GELUInC(torch.autograd.Function):
-    """GELU that keeps its slope. For 8192 x 1024 there and back takes 16 ms, F.gelu 195 (ARM); 11 and 14 (AVX-512)."""
+    """GELU that stores its slope, so that the backward is one multiplication.
+
+    For 8192 x 1024 forward and backward take 16 ms, with F.gelu 195 (ARM); 11 and 14 with AVX-512.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, kernel: Callable[..., None]) -> torch.Tensor:
@@ -141,9 +146,9 @@ def _gelu_kernel() -> Callable[..., None] | None:
 
 
 class _GELUOnPlainCPU(torch.autograd.Function):
-    """GELU of operations that torch has in vectors. For 8192 x 1024 its way back takes 23 ms, not 136.
+    """GELU from operations that torch vectorizes without AVX. For 8192 x 1024 its backward takes 23 ms instead of 136.
 
-    erf(x / sqrt(2)) is kept for it, a second tensor of the size of x.
+    erf(x / sqrt(2)) is stored for the backward, a second tensor of the size of x.
     """
 
     @staticmethod
@@ -156,28 +161,31 @@ class _GELUOnPlainCPU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         x, erf = ctx.saved_tensors
-        made = (x * x).mul_(-0.5).exp_().mul_(x)  # x phi(x), without its 1 / sqrt(2 pi)
-        torch.add(erf, made, alpha=(2 / math.pi) ** 0.5, out=made)  # twice Phi(x) + x phi(x), less 1
-        return torch.addcmul(gradient, gradient, made, out=made).mul_(0.5)
+        slope = (x * x).mul_(-0.5).exp_().mul_(x)  # x phi(x) sqrt(2 pi)
+        torch.add(erf, slope, alpha=(2 / math.pi) ** 0.5, out=slope)  # 2 (Phi(x) + x phi(x)) - 1
+        return torch.addcmul(gradient, gradient, slope, out=slope).mul_(0.5)
 
 
 def attends(qkv: torch.Tensor, D: int) -> bool:
-    """Whether `attend` takes heads of size D, which qkv (B, n, 3 H D) has side by side."""
+    """Whether `attend` takes the heads of size D in qkv (B, n, 3 H D)."""
     fits = D % 16 == 0 and D <= 256 and qkv.shape[1] <= LONGEST
     return fits and _many(qkv) and _attention_kernels(D) is not None
 
 
 def attend(qkv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None) -> torch.Tensor:
-    """Causal attention of heads (B, n, 3, H, D), turned by RoPE's tables (n, D/2): side by side (B, n, H D).
+    """Causal attention (B, n, H D) of heads (B, n, 3, H, D), q and k rotated by RoPE's tables (n, D/2).
 
-    Its sums are the same whatever the number of threads, and for a row whatever stands beside it.
+    The result is the same for any number of threads, and for a row with any other rows beside it.
     """
     result: torch.Tensor = _AttentionInC.apply(qkv, sin, cos, _attention_kernels(qkv.shape[-1]))
     return result
 
 
 class _AttentionInC(torch.autograd.Function):
-    """For v0's 32 x 256 tokens there and back with RoPE takes 91 ms, with SDPA 174 (ARM); 37 and 67 with AVX-512."""
+    """Attention by attention.c.
+
+    For v0's 32 x 256 tokens forward and backward with RoPE take 91 ms, with SDPA 174 (ARM); 37 and 67 with AVX-512.
+    """
 
     @staticmethod
     def forward(
@@ -187,14 +195,14 @@ class _AttentionInC(torch.autograd.Function):
         y, lse = qkv.new_empty(B, n, H * D), qkv.new_empty(B, H, n)
         kernels.run(kernels.forward, (qkv, sin, cos, y, lse), B, n, H)
         ctx.save_for_backward(qkv, y, lse)
-        ctx.rest = sin, cos, kernels
+        ctx.tables_and_kernels = sin, cos, kernels
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         qkv, y, lse = ctx.saved_tensors
-        sin, cos, kernels = ctx.rest
+        sin, cos, kernels = ctx.tables_and_kernels
         B, n, _, H, _ = qkv.shape
         dqkv = torch.empty_like(qkv)
         kernels.run(kernels.backward, (qkv, sin, cos, y, lse, gradient.contiguous(), dqkv), B, n, H)
@@ -202,15 +210,15 @@ class _AttentionInC(torch.autograd.Function):
 
 
 class _AttentionKernels:
-    """attention.c for one size of head."""
+    """attention.c, compiled for one head size."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.forward, self.backward, self._room = (
+        self.forward, self.backward, self._scratch_size = (
             library.attention_forward,
             library.attention_backward,
-            library.attention_room,
+            library.attention_scratch_size,
         )
-        self._room.argtypes, self._room.restype = [ctypes.c_long], ctypes.c_long
+        self._scratch_size.argtypes, self._scratch_size.restype = [ctypes.c_long], ctypes.c_long
         for kernel, tensors in ((self.forward, 6), (self.backward, 8)):
             kernel.argtypes = [*[ctypes.c_void_p] * tensors, *[ctypes.c_long] * 3, ctypes.c_int]
             kernel.restype = None
@@ -219,8 +227,8 @@ class _AttentionKernels:
         self, kernel: Callable[..., None], tensors: tuple[torch.Tensor | None, ...], B: int, n: int, H: int
     ) -> None:
         threads = torch.get_num_threads()
-        memory = torch.empty(threads * self._room(n))
-        kernel(*(None if t is None else t.data_ptr() for t in (*tensors, memory)), B, n, H, threads)
+        scratch = torch.empty(threads * self._scratch_size(n))
+        kernel(*(None if t is None else t.data_ptr() for t in (*tensors, scratch)), B, n, H, threads)
 
 
 @functools.cache
@@ -233,9 +241,13 @@ def _attention_kernels(D: int) -> _AttentionKernels | None:
     angles = torch.arange(n)[:, None] / torch.arange(1, D // 2 + 1)
     sin, cos = angles.sin(), angles.cos()
 
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
     def plain(qkv: torch.Tensor) -> torch.Tensor:
         q, k, v = qkv.transpose(1, 3).unbind(2)
-        return F.scaled_dot_product_attention(rotate(q, sin, cos), rotate(k, sin, cos), v, is_causal=True)
+        return F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
 
     def ours(qkv: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = _AttentionInC.apply(qkv, sin, cos, kernels)

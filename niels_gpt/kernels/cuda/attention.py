@@ -1,7 +1,8 @@
-"""Causal attention with RoPE over windows of up to 256 tokens, for training on CUDA in bfloat16: one kernel each way.
+"""Causal attention with RoPE over windows of up to 256 tokens, for training on CUDA in bfloat16.
 
-At v0's size RoPE's passes over memory take as long as attention itself; here q and k are turned where they are used,
-and come back turned back. Longer windows are the libraries' (`gpt.py`): there products outweigh the passes.
+One kernel forward and one backward. At v0's size RoPE's passes over memory take as long as attention itself; here q and
+k are rotated in registers, where they are used, and their gradients are rotated back there. Longer windows use cuDNN
+(SDPA): its matmuls are better than Triton's, and they outweigh the passes over memory.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import torch
 from niels_gpt.kernels.cuda import ops as cuda_ops
 
 LONGEST = 256
-"""Tokens of a window whose keys and values one program can hold."""
+"""Tokens of a window whose keys and values fit into one program."""
 FEWEST = 256
-"""Heads of all rows, each a program: fewer would leave a part of a large device idle, and were not tried."""
+"""Heads times rows, each one program. Fewer would leave a part of a large GPU idle, and were not measured."""
 BLOCK = 64
-"""Queries, and keys, of one product."""
+"""Queries, and keys, per matmul."""
 
 
 def usable(qkv: torch.Tensor, H: int) -> bool:
-    """Whether `attend` computes on the heads of qkv (B, n, 3 H D)."""
+    """Whether `attend` takes the heads of qkv (B, n, 3 H D)."""
     B, n, wide = qkv.shape
     return cuda_ops.usable(qkv) and n <= LONGEST and B * H >= FEWEST and wide // (3 * H) in (16, 32, 64)
 
@@ -45,7 +46,7 @@ def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Te
 
 
 @torch.library.custom_op("niels_gpt::short_attention_backward", mutates_args=())
-def _attend_back(
+def _attend_backward(
     dy: torch.Tensor, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
 ) -> torch.Tensor:
     from niels_gpt.kernels.cuda import attention_triton as kernels
@@ -57,26 +58,26 @@ def _attend_back(
     return dqkv
 
 
-@_attend_back.register_fake
+@_attend_backward.register_fake
 def _(
     dy: torch.Tensor, qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, y: torch.Tensor, lse: torch.Tensor
 ) -> torch.Tensor:
     return torch.empty_like(qkv, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
-def _back(ctx: Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return _attend_back(dy, *ctx.saved_tensors), None, None
+def _gradient(ctx: Any, dy: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return _attend_backward(dy, *ctx.saved_tensors), None, None
 
 
-_attend.register_autograd(_back, setup_context=_keep)
+_attend.register_autograd(_gradient, setup_context=_save)
 
 
 def attend(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
-    """Attention (B, n, H, D) of qkv (B, n, 3, H, D), q and k turned by RoPE at positions 0..n-1.
+    """Attention (B, n, H, D) of qkv (B, n, 3, H, D), q and k rotated by RoPE at positions 0..n-1.
 
     sin and cos (n, D/2) float32, contiguous.
     """

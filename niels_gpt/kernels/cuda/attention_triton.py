@@ -1,11 +1,11 @@
-"""Triton kernels for causal attention with RoPE over short windows; `short_attention.py` makes an operator of them.
+"""Triton kernels for causal attention with RoPE over short windows; `attention.py` makes an operator of them.
 
-A program takes one head of one row: all of its keys and values fit into shared memory, so that what comes from the
-product (B, n, 3, H, D) is read once, turned in registers, and nothing turned is ever written. Loops over blocks are
-unrolled (n is a constant): n <= 256. No atomics: the same input gives the same bits.
+A program computes one head of one row: all its keys and values fit into shared memory, so qkv (B, n, 3, H, D) is read
+once and rotated in registers, and nothing rotated is written. Loops over blocks are unrolled (n is a constant):
+n <= 256. No atomics: the same input gives the same bits.
 
-q is scaled by log2(e) / sqrt(D) as it is turned, so that scores are powers of two: p = 2^(q' k - lse log2(e)),
-dk = ln(2) ds^T q', dq = ds k / sqrt(D).
+q is scaled by log2(e) / sqrt(D) while it is rotated, so that the softmax uses powers of two:
+p = 2^(q' k - lse log2(e)), dk = ln(2) ds^T q', dq = ds k / sqrt(D).
 """
 
 # mypy: ignore-errors
@@ -17,14 +17,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from niels_gpt.kernels.cuda.ops_triton import LOG2E, turned
+from niels_gpt.kernels.cuda.ops_triton import LOG2E, rotated
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _places(base, row, BLOCK: tl.constexpr, stride, WIDTH: tl.constexpr, APART: tl.constexpr):
-    """WIDTH lanes of each of the BLOCK rows from `row` on. APART: blocks share the registers of all but their start."""
+def _pointers(base, row, BLOCK: tl.constexpr, stride, WIDTH: tl.constexpr, APART: tl.constexpr):
+    """Pointers to WIDTH lanes of BLOCK rows from `row` on. APART: blocks share registers, except for their start."""
     rows, lanes = tl.arange(0, BLOCK)[:, None], tl.arange(0, WIDTH)[None, :]
     if APART:
         return base + row * stride + (rows * stride + lanes)
@@ -35,17 +35,17 @@ def _places(base, row, BLOCK: tl.constexpr, stride, WIDTH: tl.constexpr, APART: 
 def _block(
     base, row, BLOCK: tl.constexpr, stride, N: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr = False
 ):  # fmt: skip
-    """What lies there; 0 past N."""
+    """The block at these pointers; 0 past N."""
     inside = row + tl.arange(0, BLOCK)[:, None] < N
-    return tl.load(_places(base, row, BLOCK, stride, WIDTH, APART), mask=inside, other=0.0)
+    return tl.load(_pointers(base, row, BLOCK, stride, WIDTH, APART), mask=inside, other=0.0)
 
 
 @triton.jit
-def _put(
+def _store_block(
     base, row, BLOCK: tl.constexpr, stride, x, N: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr = False
 ):  # fmt: skip
     inside = row + tl.arange(0, BLOCK)[:, None] < N
-    tl.store(_places(base, row, BLOCK, stride, WIDTH, APART), x.to(base.dtype.element_ty), mask=inside)
+    tl.store(_pointers(base, row, BLOCK, stride, WIDTH, APART), x.to(base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -54,12 +54,12 @@ def _angles(sin, cos, row, BLOCK: tl.constexpr, N: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
-def _numbers(base, row, BLOCK: tl.constexpr, N: tl.constexpr, other):
+def _vector(base, row, BLOCK: tl.constexpr, N: tl.constexpr, other):
     return tl.load(base + (row + tl.arange(0, BLOCK)), mask=row + tl.arange(0, BLOCK) < N, other=other)
 
 
 @triton.jit
-def _put_numbers(base, row, BLOCK: tl.constexpr, x, N: tl.constexpr):
+def _store_vector(base, row, BLOCK: tl.constexpr, x, N: tl.constexpr):
     tl.store(base + (row + tl.arange(0, BLOCK)), x, mask=row + tl.arange(0, BLOCK) < N)
 
 
@@ -67,7 +67,7 @@ def _put_numbers(base, row, BLOCK: tl.constexpr, x, N: tl.constexpr):
 def forward_kernel(
     qkv, sin, cos, y, lse, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """y (B, n, H, D) and lse (B, H, n), the logarithms of the sums of a softmax."""
+    """y (B, n, H, D) and lse (B, H, n), the logarithm of the softmax's sum."""
     head = tl.program_id(0)
     b, h = (head // H).to(tl.int64), head % H
     source = qkv + b * (N * 3 * H * D) + h * D
@@ -78,36 +78,36 @@ def forward_kernel(
         k = _block(source + H * D, row, BLOCK, 3 * H * D, N, D)
         vs = vs + (_block(source + 2 * H * D, row, BLOCK, 3 * H * D, N, D),)
         s, c = _angles(sin, cos, row, BLOCK, N, D)
-        ks = ks + (turned(k.to(tl.float32), s, c).to(k.dtype),)
-        q = turned(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
+        ks = ks + (rotated(k.to(tl.float32), s, c).to(k.dtype),)
+        q = rotated(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
         top = tl.full((BLOCK,), -float("inf"), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
-        made = tl.zeros((BLOCK, D), tl.float32)
+        out = tl.zeros((BLOCK, D), tl.float32)
         for j in tl.static_range(i + 1):
             score = tl.dot(q, tl.trans(ks[j]))
             if j == i:
-                at = row + tl.arange(0, BLOCK)  # not from 0: one mask for all blocks would stay in registers
+                at = row + tl.arange(0, BLOCK)  # not from 0: a mask common to all blocks would stay in registers
                 score = tl.where(at[:, None] >= at[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, 1))
             p = tl.exp2(score - higher[:, None])
             shrink = tl.exp2(top - higher)
             total = total * shrink + tl.sum(p, 1)
-            made = tl.dot(p.to(q.dtype), vs[j], made * shrink[:, None])
+            out = tl.dot(p.to(q.dtype), vs[j], out * shrink[:, None])
             top = higher
-        _put(y + b * (N * H * D) + h * D, row, BLOCK, H * D, made / total[:, None], N, D)
-        _put_numbers(lse + head * N, row, BLOCK, (top + tl.log2(total)) * LN2, N)
+        _store_block(y + b * (N * H * D) + h * D, row, BLOCK, H * D, out / total[:, None], N, D)
+        _store_vector(lse + head * N, row, BLOCK, (top + tl.log2(total)) * LN2, N)
 
 
 @triton.jit
 def backward_kernel(
     qkv, sin, cos, y, lse, dy, dqkv, deltas, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """dqkv (B, n, 3, H, D) from dy (B, n, H, D). deltas (B, H, n) is room for the sums over dy y.
+    """dqkv (B, n, 3, H, D) from dy (B, n, H, D). deltas (B, H, n) is scratch memory for the sums over dy y.
 
-    From the last block of keys to the first, each against all blocks of queries that see it: dq of every block stays
-    in registers until the first, q and dy in shared memory. Scores are (keys, queries), so that p and ds are what dv
-    and dk need on the left, straight from registers. lse and delta are read where they are used, not kept: one number
-    per column would take as many registers as a block of q.
+    The loop goes from the last block of keys to the first, each against all blocks of queries that see it: dq of every
+    block stays in registers until the end, q and dy in shared memory. Scores are (keys, queries), so that p and ds are
+    the left operands of dv and dk, directly from registers. lse and delta are loaded where they are used: keeping one
+    number per column would take as many registers as a block of q.
     """
     LAST: tl.constexpr = (N + BLOCK - 1) // BLOCK - 1
     head = tl.program_id(0)
@@ -117,7 +117,7 @@ def backward_kernel(
     across = b * (N * H * D) + h * D
     lse += head * N
     deltas += head * N
-    qs, gs, dqs = (), (), ()  # of the last block, the one before it, ...
+    qs, gs, dqs = (), (), ()  # from the last block to the first
     for done in tl.static_range(LAST + 1):
         col = (LAST - done) * BLOCK
         k = _block(source + H * D, col, BLOCK, 3 * H * D, N, D, True)
@@ -126,29 +126,29 @@ def backward_kernel(
         q = _block(source, col, BLOCK, 3 * H * D, N, D, True)
         g = _block(dy + across, col, BLOCK, H * D, N, D, True)
         out = _block(y + across, col, BLOCK, H * D, N, D, True)
-        q = turned(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
-        _put_numbers(deltas, col, BLOCK, tl.sum(g.to(tl.float32) * out.to(tl.float32), 1), N)
+        q = rotated(q.to(tl.float32) * (LOG2E * D**-0.5), s, c).to(q.dtype)
+        _store_vector(deltas, col, BLOCK, tl.sum(g.to(tl.float32) * out.to(tl.float32), 1), N)
         qs, gs, dqs = qs + (q,), gs + (g,), dqs + (tl.zeros((BLOCK, D), tl.float32),)
-        k = turned(k.to(tl.float32), s, c).to(k.dtype)
-        tl.debug_barrier()  # threads read deltas that others have written
+        k = rotated(k.to(tl.float32), s, c).to(k.dtype)
+        tl.debug_barrier()  # threads read deltas that other threads wrote
         dk = tl.zeros((BLOCK, D), tl.float32)
         dv = tl.zeros((BLOCK, D), tl.float32)
         for t in tl.static_range(done + 1):
             row = (LAST - t) * BLOCK
-            low = _numbers(lse, row, BLOCK, N, float("inf")) * LOG2E  # past N: p = 0
+            low = _vector(lse, row, BLOCK, N, float("inf")) * LOG2E  # past N: p = 0
             p = tl.exp2(tl.dot(k, tl.trans(qs[t])) - low[None, :])
             if t == done:
                 at = row + tl.arange(0, BLOCK)
                 p = tl.where(at[None, :] >= at[:, None], p, 0.0)
             dv = tl.dot(p.to(q.dtype), gs[t], dv)
-            delta = _numbers(deltas, row, BLOCK, N, 0.0)
+            delta = _vector(deltas, row, BLOCK, N, 0.0)
             ds = (p * (tl.dot(v, tl.trans(gs[t])) - delta[None, :])).to(q.dtype)
             dk = tl.dot(ds, qs[t], dk)
             dq = tl.dot(tl.trans(ds), k, dqs[t])
             dqs = dqs[:t] + (dq,) + dqs[t + 1 :]
             if done == LAST:
                 s, c = _angles(sin, cos, row, BLOCK, N, D, True)
-                _put(target, row, BLOCK, 3 * H * D, turned(dq * D**-0.5, -s, c), N, D, True)
+                _store_block(target, row, BLOCK, 3 * H * D, rotated(dq * D**-0.5, -s, c), N, D, True)
         s, c = _angles(sin, cos, col, BLOCK, N, D, True)
-        _put(target + H * D, col, BLOCK, 3 * H * D, turned(dk * LN2, -s, c), N, D, True)
-        _put(target + 2 * H * D, col, BLOCK, 3 * H * D, dv, N, D, True)
+        _store_block(target + H * D, col, BLOCK, 3 * H * D, rotated(dk * LN2, -s, c), N, D, True)
+        _store_block(target + 2 * H * D, col, BLOCK, 3 * H * D, dv, N, D, True)

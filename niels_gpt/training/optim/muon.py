@@ -93,7 +93,7 @@ def _matmul(
 
     side = 128 if k * tiles(128) >= 100 else 64  # small tiles if large ones are too few to fill a GPU
     out = a.new_empty((k, M, N))
-    muon_triton.product_kernel[(tiles(side), k)](
+    muon_triton.matmul_kernel[(tiles(side), k)](
         a, b, added, out, M, N, K, a.stride(0), a.stride(1), *b.stride(), alpha, beta,
         ADDED=added is not None, SYMMETRIC=symmetric, EVEN=K % 64 == 0, SIDE=side, DEPTH=64,
         num_warps=4, num_stages=3 if side == 128 else 4,

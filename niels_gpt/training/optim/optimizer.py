@@ -22,6 +22,8 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     if config.optimizer == "muon":
         embeddings = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+        if not model.config.tie_embeddings:
+            embeddings.append(model.lm_head.weight)
         hidden = [p for p in matrices if all(p is not embedding for embedding in embeddings)]
         return MuonAdamW(hidden, [*embeddings, *vectors], config)
     groups = [

@@ -124,10 +124,11 @@ def full_model(model: GPT) -> GPT:
         copy.register_buffer(name, buffer, persistent=False)
     for module, sharded in zip(copy.modules(), model.modules(), strict=True):
         for name, weight in sharded.named_parameters(recurse=False):
-            if copy.lm_head is not module:  # tied to the embedding below
+            if copy.lm_head is not module or not model.config.tie_embeddings:  # a tied head is set below
                 full = gather_shards(local_shard(weight.detach()), weight)
                 setattr(module, name, nn.Parameter(full, requires_grad=False))
-    copy.lm_head.weight = copy.tok_emb.weight
+    if model.config.tie_embeddings:
+        copy.lm_head.weight = copy.tok_emb.weight
     return copy.eval()
 
 

@@ -147,7 +147,7 @@ def _check_vocabulary(config: RunConfig, streams: dict[str, dict[str, Stream]]) 
 
 def source_paths(cfg: StreamBuildConfig) -> dict[str, str]:
     """The folder or file of each source."""
-    added = {name: source.path for name, source in cfg.own.items()}
+    added = {name: source.path for name, source in cfg.user_sources.items()}
     return {"wiki": cfg.wiki, "roam": cfg.roam_root, "primer": cfg.primer_path, **added}
 
 
@@ -176,7 +176,7 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,
         encoding_errors=data.encoding_errors,
-        own=data.sources,
+        user_sources=data.sources,
         enabled_sources=names,
         required_sources=names,
     )

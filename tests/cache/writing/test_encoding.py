@@ -13,7 +13,7 @@ from niels_gpt.cache.writing.encoding import (
     encode_texts,
     in_order,
 )
-from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, real_tokenizer, why_no_document
+from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, drop_reason, real_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab \r\n\té😀\u2581\ufeff\x00"), max_size=10)
 ODD = st.sampled_from(["", None, 7, b"bytes", ["a"], "\ud800", "a\udfffb", *SPECIAL_STRINGS, f"x{SPECIAL_STRINGS[0]}y"])
@@ -21,7 +21,7 @@ DOCUMENTS = st.lists(TEXTS | ODD, max_size=12)
 
 
 def sequences(encoded):
-    """The tokens of every item."""
+    """The tokens of each item."""
     assert encoded.tokens.dtype.str == "<u2"
     assert sum(encoded.lengths) == len(encoded.tokens)
     parts, at = [], 0
@@ -35,11 +35,11 @@ def sequences(encoded):
 
 
 @given(DOCUMENTS, st.sampled_from([ByteTokenizer, real_tokenizer]))
-def test_documents_are_their_tokens_and_one_eot(texts, make):
+def test_documents_are_tokens_and_one_eot(texts, make):
     tokenizer = make()
     eot = tokenizer.special_token_ids()["eot"]
     encoded = encode_texts(texts, tokenizer)
-    reasons = [why_no_document(text) for text in texts]
+    reasons = [drop_reason(text) for text in texts]
     assert encoded.dropped == [(i, reason) for i, reason in enumerate(reasons) if reason]
     wanted = [
         [] if reason else [*tokenizer.encode(text.replace("\r\n", "\n")), eot]
@@ -48,14 +48,14 @@ def test_documents_are_their_tokens_and_one_eot(texts, make):
     assert sequences(encoded) == wanted
 
 
-def test_line_ends_are_normalised_and_nothing_else():
+def test_only_line_ends_are_normalized():
     text = "\ufeff a\r\nb\rc\n\r\r\n\u2028 e\u0301\x00\u00a0 \t"
     tokens = sequences(encode_texts([text], ByteTokenizer()))[0]
     assert bytes(tokens[:-1]).decode() == "\ufeff a\nb\rc\n\r\n\u2028 e\u0301\x00\u00a0 \t"
     assert tokens[-1] == EOT
 
 
-def test_what_only_looks_like_a_special_string_is_text():
+def test_strings_similar_to_special_tokens_are_text():
     texts = ["<|ngpt_", "<|ngpt_eot|>", SPECIAL_STRINGS[0][:-1], SPECIAL_STRINGS[1].upper(), "<|endoftext|>"]
     assert encode_texts(texts, ByteTokenizer()).dropped == []
 
@@ -71,14 +71,14 @@ MESSAGES = st.fixed_dictionaries(
 @given(
     st.lists(st.lists(MESSAGES, min_size=1, max_size=4), max_size=6), st.sampled_from([ByteTokenizer, real_tokenizer])
 )
-def test_conversations_are_the_chat_template(examples, make):
+def test_conversations_follow_the_chat_template(examples, make):
     tokenizer = make()
     encoded = encode_chats(examples, tokenizer)
     assert encoded.dropped == []
     assert sequences(encoded) == [chat_ids(example, tokenizer) for example in examples]
 
 
-def test_the_chat_template_golden():
+def test_chat_template_by_hand():
     example = [
         {"role": "system", "content": "s\r\n"},
         {"role": "user", "content": "ab"},
@@ -117,7 +117,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("example", "reason"), MALFORMED, ids=[repr(example)[:40] for example, _ in MALFORMED])
-def test_malformed_conversations_are_left_out_with_a_reason(example, reason):
+def test_malformed_conversations_are_dropped_with_a_reason(example, reason):
     encoded = encode_chats([[GOOD], example, [GOOD, GOOD]], ByteTokenizer())
     assert encoded.dropped == [(1, reason)]
     assert sequences(encoded) == [[257, 97, 259], [], [257, 97, 259, 257, 97, 259]]
@@ -127,7 +127,7 @@ def test_malformed_conversations_are_left_out_with_a_reason(example, reason):
     ("message", "reason"),
     [(example[0], reason) for example, reason in MALFORMED if isinstance(example, list) and example],
 )
-def test_one_malformed_message_is_enough(message, reason):
+def test_one_malformed_message_drops_the_conversation(message, reason):
     encoded = encode_chats([[GOOD, message, GOOD]], ByteTokenizer())
     assert encoded.dropped == [(0, reason)]
     assert len(encoded.tokens) == 0
@@ -137,7 +137,7 @@ def test_one_malformed_message_is_enough(message, reason):
 
 
 class Wrong(ByteTokenizer):
-    """Gives one id that cannot be stored, for texts with a z."""
+    """Returns an id that cannot be stored for texts with a z."""
 
     def __init__(self, bad):
         super().__init__()
@@ -153,28 +153,28 @@ class WrongInBatches(Wrong):
 
 
 @pytest.mark.parametrize("make", [Wrong, WrongInBatches])
-@pytest.mark.parametrize("bad", [-1, 260, 65_535, 65_536, 65_536 + 97])
-def test_ids_that_cannot_be_stored_are_an_error(make, bad):
+@pytest.mark.parametrize("bad", [-1, 260, 65_536 + 97])
+def test_ids_that_cannot_be_stored_raise(make, bad):
     for encode, items in (
         (encode_texts, ["a", "z"]),
         (encode_chats, [[GOOD], [{"role": "user", "content": "z"}]]),
     ):
         assert encode(items[:1], make(bad)).dropped == []
-        with pytest.raises(ValueError, match="outside"):
+        with pytest.raises(ValueError, match=str(bad)):
             encode(items, make(bad))
 
 
-def test_the_real_tokenizer_encodes_in_batches_as_one_by_one():
+def test_batch_encoding_equals_single_encoding():
     tokenizer = real_tokenizer()
     texts = ["the note", "", "é ß \u2581 block", "日本 \x00", "a" * 5000]
     assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == [tokenizer.encode(text) for text in texts]
 
 
-# --- work in order -----------------------------------------------------------------------------------
+# --- in_order ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_come_in_the_order_of_the_jobs(workers):
+def test_results_follow_the_order_of_jobs(workers):
     def work(job):
         time.sleep(0.004 * (job % 3 == 0))
         return job * job
@@ -184,14 +184,14 @@ def test_results_come_in_the_order_of_the_jobs(workers):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_so_many_workers_and_only_a_few_jobs_ahead(workers):
+def test_number_of_workers_and_queued_jobs(workers):
     lock = threading.Lock()
-    running = most = taken = 0
+    running = most = submitted = 0
 
     def jobs():
-        nonlocal taken
+        nonlocal submitted
         for job in range(60):
-            taken += 1
+            submitted += 1
             yield job
 
     def work(job):
@@ -204,16 +204,16 @@ def test_so_many_workers_and_only_a_few_jobs_ahead(workers):
             running -= 1
 
     for done, _ in enumerate(in_order(jobs(), work, workers)):
-        assert taken - done <= 2 * workers + 2
+        assert submitted - done <= 2 * workers + 2
     assert most == workers
 
 
-def test_all_workers_are_at_work_at_once():
+def test_all_workers_run_concurrently():
     barrier = threading.Barrier(4, timeout=30)
     assert len(list(in_order(range(8), lambda job: barrier.wait(), 4))) == 8
 
 
-def test_an_error_of_the_work_is_raised_where_its_job_stands():
+def test_error_is_raised_in_the_order_of_jobs():
     def work(job):
         if job == 5:
             raise RuntimeError("job 5")
@@ -225,7 +225,7 @@ def test_an_error_of_the_work_is_raised_where_its_job_stands():
         next(results)
 
 
-def test_an_error_of_the_jobs_is_raised():
+def test_error_of_the_input_is_raised():
     def jobs():
         yield from range(3)
         raise RuntimeError("no more jobs")
@@ -234,24 +234,30 @@ def test_an_error_of_the_jobs_is_raised():
         list(in_order(jobs(), lambda job: job, 2))
 
 
-def test_closing_it_early_waits_for_what_has_begun_and_begins_no_more():
-    begun, ended, go_on = [], [], threading.Event()
+def test_closing_waits_for_running_jobs_and_starts_no_more():
+    started, finished, proceed = [], [], threading.Event()
 
     def work(job):
-        begun.append(job)
+        started.append(job)
         if job:
-            go_on.wait(30)
-        ended.append(job)
+            proceed.wait(30)
+        finished.append(job)
 
     results = in_order(range(1000), work, 2)
-    assert next(results)[0] == 0  # and 1 and 2 are at work, others wait for their turn
-    threading.Timer(0.1, go_on.set).start()
+    assert next(results)[0] == 0  # 1 and 2 are running, others are queued
+    threading.Timer(0.05, proceed.set).start()
     results.close()
-    assert go_on.is_set()
-    assert sorted(ended) == sorted(begun)
-    assert set(begun) <= {0, 1, 2}
+    assert proceed.is_set()
+    assert sorted(finished) == sorted(started)
+    assert set(started) <= {0, 1, 2}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
 
 
-def test_the_cores_of_this_process():
-    assert default_workers() >= 1
+def test_default_workers_are_twice_the_cores(monkeypatch):
+    monkeypatch.setattr(encoding.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert default_workers() == 6
+    monkeypatch.delattr(encoding.os, "sched_getaffinity")
+    monkeypatch.setattr(encoding.os, "cpu_count", lambda: 4)
+    assert default_workers() == 8
+    monkeypatch.setattr(encoding.os, "cpu_count", lambda: None)
+    assert default_workers() == 2

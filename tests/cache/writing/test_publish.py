@@ -1,4 +1,4 @@
-"""The last step of a build: whatever stops it, neither the finished build nor the cache it replaces is lost."""
+"""Publishing: whatever interrupts it, neither the finished build nor the cache it replaces is lost."""
 
 import contextlib
 import dataclasses
@@ -9,17 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cache.writing.publish import MOVING, move_back, move_in
-from tests.cache import CASES, build_and_die, ended, no_waiting, quick_folder, start, tree
+from niels_gpt.cache.writing.publish import MOVING, publish_files, roll_back
+from tests.cache import (
+    CASES,
+    build_and_die,
+    conversations,
+    documents,
+    exit_code,
+    no_waiting,
+    quick_folder,
+    start,
+    tree,
+)
 
 KINDS = ["pretrain", "sft"]
 NAMES = {
     "pretrain": ["train", "val", "meta.json"],
     "sft": ["train_tokens.bin", "train_idx.npy", "val_tokens.bin", "val_idx.npy", "meta.json"],
 }
-PLACES = [
-    *((kind, False, f"rename /c/{name}") for kind in KINDS for name in NAMES[kind]),
-    *((kind, True, f"rename /{place}/{name}") for kind in KINDS for name in NAMES[kind] for place in ("old", "c")),
+SMALL = {
+    "pretrain": dataclasses.replace(CASES["pretrain"], items=documents(24), max_val_tokens=60, shard_bytes=256),
+    "sft": dataclasses.replace(CASES["sft"], items=conversations(8)),
+}
+RENAMES = [(kind, name) for kind in KINDS for name in NAMES[kind][::2]]
+KILLS = [
+    *((kind, False, f"rename /c/{name}") for kind, name in RENAMES),
+    *((kind, True, f"rename /{folder}/{name}") for kind, name in RENAMES for folder in ("old", "c")),
 ]
 
 
@@ -30,8 +45,8 @@ def quick():
 
 
 def earlier(case):
-    """Another build for the same place."""
-    return dataclasses.replace(case, items=case.items[:20], max_val_tokens=50, seed=99)
+    """Another build for the same folder."""
+    return dataclasses.replace(case, items=case.items[:5], max_val_tokens=30, seed=99)
 
 
 def hidden(folder):
@@ -39,15 +54,15 @@ def hidden(folder):
 
 
 @pytest.fixture(scope="module")
-def whole():
+def complete():
     """{kind: (files of the cache, files of the one before)}"""
-    made = {}
+    files = {}
     with quick_folder() as folder:
         for kind in KINDS:
-            for name, case in (("new", CASES[kind]), ("old", earlier(CASES[kind]))):
+            for name, case in (("new", SMALL[kind]), ("old", earlier(SMALL[kind]))):
                 case.build(folder / kind / name)
-            made[kind] = tree(folder / kind / "new"), tree(folder / kind / "old")
-    return made
+            files[kind] = tree(folder / kind / "new"), tree(folder / kind / "old")
+    return files
 
 
 class Stop(Exception):
@@ -60,60 +75,65 @@ def broken(items):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "old", "when"), PLACES)
-def test_after_a_kill_between_the_renames_nothing_is_encoded_again(whole, kind, old, when):
-    case = CASES[kind]
-    with quick_folder() as place:
-        folder = place / "c"
+@pytest.mark.parametrize(("kind", "old", "when"), KILLS)
+def test_nothing_is_encoded_again_after_a_kill_between_renames(complete, kind, old, when):
+    case = SMALL[kind]
+    with quick_folder() as root:
+        folder = root / "c"
         if old:
             earlier(case).build(folder)
-        assert ended(start(build_and_die, case, folder, when)) == -signal.SIGKILL
+        assert exit_code(start(build_and_die, case, folder, when)) == -signal.SIGKILL
         assert case.build(folder, wrap=iter).encoded == []
-        assert tree(folder) == whole[kind][0]
-        assert [path.name for path in place.iterdir()] == ["c"]
+        assert tree(folder) == complete[kind][0]
+        assert [path.name for path in root.iterdir()] == ["c"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "old", "when"), [place for place in PLACES if place[1]])
-def test_after_a_kill_between_the_renames_the_old_cache_comes_back(whole, kind, old, when):
-    """As soon as the next build begins, also one that is another, or fails."""
-    case = CASES[kind]
-    with quick_folder() as place:
-        folder = place / "c"
+@pytest.mark.parametrize(("kind", "old", "when"), [kill for kill in KILLS if kill[1]][::2])
+def test_old_cache_is_restored_after_a_kill_between_renames(complete, kind, old, when):
+    """As soon as the next build starts, even if it has other options or fails."""
+    case = SMALL[kind]
+    with quick_folder() as root:
+        folder = root / "c"
         earlier(case).build(folder)
-        assert ended(start(build_and_die, case, folder, when)) == -signal.SIGKILL
+        assert exit_code(start(build_and_die, case, folder, when)) == -signal.SIGKILL
         with pytest.raises(Stop):
             case.build(folder, wrap=broken, seed=123)
-        assert tree(folder) == whole[kind][1]
+        assert tree(folder) == complete[kind][1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_kill_on_the_way_back(whole, kind):
-    case, number = CASES[kind], 0
-    with quick_folder() as place:
-        folder = place / "c"
+def test_second_kill_during_the_roll_back(complete, kind):
+    case, number = SMALL[kind], 0
+    with quick_folder() as root:
+        folder = root / "c"
         while True:
             earlier(case).build(folder)
-            assert ended(start(build_and_die, case, folder, "rename /c/meta.json")) == -signal.SIGKILL
-            code = ended(start(build_and_die, case, folder, number))
+            assert exit_code(start(build_and_die, case, folder, "rename /c/meta.json")) == -signal.SIGKILL
+            code = exit_code(start(build_and_die, case, folder, number))
             if code == 0:
                 break
             found = tree(folder)
-            assert "meta.json" not in found or found in whole[kind]
+            assert "meta.json" not in found or found in complete[kind]
             case.build(folder)
-            assert tree(folder) == whole[kind][0], number
-            assert [path.name for path in place.iterdir()] == ["c"]
+            assert tree(folder) == complete[kind][0], number
+            assert [path.name for path in root.iterdir()] == ["c"]
             shutil.rmtree(folder)
-            number += 3
-    assert number > 15
+            number += 6
+    assert number > 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("old", [True, False])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "no"), KeyboardInterrupt()])
-def test_an_error_in_a_rename_leaves_all_as_it_was(tmp_path, monkeypatch, whole, kind, old, error):
-    case, folder, real = CASES[kind], tmp_path / "c", Path.rename
+@pytest.mark.parametrize(
+    ("kind", "old", "error"),
+    [
+        ("sft", True, OSError(errno.EIO, "no")),
+        ("pretrain", True, KeyboardInterrupt()),
+        ("pretrain", False, OSError(errno.EIO, "no")),
+    ],
+)
+def test_error_in_a_rename_restores_the_old_state(tmp_path, monkeypatch, complete, kind, old, error):
+    case, folder, real = SMALL[kind], tmp_path / "c", Path.rename
     for failing in range(2 * len(NAMES[kind]) if old else len(NAMES[kind])):
         if old:
             earlier(case).build(folder)
@@ -134,15 +154,15 @@ def test_an_error_in_a_rename_leaves_all_as_it_was(tmp_path, monkeypatch, whole,
             assert "cannot write the cache" in str(caught.value) and str(folder) in str(caught.value)
         assert tree(folder) == before
         assert case.build(folder, wrap=iter).encoded == []
-        assert tree(folder) == whole[kind][0]
+        assert tree(folder) == complete[kind][0]
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
         shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_renames_that_fail_on_the_way_back_too(tmp_path, monkeypatch, whole, kind):
-    """Then the next build goes back, and on."""
-    case, folder, real, count = CASES[kind], tmp_path / "c", Path.rename, 0
+def test_renames_fail_during_the_roll_back_too(tmp_path, monkeypatch, complete, kind):
+    """The next build rolls back and continues."""
+    case, folder, real, count = SMALL[kind], tmp_path / "c", Path.rename, 0
     earlier(case).build(folder)
 
     def rename(self, target):
@@ -160,24 +180,24 @@ def test_renames_that_fail_on_the_way_back_too(tmp_path, monkeypatch, whole, kin
             case.build(folder)
     assert (hidden(folder) / MOVING).exists()
     assert case.build(folder).encoded == []
-    assert tree(folder) == whole[kind][0]
+    assert tree(folder) == complete[kind][0]
     assert not hidden(folder).exists()
 
 
 def folders(tmp_path):
-    """A hidden folder with `a` and `meta.json` to move in, where an old `a`, `b` and `meta.json` stand."""
+    """A hidden folder with `a` and `meta.json`, and an output folder with older `a`, `b` and `meta.json`."""
     folder, out_dir = tmp_path / ".c.partial", tmp_path / "c"
-    for place, names in ((folder, ["a", "meta.json"]), (out_dir, ["a", "b", "meta.json"])):
-        place.mkdir()
+    for each, names in ((folder, ["a", "meta.json"]), (out_dir, ["a", "b", "meta.json"])):
+        each.mkdir()
         for name in names:
-            (place / name).write_text(f"{name} of {place.name}", encoding="utf-8")
+            (each / name).write_text(f"{name} of {each.name}", encoding="utf-8")
     (out_dir / "other").write_text("mine", encoding="utf-8")
     return folder, out_dir
 
 
-def test_old_names_go_and_other_files_stay(tmp_path):
+def test_old_names_are_replaced_and_other_files_stay(tmp_path):
     folder, out_dir = folders(tmp_path)
-    move_in(folder, out_dir, ["a", "b", "meta.json"])
+    publish_files(folder, out_dir, ["a", "b", "meta.json"])
     assert tree(out_dir) == {
         "a": b"a of .c.partial",
         "meta.json": b"meta.json of .c.partial",
@@ -187,7 +207,7 @@ def test_old_names_go_and_other_files_stay(tmp_path):
 
 
 def killed(folder, out_dir, monkeypatch, after):
-    """`move_in`, as if killed after so many renames."""
+    """`publish_files`, as if killed after so many renames."""
     real, count = Path.rename, 0
 
     def rename(self, target):
@@ -199,34 +219,34 @@ def killed(folder, out_dir, monkeypatch, after):
 
     with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
         patch.setattr(Path, "rename", rename)
-        move_in(folder, out_dir, ["a", "b", "meta.json"])
+        publish_files(folder, out_dir, ["a", "b", "meta.json"])
 
 
-def test_nothing_to_go_back_from(tmp_path):
+def test_roll_back_without_a_move_does_nothing(tmp_path):
     folder, out_dir = folders(tmp_path)
     before = tree(tmp_path)
-    move_back(folder, out_dir)
+    roll_back(folder, out_dir)
     (folder / MOVING).write_text("[" * 200_000, encoding="utf-8")
-    move_back(folder, out_dir)
+    roll_back(folder, out_dir)
     (folder / MOVING).unlink()
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("after", range(5))
-def test_a_place_that_was_removed_meanwhile(tmp_path, monkeypatch, after):
-    """The old cache comes back as far as it was aside; nothing fails."""
+def test_roll_back_after_the_output_folder_was_removed(tmp_path, monkeypatch, after):
+    """The parts of the old cache that were moved aside are restored."""
     folder, out_dir = folders(tmp_path)
     killed(folder, out_dir, monkeypatch, after)
     shutil.rmtree(out_dir)
-    move_back(folder, out_dir)
+    roll_back(folder, out_dir)
     assert all(data.decode("utf-8").endswith("of c") for data in tree(out_dir).values())
     assert not (folder / MOVING).exists()
 
 
-def test_what_was_put_there_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+def test_roll_back_does_not_replace_newer_files(tmp_path, monkeypatch):
     folder, out_dir = folders(tmp_path)
     killed(folder, out_dir, monkeypatch, 3)
     (out_dir / "meta.json").write_text("a copy", encoding="utf-8")
-    move_back(folder, out_dir)
+    roll_back(folder, out_dir)
     assert tree(out_dir)["meta.json"] == b"a copy"
     assert tree(out_dir)["a"] == b"a of c"

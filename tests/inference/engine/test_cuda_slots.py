@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 
@@ -19,9 +18,9 @@ from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.slots import PlainSlots
 from niels_gpt.inference.generation import generate, generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.kernels.decode import step as decode_step
+from niels_gpt.kernels.decoding import step as decode_step
 from tests.inference.engine.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
-from tests.kernels.decode.decode_reference import Replay, kernels
+from tests.kernels.decoding.plain_kernels import Replay, kernels
 
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 48}, "learned": {"positions": "learned"}}
 
@@ -53,10 +52,7 @@ def device(request, monkeypatch):
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
         return "cuda"
-    import niels_gpt.kernels.decode
-
-    monkeypatch.setitem(sys.modules, "niels_gpt.kernels.decode.triton_kernels", kernels)
-    monkeypatch.setattr(niels_gpt.kernels.decode, "triton_kernels", kernels, raising=False)
+    monkeypatch.setattr(decode_step, "triton_kernels", lambda: kernels)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     monkeypatch.setattr(decode_step, "_shared_memory", lambda _: 166912)
     monkeypatch.setattr(torch.cuda, "Event", DoneEvent)

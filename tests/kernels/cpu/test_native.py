@@ -1,4 +1,4 @@
-"""How kernels in C come to be: compiled once, kept, checked; and what happens where that cannot be."""
+"""C kernels are compiled once, cached and checked; without them there is a reason, and torch does the work."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ here = pytest.mark.skipif(not (shutil.which("gcc") and sys.platform.startswith("
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of its own, and nothing remembered."""
+    """An empty cache folder, and nothing loaded before."""
     folder = tmp_path / "kernels"
     monkeypatch.setenv(native.VARIABLE, str(folder))
     monkeypatch.delenv("CC", raising=False)
@@ -33,7 +33,7 @@ def compiler(path: Path, body: str) -> str:
 
 
 @here
-def test_a_kernel_is_compiled_once_and_kept(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_compiled_once_and_cached(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("CC", compiler(tmp_path / "counting", f'echo "$@" >> {calls}; exec gcc "$@"'))
     assert native.library("gelu") is not None
@@ -44,13 +44,13 @@ def test_a_kernel_is_compiled_once_and_kept(fresh: Path, tmp_path: Path, monkeyp
     assert native.library("gelu") is not None
     again = [line for line in calls.read_text(encoding="utf-8").splitlines() if " -c " in line]
     assert again == compiled
-    assert [path.suffix for path in fresh.iterdir()] == [".so"]  # nothing else is left
+    assert [path.suffix for path in fresh.iterdir()] == [".so"]  # no other files remain
     assert native.library("attention", D=16) is not native.library("attention", D=32)
     assert len(list(fresh.iterdir())) == 3
 
 
 @here
-def test_another_processor_or_compiler_has_kernels_of_its_own(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_or_compiler_has_separate_kernels(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.library("gelu") is not None
     monkeypatch.setattr(native, "_processor", lambda: "another")
     native.library.cache_clear()
@@ -59,7 +59,7 @@ def test_another_processor_or_compiler_has_kernels_of_its_own(fresh: Path, monke
 
 
 @here
-def test_a_file_that_others_may_write_is_not_loaded_but_made_again(fresh: Path) -> None:
+def test_a_file_that_others_may_write_is_compiled_again(fresh: Path) -> None:
     assert native.library("gelu") is not None
     (path,) = fresh.iterdir()
     good = path.read_bytes()
@@ -73,8 +73,8 @@ def test_a_file_that_others_may_write_is_not_loaded_but_made_again(fresh: Path) 
 
 
 @here
-def test_torchs_threads_are_used_and_no_others() -> None:
-    """A kernel brings no OpenMP along: one runtime is loaded before it and after it."""
+def test_only_torchs_openmp_runtime_is_loaded() -> None:
+    """One runtime is loaded before and after a kernel."""
     code = (
         "import torch\n"
         "from pathlib import Path\n"
@@ -90,11 +90,11 @@ def test_torchs_threads_are_used_and_no_others() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_compiler_there_is_no_kernel_but_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "allowed", lambda: True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert native.library("gelu") is None
-    assert native.problem() == "gelu.c: there is no C compiler here: install gcc"
+    assert "gelu.c" in native.problem() and "install gcc" in native.problem()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_without_a_compiler_there_is_no_kernel_but_a_reason(monkeypatch: pytest.
     [
         ("echo 'x.c:3: error: no such flag' >&2; exit 1", "failed: x.c:3: error: no such flag"),
         ("exit 3", "failed: 3"),
-        ('test "$1" = --version && exit 0; exit 0', "whole.so"),  # says that all went well, and writes nothing
+        ('test "$1" = --version && exit 0; exit 0', "kernel.so"),  # reports success and writes nothing
     ],
 )
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, reason: str) -> None:
@@ -115,14 +115,14 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
 
 @here
-def test_what_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_writes_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = 'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo nonsense > "$2"; shift; done'
     monkeypatch.setenv("CC", compiler(tmp_path / "odd", script))
     assert native.library("gelu") is None
     assert native.problem()
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "allowed", lambda: True)
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv(native.VARIABLE, str(tmp_path / "file" / "folder"))
@@ -131,17 +131,17 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "folder" in native.problem()
 
 
-def test_they_can_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, "0")
     assert native.library("gelu") is None
-    assert native.problem() == ""  # as wanted
+    assert native.problem() == ""  # as requested
 
 
 def test_a_kernel_is_compared_with_torch_before_it_is_used() -> None:
     assert native.agrees("fine", torch.exp, lambda x: x.exp(), (5,))
     assert native.problem() == ""
     assert not native.agrees("wrong", lambda x: x.exp() * 1.01, torch.exp, (5,))
-    assert native.problem() == "wrong.c: what the compiler made of it computes something else"
+    assert "wrong.c" in native.problem()
 
 
 def test_its_gradient_is_compared_too() -> None:

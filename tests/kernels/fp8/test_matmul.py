@@ -1,25 +1,23 @@
-"""Products in FP8: what comes out, what flows back, and that a model still learns."""
+"""FP8 matmuls: their results and gradients, on a CPU with the kernels in plain torch, and on a GPU."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from niels_gpt.config import ModelConfig
+from niels_gpt.kernels.cuda import cross_entropy
 from niels_gpt.kernels.cuda import ops as cuda_ops
 from niels_gpt.kernels.fp8 import matmul as fp8
 from niels_gpt.kernels.fp8 import quantize
-from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rope_cache
-from niels_gpt.system.device import bf16_autocast
-from tests.kernels.cuda.test_ops import KINDS, gradients, head_of, near
-from tests.kernels.fp8.test_quantize import exact, exact_matrix, whole
+from tests.kernels.fp8.test_quantize import exact, exact_matrix, restored
+from tests.kernels.helpers import head_of, near
 
 
-def test_a_product_and_its_gradients():
+def test_a_linear_layer_and_its_gradients():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 32).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(48, 32).requires_grad_()
-    y = fp8.product(x, weight, *quantize.matrices([([weight], None)]))
+    y = fp8.linear(x, weight, *quantize.matrices([([weight], None)]))
     g = torch.randn(2, 20, 48).to(torch.bfloat16)
     y.backward(g)
     rows = [t.detach().float().flatten(0, -2) for t in (x, g)]
@@ -42,9 +40,9 @@ def check_mlp(M, gated, device):
     g = (torch.randn(M, C, device=device) * 2.0 ** torch.randint(-20, 0, (M, 1), device=device)).to(torch.bfloat16)
     g[3] = 0
     found = []
-    for eight in (True, False):
+    for in_fp8 in (True, False):
         x.grad = into.grad = out.grad = None
-        if eight:
+        if in_fp8:
             matrices = quantize.matrices([([into], None), ([out], None)])
             y = fp8.mlp(x, into, out, (matrices[0], matrices[1]), gated=gated)
         else:
@@ -53,33 +51,33 @@ def check_mlp(M, gated, device):
         found.append((y, x.grad, into.grad, out.grad))
     for a, b in zip(*found, strict=True):
         assert (a - b).float().norm() < 0.09 * b.float().norm()
-    # no row is spoiled by another that is larger
+    # no row loses precision because another is larger
     ours, plain = (grads[1].float() for grads in found)
     assert ((ours - plain).norm(dim=1) <= 0.15 * plain.norm(dim=1)).all()
 
 
 @pytest.fixture
 def kernels_in_plain_torch(monkeypatch):
-    """What the kernels of an MLP are to write, so that what is made of it can be checked without a GPU."""
+    """The kernels of an MLP in plain torch, so that the code around them is tested without a GPU."""
 
     def activate(u, gated):
         parts = [part.float().abs().amax(1, keepdim=True) for part in u.chunk(1 + gated, -1)]
-        scales = quantize.power(parts[0] * parts[1] if gated else parts[0])
-        reaches = torch.maximum(parts[0], 1.1 * parts[1]) if gated else torch.full_like(scales, 1.13)
-        return (ACTIVATIONS[gated](u.float()) / scales).to(torch.float8_e4m3fn), scales, reaches
+        scales = quantize.power_of_two_scale(parts[0] * parts[1] if gated else parts[0])
+        bounds = torch.maximum(parts[0], 1.1 * parts[1]) if gated else torch.full_like(scales, 1.13)
+        return (ACTIVATIONS[gated](u.float()) / scales).to(torch.float8_e4m3fn), scales, bounds
 
     def activate_back(dy, u, factors, shares, gated):
         x = u.float().requires_grad_()
         with torch.enable_grad():
             y = ACTIVATIONS[gated](x)
         y.backward(dy.float() * factors)
-        assert x.grad.abs().max() <= 448  # the range was known before
+        assert x.grad.abs().max() <= 448  # the bound holds
         assert (y * shares).abs().max() <= 448
         du = x.grad.to(torch.float8_e4m3fn)
-        return du, quantize.turned(du), quantize.turned((y.detach() * shares).to(torch.float8_e4m3fn))
+        return du, quantize.transposed(du), quantize.transposed((y.detach() * shares).to(torch.float8_e4m3fn))
 
-    monkeypatch.setattr(fp8, "_activate", activate)
-    monkeypatch.setattr(fp8, "_activate_back", activate_back)
+    monkeypatch.setattr(fp8, "_activation", activate)
+    monkeypatch.setattr(fp8, "_activation_backward", activate_back)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -88,51 +86,33 @@ def test_mlp(M, gated, kernels_in_plain_torch):
     check_mlp(M, gated, "cpu")
 
 
-def test_never_on_a_cpu_and_never_without_gradients():
-    with fp8.products(True), bf16_autocast("cpu"):
-        assert not fp8.on(torch.zeros(1))
-
-
 # --- on a GPU --------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_on_where_it_is_wanted(hopper):
-    x = torch.zeros(1, device=hopper)
-    with torch.autocast("cuda", torch.bfloat16):
-        assert not fp8.on(x)
-        with fp8.products(True):
-            assert fp8.on(x)
-            with torch.no_grad():
-                assert not fp8.on(x)
-    with fp8.products(True):
-        assert not fp8.on(x)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("M", "F"), [(9, 16), (70, 112), (16, 1536), (33, 3072)])
-def test_activations_and_what_can_come_back(M, F, gated, hopper):
+def test_activations_and_the_bound_on_their_gradient(M, F, gated, hopper):
     torch.manual_seed(0)
     sizes = 2.0 ** (torch.arange(M, device=hopper) % 9 - 4)
     u = (sizes[:, None] * torch.randn(M, F * (1 + gated), device=hopper)).to(torch.bfloat16)
     u[2] = 0
     y = ACTIVATIONS[gated](u.float())
-    eighth, scales, reaches = fp8._activate(u, gated)
-    assert near(whole(eighth, scales), y, 0.07)
+    quantized, scales, bounds = fp8._activation(u, gated)
+    assert near(restored(quantized, scales), y, 0.07)
     assert (scales.log2() == scales.log2().round()).all()
-    # what comes back is at most what came times the reach, which is not much more than it needs to be
+    # the gradient is at most the bound times the incoming one, and the bound is not much larger than necessary
     x = u.float().requires_grad_()
     ACTIVATIONS[gated](x).sum().backward()
     largest = x.grad.abs().amax(1)
-    assert (largest <= 1.001 * reaches[:, 0] + 1e-6).all()
-    assert (reaches[:, 0] <= 8 * largest + 0.7).all()
+    assert (largest <= 1.001 * bounds[:, 0] + 1e-6).all()
+    assert (bounds[:, 0] <= 8 * largest + 0.7).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("M", "F"), [(9, 16), (70, 112), (128, 1536)])
-def test_the_way_back_of_activations(M, F, gated, hopper):
+def test_the_backward_of_activations(M, F, gated, hopper):
     torch.manual_seed(0)
     u = torch.randn(M, F * (1 + gated), device=hopper, dtype=torch.bfloat16)
     dy = torch.randn(M, F, device=hopper, dtype=torch.bfloat16)
@@ -140,11 +120,11 @@ def test_the_way_back_of_activations(M, F, gated, hopper):
     x = u.float().requires_grad_()
     y = ACTIVATIONS[gated](x)
     y.backward(dy.float() * factors)
-    eighth, across, again = fp8._activate_back(dy, u, factors, shares, gated)
-    assert near(eighth.float(), x.grad, 0.07)
-    assert torch.equal(across[:, :M].float(), eighth.float().t())
+    quantized, transposed, again = fp8._activation_backward(dy, u, factors, shares, gated)
+    assert near(quantized.float(), x.grad, 0.07)
+    assert torch.equal(transposed[:, :M].float(), quantized.float().t())
     assert near(again[:, :M].float(), (y * shares).t(), 0.07)
-    assert all((t[:, M:].float() == 0).all() for t in (across, again))
+    assert all((t[:, M:].float() == 0).all() for t in (transposed, again))
 
 
 @pytest.mark.gpu
@@ -155,8 +135,8 @@ def test_mlp_on_a_gpu(M, gated, hopper):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("turned", [True, False])
-def test_heads(turned, hopper):
+@pytest.mark.parametrize("transposed", [True, False])
+def test_heads(transposed, hopper):
     torch.manual_seed(0)
     B, n, H, D = 2, 16, 3, 32
     C = H * D
@@ -171,9 +151,9 @@ def test_heads(turned, hopper):
 
     def plain():
         qkv = F.linear(x, weight.to(x.dtype)).view(B, n, 3, H, D)
-        return cuda_ops.turned_heads(qkv, sin, cos) if turned else qkv.unbind(2)
+        return cuda_ops.rotated_heads(qkv, sin, cos) if transposed else qkv.unbind(2)
 
-    turn = (sin, cos) if turned else (None, None)
+    turn = (sin, cos) if transposed else (None, None)
     (matrix,) = quantize.matrices([([weight], None)])
     for make in (lambda: fp8.heads(x, weight, matrix, *turn, H), plain):
         x.grad = weight.grad = None
@@ -187,39 +167,15 @@ def test_heads(turned, hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("V", "N", "C"), [(70, 48, 16), (256, 1000, 256), (16004, 3000, 512)])
 def test_the_head(V, N, C, hopper, monkeypatch):
-    monkeypatch.setattr(cuda_ops, "LOGITS_SHARE", 0)
-    monkeypatch.setattr(cuda_ops, "LOGITS_BYTES", 1 << 25)  # several parts
+    monkeypatch.setattr(cross_entropy, "LOGITS_SHARE", 0)
+    monkeypatch.setattr(cross_entropy, "LOGITS_BYTES", 1 << 25)  # several parts
     h, weight, y, total = head_of(V, N, C, hopper)
     found = []
-    for eight in (True, False):
+    for in_fp8 in (True, False):
         h.grad = weight.grad = None
-        loss = cuda_ops.linear_cross_entropy(h, weight, y, total, eight=eight)
+        loss = cross_entropy.linear_cross_entropy(h, weight, y, total, fp8=in_fp8)
         (1.5 * loss).backward()
         found.append((loss.detach(), h.grad, weight.grad))
     for a, b in zip(*found, strict=True):
         assert (a - b).float().norm() < 0.06 * b.float().norm()
     assert (found[0][1][::4] == 0).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_model_in_fp8_learns_what_bf16_does(kind, compiled, hopper):
-    torch.manual_seed(0)
-    config = ModelConfig(V=256, T=64, C=64, L=2, H=2, dropout=0.0, **kind)
-    model = GPT(config).to(hopper).train()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(1 + 0.3 * torch.rand_like(p) if p.dim() == 1 else 3)
-    ids = torch.randint(256, (8, 65), device=hopper)
-    found = []
-    for wanted in (True, False):
-        with torch.autocast("cuda", torch.bfloat16), fp8.products(wanted):
-            loss_of = torch.compile(model.loss, dynamic=False) if compiled and wanted else model.loss
-            loss = loss_of(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-            loss.backward()
-        found.append((loss.item(), gradients(model)))
-    (a, ours), (b, plain) = found
-    assert abs(a - b) < 0.02 * b
-    for x, y in zip(ours, plain, strict=True):
-        assert (x - y).norm() < 0.15 * y.norm()

@@ -1,4 +1,4 @@
-"""Numbers in FP8: what rounding does, to rows and to matrices, and what is turned."""
+"""FP8 quantization of rows and matrices, and transposes, compared with rounding written out in Python."""
 
 import math
 
@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.kernels.fp8 import quantize
-from tests.kernels.cuda.test_ops import near
+from tests.kernels.helpers import near
 
 
-def whole(eighth, scales):
-    return eighth.float() * scales
+def restored(quantized, scales):
+    return quantized.float() * scales
 
 
 def scale_of(row):
-    """Of a row: the smallest power of two with which it ends at 448 at most."""
+    """The smallest power of two that maps a row into ±448."""
     top = max(map(abs, row)) / 448
     return 2.0 ** math.ceil(math.log2(top)) if top else 0.0
 
 
 def exact(x, scale_of=scale_of):
-    """What `in_fp8.rows` stands for, in plain words: to a step of an eighth of the power of two below, of the scale."""
+    """`quantize.rows` and back, in Python: rounded to an eighth of the power of two below."""
     found = torch.zeros_like(x)
     for m, row in enumerate(x.tolist()):
         scale = scale_of(row)
@@ -35,7 +35,7 @@ def exact(x, scale_of=scale_of):
 
 
 def exact_matrix(x):
-    """A matrix has one scale, with which it ends at 448."""
+    """As `exact` for a matrix, with one scale that maps its absolute maximum to 448."""
     return exact(x.reshape(1, -1), lambda row: max(map(abs, row)) / 448).view_as(x)
 
 
@@ -43,32 +43,32 @@ def exact_matrix(x):
 def test_rows_are_rounded_to_three_bits_of_their_largest(seed, size):
     x = size * torch.randn(3, 17, generator=torch.Generator().manual_seed(seed))
     x[1] = 0
-    found = whole(*quantize.rows(x))
+    found = restored(*quantize.rows(x))
     expected = exact(x)
-    assert torch.equal(found, expected)  # powers of two: not a bit is left to chance
+    assert torch.equal(found, expected)  # with powers of two the result is exact
     assert ((found - x).abs() <= x.abs() / 16 + x.abs().amax(1, keepdim=True) / 448 / 512).all()
 
 
 @given(st.integers(0, 10_000), st.sampled_from([16, 112, 512]), st.sampled_from(["layer_norm", "rms_norm"]))
-def test_what_a_norm_made_needs_one_scale(seed, K, norm):
+def test_the_result_of_a_norm_needs_one_scale(seed, K, norm):
     x = torch.randn(6, K, generator=torch.Generator().manual_seed(seed))
     x[0] *= 1e4
     x[1] = 0
     x[2] = 0
-    x[2, seed % K] = 1e6  # as far as a norm goes: sqrt(K)
+    x[2, seed % K] = 1e6  # the largest result of a norm: sqrt(K)
     x = getattr(F, norm)(x, (K,)).to(torch.bfloat16)
-    found, step = whole(*quantize.after_norm(x)), K**0.5 / 448
-    assert (found - x.float()).abs().max() <= 16.5 * step  # half a step next to 448; NaN is not
+    found, step = restored(*quantize.normed_rows(x)), K**0.5 / 448
+    assert (found - x.float()).abs().max() <= 16.5 * step  # half a step near 448; also fails for NaN
     assert ((found - x.float()).abs() <= x.float().abs() / 15.5 + 2**-10 * step).all()
 
 
 @given(st.integers(0, 10_000))
 def test_a_matrix_with_one_scale(seed):
     x = 0.02 * torch.randn(12, 16, generator=torch.Generator().manual_seed(seed))
-    found, scale = quantize.at_once(x)
+    found, scale = quantize.matrix_with_one_scale(x)
     assert scale == x.abs().max() / 448
-    assert near(whole(found, scale), exact_matrix(x), 1e-3)
-    assert (quantize.at_once(0 * x)[0].float() == 0).all()
+    assert near(restored(found, scale), exact_matrix(x), 1e-3)
+    assert (quantize.matrix_with_one_scale(0 * x)[0].float() == 0).all()
 
 
 def check_matrices(device):
@@ -78,19 +78,21 @@ def check_matrices(device):
     given[0] = given[0][0], torch.rand(48).add(0.5).to(device)
     given[2] = given[2][0], -torch.rand(48).add(0.5).to(device)
     given[3][0][0].zero_()
-    for (members, norm), (eighth, turned, one, by_row, by_column) in zip(given, quantize.matrices(given), strict=True):
-        whole = torch.cat(members) * (1 if norm is None else norm)
-        scale = whole.abs().max() / 448
-        assert torch.equal(turned.float(), eighth.float().t())
-        assert turned.is_contiguous()
-        assert (one.shape, by_row.shape, by_column.shape) == ((), (len(whole), 1), (whole.shape[1], 1))
+    for (members, norm), (quantized, transposed, one, row_scales, column_scales) in zip(
+        given, quantize.matrices(given), strict=True
+    ):
+        matrix = torch.cat(members) * (1 if norm is None else norm)
+        scale = matrix.abs().max() / 448
+        assert torch.equal(transposed.float(), quantized.float().t())
+        assert transposed.is_contiguous()
+        assert (one.shape, row_scales.shape, column_scales.shape) == ((), (len(matrix), 1), (matrix.shape[1], 1))
         assert torch.allclose(
-            torch.cat((one.view(1, 1), by_row, by_column)), scale.clamp(min=1e-30 / 448), rtol=1e-6, atol=0
+            torch.cat((one.view(1, 1), row_scales, column_scales)), scale.clamp(min=1e-30 / 448), rtol=1e-6, atol=0
         )
-        off = (eighth.float() * scale - whole).abs()
-        # half a step of three bits; below 2^-6, of 2^-9
-        assert (off <= whole.abs() / 15.9 + 2**-10 * scale * 1.01).all()
-        assert (eighth.float().abs().max() == 448) | (scale == 0)
+        off = (quantized.float() * scale - matrix).abs()
+        # half a step of three bits; below 2^-6 half a step of 2^-9
+        assert (off <= matrix.abs() / 15.9 + 2**-10 * scale * 1.01).all()
+        assert (quantized.float().abs().max() == 448) | (scale == 0)
 
 
 def test_the_matrices_of_a_block():
@@ -102,9 +104,9 @@ def check_turned(device):
     for M, K in [(1, 16), (40, 16), (300, 208), (64, 64)]:
         x = (100 * torch.randn(M, K)).to(torch.float8_e4m3fn)
         powers = 2.0 ** -torch.randint(0, 12, (M, 1))
-        found = [quantize.turned(x.to(device)), quantize.turned(x.to(device), powers.to(device))]
+        found = [quantize.transposed(x.to(device)), quantize.transposed(x.to(device), powers.to(device))]
         bytes5 = torch.randint(0, 120, (M, K), dtype=torch.uint8).view(torch.float8_e5m2)
-        found.append(quantize.turned(bytes5.to(device)))
+        found.append(quantize.transposed(bytes5.to(device)))
         expected = [x.float(), (x.float() * powers).to(torch.float8_e4m3fn).float(), bytes5.float()]
         for a, b in zip(found, expected, strict=True):
             assert a.shape == (K, -(-M // 16) * 16)
@@ -121,11 +123,11 @@ def test_turned():
 def test_a_sum_over_tokens_takes_scales_by_row_from_either_side(seed):
     torch.manual_seed(seed)
     rows, alike = torch.randn(20, 16) * 2.0 ** torch.randint(-9, 9, (20, 1)), torch.randn(20, 16)
-    (eighth, scales), (other, unit) = quantize.rows(rows), quantize.at_once(alike)
+    (quantized, scales), (other, unit) = quantize.rows(rows), quantize.matrix_with_one_scale(alike)
     expected = exact(rows).t() @ exact_matrix(alike)
-    assert near(quantize.over_tokens(eighth, other, scales, unit), expected, 0.01)
-    assert near(quantize.over_tokens(other, eighth, scales, unit), expected.t(), 0.01)
-    found = quantize.over_tokens(eighth, other, scales, unit, a_turned=quantize.turned(eighth))
+    assert near(quantize.weight_gradient(quantized, other, scales, unit), expected, 0.01)
+    assert near(quantize.weight_gradient(other, quantized, scales, unit), expected.t(), 0.01)
+    found = quantize.weight_gradient(quantized, other, scales, unit, a_transposed=quantize.transposed(quantized))
     assert near(found, expected, 0.01)
     assert found.dtype == torch.float32
 
@@ -138,7 +140,7 @@ def test_a_sum_over_tokens_takes_scales_by_row_from_either_side(seed):
 def test_rows_on_a_gpu(width, hopper):
     x = torch.randn(9, width, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     x[3] = 0
-    assert torch.equal(whole(*quantize.rows(x.to(hopper))).cpu(), exact(x.float()))
+    assert torch.equal(restored(*quantize.rows(x.to(hopper))).cpu(), exact(x.float()))
 
 
 @pytest.mark.gpu

@@ -1,3 +1,5 @@
+"""AdamW and Muon beside naive versions in float64."""
+
 import copy
 
 import numpy as np
@@ -6,7 +8,7 @@ import torch
 
 from niels_gpt.config import TrainConfig
 from niels_gpt.model.gpt import GPT
-from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.optim.optimizer import make_optimizer, set_lr
 from tests.training import same
 
 SIZES = {"V": 32, "T": 8, "C": 16, "L": 2, "H": 2, "dropout": 0.0}
@@ -23,9 +25,9 @@ def new_model():
 
 
 def give_gradients(model, seed):
-    drawn_from = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(seed)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=drawn_from)
+        p.grad = torch.randn(p.shape, generator=draw)
 
 
 def weights(model):
@@ -51,20 +53,20 @@ class NaiveAdamW:
 
 
 class NaiveMuon:
-    """Keller Jordan's Muon: Nesterov momentum, made orthogonal by the quintic iteration, in float64."""
+    """Keller Jordan's Muon: Nesterov momentum, orthogonalized by the quintic iteration, in float64."""
 
     def __init__(self, decay):
         self.decay, self.momentum = decay, 0.0
 
     def step(self, w, g, lr):
         self.momentum = 0.95 * self.momentum + 0.05 * g
-        update = 0.05 * g + 0.95 * self.momentum
-        wide = update if update.shape[0] <= update.shape[1] else update.T
+        direction = 0.05 * g + 0.95 * self.momentum
+        wide = direction if direction.shape[0] <= direction.shape[1] else direction.T
         x = wide / np.linalg.norm(wide)
         for _ in range(5):
             a = x @ x.T
             x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-        x = x if update.shape[0] <= update.shape[1] else x.T
+        x = x if direction.shape[0] <= direction.shape[1] else x.T
         return w - lr * self.decay * w - lr * 0.2 * np.sqrt(max(w.shape)) * x
 
 
@@ -79,11 +81,11 @@ def test_adamw_decays_matrices_and_nothing_else():
     assert {name: decay.pop(id(p)) for name, p in model.named_parameters()} == {
         name: DECAY if p.dim() == 2 else 0.0 for name, p in model.named_parameters()
     }
-    assert not decay  # the tied matrix is there once
+    assert not decay  # the tied matrix counts once
     assert all(tuple(group["betas"]) == BETAS for group in optimizer.param_groups)
 
 
-def test_adamw_is_adamw():
+def test_adamw_equals_the_naive_version():
     model = new_model()
     optimizer = make_optimizer(model, settings("adamw"))
     naive = {name: NaiveAdamW(DECAY if p.dim() == 2 else 0.0) for name, p in model.named_parameters()}
@@ -118,29 +120,29 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest():
     assert sum(isinstance(one, NaiveMuon) for one in naive.values()) == 4 * SIZES["L"]
 
 
-def test_muon_updates_are_nearly_orthogonal_and_of_adamw_size():
+def test_muon_steps_are_nearly_orthogonal_and_as_large_as_those_of_adamw():
     model = new_model()
     optimizer = make_optimizer(model, TrainConfig(base_lr=LR, weight_decay=0.0, optimizer="muon"))
     before = weights(model)
     give_gradients(model, 0)
     for p in model.parameters():
-        if p.dim() == 2:  # directions whose sizes differ by ten: Muon evens them out
+        if p.dim() == 2:  # singular values between 0.1 and 1: Muon equalizes them
             u, s, vh = torch.linalg.svd(p.grad, full_matrices=False)
             p.grad = u * torch.linspace(1.0, 0.1, len(s)) @ vh
     optimizer.step()
     for name, w in weights(model).items():
-        update = (w - before[name]) / LR
+        direction = (w - before[name]) / LR
         if is_hidden(name, w.shape):
-            singular = np.linalg.svd(update, compute_uv=False) / (0.2 * np.sqrt(max(w.shape)))
+            singular = np.linalg.svd(direction, compute_uv=False) / (0.2 * np.sqrt(max(w.shape)))
             assert singular.min() > 0.5, name
             assert singular.max() < 1.5, name
-            assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.25), name
+            assert np.sqrt((direction**2).mean()) == pytest.approx(0.2, rel=0.25), name
         else:  # AdamW's first step moves every weight by the learning rate
-            np.testing.assert_allclose(np.abs(update), 1.0, rtol=1e-3, err_msg=name)
+            np.testing.assert_allclose(np.abs(direction), 1.0, rtol=1e-3, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_saved_state_goes_on_identically(kind):
+def test_a_saved_state_resumes_identically(kind):
     model = new_model()
     optimizer = make_optimizer(model, settings(kind))
     for step in range(3):
@@ -193,3 +195,15 @@ def test_gradients_are_cleared(kind):
     give_gradients(model, 0)
     optimizer.zero_grad(set_to_none=True)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_set_lr_reaches_all_groups_and_changes_tensors_in_place():
+    for kind in ("adamw", "muon"):
+        optimizer = make_optimizer(new_model(), settings(kind))
+        set_lr(optimizer, 0.25)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.25] * len(optimizer.param_groups)
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
+    set_lr(optimizer, 0.5)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == 0.5

@@ -1,3 +1,5 @@
+"""The learning rate of each step."""
+
 import math
 
 import pytest
@@ -22,7 +24,7 @@ def test_golden_values_by_hand():
     assert lr(5) == pytest.approx(0.5)
     assert lr(9) == pytest.approx(0.9)
     assert lr(10) == pytest.approx(1.0)
-    assert lr(40) == pytest.approx(0.1 + 0.9 * 0.75)  # a third of the way: (1 + cos 60°) / 2
+    assert lr(40) == pytest.approx(0.1 + 0.9 * 0.75)  # one third: (1 + cos 60°) / 2
     assert lr(55) == pytest.approx(0.55)  # half way
     assert lr(70) == pytest.approx(0.1 + 0.9 * 0.25)
     assert lr(100) == pytest.approx(0.1)
@@ -33,7 +35,7 @@ def test_no_warm_up_starts_at_base_lr():
     assert lr_at_step(9, 10, warmup_steps=0, base_lr=0.5, min_lr=0.1) == pytest.approx(0.1, rel=1e-12)
 
 
-def test_one_step_in_all():
+def test_a_run_of_one_step():
     assert lr_at_step(0, 1, warmup_steps=0, base_lr=0.5, min_lr=0.1) == pytest.approx(0.5)
 
 
@@ -43,7 +45,7 @@ def test_one_step_in_all():
     base=st.floats(1e-5, 1.0),
     share=st.floats(0.0, 1.0),
 )
-def test_it_rises_in_equal_steps_then_falls_as_a_cosine(total, warmup, base, share):
+def test_linear_warm_up_then_cosine_decay(total, warmup, base, share):
     warmup %= total - 1
     low = base * share
     rates = [lr_at_step(s, total, base_lr=base, warmup_steps=warmup, min_lr=low) for s in range(total)]
@@ -59,13 +61,13 @@ def test_it_rises_in_equal_steps_then_falls_as_a_cosine(total, warmup, base, sha
 
 
 @pytest.mark.parametrize("step", [-1, 10, 11])
-def test_a_step_outside_is_refused(step):
+def test_a_step_outside_the_run_is_rejected(step):
     with pytest.raises(ValueError, match=rf"9.*{step}"):
         lr_at_step(step, 10, warmup_steps=0)
 
 
 @pytest.mark.parametrize("warmup", [10, 11, 200])
-def test_a_warm_up_as_long_as_the_run_is_refused(warmup):
+def test_a_warm_up_as_long_as_the_run_is_rejected(warmup):
     with pytest.raises(ValueError, match=rf"{warmup}.*10"):
         lr_at_step(0, 10, warmup_steps=warmup)
 

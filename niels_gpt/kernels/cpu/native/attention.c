@@ -1,20 +1,20 @@
-/* Causal attention with RoPE, there and back, in float32. A head of a row is one piece of work: it is done by one core,
-   in whose cache all of it stays, and no sum depends on how many cores there are.
+/* Causal attention with RoPE, forward and backward, in float32. One core computes one head of one row, which stays in
+   its cache, so no sum depends on the number of cores.
 
-   D, the size of a head, comes from the command line of the compiler. Dense are qkv and dqkv (B, n, 3, H, D), y and
-   dy (B, n, H, D), lse (B, H, n), sin and cos (n, D / 2); sin is null where nothing turns. */
+   D, the head size, is a macro from the command line of the compiler. Contiguous are qkv and dqkv (B, n, 3, H, D), y and
+   dy (B, n, H, D), lse (B, H, n), sin and cos (n, D / 2); sin is null without RoPE. */
 
 #include "vectors.h"
 #include <omp.h>
 
-/* A product is made of tiles of TALL x COLUMNS numbers, which fill the registers (AVX2 has 16, others 32). */
+/* A matmul is computed in tiles of TALL x COLUMNS numbers, which fill the registers (AVX2 has 16, others 32). */
 #define TALL 4
 #define WIDE (W != 8 && D % (4 * W) == 0 ? 4 : D % (2 * W) == 0 ? 2 : 1)
 #define COLUMNS (WIDE * W)
 #define ROWS 64 /* queries at a time */
 #define UP(n) round_up(n, TOGETHER * W > ROWS ? TOGETHER * W : ROWS)
 
-/* c = a b, or c += a b; a[i, k] is a[i * ai + k * ak], rows of b and c are dense and bk and ci apart. */
+/* c = a b, or c += a b if `more`; a[i, k] is a[i * ai + k * ak]; rows of b and c are contiguous, bk and ci apart. */
 INLINE void tile(long depth, const float *a, long ai, long ak, const float *b, long bk, float *c, long ci, int more) {
     vec s[TALL][WIDE];
     for (int i = 0; i < TALL; i++)
@@ -30,9 +30,9 @@ INLINE void tile(long depth, const float *a, long ai, long ak, const float *b, l
         for (int j = 0; j < WIDE; j++) store(c + i * ci + j * W, s[i][j]);
 }
 
-/* Query i of the ROWS from `first` on sees keys 0 to first + i: no product goes through tiles of which all is hidden. */
+/* Query i of the ROWS from `first` on sees keys 0 to first + i: tiles that are fully masked are skipped. */
 
-/* s (ROWS x keys) = q b, q (ROWS x D); every COLUMNS of b are a panel of D x COLUMNS. */
+/* s (ROWS x keys) = q b, q (ROWS x D); b is stored in panels of D x COLUMNS. */
 static void scores(long first, long keys, const float *q, const float *b, float *s, long wide) {
     for (long j = 0; j < keys; j += COLUMNS, b += D * COLUMNS)
         for (long i = j > first ? (j - first) / TALL * TALL : 0; i < ROWS; i += TALL)
@@ -59,21 +59,21 @@ typedef struct {
     const float *sin, *cos;
 } Angles;
 
-/* out = times x (D), its pairs turned by the angles of position i; with way = -1 turned back. */
-INLINE void turn(const float *x, float *out, Angles angles, long i, float times, float way) {
+/* out = times x (D), its pairs rotated by the angles of position i; rotated back with direction = -1. */
+INLINE void rotate(const float *x, float *out, Angles angles, long i, float times, float direction) {
     if (!angles.sin) {
         for (int d = 0; d < D; d++) out[d] = x[d] * times;
         return;
     }
     const float *sin = angles.sin + i * (D / 2), *cos = angles.cos + i * (D / 2);
     for (int d = 0; d < D / 2; d++) {
-        float s = sin[d] * times * way, c = cos[d] * times, a = x[2 * d], b = x[2 * d + 1];
+        float s = sin[d] * times * direction, c = cos[d] * times, a = x[2 * d], b = x[2 * d + 1];
         out[2 * d] = a * c - b * s;
         out[2 * d + 1] = a * s + b * c;
     }
 }
 
-/* x (n x D), rows `apart`, as panels of D x COLUMNS; zeros after n. */
+/* x (n x D), rows `apart`, as panels of D x COLUMNS; zeros past n. */
 static void into_panels(const float *x, long apart, long n, float *out) {
     for (long start = 0; start < n; start += COLUMNS, out += D * COLUMNS) {
         long rows = least(n - start, COLUMNS);
@@ -84,32 +84,32 @@ static void into_panels(const float *x, long apart, long n, float *out) {
     }
 }
 
-/* Numbers in a row of s and ds, which also hold rows of D; no power of two, for those collide in a cache. */
+/* Floats in a row of s and ds, which also hold rows of D; not a power of two, because those collide in a cache. */
 static long wide(long n) { return (UP(n) > D ? UP(n) : D) + 16; }
 
-/* What a core works in. */
+/* The scratch memory of one core. */
 typedef struct {
     long wide;
     float *q, *k, *keys, *v, *values, *dk, *dv, *s, *ds;
-} Room;
+} Scratch;
 
-/* The floats in a Room. */
-long attention_room(long n) { return 7 * UP(n) * D + 2 * ROWS * wide(n); }
+/* Floats in a Scratch. */
+long attention_scratch_size(long n) { return 7 * UP(n) * D + 2 * ROWS * wide(n); }
 
-static Room room(float *memory, long n) {
+static Scratch divide(float *memory, long n) {
     long all = UP(n) * D;
-    Room r = {.wide = wide(n), .q = memory};
+    Scratch r = {.wide = wide(n), .q = memory};
     r.k = r.q + all, r.keys = r.k + all, r.v = r.keys + all, r.values = r.v + all, r.dk = r.values + all;
     r.dv = r.dk + all, r.s = r.dv + all, r.ds = r.s + ROWS * r.wide;
     return r;
 }
 
-/* q and k turned (q also divided by sqrt(D)), and a third, as it is, into r.v; zeros after n. */
-static void enter(Room r, const float *qkv, Angles angles, const float *third, long apart, long n, long H) {
+/* Copy q and k, rotated (and q divided by sqrt(D)), and a third matrix into r.q, r.k and r.v; zeros past n. */
+static void load_head(Scratch r, const float *qkv, Angles angles, const float *third, long apart, long n, long H) {
     for (long i = 0; i < n; i++) {
         const float *x = qkv + i * 3 * H * D;
-        turn(x, r.q + i * D, angles, i, 1 / sqrtf(D), 1);
-        turn(x + H * D, r.k + i * D, angles, i, 1, 1);
+        rotate(x, r.q + i * D, angles, i, 1 / sqrtf(D), 1);
+        rotate(x + H * D, r.k + i * D, angles, i, 1, 1);
         memcpy(r.v + i * D, third + i * apart, D * sizeof(float));
     }
     long rest = (UP(n) - n) * D * sizeof(float);
@@ -117,8 +117,8 @@ static void enter(Room r, const float *qkv, Angles angles, const float *third, l
     into_panels(r.k, D, n, r.keys);
 }
 
-static void head_forward(Room r, const float *qkv, Angles angles, float *y, float *lse, long n, long H) {
-    enter(r, qkv, angles, qkv + 2 * H * D, 3 * H * D, n, H);
+static void head_forward(Scratch r, const float *qkv, Angles angles, float *y, float *lse, long n, long H) {
+    load_head(r, qkv, angles, qkv + 2 * H * D, 3 * H * D, n, H);
     for (long first = 0; first < n; first += ROWS) {
         long rows = least(ROWS, n - first), keys = first + rows;
         scores(first, keys, r.q + first * D, r.keys, r.s, r.wide);
@@ -148,10 +148,10 @@ static void head_forward(Room r, const float *qkv, Angles angles, float *y, floa
     }
 }
 
-static void head_backward(Room r, const float *qkv, Angles angles, const float *y, const float *lse, const float *dy,
+static void head_backward(Scratch r, const float *qkv, Angles angles, const float *y, const float *lse, const float *dy,
                           float *dqkv, long n, long H) {
     const float *gradient = r.v; /* of y */
-    enter(r, qkv, angles, dy, H * D, n, H);
+    load_head(r, qkv, angles, dy, H * D, n, H);
     into_panels(qkv + 2 * H * D, 3 * H * D, n, r.values);
     memset(r.dk, 0, 2 * UP(n) * D * sizeof(float)); /* and dv */
     for (long first = 0; first < n; first += ROWS) {
@@ -179,22 +179,22 @@ static void head_backward(Room r, const float *qkv, Angles angles, const float *
         spread(first, keys, rows, r.ds, r.wide, r.q + first * D, r.dk);
         mixture(first, keys, r.ds, r.wide, r.k, r.s);
         for (long i = 0; i < rows; i++)
-            turn(r.s + i * D, dqkv + (first + i) * 3 * H * D, angles, first + i, 1 / sqrtf(D), -1);
+            rotate(r.s + i * D, dqkv + (first + i) * 3 * H * D, angles, first + i, 1 / sqrtf(D), -1);
     }
     for (long i = 0; i < n; i++) {
         float *out = dqkv + i * 3 * H * D;
-        turn(r.dk + i * D, out + H * D, angles, i, 1, -1);
+        rotate(r.dk + i * D, out + H * D, angles, i, 1, -1);
         memcpy(out + 2 * H * D, r.dv + i * D, D * sizeof(float));
     }
 }
 
-/* `memory` has attention_room(n) floats for every thread. */
+/* `memory` has attention_scratch_size(n) floats per thread. */
 void attention_forward(const float *qkv, const float *sin, const float *cos, float *y, float *lse, float *memory, long B,
                        long n, long H, int threads) {
     long next = 0;
     #pragma omp parallel num_threads(threads)
     {
-        Room r = room(memory + omp_get_thread_num() * attention_room(n), n);
+        Scratch r = divide(memory + omp_get_thread_num() * attention_scratch_size(n), n);
         for (long i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < B * H;) {
             long start = i / H * n * H * D, head = i % H * D;
             head_forward(r, qkv + 3 * start + head, (Angles){sin, cos}, y + start + head, lse + i * n, n, H);
@@ -207,7 +207,7 @@ void attention_backward(const float *qkv, const float *sin, const float *cos, co
     long next = 0;
     #pragma omp parallel num_threads(threads)
     {
-        Room r = room(memory + omp_get_thread_num() * attention_room(n), n);
+        Scratch r = divide(memory + omp_get_thread_num() * attention_scratch_size(n), n);
         for (long i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < B * H;) {
             long start = i / H * n * H * D, head = i % H * D;
             head_backward(r, qkv + 3 * start + head, (Angles){sin, cos}, y + start + head, lse + i * n,

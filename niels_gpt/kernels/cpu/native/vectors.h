@@ -1,4 +1,4 @@
-/* Vectors of floats as wide as the processor has them, in the extensions that gcc and clang share. */
+/* Vectors of floats of the width of the processor, in the extensions that gcc and clang share. */
 
 #include <math.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@
 typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
-/* Long chains of operations are done for several vectors at once, line by line: one alone would wait for itself. */
+/* Long chains of operations run on several vectors at once, line by line: a single one would wait for its results. */
 #define TOGETHER 4
 #define EACH for (int u = 0; u < TOGETHER; u++)
 
@@ -34,10 +34,10 @@ INLINE float sum(vec x) {
     return total;
 }
 
-/* x = e^x for x <= 0, within two units in the last place; what is below -87 counts as -87 (1.6e-38). NaN stays. */
+/* x = e^x for x <= 0, within two units in the last place; x below -87 counts as -87 (1.6e-38). NaN stays NaN. */
 INLINE void exponentials(vec x[TOGETHER]) {
     static const float c[] = {1.9875692e-4f, 1.3981999e-3f, 8.3334519e-3f, 4.1665796e-2f, 1.6666665e-1f, 0.5f, 1, 1};
-    ints whole[TOGETHER]; /* of x / ln 2, rounded: towards zero after the half is taken off, since x <= 0 */
+    ints whole[TOGETHER]; /* x / ln 2, rounded: truncated after 0.5 is subtracted, since x <= 0 */
     vec n[TOGETHER], r[TOGETHER];
     EACH x[u] = pick(x[u] < -87.0f, every(-87), x[u]);
     EACH whole[u] = __builtin_convertvector(x[u] * 1.44269504f - 0.5f, ints);

@@ -1,0 +1,105 @@
+"""The CUDA backend for bf16 autocast: fused RoPE, attention over short windows, activations and cross-entropy.
+
+The residual stream is bfloat16: half the memory traffic between the matmuls. The weight of a norm is multiplied into
+the matrix that follows, not into the activations: its gradient then comes from the gradient of the matrix, and not from
+another pass over all activations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from niels_gpt.kernels.cuda import attention, cross_entropy, ops
+from niels_gpt.kernels.weights import BlockWeights, HeadSizes, NormWeights
+from niels_gpt.system.device import HAS_TRITON
+
+DECLINES = {
+    "positions=learned": "attention by torch's SDPA; the rest is fused",
+    "n_kv_heads": "RoPE and attention by plain torch; the rest is fused",
+    "segments": "RoPE by plain torch, attention by torch's varlen kernel; the rest is fused",
+    "KV cache": "RoPE and attention by plain torch; the rest is fused",
+}
+"""Options it does not compute itself, and what happens instead."""
+
+
+def unavailable(device: str) -> str:
+    """Why this backend does not run on `device`, and the remedy; empty if it does."""
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return "needs an NVIDIA GPU and torch for CUDA: use --device cuda on a machine that has one"
+    if not HAS_TRITON:
+        return "needs Triton, which torch for CUDA includes on Linux: pip install triton"
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"{torch.cuda.get_device_name(device)} has no bfloat16 (it came with Ampere): use train.precision=fp32"
+    return ""
+
+
+def norm_and_matrix(x: torch.Tensor, norm: NormWeights, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x normalized without the norm's weight, the matrix times that weight), to be multiplied."""
+    normalize = F.rms_norm if norm.rms else F.layer_norm
+    return normalize(x.float(), x.shape[-1:], eps=norm.eps), weight * norm.weight
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """SDPA of heads (B, n, H, D), concatenated (B, n, H D)."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1).transpose(1, 2).flatten(2)
+
+
+class CUDABackend:
+    """Fused operations under bf16 autocast; what they decline goes to `plain`."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def embed(self, h: torch.Tensor) -> torch.Tensor:
+        return h.to(torch.bfloat16)
+
+    def branches(self, block: Any) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+        w = block.weights()
+        return functools.partial(self._attention, w), functools.partial(self._mlp, w)
+
+    def norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        if norm.rms:  # autocast computes layer_norm in float32, but not rms_norm
+            return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.eps)
+        return F.layer_norm(x, x.shape[-1:], norm.weight, None, norm.eps)
+
+    def logits(self, h: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:
+        return self._plain.logits(h, head)
+
+    def loss(
+        self,
+        h: torch.Tensor,
+        head: torch.nn.Linear,
+        targets: torch.Tensor,
+        total: torch.Tensor | None,
+        *,
+        fp8: bool = False,
+    ) -> torch.Tensor:
+        """Cross-entropy without all logits in memory at once."""
+        y = targets.flatten()
+        total = (y >= 0).sum() if total is None else total
+        flat = h.to(torch.bfloat16).flatten(0, 1)
+        return cross_entropy.linear_cross_entropy(flat, head.weight, y, total, fp8=fp8)
+
+    def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
+        qkv = F.linear(*norm_and_matrix(x, w.norm_attn, w.qkv))
+        return F.linear(self._attend(qkv, w.heads, layer, context), w.out)
+
+    def _attend(self, qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Any) -> torch.Tensor:
+        if context.plain_causal and context.rope is not None and not heads.grouped:
+            B, n, _ = qkv.shape
+            split = qkv.view(B, n, 3, heads.H, heads.D)
+            if attention.usable(qkv, heads.H):
+                return attention.attend(split, *context.tables).flatten(2)
+            return causal_attention(*ops.rotated_heads(split, *context.tables))
+        return context.attend(qkv, heads, layer)
+
+    def _mlp(self, w: BlockWeights, x: torch.Tensor) -> torch.Tensor:
+        first = w.up if w.gate is None else torch.cat((w.gate, w.up))  # one matmul for both
+        u = F.linear(*norm_and_matrix(x, w.norm_mlp, first))
+        return F.linear(ops.activation(u, gated=w.gate is not None), w.down)

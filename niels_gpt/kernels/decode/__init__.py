@@ -1,1 +1,0 @@
-"""One decode step on CUDA: matmuls, attention and sampling, captured as a CUDA graph."""

@@ -1,0 +1,160 @@
+"""The lossless SentencePiece tokenizer: `decode(encode(s)) == s` for every string.
+
+SentencePiece represents a space as U+2581 (a lower block) and would decode a U+2581 of the text as a space. Therefore
+the text is split at U+2581, and each one is encoded as its three utf-8 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_gpt.system import files
+from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
+
+BLOCK = "\u2581"
+"""The character that SentencePiece uses for a space."""
+_PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
+"""Text that SentencePiece changes unless it is trained with the right options."""
+_NAMES_AND_TOKENS = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
+_REMEDY = "restore it from a backup, or train one with niels-gpt tokenizer train"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """A trained SentencePiece model with the four special tokens."""
+
+    def __init__(self, model: bytes, *, where: str = "the tokenizer") -> None:
+        """Load the bytes of a model. Raises ValueError if they are not a lossless model with our special tokens."""
+        import sentencepiece
+
+        try:
+            self._sp: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except Exception as err:  # SentencePiece raises RuntimeError and others
+            raise ValueError(f"{where} is not a SentencePiece model, or is damaged: {_REMEDY}") from err
+        self._arrays = hasattr(self._sp, "encode_as_numpy")
+        self.model = model
+        self.sha256 = files.sha256_bytes(model)
+        self.vocab_size: int = self._sp.vocab_size() if model else 0
+        if not self.vocab_size:
+            raise ValueError(f"{where} is not a SentencePiece model: it is empty; {_REMEDY}")
+        ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
+        for (name, token), i in zip(_NAMES_AND_TOKENS, ids, strict=True):
+            if self._sp.id_to_piece(i) != token:
+                raise ValueError(f"{where} has no special token {name} ({token}): {_REMEDY}")
+        self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
+        self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
+        self._check(where)
+
+    def _check(self, where: str) -> None:
+        """Raise ValueError for a model that would lose text: truncated, or trained with other options."""
+        missing = [byte for byte in range(256) if not self._sp.is_byte(self._sp.piece_to_id(f"<0x{byte:02X}>"))]
+        single = all(self.encode(token) == [self._special[name]] for name, token in _NAMES_AND_TOKENS)
+        ids = self.encode(_PROBE)
+        if missing or not single or b"".join(map(self._bytes_of, ids)) != _PROBE.encode("utf-8"):
+            raise ValueError(
+                f"{where} does not keep every character (it needs byte fallback, identity normalization and no dummy "
+                f"prefix), or is damaged: {_REMEDY}"
+            )
+
+    def special_token_ids(self) -> dict[str, int]:
+        """Return the ids of sys, usr, asst and eot."""
+        return dict(self._special)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; a special string becomes a single id.
+
+        Raises ValueError for a string that cannot be encoded as utf-8 (it has a lone surrogate).
+        """
+        if not isinstance(text, str):
+            _check_text(text)
+        try:
+            if BLOCK not in text:
+                ids: list[int] = self._sp.encode(text)
+                return ids
+            segments = [self._sp.encode(segment) for segment in text.split(BLOCK)]
+        except (RuntimeError, TypeError, UnicodeError):  # depends on the version of SentencePiece
+            _check_text(text)
+            raise
+        joined = segments[0]
+        for segment in segments[1:]:
+            joined += self._block + segment
+        return joined
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text as uint16, equal to those of `encode`. Releases the interpreter lock."""
+        try:
+            if any(BLOCK in text for text in texts):
+                return [np.array(self.encode(text), dtype=np.uint16) for text in texts]
+            if self._arrays:  # SentencePiece 0.2.2 and later: no Python int per token
+                arrays = self._sp.encode(list(texts), num_threads=1, return_type="numpy")
+                return [ids.astype(np.uint16) for ids in arrays]
+            lists = self._sp.encode(list(texts), num_threads=1)
+        except (RuntimeError, TypeError, UnicodeError):
+            for text in texts:
+                _check_text(text)
+            raise
+        return [np.array(ids, dtype=np.uint16) for ids in lists]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; invalid utf-8 becomes U+FFFD. Raises ValueError for an unknown id."""
+        pieces = self.token_bytes
+        values = [int(i) for i in ids]
+        if values and not 0 <= min(values) <= max(values) < len(pieces):
+            raise ValueError(f"ids must be in 0..{len(pieces) - 1}, got {min(values)}..{max(values)}")
+        return b"".join([pieces[i] for i in values]).decode("utf-8", errors="replace")
+
+    def render(self, ids: Iterable[int]) -> str:
+        """Return the text of ids for display: special tokens as <sys>, <usr>, <asst>, and <eot> with a line end."""
+        names = {i: f"<{name}> " for name, i in self._special.items()} | {self._special["eot"]: "<eot>\n"}
+        texts: list[str] = []
+        plain: list[int] = []
+        for i in map(int, ids):
+            if i in names:
+                texts += (self.decode(plain), names[i])
+                plain = []
+            else:
+                plain.append(i)
+        return "".join((*texts, self.decode(plain)))
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The utf-8 bytes of each id; a byte piece may be part of a character."""
+        return [self._bytes_of(i) for i in range(self.vocab_size)]
+
+    def _bytes_of(self, i: int) -> bytes:
+        piece: str = self._sp.id_to_piece(i)
+        if self._sp.is_byte(i):
+            match = _BYTE_PIECE.fullmatch(piece)
+            assert match is not None
+            return bytes((int(match[1], 16),))
+        if self._sp.is_unknown(i):  # encode never returns it, since every byte has a piece
+            return "\ufffd".encode()
+        return piece.replace(BLOCK, " ").encode("utf-8")
+
+
+def _check_text(text: str) -> None:
+    """Raise ValueError for a value that is not a string, or cannot be encoded as utf-8."""
+    if not isinstance(text, str):
+        raise ValueError(f"a tokenizer encodes strings, got a {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise ValueError(f"not encodable as utf-8: character {err.start} is a lone surrogate") from None
+
+
+def load_tokenizer(model_path: str | Path) -> Tokenizer:
+    """Load a tokenizer from `spm.model`, or from the folder that contains it.
+
+    Raises FileNotFoundError, or ValueError for a file that is not a tokenizer of this project.
+    """
+    path = Path(model_path)
+    path = path / "spm.model" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"no tokenizer {path}: train one with niels-gpt tokenizer train")
+    return Tokenizer(path.read_bytes(), where=str(path))

@@ -1,0 +1,360 @@
+import itertools
+import struct
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_gpt.cache.build_cache import Message, build_sft_cache
+from niels_gpt.cache.writing import encoding
+from tests.cache import (
+    IDS,
+    SPECIAL_STRINGS,
+    ByteTokenizer,
+    chat_ids,
+    check_listing,
+    check_sft,
+    conversations,
+    digests,
+    meta_of,
+    no_waiting,
+    quick_folder,
+    read_offsets,
+    read_tokens,
+    real_tokenizer,
+    small_steps,
+    split_rule,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with no_waiting():
+        yield
+
+
+def build(examples, out_dir, **changes):
+    build_sft_cache(examples, str(out_dir), **{"tokenizer": ByteTokenizer(), "val_frac": 0.25, "seed": 42, **changes})
+
+
+def ask(number):
+    """Unique examples."""
+    return [[{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}] for i in range(number)]
+
+
+def examples_of(folder, split):
+    """The token sequences, split at the offsets."""
+    tokens = read_tokens(folder / f"{split}_tokens.bin")
+    starts = read_offsets(folder / f"{split}_idx.npy")
+    return [tokens[a:b] for a, b in itertools.pairwise([*starts, len(tokens)])]
+
+
+# --- against the reference ---------------------------------------------------------------------------
+
+CONTENTS = st.text(st.sampled_from("ab\r\né😀 "), min_size=1, max_size=8)
+MESSAGES = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": CONTENTS})
+GOOD = st.lists(MESSAGES, min_size=1, max_size=4)
+BAD = st.sampled_from(
+    [
+        ([], encoding.NO_MESSAGES),
+        (None, encoding.NO_MESSAGES),
+        ("text", encoding.NO_MESSAGES),
+        ([{"role": "tool", "content": "a"}], encoding.BAD_ROLE),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}], encoding.NO_CONTENT),
+        ([{"role": "user", "content": "\ud800"}], encoding.NOT_TEXT),
+        ([{"role": "user", "content": SPECIAL_STRINGS[2]}], encoding.SPECIAL),
+    ]
+)
+
+
+@settings(max_examples=60)
+@given(
+    items=st.lists(GOOD.map(lambda example: (example, None)) | BAD, max_size=15),
+    val_frac=st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 0.999, 1e-9]),
+    seed=st.integers(0, 2**63 - 1),
+    batch_items=st.integers(1, 5),
+    step_bytes=st.integers(1, 20).map(lambda n: 2 * n) | st.just(4 << 20),
+    workers=st.integers(1, 3),
+    one_shot=st.booleans(),
+)
+def test_every_file_equals_the_reference(items, val_frac, seed, batch_items, step_bytes, workers, one_shot):
+    examples = [example for example, _ in items]
+    kept = [example for example, reason in items if reason is None]
+    reasons = [reason for _, reason in items if reason is not None]
+    given_examples = iter(examples) if one_shot else examples
+    options = {"val_frac": val_frac, "seed": seed}
+    with quick_folder() as root, small_steps(batch_items=batch_items, sft_step_bytes=step_bytes):
+        folder = root / "cache"
+        if kept:
+            build(given_examples, folder, workers=workers, **options)
+            check_sft(folder, kept, tokenizer=ByteTokenizer(), **options)
+            assert meta_of(folder)["dropped"] == {reason: reasons.count(reason) for reason in set(reasons)}
+            assert meta_of(folder)["inputs"]["examples"]["items"] == len(items)
+            assert [path.name for path in root.iterdir()] == ["cache"]
+        else:
+            with pytest.raises(ValueError, match=f"{len(items)} examples"):
+                build(given_examples, folder, workers=workers, **options)
+            assert list(root.iterdir()) == []
+
+
+def test_sft_cache_by_hand(tmp_path):
+    """torch.randperm(5) with seed 42 is 2 4 3 0 1: examples 2 and 4 are held out."""
+    build(ask(5), tmp_path / "c", val_frac=0.4)
+    q, a, eot = ord("q"), ord("a"), 259
+    wanted = [[257, q, 48 + i, eot, 258, a, 48 + i, eot] for i in range(5)]
+    assert examples_of(tmp_path / "c", "val") == [wanted[2], wanted[4]]
+    assert examples_of(tmp_path / "c", "train") == [wanted[0], wanted[1], wanted[3]]
+    assert (tmp_path / "c" / "val_tokens.bin").read_bytes() == struct.pack("<16H", *wanted[2], *wanted[4])
+    assert read_offsets(tmp_path / "c" / "train_idx.npy") == [0, 8, 16]
+    assert read_offsets(tmp_path / "c" / "val_idx.npy") == [0, 8]
+
+
+def test_trained_tokenizer(tmp_path):
+    tokenizer = real_tokenizer()
+    examples = [example for example in conversations(60, "the note reads é ▁ 日本\r\n") if example]
+    build(examples, tmp_path / "c", tokenizer=tokenizer, val_frac=0.1, seed=3)
+    check_sft(tmp_path / "c", examples, tokenizer=tokenizer, val_frac=0.1, seed=3)
+    meta = meta_of(tmp_path / "c")
+    assert meta["tokenizer_sha256"] == tokenizer.sha256
+    assert meta["special_token_ids"] == tokenizer.special_token_ids()
+
+
+# --- split -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "val_frac", "held_out"),
+    [
+        (1, 0.0, 0),
+        (1, 0.5, 0),
+        (1, 1.0, 0),
+        (2, 0.0, 0),
+        (2, 0.1, 1),
+        (2, 0.5, 1),
+        (2, 1.0, 1),
+        (10, 0.0, 0),
+        (10, 0.1, 1),
+        (10, 0.5, 5),
+        (10, 0.59, 5),
+        (10, 1.0, 9),
+        (10, 1e-9, 1),
+        (19, 0.1, 1),
+        (20, 0.1, 2),
+    ],
+)
+def test_number_of_held_out_examples(tmp_path, number, val_frac, held_out):
+    build(ask(number), tmp_path / "c", val_frac=val_frac)
+    meta = meta_of(tmp_path / "c")
+    assert (meta["train_examples"], meta["val_examples"]) == (number - held_out, held_out)
+    assert len(examples_of(tmp_path / "c", "val")) == held_out
+    check_sft(tmp_path / "c", ask(number), tokenizer=ByteTokenizer(), val_frac=val_frac, seed=42)
+
+
+def test_split_counts_kept_examples_only(tmp_path):
+    kept = ask(8)
+    build(kept, tmp_path / "clean", val_frac=0.5)
+    mixed = list(itertools.chain(*([example, []] for example in kept)))
+    build(mixed, tmp_path / "mixed", val_frac=0.5)
+    for name in ("train_tokens.bin", "train_idx.npy", "val_tokens.bin", "val_idx.npy"):
+        assert (tmp_path / "clean" / name).read_bytes() == (tmp_path / "mixed" / name).read_bytes()
+    assert sum(meta_of(tmp_path / "mixed")["dropped"].values()) == 8
+
+
+def test_split_depends_on_the_seed_and_keeps_the_order(tmp_path):
+    examples = ask(40)
+    seen = set()
+    for seed in (0, 1, 42, 2**63 - 1):
+        build(examples, tmp_path / str(seed), val_frac=0.25, seed=seed)
+        sequences = [chat_ids(example, ByteTokenizer()) for example in examples]
+        val = [sequences.index(example) for example in examples_of(tmp_path / str(seed), "val")]
+        train = [sequences.index(example) for example in examples_of(tmp_path / str(seed), "train")]
+        assert val == sorted(val)
+        assert train == sorted(train)
+        assert sorted(train + val) == list(range(40))
+        assert val == split_rule(list(range(40)), 0.25, seed)["val"]
+        seen.add(tuple(val))
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(("number", "val_frac"), [(1, 0.5), (3, 0.0)])
+def test_empty_val_split(tmp_path, number, val_frac):
+    build(ask(number), tmp_path / "c", val_frac=val_frac)
+    assert (tmp_path / "c" / "val_tokens.bin").read_bytes() == b""
+    assert np.fromfile(tmp_path / "c" / "val_tokens.bin", dtype="<u2").size == 0
+    assert read_offsets(tmp_path / "c" / "val_idx.npy") == []
+    check_listing(tmp_path / "c")
+
+
+def test_global_generators_are_unchanged_and_unused(tmp_path, random_states):
+    import torch
+
+    before = random_states()
+    build(ask(20), tmp_path / "a")
+    assert random_states() == before
+    torch.manual_seed(5)
+    build(ask(20), tmp_path / "b")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+# --- dropped examples and errors -----------------------------------------------------------------------
+
+
+def test_dropped_examples_are_counted_and_logged(tmp_path, caplog):
+    bad = [
+        [],
+        None,
+        [{"role": "tool", "content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": SPECIAL_STRINGS[3]}],
+    ]
+    build([*ask(2), *bad, *ask(1)], tmp_path / "c", val_frac=0)
+    dropped = meta_of(tmp_path / "c")["dropped"]
+    assert sorted(dropped.values()) == [1, 1, 2, 3]
+    logged = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(logged) == 1
+    assert "7 examples" in logged[0]
+    assert all(f"{number} {reason}" in logged[0] for reason, number in dropped.items())
+    assert len(examples_of(tmp_path / "c", "train")) == 3
+
+
+def test_examples_of_other_types_are_dropped(tmp_path):
+    odd = [
+        7,
+        b"bytes",
+        {"messages": []},
+        [{1: "user", "role": "tool"}],
+        [{"role": "user", "content": "a"}, {None: ["rest of a row"], "role": "user"}],
+        [{"role": ["user"], "content": "a"}],
+        [{"role": "user", "content": {"text": "a", 1: 2}}],
+        [object()],
+        iter([{"role": "user", "content": "a"}]),
+    ]
+    build([*ask(2), *odd], tmp_path / "c")
+    assert sum(meta_of(tmp_path / "c")["dropped"].values()) == len(odd)
+
+
+def test_extra_keys_and_other_mappings_are_accepted(tmp_path):
+    message = {"role": "user", "content": "q", "id": 3, "meta": {"a": [1]}}
+    build([[message], (message,), [MappingProxyType(message)], [{**message, None: "x"}]], tmp_path / "c", val_frac=0)
+    assert examples_of(tmp_path / "c", "train") == [[257, ord("q"), 259]] * 4
+
+
+@pytest.mark.parametrize("examples", [[], [[]], [None, [], "x"], iter(())])
+def test_no_kept_example_raises(tmp_path, examples):
+    with pytest.raises(ValueError, match=r"c: all .* examples"):
+        build(examples, tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+    build(ask(1), tmp_path / "c")
+
+
+def test_string_instead_of_a_list_raises(tmp_path):
+    with pytest.raises(ValueError, match="one string"):
+        build("user: hello", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"val_frac": -0.01}, "val_frac.*-0.01"),
+        ({"val_frac": 1.01}, "val_frac.*1.01"),
+        ({"val_frac": float("nan")}, "val_frac.*nan"),
+        ({"val_frac": float("inf")}, "val_frac.*inf"),
+        ({"seed": -1}, "seed.*-1"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 0.5}, "seed.*0.5"),
+        ({"seed": None}, "seed.*None"),
+        ({"workers": 0}, "workers.*0"),
+    ],
+)
+def test_invalid_numbers_are_named(tmp_path, changes, wanted):
+    with pytest.raises(ValueError, match=wanted):
+        build(ask(4), tmp_path / "c", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [-1, 260])
+def test_ids_that_cannot_be_stored_raise(tmp_path, bad):
+    tokenizer = ByteTokenizer()
+    tokenizer.encode = lambda text: [97, bad]
+    with pytest.raises(ValueError, match=str(bad)):
+        build(ask(2), tmp_path / "c", tokenizer=tokenizer)
+    assert not (tmp_path / "c").exists()
+
+
+# --- meta and folder -----------------------------------------------------------------------------------
+
+
+def test_meta_has_the_fields_of_the_spec(tmp_path):
+    build(
+        ask(10),
+        tmp_path / "c",
+        val_frac=0.3,
+        seed=7,
+        dataset_name="oasst1",
+        dataset_config="c",
+        revision="0123abc",
+        streaming=True,
+    )
+    meta = meta_of(tmp_path / "c")
+    assert (
+        meta.items()
+        >= {
+            "dataset_name": "oasst1",
+            "dataset_config": "c",
+            "revision": "0123abc",
+            "streaming": True,
+            "seed": 7,
+            "val_frac": 0.3,
+            "token_dtype": "uint16-le",
+            "tokenizer_sha256": None,
+            "vocab_size": 260,
+            "special_token_ids": IDS,
+            "train_examples": 7,
+            "val_examples": 3,
+            "dropped": {},
+            "format_version": 1,
+        }.items()
+    )
+    assert "torch.randperm" in meta["split_rule"]
+    assert str(tmp_path) not in (tmp_path / "c" / "meta.json").read_text(encoding="utf-8")
+    check_listing(tmp_path / "c")
+
+
+def test_bytes_do_not_depend_on_workers_checkpoints_or_folder(tmp_path):
+    wanted = None
+    for workers, batch_items, step in ((1, 1, 20), (2, 1024, 20), (4, 1, 4 << 20)):
+        folder = tmp_path / f"folder {workers}" / f"{batch_items} {step}"
+        with small_steps(batch_items=batch_items, sft_step_bytes=step):
+            build(conversations(12), folder, workers=workers)
+        wanted = wanted or digests(folder)
+        assert digests(folder) == wanted
+
+
+def test_existing_cache_is_replaced_and_other_files_stay(tmp_path):
+    folder = tmp_path / "c"
+    build(ask(30), folder)
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    build(ask(3), folder, seed=1)
+    assert (folder / "notes.txt").read_text(encoding="utf-8") == "mine"
+    (folder / "notes.txt").unlink()
+    check_sft(folder, ask(3), tokenizer=ByteTokenizer(), val_frac=0.25, seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_failed_build_keeps_the_existing_cache(tmp_path):
+    build(ask(5), tmp_path / "c")
+    before = digests(tmp_path / "c")
+    with pytest.raises(ValueError, match="1 examples"):
+        build([[]], tmp_path / "c")
+    assert digests(tmp_path / "c") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_message_type():
+    assert Message(role="user", content="a") == {"role": "user", "content": "a"}
+    assert set(Message.__annotations__) == {"role", "content"}

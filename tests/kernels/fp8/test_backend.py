@@ -1,0 +1,108 @@
+"""The FP8 backend: on a CPU with its kernels in plain torch, and on a GPU."""
+
+import pytest
+import torch
+
+from niels_gpt.kernels.cuda import cross_entropy
+from niels_gpt.kernels.cuda import ops as cuda_ops
+from niels_gpt.kernels.fp8 import backend, matmul
+from niels_gpt.model.backend import CUDA_BF16, CUDA_FP8, use_backend
+from niels_gpt.system.device import bf16_autocast
+from tests.kernels.cuda.test_backend import activation, linear_cross_entropy, rotated_heads
+from tests.kernels.fp8.test_matmul import kernels_in_plain_torch  # noqa: F401
+from tests.kernels.helpers import KINDS, batch_of, gradients, model_of
+
+IDS = ["v0", "learned", "v1", "llama"]
+
+
+def quantized_gradient_of_qkv(dq, dk, dv, sin, cos):
+    """The gradient of `rotated_heads`, quantized by row."""
+    if sin is None:
+        qkv = torch.stack((dq, dk, dv), dim=2)
+    else:
+        q, k, _ = rotated_heads(torch.stack((dq, dk, dv), dim=2), -sin, cos)
+        qkv = torch.stack((q, k, dv), dim=2)
+    return matmul.rows(qkv.flatten(0, 1).flatten(1).float())
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch, kernels_in_plain_torch):  # noqa: F811
+    fp8_heads = []
+
+    def loss(*args, fp8):
+        fp8_heads.append(fp8)
+        return linear_cross_entropy(*args)
+
+    monkeypatch.setattr(cuda_ops, "rotated_queries_and_keys", lambda *args: rotated_heads(*args)[:2])
+    monkeypatch.setattr(matmul, "_gradient_of_qkv", quantized_gradient_of_qkv)
+    monkeypatch.setattr(cuda_ops, "rotated_heads", rotated_heads)
+    monkeypatch.setattr(cuda_ops, "activation", activation)
+    monkeypatch.setattr(cross_entropy, "linear_cross_entropy", loss)
+    return fp8_heads
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_it_learns_about_what_bf16_does(kind, plain_kernels):
+    model, (x, targets) = model_of(kind).train(), batch_of(B=6)
+    found = []
+    for chosen in (CUDA_FP8, CUDA_BF16):
+        with use_backend(model, chosen), bf16_autocast("cpu"):
+            loss = model.loss(x, targets)
+        loss.backward()
+        found.append((loss.item(), gradients(model)))
+    assert plain_kernels == [True, False]
+    (a, ours), (b, theirs) = found
+    assert a != b and abs(a - b) < 0.02 * b
+    for x, y in zip(ours, theirs, strict=True):
+        assert (x - y).norm() < 0.2 * y.norm()
+
+
+def test_without_gradients_it_is_bf16(plain_kernels):
+    model, (x, targets) = model_of({}), batch_of()
+    found = []
+    for chosen in (CUDA_FP8, CUDA_BF16):
+        with use_backend(model, chosen), bf16_autocast("cpu"), torch.no_grad():
+            found.append(model.loss(x, targets))
+    assert torch.equal(*found) and plain_kernels == [False, False]
+
+
+def test_rows_of_qkv_that_are_no_multiple_of_16_stay_bf16(plain_kernels):
+    x, targets = batch_of()
+    for kv, rows, arguments in ((2, 32, 3), (1, 24, 1)):  # the weights and two quantized matrices, or the weights alone
+        model = model_of({"n_kv_heads": kv}, C=16, H=4, d_ff=48)
+        assert model.layers()[0].attn.qkv.weight.shape[0] == rows
+        assert len(CUDA_FP8.branches(model.layers()[0])[0].args) == arguments
+    with use_backend(model, CUDA_FP8), bf16_autocast("cpu"):
+        model.loss(x, targets).backward()
+
+
+def test_what_is_missing(monkeypatch):
+    assert "--device cuda" in backend.unavailable("cpu")
+    monkeypatch.setattr(backend, "bf16_unavailable", lambda device: "")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    for capability, facts in (((8, 0), ("A100", "bf16")), ((8, 9), ()), ((9, 0), ())):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        found = backend.unavailable("cuda")
+        assert all(fact in found for fact in facts) and bool(found) == bool(facts)
+
+
+# --- on a GPU --------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_learns_about_what_bf16_does(kind, compiled, hopper):
+    model = model_of(kind, V=256, T=64, C=64).to(hopper).train()
+    ids = torch.randint(256, (8, 65), device=hopper)
+    found = []
+    for chosen in (CUDA_FP8, CUDA_BF16):
+        with torch.autocast("cuda", torch.bfloat16), use_backend(model, chosen):
+            loss_of = torch.compile(model.loss, dynamic=False) if compiled and chosen is CUDA_FP8 else model.loss
+            loss = loss_of(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+            loss.backward()
+        found.append((loss.item(), gradients(model)))
+    (a, ours), (b, theirs) = found
+    assert abs(a - b) < 0.02 * b
+    for x, y in zip(ours, theirs, strict=True):
+        assert (x - y).norm() < 0.15 * y.norm()

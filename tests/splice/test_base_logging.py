@@ -1,0 +1,226 @@
+"""Log output of the datasets: the lines of the spec at INFO, warnings for surprises, otherwise nothing."""
+
+import ast
+import logging
+import re
+
+import numpy as np
+import pytest
+
+from niels_gpt.cache.build_cache import build_pretrain_cache
+from niels_gpt.splice import (
+    MultiSpliceDocumentDataset,
+    SpliceDocumentDataset,
+    SpliceMultiDocumentLMConfig,
+    SpliceSingleDocumentLMConfig,
+)
+from tests.cache import UNLIMITED, ByteTokenizer, no_waiting
+from tests.splice import NULL, documents
+
+LENGTHS = [40, 25, 30]
+
+
+def multi(lengths=LENGTHS, **options):
+    fixed = {"S": options.pop("S", 16), "pad_token_id": NULL}
+    return MultiSpliceDocumentDataset(doc_tokens_list=documents(lengths), **fixed, **options)
+
+
+@pytest.fixture
+def logged(caplog):
+    """A function that calls `make` and returns the log lines at INFO."""
+
+    def lines(make, level=logging.INFO):
+        caplog.clear()
+        with caplog.at_level(level, logger="niels_gpt"):
+            make()
+        assert {record.name.split(".")[0] for record in caplog.records} <= {"niels_gpt"}
+        return [record.getMessage() for record in caplog.records]
+
+    return lines
+
+
+@pytest.fixture
+def warned(logged, caplog):
+    """The same for warnings."""
+
+    def lines(make):
+        found = logged(make, logging.WARNING)
+        assert {record.levelname for record in caplog.records} <= {"WARNING"}
+        return found
+
+    return lines
+
+
+def field(lines, name):
+    """The value after `name=` in the lines."""
+    (found,) = [m[1] for line in lines for m in [re.search(rf"\b{name}=(\[[^\]]*\]|\S+)", line)] if m]
+    return found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logging") / "cache"
+    options = {"tokenizer": ByteTokenizer(), "max_train_tokens": UNLIMITED, "max_val_tokens": 0, "seed": 1}
+    with no_waiting():
+        build_pretrain_cache(
+            ["x" * n for n in (9, 29, 19)], str(folder), shard_bytes=32, shuffle_buffer=None, **options
+        )
+    return folder
+
+
+# --- debug output of the spec ------------------------------------------------------------------------
+
+
+def test_info_lines_of_a_dataset(logged):
+    lines = logged(lambda: multi(balance_mode="by_document", content_stride=2, content_length=10))
+    assert all(line.startswith("[multi_splice] ") for line in lines)
+    assert ast.literal_eval(field(lines, "doc_lengths")) == LENGTHS
+    starts = [(length - 10) // 2 + 1 for length in LENGTHS]
+    wanted = {
+        "num_docs": "3",
+        "S": "16",
+        "content_length": "10",
+        "content_stride": "2",
+        "mode": "coverage_balanced",
+        "balance_mode": "by_document",
+        "total_pairs": str(3 * max(starts)),
+    }
+    assert {name: field(lines, name) for name in wanted} == wanted
+    assert ast.literal_eval(field(lines, "pairs_per_doc")) == [max(starts)] * 3
+
+
+def test_info_lines_by_coverage(logged):
+    lines = logged(lambda: multi(balance_mode="by_coverage"))
+    assert ast.literal_eval(field(lines, "pairs_per_doc")) == [25, 10, 15]
+    assert field(lines, "total_pairs") == "50"
+    assert not [line for line in lines if "doc_probs" in line]
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.7, 1.0])
+def test_info_lines_by_temperature(logged, tau):
+    lines = logged(lambda: multi(balance_mode="by_temperature", balance_tau=tau, epoch_length=2000))
+    assert f"[multi_splice] doc_probs ~ length^{tau:g} normalized" in lines
+    mass = [length**tau for length in LENGTHS]
+    fractions = ast.literal_eval(field(lines, "expected_doc_fraction"))
+    assert fractions == pytest.approx([m / sum(mass) for m in mass], abs=1e-3)
+    assert sum(ast.literal_eval(field(lines, "pairs_per_doc"))) == 2000
+
+
+def test_info_lines_of_a_stream(logged):
+    lines = logged(lambda: multi(sampler="stream", balance_mode="by_temperature", balance_tau=0.5, epoch_length=100))
+    assert "[multi_splice] doc_probs ~ length^0.5 normalized" in lines
+    assert field(lines, "sampler") == "stream"
+
+
+def test_info_lines_of_one_document(logged):
+    lines = logged(lambda: SpliceDocumentDataset(S=8, doc_tokens=range(20), pad_token_id=NULL, content_length=5))
+    assert all(line.startswith("[splice] ") for line in lines)
+    assert field(lines, "doc_lengths") == "[20]"
+    assert field(lines, "total_pairs") == "16"
+
+
+def test_info_lines_of_selected_documents(logged, cache):
+    config = SpliceMultiDocumentLMConfig(num_docs=2, doc_select_mode="longest")
+    lines = logged(lambda: MultiSpliceDocumentDataset.from_cache(cache, S=8, config=config))
+    selected = [line for line in lines if "Selected" in line]
+    assert selected == [
+        "[multi_splice] Selected doc_idx=1, length=30",
+        "[multi_splice] Selected doc_idx=2, length=20",
+    ]
+    lines = logged(lambda: SpliceDocumentDataset.from_cache(cache, S=8, doc_index=2))
+    assert [line for line in lines if "Selected" in line] == ["[splice] Selected doc_idx=2, length=20"]
+
+
+def test_at_most_20_documents_are_listed(logged):
+    """The rest is a count."""
+    docs = [np.arange(2 + i % 7) for i in range(5_000)]
+    lines = logged(lambda: MultiSpliceDocumentDataset(S=4, doc_tokens_list=docs, pad_token_id=NULL, sampler="stream"))
+    assert max(map(len, lines)) < 1000
+    assert field(lines, "num_docs") == "5000"
+    assert any("4980 more" in line for line in lines)
+
+
+# --- at the default level ----------------------------------------------------------------------------
+
+
+def test_no_output_at_the_default_level(capfd, warned, cache):
+    def make():
+        multi(balance_mode="by_temperature", balance_tau=0.7, offset_jitter=3, content_length=10)
+        SpliceDocumentDataset(S=8, doc_tokens=range(20), pad_token_id=NULL)
+        dataset = MultiSpliceDocumentDataset.from_cache(cache, S=8, curriculum=2)
+        for step in range(6):
+            dataset.gather(dataset.plan(0, step, 4))
+        SpliceSingleDocumentLMConfig(doc_index=1, min_doc_length=10).select(LENGTHS)
+        SpliceMultiDocumentLMConfig(num_docs=2).select(LENGTHS)
+
+    assert warned(make) == []
+    assert capfd.readouterr() == ("", "")
+
+
+# --- warnings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "shortest"),
+    [
+        ({"content_length": 8, "adaptive_k": False}, 8),
+        ({"min_copy_len": 5}, 5),
+        ({"content_length": 3, "adaptive_k": False}, 3),
+        ({"mode": "slide"}, 10),
+        ({"content_start_mode": "cyclic_roll", "content_length": 8, "adaptive_k": False}, 8),
+        ({"content_start_mode": "anchor_start", "content_length": 8, "adaptive_k": False}, 2),
+        ({"content_start_mode": "slide_within", "content_length": 8, "adaptive_k": False}, 2),
+        ({"content_start_mode": "slide_within", "content_length": 8, "min_copy_len": 4}, 4),
+    ],
+)
+def test_documents_without_examples_are_counted(warned, options, shortest):
+    """The warning names the minimum length: one token less gives no example."""
+    lengths = [20, shortest - 1, 1, shortest]
+    (line,) = warned(lambda: multi(lengths, S=10, **options))
+    assert "2 of 4 documents give no example" in line
+    assert f"shorter than {shortest} tokens" in line
+
+
+def test_jitter_without_effect_warns(warned):
+    (line,) = warned(lambda: multi(offset_jitter=3))
+    assert "offset_jitter=3" in line
+    assert "16" in line
+    assert warned(lambda: multi(offset_jitter=3, content_length=15)) == []
+    assert warned(lambda: multi([40, 9], offset_jitter=3)) == []  # the short document can move
+
+
+def test_doc_index_outside_the_length_limits_warns(warned):
+    config = SpliceSingleDocumentLMConfig(doc_index=1, min_doc_length=28, doc_select_mode="longest")
+    (line,) = warned(lambda: config.select(LENGTHS))
+    for part in ("document 1", "25 tokens", "at least 28", "longest"):
+        assert part in line
+    assert warned(lambda: SpliceSingleDocumentLMConfig(doc_index=2, min_doc_length=28).select(LENGTHS)) == []
+
+
+def test_no_document_within_the_length_limits_warns(warned):
+    config = SpliceSingleDocumentLMConfig(min_doc_length=100)
+    (line,) = warned(lambda: config.select(LENGTHS))
+    assert "at least 100" in line
+    assert "longest" in line
+
+
+def test_too_few_documents_are_filled_up(warned):
+    config = SpliceMultiDocumentLMConfig(num_docs=3, min_doc_length=35, strict_num_docs=False)
+    chosen = []
+    (line,) = warned(lambda: chosen.extend(config.select(LENGTHS)))
+    assert chosen == [0, 2, 1]
+    for part in ("1 of 3", "at least 35", "longest 2", "3 in total"):
+        assert part in line
+
+
+def test_fill_up_takes_all_documents(warned):
+    config = SpliceMultiDocumentLMConfig(num_docs=9, max_doc_length=30, strict_num_docs=False)
+    (line,) = warned(lambda: config.select(LENGTHS))
+    assert "2 of 9" in line
+    assert "3 in total" in line
+
+
+def test_content_length_past_the_frame_warns(caplog):
+    ds = SpliceDocumentDataset(S=8, doc_tokens=list(range(20)), pad_token_id=0, content_length=12)
+    assert ds[0].origin.length == 8
+    assert "content_length=12" in caplog.text and "S=8" in caplog.text

@@ -1,0 +1,146 @@
+"""Running a command line, and formatting numbers."""
+
+import errno
+import os
+import sys
+
+import pytest
+
+from niels_gpt.system import console
+
+
+def run(app, arguments=()):
+    console.run_app(app, list(arguments), name="niels-gpt")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (999.4, "999"),
+        (999.5, "1k"),
+        (1000, "1k"),
+        (12_345, "12.3k"),
+        (999_499, "999k"),
+        (999_500, "1M"),
+        (4_500_000, "4.5M"),
+        (999_500_000, "1G"),
+        (7_000_000_000, "7G"),
+    ],
+)
+def test_short_number(number, text):
+    assert console.short_number(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (41.4, "0:41"), (59.6, "1:00"), (187, "3:07"), (3599, "59:59"), (3600, "1:00:00"), (4350, "1:12:30")],
+)
+def test_format_duration(seconds, text):
+    assert console.format_duration(seconds) == text
+
+
+def test_plural():
+    assert [console.plural(n, "row") for n in (0, 1, 2, 1200)] == ["0 rows", "1 row", "2 rows", "1,200 rows"]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad value 3"), ArithmeticError("bad value 3"), OSError("bad value 3")])
+def test_an_error_is_one_line_and_exit_code_1(error, capsys, monkeypatch):
+    monkeypatch.delenv("NIELS_GPT_DEBUG", raising=False)
+
+    def app(**_):
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        run(app)
+    assert stopped.value.code == 1
+    assert capsys.readouterr() == ("", "error: bad value 3\n")
+    monkeypatch.setenv("NIELS_GPT_DEBUG", "1")
+    with pytest.raises(type(error)):
+        run(app)
+
+
+def test_a_failure_of_another_process_is_not_printed(capsys):
+    def app(**_):
+        raise console.OtherProcessFailed("rank 1 failed")
+
+    with pytest.raises(SystemExit) as stopped:
+        run(app)
+    assert stopped.value.code == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_keeps_its_traceback():
+    def app(**_):
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        run(app)
+
+
+def test_errors_of_the_system_have_a_path_and_a_remedy():
+    message = console.error_message(OSError(errno.ENOENT, "No such file", "/a/b"))
+    assert "/a/b" in message and "No such file" in message
+    assert console.error_message(ValueError("as it is")) == "as it is"
+
+
+@pytest.mark.parametrize(("owner", "exits_at_once"), [("error", True), ("cause", True), ("neither", False)])
+def test_leave_at_once_skips_the_clean_up(owner, exits_at_once, monkeypatch):
+    calls = []
+    monkeypatch.setattr(os, "_exit", calls.append)
+    error, cause = ValueError("x"), ValueError("y")
+    if owner != "neither":
+        {"error": error, "cause": cause}[owner].leave_at_once = True
+
+    def app(**_):
+        raise error from cause
+
+    with pytest.raises(SystemExit):
+        run(app)
+    assert calls == ([1] if exits_at_once else [])
+
+
+def test_arguments(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    seen = {}
+    run(lambda **options: seen.update(options), ["--dir=~/x", "~/y", "--z=~", "a=~/b", "--", "--empty="])
+    assert seen == {
+        "args": ["--dir=/home/someone/x", "~/y", "--z=~", "a=~/b", "--", "--empty="],
+        "prog_name": "niels-gpt",
+    }
+    monkeypatch.setattr(sys, "argv", ["niels-gpt", "--from-argv"])
+    console.run_app(lambda **options: seen.update(options), None, name="niels-gpt")
+    assert seen["args"] == ["--from-argv"]
+
+
+@pytest.mark.parametrize("words", [["--roam="], ["--roam", ""], ["x", "--roam", "", "y"]])
+def test_an_empty_value_is_an_error_with_the_option(words, capsys):
+    with pytest.raises(SystemExit):
+        run(lambda **_: pytest.fail("the command ran"), words)
+    assert "--roam" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["", "x"], ["--flag"], ["--flag", "x", ""], ["a="]])
+def test_empty_arguments_that_are_no_option_values(words):
+    run(lambda **_: None, words)
+
+
+def test_warnings_are_one_line(capsys, monkeypatch):
+    import warnings
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def app(**_):
+        warnings.showwarning("look here", UserWarning, "f.py", 3)
+
+    run(app)
+    assert capsys.readouterr().err == "warning: look here\n"
+
+
+def test_environment_defaults_do_not_override_the_user(monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
+    run(lambda **_: None)
+    assert (os.environ["GOMP_SPINCOUNT"], os.environ["MIMALLOC_PURGE_DELAY"]) == ("7", "-1")
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY")

@@ -1,0 +1,21 @@
+"""Sizes of tokens in bytes."""
+
+import numpy as np
+
+from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, text_bytes, token_sizes
+
+
+def test_every_byte_has_size_1():
+    assert token_sizes(ByteTokenizer()).tolist() == [1] * 256
+    assert text_bytes(ByteTokenizer(), np.array([104, 105])) == b"hi"
+
+
+def test_sizes_of_subwords_add_up_to_the_text(tokenizer):
+    text = f"the bridge über 漢\u2581{SPECIAL_TOKENS[1]} and{SPECIAL_TOKENS[3]}"
+    plain = text.replace(SPECIAL_TOKENS[1], "").replace(SPECIAL_TOKENS[3], "")
+    ids = np.array(tokenizer.encode(text))
+    sizes = token_sizes(tokenizer)
+    assert sizes.shape == (tokenizer.vocab_size,)
+    assert sizes[ids].sum() == len(plain.encode("utf-8"))
+    assert [sizes[i] for i in tokenizer.special_token_ids().values()] == [0] * 4
+    assert text_bytes(tokenizer, ids) == plain.encode("utf-8")
