@@ -66,7 +66,7 @@ def test_cached_decoding_gives_the_ids_of_uncached() -> None:
         sampling, generator = Sampling(temperature=1.0), torch.Generator().manual_seed(1)
         prompts = [[3], [1, 4, 1, 5, 9]]
         decoder = Decoder(
-            make(**LLAMA), prompts, max_new_tokens=15, sampling=sampling, generators=generator, use_cache=use_cache
+            make(**LLAMA), prompts, max_new_tokens=15, sampling=sampling, generator=generator, use_cache=use_cache
         )
         for _ in range(15):
             decoder.step()
