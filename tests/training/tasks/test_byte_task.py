@@ -216,10 +216,10 @@ def test_an_evaluation_that_does_not_fit_is_split(texts, monkeypatch):
     torch.manual_seed(0)
     model = GPT(task.config.model)
     full = task.evaluate(model, "cpu")
-    forward = GPT.forward
+    forward, limit = GPT.forward, [1]
 
     def limited(self, x, **options):
-        if len(x) > 2:
+        if len(x) > limit[0]:
             torch.empty(2**50)
         return forward(self, x, **options)
 
@@ -227,6 +227,9 @@ def test_an_evaluation_that_does_not_fit_is_split(texts, monkeypatch):
     losses, value = task.evaluate(model, "cpu")
     assert losses == pytest.approx(full[0], rel=1e-6)
     assert value == pytest.approx(full[1], rel=1e-6)
+    limit[0] = 0  # not even one row fits
+    with pytest.raises(RuntimeError, match="memory"):
+        task.evaluate(model, "cpu")
 
 
 def test_sources_are_described(texts, tmp_path):
