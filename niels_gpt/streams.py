@@ -66,7 +66,7 @@ class StreamBuildConfig:
     encoding_errors: str = "strict"
     """How notes, primer and user files are decoded: `strict` or `replace`."""
     user_sources: Mapping[str, SourceConfig] = field(default_factory=dict, hash=False)
-    """Sources from the user's config, by name; a tenth of their documents is held out, or what their `split` says."""
+    """Sources from the user's config, by name; a tenth of their documents is held out, or their `split` applies."""
 
 
 @dataclass(frozen=True)

@@ -434,14 +434,6 @@ def test_entry_of_another_split_is_not_used(built):
     built.assert_built(built.build())
 
 
-def test_swapped_bins_are_not_used(built):
-    first, second = built.cache / "roam_train.bin", built.cache / "wiki_train.bin"
-    a, b = first.read_bytes(), second.read_bytes()
-    first.write_bytes(b)
-    second.write_bytes(a)
-    built.assert_built(built.build())
-
-
 def test_crash_at_any_write_never_leaves_a_wrong_entry(built, monkeypatch):
     replace, calls = os.replace, []
 
@@ -740,14 +732,6 @@ def test_edited_local_file_with_the_same_counts_rebuilds(world, kind):
     assert val["wiki"] == b"HELD-out row of text"
 
 
-def test_stream_of_a_folder_is_not_used_for_the_hub(world):
-    folder = world.folder / "wikitext"
-    rows = world.hub.rows
-    write_rows(folder, "jsonl", [r.upper() for r in rows["train"]], [r.upper() for r in rows["validation"]])
-    world.build(wiki=str(folder))
-    world.assert_built(world.build())
-
-
 # --- decoding ----------------------------------------------------------------------------------------
 
 
@@ -759,12 +743,6 @@ def test_note_that_is_not_utf8_is_named_with_its_offset(world):
     train, val = world.build(encoding_errors="replace")
     assert ("é" * 4 + "\ufffd!").encode() in train["roam"] + val["roam"]
     with pytest.raises(ValueError, match=r"bad note\.md"):  # "strict" does not use the entry of "replace"
-        world.build()
-
-
-def test_primer_that_is_not_utf8_is_named_with_its_offset(world):
-    world.primer.write_bytes(b"user: caf\xe9" + DELIMITER.encode() + b"assistant: x")
-    with pytest.raises(ValueError, match=r"primer\.txt.*\b9\b"):
         world.build()
 
 
@@ -842,11 +820,6 @@ def test_load_wikitext_is_called_without_arguments(world, monkeypatch):
     )
     train, _ = world.build(enabled_sources=("wiki",), required_sources=("wiki",))
     assert train == {"wiki": b"one row of the text"}
-
-
-def test_primer_is_a_folder(world):
-    with pytest.raises(ValueError, match=r"notes.*folder"):
-        world.build(primer_path=str(world.notes))
 
 
 # --- embedded text -----------------------------------------------------------------------------------

@@ -212,19 +212,6 @@ def test_row_with_a_field_named_path_has_a_name(path):
 # --- cache -------------------------------------------------------------------------------------------
 
 
-def test_cached_streams_are_identical():
-    make_notes()
-    make_chats()
-    user = {"diary": {"path": "diary"}, "chats": {"path": "chats.jsonl"}}
-    first, second = streams(**user), streams(**user)
-    for name in user:
-        for part in ("train", "val"):
-            assert (first[name][part].cached, second[name][part].cached) == (False, True)
-            assert first[name][part].data == second[name][part].data == Path(f"cache/{name}_{part}.bin").read_bytes()
-            assert first[name][part].names == second[name][part].names
-            assert first[name][part].starts == second[name][part].starts
-
-
 def expect_rebuilt(user, texts, sep="\n\n"):
     (name,) = user
     found = streams(**user)[name]
@@ -253,14 +240,6 @@ def test_changed_files_rebuild():
     expect_rebuilt(user, [same_size if name == "05.md" else text for name, text in texts.items()])
 
 
-def test_changed_rows_rebuild():
-    user = {"rows": {"path": "rows.jsonl"}}
-    for version in range(3):
-        texts = [f"version {version}, row {i}" for i in range(20 + version)]
-        write_rows("rows.jsonl", [{"text": text} for text in texts])
-        expect_rebuilt(user, texts)
-
-
 def test_changed_rows_with_the_same_time_rebuild():
     """As with files of an archive that all have the same time."""
     user = {"rows": {"path": "rows.jsonl"}}
@@ -282,24 +261,6 @@ def test_changed_field_or_kind_rebuilds():
         expect_rebuilt({"rows": {**path, "kind": "text"}}, [row["text"] for row in rows])
         expect_rebuilt({"rows": {**path, "kind": "text", "field": "body"}}, [row["body"] for row in rows])
         expect_rebuilt({"rows": path}, [f"user: talk {i}" for i in range(20)], sep=DELIMITER)
-
-
-def test_changed_path_rebuilds():
-    first, second = make_notes("a", 20), make_notes("b", 21)
-    expect_rebuilt({"diary": {"path": "a"}}, list(first.values()))
-    expect_rebuilt({"diary": {"path": "b"}}, list(second.values()))
-
-
-def test_damaged_cache_rebuilds():
-    texts = list(make_notes().values())
-    user = {"diary": {"path": "diary"}}
-    streams(**user)
-    for part in ("train", "val"):
-        file = Path(f"cache/diary_{part}.bin")
-        data = bytearray(file.read_bytes())
-        data[3] ^= 1
-        file.write_bytes(data)
-    expect_rebuilt(user, texts)
 
 
 # --- errors ------------------------------------------------------------------------------------------
@@ -376,11 +337,6 @@ def test_sources_of_a_config_file():
     assert RunConfig().data.sources == {}
 
 
-def test_sources_by_an_override():
-    made = load_config(None, overrides=["data.sources.diary.path=diary", "data.sources.diary.kind=text"])
-    assert made.data.sources == {"diary": SourceConfig("diary", "text")}
-
-
 def test_config_with_sources_round_trip():
     made = config("data.seed=3", diary={"path": "a b: c", "field": "x"}, chats={"path": "1e5", "kind": "chat"})
     write("again.yaml", dump_config(made))
@@ -423,11 +379,6 @@ def test_invalid_sources_are_named(source, mentioned):
     message = config_error(f"data: {{sources: {{diary: {source}}}}}")
     for part in mentioned:
         assert part in message
-
-
-@pytest.mark.parametrize("value", ["[a, b]", "text", "3"])
-def test_sources_of_a_wrong_type_raise(value):
-    assert "data.sources" in config_error(f"data: {{sources: {value}}}")
 
 
 # --- training ----------------------------------------------------------------------------------------

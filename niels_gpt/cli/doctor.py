@@ -101,8 +101,11 @@ def missing(facts: dict[str, Any], rows: Sequence[BackendRow]) -> list[str]:
         lines.append("CPU kernels are switched off by NIELS_GPT_NATIVE=0: unset it")
     if facts["device"].startswith("cuda") and facts["triton"] is None:
         lines.append("no Triton, so CUDA kernels are not used: install torch for CUDA on Linux, which includes it")
-    lines += [f"backend {row.name}: {row.reason}" for row in rows if not row.available and row.reason]
-    return lines
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.available:
+            by_reason.setdefault(row.reason, []).append(row.name)
+    return [*lines, *(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())]
 
 
 def _devices() -> list[str]:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
-from niels_gpt.cli import batch, data, tokenizer
+from niels_gpt.cli import batch, data, splice, tokenizer
 from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
 from niels_gpt.cli.demo import demo
@@ -21,7 +21,6 @@ from niels_gpt.cli.eval import eval_
 from niels_gpt.cli.generate import generate
 from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
-from niels_gpt.cli.splice import app as splice_app
 from niels_gpt.cli.train import train
 from niels_gpt.system.console import run_app
 
@@ -56,7 +55,7 @@ app.add_typer(batch.app, name="batch")
 app.add_typer(data.app, name="data")
 app.add_typer(cache_app, name="cache")
 app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(splice_app, name="splice")
+app.add_typer(splice.app, name="splice")
 
 
 def main(arguments: list[str] | None = None) -> None:

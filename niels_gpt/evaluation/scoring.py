@@ -133,6 +133,6 @@ def _pad_right(rows: Sequence[np.ndarray]) -> np.ndarray:
 def _by_row(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Distribute the values of the True positions over their rows, left-aligned and padded with zeros."""
     counts = mask.sum(axis=1)
-    table = np.zeros((len(mask), counts.max(initial=0)), dtype=values.dtype)
+    table = np.zeros((len(mask), counts.max()), dtype=values.dtype)
     table[np.arange(table.shape[1]) < counts[:, None]] = values
     return table

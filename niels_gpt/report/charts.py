@@ -20,6 +20,12 @@ from niels_gpt.system import files
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FIGURE_SIZE = (8, 4.5)
+"""Inches of a PNG with one plot."""
+SMALL_FONT, MEDIUM_FONT, LARGE_FONT = 8, 9, 10
+SPINES = ["top", "right"]
+"""Edges of a PNG plot that are hidden."""
+
 Scale = Literal["linear", "log", "exponent"]
 """Scale of an axis; with "exponent" the values are exponents of ten (log10), and the labels are the powers."""
 

@@ -14,7 +14,16 @@ from typing import Protocol
 
 import numpy as np
 
-from niels_gpt.report.charts import Series, chart_key, line_chart, save_png
+from niels_gpt.report.charts import (
+    LARGE_FONT,
+    MEDIUM_FONT,
+    SMALL_FONT,
+    SPINES,
+    Series,
+    chart_key,
+    line_chart,
+    save_png,
+)
 from niels_gpt.report.html import Cell, Column, Group, render, table
 from niels_gpt.report.numbers import percent, shorten
 from niels_gpt.system.console import plural
@@ -23,6 +32,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MAX_PANELS = 24
 _MAX_CHARTS = 100
 _BINS = 200
+_X_TICKS = 4
 
 
 class CoveredDocument(Protocol):
@@ -108,21 +118,21 @@ def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str
             starts, means = bin_means(values, _BINS)
             ends = [*starts, document.length]
             axes.stairs(means, ends, color=color, linewidth=1.2, baseline=None, label=name)
-        axes.set_title(_plain(shorten(document.name, 34, end=12)), fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.locator_params(axis="x", nbins=4)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(_plain(shorten(document.name, 34, end=12)), fontsize=MEDIUM_FONT)
+        axes.tick_params(labelsize=SMALL_FONT)
+        axes.locator_params(axis="x", nbins=_X_TICKS)
+        axes.spines[SPINES].set_visible(False)
         axes.grid(alpha=0.25)
         axes.set_xlim(0, max(document.length, 1))
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     grid[0].set_ylim(0, 1.08 * max(_highest(shown), 1e-9))
     if len(shown):
-        grid[0].legend(frameon=False, fontsize=8, loc="lower center")
+        grid[0].legend(frameon=False, fontsize=SMALL_FONT, loc="lower center")
     rest = f"\n{len(documents) - len(shown):,} more not drawn" if len(shown) < len(documents) else ""
-    figure.suptitle(_plain(_summary(title, documents, examples, frames)) + rest, fontsize=10)
-    figure.supxlabel("token of the document", fontsize=9)
-    figure.supylabel("times", fontsize=9)
+    figure.suptitle(_plain(_summary(title, documents, examples, frames)) + rest, fontsize=LARGE_FONT)
+    figure.supxlabel("token of the document", fontsize=MEDIUM_FONT)
+    figure.supylabel("times", fontsize=MEDIUM_FONT)
     save_png(figure, path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from niels_gpt.report.charts import save_png
+from niels_gpt.report.charts import FIGURE_SIZE, save_png
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.training.progress import headline_evals
 
@@ -21,7 +21,7 @@ def plot_losses(run: RunFolder) -> None:
 
     steps = [m["step"] for m in lines]
     losses = [m["loss"] for m in lines]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(steps, losses, color="0.75", linewidth=0.8, label="train, each step")
     smoothed = smooth(losses)
@@ -29,7 +29,7 @@ def plot_losses(run: RunFolder) -> None:
     names = dict.fromkeys(name for m in lines for name in headline_evals(m.get("evals", {})))
     for name in names:
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3.0, linewidth=1.2, label=name)
     if len(lines) >= MIN_STEPS:  # cut off the initial fall from ln V
         later = [
             *smoothed[len(lines) // 50 :],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt.report.charts import save_png
+from niels_gpt.report.charts import FIGURE_SIZE, SPINES, save_png
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -26,9 +26,11 @@ def count_by_doubling(lengths: Sequence[int] | np.ndarray) -> list[tuple[int, in
 def histogram_text(lengths: Sequence[int] | np.ndarray, *, width: int = 40) -> list[str]:
     """Return one line per bin: its range, a bar, the count."""
     bins = count_by_doubling(lengths)
-    most = max((number for _, _, number in bins), default=0)
+    if not bins:
+        return []
+    most = max(number for _, _, number in bins)
     labels = [f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}" for low, high, _ in bins]
-    pad = max(map(len, labels), default=0)
+    pad = max(map(len, labels))
     lines = []
     for label, (_, _, number) in zip(labels, bins, strict=True):
         eighths = -(-number * width * 8 // most)  # rounded up, so that a single sample shows
@@ -42,12 +44,12 @@ def plot_histogram(lengths: Sequence[int] | np.ndarray, path: Path, *, title: st
     from matplotlib.figure import Figure
 
     bins = count_by_doubling(lengths)
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
     axes = figure.add_subplot()
     axes.bar(range(len(bins)), [number for *_, number in bins], width=0.92, color="#3b6ea5")
     axes.set_xticks([i - 0.5 for i in range(len(bins))], [f"{low:,}" for low, *_ in bins], rotation=45, ha="right")
     axes.set_xlabel("characters per sample")
     axes.set_ylabel("samples")
     axes.set_title(title)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[SPINES].set_visible(False)
     save_png(figure, path)

@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from niels_gpt.memorization.law import Law, LawPoint
-from niels_gpt.report.charts import Series, line_chart, save_png
+from niels_gpt.report.charts import LARGE_FONT, SMALL_FONT, SPINES, Series, line_chart, save_png
 from niels_gpt.report.html import COLORS, Cell, Column, Group, render, table
 from niels_gpt.system.console import plural
 
 _LN10 = math.log(10)
+_FIGURE_SIZE = (11, 4.6)
+_LEGEND_COLUMNS = 4
+_MAX_EPOCH_TICKS = 10
 
 
 def law_text(law: Law) -> list[str]:
@@ -64,7 +67,7 @@ def law_png(points: Sequence[LawPoint], law: Law, path: Path, *, title: str) -> 
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = Figure(figsize=_FIGURE_SIZE, layout="constrained")
     over, against = figure.subplots(1, 2)
     groups = _groups(points)
     colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, max(len(groups), 1)))
@@ -75,22 +78,22 @@ def law_png(points: Sequence[LawPoint], law: Law, path: Path, *, title: str) -> 
             over.plot(*zip(*curve, strict=True), color=color, linewidth=1.1, alpha=0.8)
         against.plot([law.fitted[j] / _LN10 for j in members], measured, "o", color=color, markersize=4.5)
     ends = [value / _LN10 for p, fit in zip(points, law.fitted, strict=True) for value in (p.log_p, fit)]
-    against.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.6", linewidth=1, linestyle="--", zorder=0)
+    against.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     over.set_xscale("log")
     epochs = sorted({point.epochs for point in points})
-    if len(epochs) <= 10:  # the default labels of a short log axis overlap
+    if len(epochs) <= _MAX_EPOCH_TICKS:  # the default labels of a short log axis overlap
         over.set_xticks(epochs, [f"{value:,g}" for value in epochs])
         over.minorticks_off()
     over.set_xlabel("epochs")
     over.set_ylabel("log10 P(z): measured (dots), law (lines)")
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, frameon=False, fontsize=SMALL_FONT)
     against.set_xlabel("log10 P(z) by the law")
     against.set_ylabel("log10 P(z), measured")
     for axes in (over, against):
         axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[SPINES].set_visible(False)
     r2 = "" if law.r2 is None else f", R² = {law.r2:.3f}"
-    figure.suptitle(f"{title}\n{law_text(law)[0]}{r2}".replace("$", r"\$"), fontsize=10)
+    figure.suptitle(f"{title}\n{law_text(law)[0]}{r2}".replace("$", r"\$"), fontsize=LARGE_FONT)
     save_png(figure, path)
 
 

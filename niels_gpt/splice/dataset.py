@@ -204,7 +204,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         default = SpliceMultiDocumentLMConfig()
         selection, options = _split_options(default, options)
         selector = None
-        # An option with its default value selects nothing, except the two that say how many and which.
+        # An option with its default value selects nothing, except the two that set how many and which.
         requested = any(
             value is not None and (value != getattr(default, name) or name in ("num_docs", "doc_select_mode"))
             for name, value in selection.items()

@@ -2,7 +2,6 @@ import itertools
 import struct
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,19 +12,15 @@ from tests.cache import (
     IDS,
     SPECIAL_STRINGS,
     ByteTokenizer,
-    chat_ids,
     check_listing,
     check_sft,
-    conversations,
     digests,
     meta_of,
     no_waiting,
     quick_folder,
     read_offsets,
     read_tokens,
-    real_tokenizer,
     small_steps,
-    split_rule,
 )
 
 
@@ -111,16 +106,6 @@ def test_sft_cache_by_hand(tmp_path):
     assert read_offsets(tmp_path / "c" / "val_idx.npy") == [0, 8]
 
 
-def test_trained_tokenizer(tmp_path):
-    tokenizer = real_tokenizer()
-    examples = [example for example in conversations(60, "the note reads é ▁ 日本\r\n") if example]
-    build(examples, tmp_path / "c", tokenizer=tokenizer, val_frac=0.1, seed=3)
-    check_sft(tmp_path / "c", examples, tokenizer=tokenizer, val_frac=0.1, seed=3)
-    meta = meta_of(tmp_path / "c")
-    assert meta["tokenizer_sha256"] == tokenizer.sha256
-    assert meta["special_token_ids"] == tokenizer.special_token_ids()
-
-
 # --- split -------------------------------------------------------------------------------------------
 
 
@@ -160,42 +145,6 @@ def test_split_counts_kept_examples_only(tmp_path):
     for name in ("train_tokens.bin", "train_idx.npy", "val_tokens.bin", "val_idx.npy"):
         assert (tmp_path / "clean" / name).read_bytes() == (tmp_path / "mixed" / name).read_bytes()
     assert sum(meta_of(tmp_path / "mixed")["dropped"].values()) == 8
-
-
-def test_split_depends_on_the_seed_and_keeps_the_order(tmp_path):
-    examples = ask(40)
-    seen = set()
-    for seed in (0, 1, 42, 2**63 - 1):
-        build(examples, tmp_path / str(seed), val_frac=0.25, seed=seed)
-        sequences = [chat_ids(example, ByteTokenizer()) for example in examples]
-        val = [sequences.index(example) for example in examples_of(tmp_path / str(seed), "val")]
-        train = [sequences.index(example) for example in examples_of(tmp_path / str(seed), "train")]
-        assert val == sorted(val)
-        assert train == sorted(train)
-        assert sorted(train + val) == list(range(40))
-        assert val == split_rule(list(range(40)), 0.25, seed)["val"]
-        seen.add(tuple(val))
-    assert len(seen) == 4
-
-
-@pytest.mark.parametrize(("number", "val_frac"), [(1, 0.5), (3, 0.0)])
-def test_empty_val_split(tmp_path, number, val_frac):
-    build(ask(number), tmp_path / "c", val_frac=val_frac)
-    assert (tmp_path / "c" / "val_tokens.bin").read_bytes() == b""
-    assert np.fromfile(tmp_path / "c" / "val_tokens.bin", dtype="<u2").size == 0
-    assert read_offsets(tmp_path / "c" / "val_idx.npy") == []
-    check_listing(tmp_path / "c")
-
-
-def test_global_generators_are_unchanged_and_unused(tmp_path, random_states):
-    import torch
-
-    before = random_states()
-    build(ask(20), tmp_path / "a")
-    assert random_states() == before
-    torch.manual_seed(5)
-    build(ask(20), tmp_path / "b")
-    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
 # --- dropped examples and errors -----------------------------------------------------------------------
@@ -277,15 +226,6 @@ def test_invalid_numbers_are_named(tmp_path, changes, wanted):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [-1, 260])
-def test_ids_that_cannot_be_stored_raise(tmp_path, bad):
-    tokenizer = ByteTokenizer()
-    tokenizer.encode = lambda text: [97, bad]
-    with pytest.raises(ValueError, match=str(bad)):
-        build(ask(2), tmp_path / "c", tokenizer=tokenizer)
-    assert not (tmp_path / "c").exists()
-
-
 # --- meta and folder -----------------------------------------------------------------------------------
 
 
@@ -323,27 +263,6 @@ def test_meta_has_the_fields_of_the_spec(tmp_path):
     assert "torch.randperm" in meta["split_rule"]
     assert str(tmp_path) not in (tmp_path / "c" / "meta.json").read_text(encoding="utf-8")
     check_listing(tmp_path / "c")
-
-
-def test_bytes_do_not_depend_on_workers_checkpoints_or_folder(tmp_path):
-    wanted = None
-    for workers, batch_items, step in ((1, 1, 20), (2, 1024, 20), (4, 1, 4 << 20)):
-        folder = tmp_path / f"folder {workers}" / f"{batch_items} {step}"
-        with small_steps(batch_items=batch_items, sft_step_bytes=step):
-            build(conversations(12), folder, workers=workers)
-        wanted = wanted or digests(folder)
-        assert digests(folder) == wanted
-
-
-def test_existing_cache_is_replaced_and_other_files_stay(tmp_path):
-    folder = tmp_path / "c"
-    build(ask(30), folder)
-    (folder / "notes.txt").write_text("mine", encoding="utf-8")
-    build(ask(3), folder, seed=1)
-    assert (folder / "notes.txt").read_text(encoding="utf-8") == "mine"
-    (folder / "notes.txt").unlink()
-    check_sft(folder, ask(3), tokenizer=ByteTokenizer(), val_frac=0.25, seed=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 def test_failed_build_keeps_the_existing_cache(tmp_path):

@@ -45,7 +45,6 @@ from tests.cache.sources.inputs import (
     write_notes,
     write_rows,
 )
-from tests.data import RowHub
 
 ROOT = Path(__file__).parents[2]
 PRETRAIN, SFT = ("fineweb_edu", "roam", "wikitext", "gutenberg"), ("dolly15k", "oasst1", "primer")
@@ -234,13 +233,6 @@ def test_only_changed_caches_are_rebuilt(everything, succeed, tokenizer):
     assert {name for name, state in states.items() if state == "built"} == {"fineweb_edu", "gutenberg"}
 
 
-def test_changed_fraction_of_notes_rebuilds(everything, succeed, tokenizer):
-    options = ["build-all", "--only", "roam", tokenizer]
-    succeed(*options)
-    assert table(succeed(*options, "--roam-val-frac", 0.5)) == {"roam": "built"}
-    assert len(documents_of(Path("cache/pretrain/roam"), "val")) > 8
-
-
 def test_build_all_without_the_hub(run, tokenizer):
     """Embedded sources are built; the others are reported at the end, each with its remedy."""
     code, out, err = run("build-all", tokenizer)
@@ -261,15 +253,6 @@ def test_build_all_without_the_hub(run, tokenizer):
     assert CacheFolder("cache").names("pretrain") == ["roam"]
     assert meta_of(Path("cache/pretrain/gutenberg"))["built"] is False
     assert call("verify", "cache") == 0
-
-
-def test_missing_caches_are_built_later(run, succeed, tokenizer, everything, monkeypatch):
-    monkeypatch.delenv("NIELS_GPT_DATA")
-    assert run("build-all", tokenizer, *SMALL)[0] == 3
-    monkeypatch.setenv("NIELS_GPT_DATA", "data")
-    states = table(succeed("build-all", *SMALL))
-    assert {name for name, state in states.items() if state == "up to date"} == {"roam", "primer"}
-    assert {name for name, state in states.items() if state == "built"} == set(ON_HUB)
 
 
 def test_missing_optional_source_is_not_a_failure(everything, run, tokenizer):
@@ -311,15 +294,6 @@ def test_placeholder_has_no_local_path(everything, run, tokenizer, tmp_path):
     assert str(tmp_path / "data" / "gutenberg_clean_en_splits") in err  # printed, but not stored
     text = Path("cache/pretrain/gutenberg/meta.json").read_text(encoding="utf-8")
     assert str(tmp_path) not in text
-
-
-def test_damaged_placeholder_does_not_stop_the_build(run, tokenizer):
-    write("cache/pretrain/gutenberg/meta.json", "{")
-    code, out, err = run("build-all", tokenizer)
-    assert code == 3
-    states = table(out)
-    assert states["roam"] == states["primer"] == "built"
-    assert not any(line.startswith("error: cache") for line in err.splitlines())
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["with a tokenizer", "without one"])
@@ -366,24 +340,6 @@ def test_json_output(everything, succeed, tokenizer):
             assert entry[key] == meta_of(folder)[key]
     again = printed(succeed("build-all", *SMALL, "--config", "c.yaml", "--json"))
     assert again == {name: entry | {"state": "up to date"} for name, entry in found.items()}
-
-
-def test_json_output_without_the_hub(run, tokenizer):
-    code, out, err = run("build-all", tokenizer, "--json")
-    assert code == 3
-    found = printed(out)
-    assert {name: entry["state"] for name, entry in found.items() if name in ON_HUB} == dict.fromkeys(
-        ON_HUB, "failed"
-    ) | {"gutenberg": "not built"}
-    for name, id_ in ON_HUB.items():
-        assert id_ in found[name]["reason"] and "NIELS_GPT_DATA" in found[name]["reason"]
-    assert err.splitlines()[-1].startswith("error: 4 of 7")
-
-
-def test_json_output_while_a_tokenizer_is_trained(everything, run):
-    code, out, _ = run("build-all", "--only", "primer", "--vocab-size", 320, "--json")
-    assert code == 0
-    assert printed(out)["primer"]["state"] == "built"
 
 
 def test_missing_tokenizer_is_trained(everything, run):
@@ -444,16 +400,6 @@ def test_every_option_reaches_the_cache(everything, succeed, tokenizer, monkeypa
         documents_of(Path("other/pretrain/rows"), "val")
         == split_rule([f"row {i} of mine" for i in range(10)], 0.25, 7)["val"]
     )
-
-
-def test_shuffle_buffer_reaches_the_hub(succeed, tokenizer, monkeypatch):
-    hub = RowHub(as_rows(PAGES)).install(monkeypatch)
-    options = ["--fineweb-config=sample", "--fineweb-id=me/pages", "--shuffle-buffer=7", "--seed=9", *SMALL]
-    succeed("build-all", "--only", "fineweb_edu", tokenizer, *options)
-    assert {args for args, _ in hub.calls} == {("me/pages", "sample")}
-    assert {kwargs["streaming"] for _, kwargs in hub.calls} == {True}
-    (shuffle,) = hub.shuffles
-    assert (shuffle["seed"], shuffle["buffer_size"]) == (9, 7)
 
 
 def test_every_default_of_the_spec_is_an_option(run):
@@ -521,25 +467,6 @@ def test_build_from_a_path(succeed, tokenizer):
     succeed("build", "gutenberg", tokenizer, *options)
     wanted = by_budget(BOOKS, train=500, val=40)
     assert {split: stream_of(Path("cache/pretrain/gutenberg"), split) for split in SPLITS} == wanted
-
-
-def test_build_a_subset(everything, succeed, tokenizer):
-    succeed("build", "wikitext", tokenizer, "--subset", "wikitext-2-raw-v1")
-    assert meta_of(Path("cache/pretrain/wikitext"))["dataset_config"] == "wikitext-2-raw-v1"
-
-
-def test_build_user_sources(everything, succeed, tokenizer):
-    out = succeed("build", "poems", "rows", "chats", "--config", "c.yaml", tokenizer, "--val-frac", 0.3, "--seed", 3)
-    assert table(out) == dict.fromkeys(("poems", "rows", "chats"), "built")
-    for name, texts in (
-        ("poems", ["a poem of the model", "another poem"]),
-        ("rows", [f"row {i} of mine" for i in range(10)]),
-    ):
-        wanted = split_rule(texts, 0.3, 3)
-        for split in SPLITS:
-            assert documents_of(Path("cache/pretrain") / name, split) == wanted[split]
-    kept = [messages(turns) for turns in DIALOGUES]
-    check_sft(Path("cache/sft/chats"), kept, tokenizer=reference(), val_frac=0.3, seed=3)
 
 
 # --- another process, interrupts -----------------------------------------------------------------------------
@@ -816,22 +743,6 @@ def test_diff_names_the_setting(two, run, name, options, cause):
     assert code == 1 and cause in json.loads(out)
 
 
-def test_diff_names_the_shuffle_buffer(everything, succeed, run, tokenizer):
-    options = ["build-all", "--only", "fineweb_edu", tokenizer, *SMALL]
-    succeed(*options, "--cache-dir", "one")
-    succeed(*options, "--cache-dir", "two", "--shuffle-buffer", 2)
-    code, out, _ = run("diff", "one/pretrain/fineweb_edu", "two/pretrain/fineweb_edu")
-    assert code == 1
-    assert re.search(r"buffer.*10,?000 and 2\b", out)
-
-
-def test_diff_names_the_tokenizer(two, run, other_tokenizer):
-    a, b = two("roam", second=other_tokenizer)
-    code, out, _ = run("diff", a, b)
-    assert code == 1
-    assert out.startswith("tokenizer: ") and meta_of(a)["tokenizer_sha256"][:12] in out.splitlines()[0]
-
-
 def test_diff_names_the_input_and_the_token(two, run):
     a, b = two("oasst1", change=lambda: swap("data/oasst1/train.jsonl", b"what is a step", b"what is a stop"))
     code, out, _ = run("diff", a, b)
@@ -927,10 +838,6 @@ def test_error_while_the_tokenizer_is_trained(prepared, run, options, mentioned)
     *_, last = err.splitlines()
     assert last.startswith("error: ") and all(part in last for part in mentioned)
     assert not Path("cache").exists() or list(Path("cache").rglob("*.*")) == []
-
-
-def test_cache_dir_is_a_file(prepared, error, tokenizer):
-    assert "file" in error("build", "roam", "--cache-dir", "file", tokenizer)
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "locked", "locked/below"])

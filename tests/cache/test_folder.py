@@ -8,10 +8,9 @@ import torch
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.mixture import Mixture
 from niels_gpt.cache.writing.partial_build import PartialBuild
 from niels_gpt.tokenizer import train_tokenizer
-from tests.cache import UNLIMITED, chat_ids, conversations, meta_of, no_waiting, read_tokens, real_tokenizer
+from tests.cache import UNLIMITED, chat_ids, conversations, meta_of, no_waiting, real_tokenizer
 
 TEXTS = [f"a note {i} that the model reads again and again, and so on" for i in range(30)]
 HELD_OUT = [f"a held-out note {i} that it never reads" for i in range(5)]
@@ -189,17 +188,6 @@ def test_sft_examples(caches):
     assert masked[0, :begin].eq(-100).all() and masked[0, begin] == y[0, begin] == first[begin + 1]
 
 
-def test_datasets_of_a_folder_in_a_mixture(caches):
-    folder = CacheFolder(caches)
-    datasets = {name: folder.pretrain(name, "train", T=8) for name in folder.names("pretrain")}
-    mixture = Mixture(datasets, {"notes": 0.5, "books": 0.5})
-    plan = mixture.plan(30, torch.Generator().manual_seed(1))
-    assert set(plan.source) == {"notes", "books"}
-    x, _ = mixture.gather(plan)
-    for i, name in enumerate(plan.source):
-        assert ("book" in folder.tokenizer.decode(x[i].tolist())) == (name == "books")
-
-
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 def test_cache_of_another_tokenizer_raises(copied, other_tokenizer, kind):
     shutil.copy(other_tokenizer, copied / "tokenizer" / "spm.model")
@@ -306,8 +294,3 @@ def test_fingerprint_ignores_other_metadata(copied):
 def test_fingerprint_of_a_missing_cache_raises(caches):
     with pytest.raises(CacheError, match="radio"):
         CacheFolder(caches).fingerprint("pretrain", "radio")
-
-
-def test_fixture_has_several_shards(caches):
-    shards = sorted((caches / "pretrain" / "notes" / "train").glob("shard_*.bin"))
-    assert len(shards) > 2 and len(read_tokens(shards[0])) == 200

@@ -2,7 +2,6 @@ import itertools
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -163,18 +162,6 @@ def test_shares_are_respected():
     assert same == pytest.approx(sum(share**2 for share in weights.values()), abs=0.015)
 
 
-def test_each_cache_draws_uniformly(pretrain):
-    sizes = {name: len(windows_of(dataset)) for name, dataset in pretrain.items()}
-    plan = Mixture(pretrain, WEIGHTS).plan(60_000, generator(3))
-    for name, size in sizes.items():
-        counts = np.bincount([row for source, row in zip(plan.source, plan.row, strict=True) if source == name])
-        assert len(counts) == size
-        mean = counts.sum() / size
-        assert abs(counts - mean).max() < 5.5 * math.sqrt(mean)
-        chi = ((counts - mean) ** 2 / mean).sum()
-        assert abs(chi - (size - 1)) < 5 * math.sqrt(2 * (size - 1))
-
-
 def test_cache_without_rows_is_not_called():
     datasets = {name: Counting(5) for name in "ab"}
     mixture = Mixture(datasets, {"a": 1 - 1e-7, "b": 1e-7})
@@ -191,12 +178,6 @@ def test_generator_state_determines_the_batch(pretrain):
     assert not torch.equal(first[0], second[0])
     assert torch.equal(mixture.gather(after)[0], second[0])
     assert torch.equal(one.get_state(), other.get_state())
-
-
-def test_only_the_given_generator_advances(pretrain, random_states):
-    before = random_states()
-    Mixture(pretrain, WEIGHTS).get_batch(B=16, generator=generator(5))
-    assert random_states() == before
 
 
 def test_generator_none_is_the_default_generator(pretrain):
@@ -286,11 +267,6 @@ def test_share_of_zero_equals_no_share(pretrain):
     without = Mixture(pretrain, {"web": 0.25, "notes": 0.75})
     assert mixture.plan(64, generator(8)) == without.plan(64, generator(8))
     assert "books" not in mixture.plan(2000, generator(1)).source
-
-
-def test_cache_without_a_share_is_not_drawn(pretrain):
-    mixture = Mixture(pretrain, {"web": 0.5, "notes": 0.5})
-    assert set(mixture.plan(500, generator(1)).source) == {"web", "notes"}
 
 
 def test_unknown_names_raise(pretrain):

@@ -1,8 +1,6 @@
 import collections
 import itertools
-import json
 import os
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from tests.cache import (
     meta_of,
     no_waiting,
     quick_folder,
-    real_tokenizer,
     tree,
     write_tokens,
 )
@@ -222,30 +219,9 @@ def test_shards_without_a_meta(tmp_path):
     assert dataset.gather([0, 1, 2])[0].tolist() == [[1, 2], [5, 6], [9, 9]]
 
 
-def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(CacheError, match="nowhere"):
-        open_bare(tmp_path / "nowhere")
-    (tmp_path / "file").touch()
-    with pytest.raises(CacheError, match="file"):
-        open_bare(tmp_path / "file")
-
-
 def test_folder_without_shards_raises(tmp_path):
     with pytest.raises(CacheError, match="0 shards"):
         open_bare(tmp_path)
-
-
-def test_odd_shard_size_is_named(tmp_path):
-    bare(tmp_path, [10, 10])
-    os.truncate(tmp_path / "shard_00001.bin", 19)
-    with pytest.raises(CacheError, match=r"shard_00001\.bin has 19 bytes"):
-        open_bare(tmp_path)
-
-
-def test_unknown_tokenizer_of_shards_without_a_meta_raises(tmp_path):
-    bare(tmp_path, [10])
-    with pytest.raises(CacheError, match=r"no meta\.json.*tokenizer"):
-        open_bare(tmp_path, tokenizer_sha256="ab" * 32)
 
 
 def test_thousand_tiny_shards(tmp_path):
@@ -281,123 +257,6 @@ def test_built_cache(cache):
             dataset = open_bare(cache / split, verify=verify)
             assert dataset.num_tokens == tokens
             assert dataset.meta == meta_of(cache)
-
-
-def test_relative_and_absolute_paths(cache, monkeypatch):
-    monkeypatch.chdir(cache.parent)
-    for path in (Path("cache/train"), "cache/train/", "./cache/../cache/train"):
-        assert open_bare(path).meta == meta_of(cache)
-    monkeypatch.chdir(cache)
-    assert open_bare("train").meta == meta_of(cache)
-    (cache / "train" / "shard_00000.bin").write_bytes(b"")
-    monkeypatch.chdir(cache / "train")
-    with pytest.raises(CacheError, match="shard_00000"):
-        open_bare(".")
-
-
-def check_refused(cache, wanted, **options):
-    with pytest.raises(CacheError, match=wanted) as error:
-        open_bare(cache / "train", **options)
-    assert str(cache) in str(error.value)
-    assert isinstance(error.value, ValueError)
-
-
-@pytest.mark.parametrize("size", [0, 118, 121])
-def test_shard_of_another_size_raises(cache, size):
-    path = cache / "train" / "shard_00001.bin"
-    assert path.stat().st_size == 120
-    os.truncate(path, size)
-    check_refused(cache, rf"shard_00001\.bin.*\b{size} bytes.*\b120\b")
-    open_bare(cache / "val")  # the other split is intact
-
-
-@pytest.mark.parametrize("number", [0, 8])
-def test_missing_shard_raises(cache, number):
-    (cache / "train" / f"shard_{number:05d}.bin").unlink()
-    check_refused(cache, f"shard_{number:05d}.bin is missing")
-
-
-@pytest.mark.parametrize("name", ["shard_00009.bin", "shard_99999.bin"])
-def test_unlisted_shard_raises(cache, name):
-    shutil.copy(cache / "train" / "shard_00000.bin", cache / "train" / name)
-    check_refused(cache, f"{name}.*not listed")
-
-
-def test_shards_of_another_split_raise(cache):
-    shutil.rmtree(cache / "train")
-    (cache / "val").rename(cache / "train")
-    check_refused(cache, "missing")
-
-
-def edit(cache, **changes):
-    meta = {**meta_of(cache), **changes}
-    (cache / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({"token_dtype": "uint32-le"}, "uint32-le"),
-        ({"token_dtype": "uint16-be"}, "uint16-be"),
-        ({"format_version": 2}, "format version 2"),
-        ({"format_version": "new"}, "format version 'new'"),
-        ({"built": False, "reason": "nothing was given"}, "nothing was given"),
-    ],
-)
-def test_unreadable_cache_raises(cache, changes, wanted):
-    edit(cache, **changes)
-    check_refused(cache, wanted)
-
-
-@pytest.mark.parametrize("content", [b"", b'{"files": {', b"[]", b"\xff"])
-def test_damaged_meta_raises(cache, content):
-    (cache / "meta.json").write_bytes(content)
-    check_refused(cache, r"meta\.json.*damaged")
-
-
-@pytest.mark.parametrize("files", [[], None, 3, "x", {"train/shard_00000.bin": None}, {"train/shard_00000.bin": {}}])
-def test_damaged_list_of_files_raises(cache, files):
-    edit(cache, files=files)
-    with pytest.raises(CacheError):
-        open_bare(cache / "train")
-
-
-def test_meta_without_a_list_of_files(cache):
-    meta = meta_of(cache)
-    del meta["files"]
-    (cache / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    assert open_bare(cache / "train").num_tokens == 500
-
-
-def test_another_tokenizer_raises(tmp_path):
-    tokenizer = real_tokenizer()
-    build_pretrain_cache(
-        DOCUMENTS,
-        tmp_path / "c",
-        tokenizer=tokenizer,
-        max_train_tokens=500,
-        max_val_tokens=0,
-        shard_bytes=200,
-        seed=1,
-        shuffle_buffer=None,
-    )
-    open_bare(tmp_path / "c" / "train")
-    open_bare(tmp_path / "c" / "train", tokenizer_sha256=tokenizer.sha256)
-    check_refused(tmp_path / "c", f"another tokenizer.*{tokenizer.sha256[:8]}.*abababab", tokenizer_sha256="ab" * 32)
-
-
-def test_unrecorded_tokenizer_raises(cache):
-    check_refused(cache, "another tokenizer", tokenizer_sha256="ab" * 32)
-
-
-def test_verify_finds_a_flipped_byte(cache):
-    path = cache / "train" / "shard_00004.bin"
-    data = bytearray(path.read_bytes())
-    data[57] ^= 1
-    path.write_bytes(data)
-    open_bare(cache / "train").get_batch(B=2, generator=generator())
-    check_refused(cache, r"shard_00004\.bin is damaged", verify=True)
-    open_bare(cache / "val", verify=True)
 
 
 def test_empty_val_split_raises(tmp_path):
@@ -446,34 +305,6 @@ def test_documents_are_mapped_and_read_only(cache):
     assert isinstance(documents, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         documents[0] = 5
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        b"",
-        b"not an array",
-        np.array([0, 5, 5]),
-        np.array([0, 9, 5]),
-        np.array([0.0, 5.0]),
-        np.array([[0, 5]]),
-        np.array([0, {}], dtype=object),
-    ],
-    ids=["missing", "empty", "text", "repeated", "decreasing", "floats", "two rows", "objects"],
-)
-def test_damaged_offsets_raise_on_use(cache, content):
-    path = cache / "train" / "documents.npy"
-    path.unlink()
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        np.save(path, content, allow_pickle=True)
-    dataset = open_bare(cache / "train")
-    dataset.get_batch(B=2, generator=generator())  # batches do not need them
-    for ask in (lambda: dataset.documents, lambda: dataset.locate(3)):
-        with pytest.raises(CacheError, match=r"documents\.npy"):
-            ask()
 
 
 # --- memory ------------------------------------------------------------------------------------------

@@ -247,13 +247,6 @@ def test_T_below_1_raises(tmp_path, T):
         open_bare(write(tmp_path, [SAYS]), T=T)
 
 
-def test_T_of_1(tmp_path):
-    write(tmp_path, [[ASST, 1, EOT], [USR, ASST, 1]])
-    dataset = open_bare(tmp_path, T=1)
-    assert dataset.num_excluded == 1
-    assert [tensor.tolist() for tensor in dataset.get_batch(B=1, generator=generator())] == [[[ASST]], [[1]], [[1]]]
-
-
 # --- files -------------------------------------------------------------------------------------------
 
 
@@ -269,13 +262,6 @@ def test_missing_files(tmp_path):
         open_bare(tmp_path)
     (tmp_path / "train_tokens.bin").unlink()
     with pytest.raises(CacheError, match=r"train_tokens\.bin"):
-        open_bare(tmp_path)
-
-
-def test_odd_file_size_is_named(tmp_path):
-    write(tmp_path, [SAYS])
-    os.truncate(tmp_path / "train_tokens.bin", 7)
-    with pytest.raises(CacheError, match=r"train_tokens\.bin has 7 bytes"):
         open_bare(tmp_path)
 
 
@@ -352,14 +338,6 @@ def test_damaged_offsets(tmp_path, content):
 def test_truncated_offsets(tmp_path):
     write(tmp_path, [SAYS, SAYS])
     os.truncate(tmp_path / "train_idx.npy", (tmp_path / "train_idx.npy").stat().st_size - 8)
-    with pytest.raises(CacheError, match=r"train_idx\.npy"):
-        open_bare(tmp_path)
-
-
-def test_archive_instead_of_offsets(tmp_path):
-    write(tmp_path, [SAYS])
-    with (tmp_path / "train_idx.npy").open("wb") as file:
-        np.savez(file, a=np.array([0]))
     with pytest.raises(CacheError, match=r"train_idx\.npy"):
         open_bare(tmp_path)
 
@@ -453,13 +431,6 @@ def test_verify_finds_a_flipped_bit(cache, name):
 def test_unreadable_cache_raises(cache, changes, wanted):
     (cache / "meta.json").write_text(json.dumps({**meta_of(cache), **changes}), encoding="utf-8")
     with pytest.raises(CacheError, match=wanted):
-        open_bare(cache, T=40)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
-def test_damaged_meta_raises(cache, content):
-    (cache / "meta.json").write_bytes(content)
-    with pytest.raises(CacheError, match=r"meta\.json.*damaged"):
         open_bare(cache, T=40)
 
 

@@ -82,11 +82,11 @@ def test_every_slice(stream):
 def test_any_stream_and_any_slice(texts, shard_tokens, data):
     with quick_folder() as folder:
         stream = TokenStream(build(folder / "cache", texts, 2 * shard_tokens) / "train")
-        whole = plain(texts)
-        assert stream.num_tokens == len(whole)
-        start = data.draw(st.integers(0, len(whole)))
-        number = data.draw(st.integers(0, len(whole) - start))
-        assert read(stream, start, number) == whole[start : start + number]
+        tokens = plain(texts)
+        assert stream.num_tokens == len(tokens)
+        start = data.draw(st.integers(0, len(tokens)))
+        number = data.draw(st.integers(0, len(tokens) - start))
+        assert read(stream, start, number) == tokens[start : start + number]
         assert [stream.document(i).tolist() for i in range(len(texts))] == expected(texts)
         assert stream.document_lengths().tolist() == [len(ids) for ids in expected(texts)]
 
@@ -247,7 +247,9 @@ def test_another_tokenizer_raises(cache):
 
 def test_relative_folders(cache, monkeypatch):
     monkeypatch.chdir(cache / "train")
-    assert TokenStream(".").document(0).tolist() == expected()[0]
+    stream = TokenStream(".")
+    assert stream.document(0).tolist() == expected()[0]
+    assert stream.meta is not None and stream.folder == cache / "train"  # meta.json of the parent folder is found
     monkeypatch.chdir(cache)
     assert TokenStream(Path("train") / ".." / "train").document(0).tolist() == expected()[0]
 
@@ -259,3 +261,35 @@ def test_pickled_stream_reads_the_same_files(stream, used):
     again = pickle.loads(pickle.dumps(stream))
     assert [again.document(i).tolist() for i in range(6)] == expected()
     assert len(pickle.dumps(stream)) < 10_000
+
+
+def test_unlisted_shard_raises(cache):
+    (cache / "train" / "shard_00099.bin").write_bytes(b"ab")
+    with pytest.raises(CacheError, match=r"shard_00099\.bin.*not listed"):
+        TokenStream(cache / "train")
+
+
+def test_meta_without_a_list_of_files(cache):
+    meta = json.loads((cache / "meta.json").read_text(encoding="utf-8"))
+    del meta["files"]
+    (cache / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    assert TokenStream(cache / "train").num_tokens == 134
+
+
+def test_shards_without_a_meta(cache):
+    (cache / "meta.json").unlink()
+    stream = TokenStream(cache / "train")
+    assert stream.meta is None and read(stream, 0, 134) == plain()
+    with pytest.raises(CacheError, match=r"meta\.json.*tokenizer"):
+        TokenStream(cache / "train", tokenizer_sha256="ab" * 32)
+    path = cache / "train" / "shard_00001.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CacheError, match=r"shard_00001\.bin.*31 bytes"):
+        TokenStream(cache / "train")
+
+
+def test_ids_past_the_vocabulary_are_named(stream):
+    stream.check_document(3, np.array([5, 259]), 260)
+    stream.check_document(3, np.array([], dtype=np.uint16), 260)
+    with pytest.raises(CacheError, match=r"document 3 .*260.*0\.\.259"):
+        stream.check_document(3, np.array([5, 260]), 260)

@@ -163,11 +163,6 @@ def test_single_cache(cache):
     assert "val_tokens.bin" in error_of(cache / "sft" / "talk")
 
 
-def test_cache_without_held_out_text(cache):
-    assert read_offsets(cache / "pretrain" / "books" / "val" / "documents.npy") == []
-    assert verify_cache(cache / "pretrain" / "books")
-
-
 @pytest.mark.parametrize("damage", ["flipped", "cut", "a folder"])
 def test_damage_of_any_file_is_found(cache, damage):
     """The damaged file is named, and no other."""
@@ -451,11 +446,6 @@ def test_differences_with_a_missing_cache_raise(tmp_path):
     for first, second in ((a, tmp_path / "nowhere"), (tmp_path / "nowhere", a)):
         with pytest.raises(CacheError, match=r"nowhere.meta\.json"):
             list(differences(first, second))
-
-
-def test_differences_of_kind(tmp_path):
-    lines = list(differences(pretrain(tmp_path / "a"), sft(tmp_path / "b")))
-    assert lines[0] == "kind: 'pretrain' and 'sft'"
 
 
 # --- slices ------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_json(fake_backends, capsys):
     assert facts["device"] == "cpu" and facts["devices"][0].startswith("cpu: ")
     assert (facts["threads"], facts["cores"]) == (torch.get_num_threads(), len(os.sched_getaffinity(0)))
     assert facts["backends"][1]["declines"] == {"segments": "plain does it"}
-    assert "backend fp8: no FP8 on cpu: use a Hopper GPU" in facts["missing"]
+    assert "fp8: no FP8 on cpu: use a Hopper GPU" in facts["missing"]
     assert not any("plain" in line for line in facts["missing"])
 
 
@@ -118,6 +118,8 @@ def test_what_a_machine_with_a_gpu_lacks():
     assert "NIELS_GPT_NATIVE=0" in switched_off and "Triton" in triton
     assert len(doctor.missing({**facts, "device": "cpu"}, ROWS[:1])) == 1
     assert len(doctor.missing({**facts, "triton": "3.0"}, ROWS[:1])) == 1
+    off = [ROWS[1]._replace(name=name) for name in ("a", "b")]
+    assert doctor.missing({**facts, "device": "cpu"}, off)[1:] == [f"a, b: {ROWS[1].reason}"]
 
 
 def test_gpus_are_described(monkeypatch):

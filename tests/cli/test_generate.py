@@ -79,7 +79,7 @@ def test_json(checkpoint, capsys):
 def test_several_continuations(checkpoint, capsys):
     model, _ = load_model(checkpoint)
     drawn_from = torch.Generator().manual_seed(1)
-    texts = generate_batch(model, ["ab"] * 3, max_new_tokens=12, sampling=Sampling(), generators=drawn_from)
+    texts = generate_batch(model, ["ab"] * 3, max_new_tokens=12, sampling=Sampling(), generator=drawn_from)
     assert len(set(texts)) == 3
     options = ["--checkpoint", checkpoint, "--max-tokens", 12, "--seed", 1, "-n", 3]
     assert call("generate", "ab", *options) == 0

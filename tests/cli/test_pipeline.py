@@ -17,6 +17,7 @@ from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.rng import generator
 from niels_gpt.training.progress import Silent
+from niels_gpt.training.tasks.base import eval_name
 from tests import token_caches
 from tests.cli import After, call, error_of, report_to, send, snapshot
 from tests.training import metric_lines, same, weights_sha256
@@ -77,7 +78,7 @@ def test_each_phase_has_its_own_run_and_its_own_best_checkpoint(place):
         assert [line["step"] for line in lines] == list(range(STEPS[phase]))
         evals = {line["step"] + 1: line["evals"] for line in lines if "evals" in line}
         for found in evals.values():
-            assert set(found) == {*(f"val_{name}" for name in names), f"val_{phase}", "val_pretrain"}
+            assert set(found) == {*map(eval_name, names), f"val_{phase}", "val_pretrain"}
         best = torch.load(run.best, weights_only=True)
         assert best["step"] == min(evals, key=lambda step: evals[step][f"val_{phase}"])
         assert torch.load(run.latest, weights_only=True)["step"] == STEPS[phase]

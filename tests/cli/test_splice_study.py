@@ -152,16 +152,16 @@ def test_interrupted_study_resumes(place, capsys, monkeypatch):
 
     from niels_gpt.training.step import StepRunner
 
-    update, done = StepRunner.update, []
+    run_step, done = StepRunner.step, []
 
     def interrupted(self, batch, *, step, lr):
         done.append(step)
         if len(done) == 9:  # in the second run
             signal.raise_signal(signal.SIGINT)
-        return update(self, batch, step=step, lr=lr)
+        return run_step(self, batch, step=step, lr=lr)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepRunner, "update", interrupted)
+        patch.setattr(StepRunner, "step", interrupted)
         assert call("splice", "study", *STUDY, *VARY) == 130
     assert done == [0, 1, 2, 3, 4, 5, 0, 1, 2]
     text, errors = capsys.readouterr()

@@ -308,3 +308,9 @@ def test_a_jsonl_column_that_datasets_parses_as_dates_is_dropped(tmp_path, key):
     stats = {}
     assert list(iter_dolly_sft(path=tmp_path, stats=stats)) == []
     assert stats == {f"whose {key} is no text": 3}
+
+
+@pytest.mark.parametrize("take", [0, 1, 2, 3, 9])
+def test_take_counts_valid_rows(serve, take):
+    serve(stored([row(0, response=""), row(1), row(2), row(3)]))
+    assert rows_of(iter_dolly_sft(shuffle=False, take=take)) == [1, 2, 3][:take]

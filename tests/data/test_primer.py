@@ -288,3 +288,9 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     path.write_bytes(b"\xef\xbb\xbfuser: a\nassistant: b")
     (found,) = iter_primer_sft(path)
     assert found.messages == [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
+
+
+@pytest.mark.parametrize("take", [0, 1, 2, 3, 9])
+def test_take_counts_valid_dialogues(primer, take):
+    path = primer("no turn", *map(GOOD.format, "abc"))
+    assert [sample.meta["dialogue"] for sample in iter_primer_sft(path, take=take)] == [1, 2, 3][:take]

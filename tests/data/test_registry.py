@@ -409,18 +409,6 @@ def test_an_unknown_split_of_an_embedded_source(name, split):
         get_source(name).samples(split=split)
 
 
-@pytest.mark.parametrize("name", ON_HUB)
-def test_splits_of_files(name, tmp_path):
-    for split in ("train", "validation"):
-        write_rows(tmp_path / "rows" / f"{split}.jsonl", ROWS[name][: 2 if split == "validation" else None])
-    source = get_source(name)
-    assert texts(source.samples(path=tmp_path / "rows")) == EXPECTED[name]
-    held_out = texts(source.samples(path=tmp_path / "rows", split="validation"))
-    assert held_out == EXPECTED[name][: 1 if name == "oasst1" else 2]
-    with pytest.raises(ValueError, match=r"'tset'.*train, validation"):
-        list(source.samples(path=tmp_path / "rows", split="tset"))
-
-
 def test_options_of_the_loader(tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", ROWS["dolly15k"])
     first = next(get_source("dolly15k").samples(path=file, include_system=True))

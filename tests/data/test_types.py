@@ -50,32 +50,8 @@ def test_frozen(sample):
         sample.another = 1
 
 
-def test_equal_by_value():
-    for one, other in zip(samples(), samples(), strict=True):
-        assert one == other
-        assert one is not other
-    assert ChatMessage("user", "hi") != ChatMessage("assistant", "hi")
-    assert ChatMessage("user", "hi") != ChatMessage("user", "hi ")
-    assert PretrainSample("a", "roam", {}) != PretrainSample("a", "roam", {"path": "b"})
-    assert ChatSample([], "dolly15k", {}) != ChatSample([], "oasst1", {})
-
-
-def test_a_message_can_be_in_a_set():
-    assert len({ChatMessage("user", "a"), ChatMessage("user", "a"), ChatMessage("user", "b")}) == 2
-
-
 def test_the_roles():
     assert typing.get_args(types.Role) == ("system", "user", "assistant")
-
-
-def test_annotations():
-    assert typing.get_type_hints(ChatMessage) == {"role": types.Role, "content": str}
-    hints = typing.get_type_hints(ChatSample)
-    assert (hints["messages"], hints["source"]) == (list[ChatMessage], str)
-    pretrain = typing.get_type_hints(PretrainSample)
-    assert (pretrain["text"], pretrain["source"]) == (str, str)
-    for meta in (hints["meta"], pretrain["meta"]):
-        assert (typing.get_origin(meta) or meta) is dict
 
 
 def test_no_conversion_and_no_copy():

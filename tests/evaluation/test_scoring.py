@@ -69,6 +69,14 @@ def test_chunks_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
         hook.remove()
     assert log_p == pytest.approx(expected[0], abs=1e-4) and hits.tolist() == expected[1].tolist()
     assert seen == [5] * 21 + [3]  # 9 x 12 scored positions
+    monkeypatch.setattr("niels_gpt.evaluation.scoring._logits_bytes", lambda model: 1)
+    sizes: list[int] = []
+    hook = some_model().lm_head.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    try:
+        score_rows(some_model(), rows[:1], np.array([17]))
+    finally:
+        hook.remove()
+    assert sizes == [1, 1, 1]  # at least one position at a time
 
 
 def test_one_forward_pass_per_batch_and_the_head_for_scored_positions() -> None:

@@ -103,7 +103,7 @@ def test_greedy_uses_no_generator() -> None:
 # --- sampled ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     batch=st.lists(prompts, min_size=1, max_size=4),
     seed=st.integers(0, 2**31),
@@ -172,7 +172,7 @@ def test_frequencies_of_the_next_token(prompt: list[int]) -> None:
 # --- rows that finish early ------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     batch=st.lists(prompts, min_size=2, max_size=5),
     ends=st.lists(st.integers(0, T + 6), min_size=5, max_size=5),

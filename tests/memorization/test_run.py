@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
 
+from niels_gpt.memorization import run
 from niels_gpt.memorization.measure import ExtractionSettings, measure
 from niels_gpt.memorization.run import measure_checkpoints, measure_run, report_folder
 from niels_gpt.memorization.selection import SelectedDocuments, select_documents
@@ -61,12 +63,15 @@ def test_memorization_grows_over_the_checkpoints(selected, result, trained):
             assert max(e["max_p"] for e in curve) < 1e-6
 
 
-def test_checkpoints_are_measured_without_greedy_decoding(place, loaded, selected):
+def test_checkpoints_are_measured_without_greedy_decoding(place, loaded, selected, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "measure", lambda *args, **options: (seen.append(args[3]), measure(*args, **options))[1])
     some = SelectedDocuments(selected.documents[:1], epochs=np.array([0.0, 0.5]))
     entries = measure_checkpoints(loaded, some, SETTINGS)
     early = load_run(None, place / f"run/checkpoints/step_{STEPS[0]:08d}.pt", "cpu")
     [one] = measure(early.model, some.documents, early.tokenizer, SETTINGS)
     assert entries[0]["documents"][0]["mean_log_p"] == pytest.approx(float(one.log_p.mean()))
+    assert seen == [dataclasses.replace(SETTINGS, greedy=0)] * 3
     assert [entry["epochs"] for entry in entries] == [0.5] * 3  # a run that was extended: the last known value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -147,7 +148,7 @@ def test_map_by_hand() -> None:
 
 def test_map_of_invalid_utf8() -> None:
     """Every invalid byte is a separate U+FFFD with its own P(z)."""
-    data = b"ab\xe6\xbcc\xf0\x9f\x98"
+    data = b"ab\xe6\xbcc\xf0\x9f\xff"
     one = measurement(
         np.frombuffer(data, np.uint8),
         [0, 3, 4],
@@ -348,3 +349,11 @@ def test_passages_at_the_least_probability_and_distance() -> None:
     assert top_passages([], letters()) == []
     twenty = measurement(np.arange(400) % 39, list(range(0, 300, 7)), [-1.0] * 43)
     assert len(top_passages([twenty], letters())) == 20
+
+
+def test_every_invalid_byte_is_a_character() -> None:
+    data = bytes(range(0x80, 0x100))
+    one = measurement(np.frombuffer(data, np.uint8), [0], [-1.0], settings=ExtractionSettings(128, 1, 1), prompt=1)
+    one = dataclasses.replace(one, window=128)
+    text, values = character_map(one, ByteTokenizer())
+    assert text == "\ufffd" * 128 and len(values) == 128

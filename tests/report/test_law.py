@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from niels_gpt.memorization.law import LawPoint, fit_law
+from niels_gpt.memorization.law import Law, LawPoint, fit_law
 from niels_gpt.report.law import _groups, law_page, law_png, law_text
 from tests.report.pages import read
 
@@ -90,3 +90,35 @@ def test_sizes_are_grouped_by_color():
     groups = _groups(many)
     assert [len(members) for _, members in groups] == [2] * 7 + [3]
     assert groups[0] == ("10 to 20 tokens", [0, 1]) and groups[-1][0] == "150 to 170 tokens"
+
+
+def test_signs_of_the_terms():
+    def first(c1, c2, c3):
+        return law_text(Law(c1, c2, c3, (None, 0.25, None), 0.5, 1, 3, (0.0, 0.1)))[0]
+
+    assert first(0.5, -0.5, 0.5) == "log P(z) = 0.5 log(epochs) - 0.5 log(tokens) + 0.5"
+    assert first(-0.5, 0.0, -1.0) == "log P(z) = -0.5 log(epochs) + 0 log(tokens) - 1"
+    assert first(None, 0.5, -0.5) == "log P(z) = 0.5 log(tokens) - 0.5"
+    lines = law_text(Law(1.0, 2.0, 3.0, (None, 0.25, None), None, 1, 3, (0.0, 0.1)))
+    assert lines[1:5] == [
+        "c1 (log(epochs)): 1",
+        "c2 (log(tokens)): 2 ± 0.25",
+        "c3 (constant): 3",
+        "R² unknown, 1 point",
+    ]
+    assert lines[5].startswith("1 fitted") and len(lines) == 6  # P(z) = 1 is not above 1
+
+
+def test_ticks_of_few_epochs(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    labels = []
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, file, **options: labels.append([t.get_text() for t in self.axes[0].get_xticklabels()]),
+    )
+    for number in (10, 11):
+        data = points(1, -1, 0, [(e, 10) for e in range(1, number + 1)])
+        law_png(data, fit_law(data), tmp_path / "law.png", title="T")
+    assert labels[0] == [str(e) for e in range(1, 11)] and labels[1] != [str(e) for e in range(1, 12)]

@@ -375,3 +375,21 @@ def test_ratio_to_the_controls():
             document("c", control=True, mean_log_p=-20.0),
         ]
         assert text in read(memorization_page(make_report(documents))).texts("div", "lead")[0]
+
+
+def test_axes_of_small_values():
+    """Axes of percentages begin at 0 and end at 1% or above; those of P(z) end at 1, that of the loss begins at 0."""
+    documents = [document("a", over=dict.fromkeys(("0.0001", "0.01", "0.1", "0.5", "0.9"), 0))]
+    entries = checkpoints(documents, [10, 20])
+    for entry in entries:
+        entry["documents"][0].update(memorized=0.0, mean_p=0.0, mean_log_p=-30.0, nats_per_token=2.5)
+    page = read(memorization_page(make_report(documents, checkpoints=entries)))
+    ends = {}
+    for _, figure in page.all("figure"):
+        name = figure.strip().splitlines()[0]
+        ends[name] = [line for line in figure.splitlines() if line.strip()]
+    percents = ["0.00", "0.25", "0.50", "0.75", "1.00"]
+    for name in ("Share of the windows with at least this P(z)", "Memorized: P(z) of 50% or more", "P(z), mean"):
+        assert ends[name][1:6] == percents, name
+    assert ends["P(z), geometric mean"][1:7] == ["10⁻¹⁵", "10⁻¹²", "10⁻⁹", "10⁻⁶", "0.001", "1"]
+    assert float(ends["Loss"][1]) == 0

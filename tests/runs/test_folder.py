@@ -1,3 +1,5 @@
+"""The run folder: checkpoints, metrics, lock."""
+
 import contextlib
 import errno
 import json
@@ -6,6 +8,8 @@ import pytest
 import torch
 
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs import folder as folder_module
+from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from tests.training import small_config
@@ -21,7 +25,7 @@ def run(tmp_path):
 
 
 def save(run, step, *, numbered=True, best=False, keep=3):
-    """A checkpoint whose weights tell its step."""
+    """Write a checkpoint whose weights equal its step."""
     torch.manual_seed(0)
     model = GPT(SIZES)
     with torch.no_grad():
@@ -41,10 +45,10 @@ def truncate(path, size=100):
         file.truncate(size)
 
 
-# --- a folder that holds something -------------------------------------------------------------------
+# --- orphans -------------------------------------------------------------------
 
 
-def test_what_a_run_leaves_that_has_lost_its_config(run):
+def test_files_of_a_run_without_config(run):
     assert run.orphan() is None
     run.metrics_path.write_text('{"step": 0, "lo', encoding="utf-8")
     assert run.orphan() is None
@@ -56,7 +60,7 @@ def test_what_a_run_leaves_that_has_lost_its_config(run):
     assert run.orphan() is None
 
 
-def test_lines_that_are_no_updates_are_left_out(run):
+def test_lines_with_wrong_types_are_skipped(run):
     good = {"step": 3, "loss": 1.5}
     odd = [{"step": 1, "loss": None}, {"step": 2, "loss": "2"}, {"step": True, "loss": 1.0}, {"loss": 1.0}, [1], 7]
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in [*odd, good]), encoding="utf-8")
@@ -66,7 +70,7 @@ def test_lines_that_are_no_updates_are_left_out(run):
 # --- checkpoints -------------------------------------------------------------------------------------
 
 
-def test_going_back_before_what_is_broken(run):
+def test_discarding_diverged_checkpoints(run):
     for step in (2, 4, 6):
         save(run, step, keep=9)
     assert run.discard_from(4) == run.step_path(2)
@@ -81,7 +85,7 @@ def test_going_back_before_what_is_broken(run):
     assert step_of(aside[0]) == 4
 
 
-def test_going_back_to_a_folder(run):
+def test_discarding_sharded_checkpoints(run):
     for step in (2, 4):
         run.step_path(step).with_suffix("").mkdir()
     (run.checkpoints / "latest").symlink_to("step_00000004")
@@ -90,7 +94,7 @@ def test_going_back_to_a_folder(run):
     assert (run.checkpoints / "diverged_step_00000004").is_dir()
 
 
-def test_the_newest_stay_and_latest_is_the_last(run):
+def test_the_newest_are_kept_and_latest_is_the_last(run):
     for step in (2, 4, 6, 8, 100):
         save(run, step)
         assert step_of(run.latest) == step
@@ -112,7 +116,7 @@ def test_keep(run, keep):
     assert step_of(run.latest) == 6
 
 
-def test_the_best_outlives_retention(run):
+def test_the_best_is_kept(run):
     save(run, 1, best=True)
     for step in (2, 3, 4):
         save(run, step, keep=1)
@@ -135,7 +139,7 @@ def test_neither_numbered_nor_best_writes_nothing(run):
 
 
 def test_the_model_to_use(run):
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(ValueError, match=rf"{run.path}.*no checkpoint.*--run-dir {run.path} --resume"):
         run.model_path()
     save(run, 2)
     assert run.model_path() == run.latest
@@ -205,9 +209,9 @@ def test_no_metrics_yet(run):
     assert run.metrics() == []
 
 
-@pytest.mark.parametrize("torn", ['{"step": 5, "lo', '{"step": 5, "loss": 1.25', "{", "\0\0\0\0"])
-def test_a_torn_last_line_is_left_out(run, torn):
-    write_metrics(run, range(5), torn)
+@pytest.mark.parametrize("truncated", ['{"step": 5, "lo', '{"step": 5, "loss": 1.25', "{", "\0\0\0\0"])
+def test_a_truncated_last_line_is_skipped(run, truncated):
+    write_metrics(run, range(5), truncated)
     assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3, 4]
     run.keep_metrics_before(5)
     log = MetricsLog(run.metrics_path)
@@ -218,18 +222,18 @@ def test_a_torn_last_line_is_left_out(run, torn):
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 6, 9])
-def test_the_lines_that_will_be_written_again_are_dropped(run, step):
+def test_lines_of_steps_that_run_again_are_dropped(run, step):
     write_metrics(run, range(6))
     run.keep_metrics_before(step)
     assert run.metrics() == [{"step": s, "loss": s / 8} for s in range(min(step, 6))]
 
 
-def test_numbers_come_back_exactly(run):
+def test_floats_round_trip_exactly(run):
     values = [0.1 + 0.2, 1e-300, 3.0000000000000004]
     log = MetricsLog(run.metrics_path)
     for step, value in enumerate(values):
         log.write({"step": step, "loss": value})
-        assert len(run.metrics()) == step + 1  # readable at once, not only at the end
+        assert len(run.metrics()) == step + 1  # readable at once
     log.sync()
     log.close()
     run.keep_metrics_before(3)
@@ -237,21 +241,21 @@ def test_numbers_come_back_exactly(run):
 
 
 @pytest.mark.parametrize(
-    "strange", [b"null", b"5", b"{}", b"[]", b'{"step": "a"}', b'"step"', b"\xff\xfe{}", b'{"step": 1, "x": "\xe9"}']
+    "odd", [b"null", b"5", b"{}", b"[]", b'{"step": "a"}', b'"step"', b"\xff\xfe{}", b'{"step": 1, "x": "\xe9"}']
 )
-def test_lines_that_are_none_of_a_step_are_passed_over(run, strange):
+def test_lines_that_are_not_of_a_step_are_skipped(run, odd):
     good = [json.dumps({"step": step, "loss": 1.0}).encode() for step in range(4)]
-    run.metrics_path.write_bytes(b"\n".join([good[0], strange, good[1], strange, *good[2:]]) + b"\n")
+    run.metrics_path.write_bytes(b"\n".join([good[0], odd, good[1], odd, *good[2:]]) + b"\n")
     assert [line["step"] for line in run.metrics()] == [0, 1, 2, 3]
     run.keep_metrics_before(2)
     assert run.metrics_path.read_bytes() == b"".join(line + b"\n" for line in good[:2])
 
 
-def test_a_disk_that_is_full_at_a_line_of_metrics(run):
-    """/dev/full takes nothing; the error names the file, and closing adds no other."""
+def test_a_full_disk_while_metrics_are_written(run):
+    """Writes to /dev/full fail; the error names the file, and closing raises no other."""
     run.metrics_path.symlink_to("/dev/full")
     with (
-        pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl: No space left.*free some space.*--resume") as err,
+        pytest.raises(OSError, match=r"metrics\.jsonl: No space left.*--resume") as err,
         contextlib.closing(MetricsLog(run.metrics_path)) as log,
     ):
         log.write({"step": 0})
@@ -269,7 +273,7 @@ def test_a_log_appends(run):
 # --- the folder --------------------------------------------------------------------------------------
 
 
-def test_the_config_comes_back(tmp_path, run):
+def test_the_config_round_trips(tmp_path, run):
     assert not run.exists
     with pytest.raises(ValueError, match=r"config\.yaml"):
         run.read_config()
@@ -279,7 +283,7 @@ def test_the_config_comes_back(tmp_path, run):
     assert run.read_config() == config
 
 
-def test_a_run_that_learned_nothing_leaves_its_folder(tmp_path, run):
+def test_a_released_folder_can_be_used_again(tmp_path, run):
     run.write_config(small_config(tmp_path))
     run.metrics_path.touch()
     run.tokenizer_path.write_bytes(b"pieces")
@@ -289,10 +293,10 @@ def test_a_run_that_learned_nothing_leaves_its_folder(tmp_path, run):
     run.release()
 
 
-def test_one_holder_at_a_time(run):
+def test_the_lock_is_exclusive(run):
     with run.lock():
         with pytest.raises(ValueError, match="another process"), RunFolder(run.path).lock():
-            pytest.fail("two held the lock")
+            pytest.fail("two processes hold the lock")
         assert run.samples.is_dir()
     with run.lock():
         pass
@@ -305,10 +309,46 @@ def test_the_lock_is_freed_after_an_error(run):
         pass
 
 
-def test_half_files_of_a_killed_writer_go(run):
+def test_temporary_files_of_a_killed_process_are_removed(run):
     half = run.checkpoints / ".step_00000004.pt.123.0.tmp"
     half.write_bytes(b"half")
     save(run, 2)
     with run.lock():
         assert not half.exists()
         assert step_of(run.latest) == 2
+
+
+def test_a_deleted_folder_never_keeps_its_name(run, monkeypatch):
+    """A kill while a folder is deleted leaves a hidden one, which the next lock removes."""
+    folder = run.checkpoints / "step_00000002"
+    folder.mkdir()
+    removed = []
+    monkeypatch.setattr(folder_module.shutil, "rmtree", removed.append)
+    folder_module._remove(folder)
+    assert removed == [run.checkpoints / ".step_00000002.gone.tmp"]
+    assert not folder.exists()
+    folder_module._remove(removed[0])  # a hidden one keeps its name
+    assert removed[1] == removed[0]
+    folder_module._remove(run.checkpoints / "missing.pt")
+
+
+def test_an_error_that_is_not_a_full_disk_has_no_remedy(run):
+    log = MetricsLog(run.metrics_path)
+    log.close()
+    with pytest.raises(OSError, match=r"metrics\.jsonl") as err, log._describing_errors():
+        raise OSError(errno.EIO, "Input/output error")
+    assert "--resume" not in str(err.value)
+
+
+def test_reading_without_tensors(run, monkeypatch):
+    """With tensors=False only a sharded checkpoint, which is a folder, is read in part."""
+    save(run, 2)
+    assert "model" in run.read(run.latest, "cpu", tensors=False)
+    folder = run.checkpoints / "step_00000004"
+    folder.mkdir()
+    heads = []
+    monkeypatch.setattr(sharded_checkpoint, "read_head", lambda path, verify: heads.append((path, verify)) or {})
+    assert run.read(folder, "cpu", tensors=False, verify=False) == {}
+    assert heads == [(folder, False)]
+    with pytest.raises(FileNotFoundError):
+        run.read(folder, "cpu")

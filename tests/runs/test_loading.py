@@ -1,10 +1,49 @@
-"""Which model a command speaks of, and how it reads."""
+"""Finding runs, and loading their models with the tokenizers."""
+
+import os
 
 import pytest
+import torch
 
-from niels_gpt.runs.loading import LoadedRun, is_run
+from niels_gpt.config.yaml_file import dump_config
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import LoadedRun, check_unchanged, find_run, is_run, load_run, new_run
 from niels_gpt.tokenizer import ByteTokenizer
 from tests import token_caches
+from tests.training import small_config
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(path, *, steps=(2,), best=None, config=None, tokenizer=None, data=None):
+    """A run folder with checkpoints whose weights equal their steps."""
+    run = RunFolder(path)
+    run.checkpoints.mkdir(parents=True)
+    config = config or small_config(path)
+    run.write_config(config)
+    run.write_tokenizer(tokenizer or ByteTokenizer())
+    for step in steps:
+        model = GPT(config.model)
+        torch.nn.init.constant_(model.tok_emb.weight, step)
+        extra = {"best": None, "data": data or {}}
+        run.save(model, None, step, extra, numbered=True, best=step == best, keep=9)
+    return run
+
+
+def token_run(path, **options):
+    return make_run(path, config=token_caches.small_config("sft"), tokenizer=token_caches.tokenizer(), **options)
+
+
+def weight(loaded):
+    return loaded.model.tok_emb.weight[0, 0].item()
+
+
+# --- finding -----------------------------------------------------------------------------------------
 
 
 def test_a_run_or_a_checkpoint(tmp_path):
@@ -18,10 +57,98 @@ def test_a_run_or_a_checkpoint(tmp_path):
     assert not is_run(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["one\r\ntwo", "one\ntwo", "a\r b", "\r\n\r\n"])
-def test_a_text_is_read_as_it_was_in_training(tmp_path, text):
+def test_new_runs_are_numbered(tmp_path):
+    for name in ("train", "train-2", "train-3"):
+        run = new_run("train")
+        assert str(run.path) == f"runs/{name}"
+        run.path.mkdir(parents=True)
+    assert str(new_run("other").path) == "runs/other"
+
+
+def test_the_newest_run_is_the_default(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"runs/.*--run"):
+        find_run(None)
+    for age, name in enumerate(("runs/a", "runs/pipeline/sft", "runs/b")):
+        run = make_run(tmp_path / name, steps=())
+        os.utime(run.config_path, (1000 - age, 1000 - age))
+    assert str(find_run(None).path) == "runs/a"
+    os.utime("runs/pipeline/sft/config.yaml", (2000, 2000))
+    assert str(find_run(None).path) == "runs/pipeline/sft"
+    assert "runs/pipeline/sft" in capsys.readouterr().err
+    assert find_run(tmp_path / "runs/b").path == tmp_path / "runs/b"
+    with pytest.raises(ValueError, match=r"runs/none.*config\.yaml"):
+        find_run(tmp_path / "runs/none")
+
+
+# --- loading -----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_loaded_with_its_best_checkpoint(tmp_path):
+    run = make_run(tmp_path / "runs/a", steps=(2, 4, 6), best=4, data={"roam": "abc"})
+    for loaded in (load_run("runs/a"), load_run(tmp_path / "runs/a", device="cpu"), load_run()):
+        assert (loaded.step, weight(loaded), loaded.path.name) == (4, 4.0, "best.pt")
+        assert not loaded.model.training
+        assert isinstance(loaded.tokenizer, ByteTokenizer)
+        assert loaded.config == run.read_config()
+        assert loaded.data == {"roam": "abc"}
+        assert loaded.home.path.resolve() == run.path
+    assert load_run(run.path, device="cpu").run.path == run.path
+
+
+def test_a_checkpoint_is_loaded(tmp_path):
+    run = make_run(tmp_path / "runs/a", steps=(2, 4), best=2)
+    for loaded in (load_run(run.latest), load_run(None, run.latest), load_run(run.path, run.latest, "cpu")):
+        assert (loaded.step, weight(loaded), loaded.path) == (4, 4.0, run.latest)
+        assert loaded.config == run.read_config()
+    assert load_run(run.latest).run is None
+    save_checkpoint("alone/a.pt", GPT(small_config(tmp_path).model), None, 7, small_config(tmp_path).model)
+    loaded = load_run("alone/a.pt")
+    assert (loaded.step, loaded.config, loaded.home) == (7, None, None)
+
+
+def test_the_tokenizer_of_a_run(tmp_path):
+    sha = token_caches.tokenizer().sha256
+    run = token_run(tmp_path / "runs/a", data={"tokenizer": sha})
+    assert load_run(run.path).tokenizer.sha256 == sha
+    assert load_run(run.latest).tokenizer.sha256 == sha  # one folder up
+    elsewhere = tmp_path / "elsewhere"
+    save_checkpoint(elsewhere / "a.pt", GPT(token_caches.small_config("sft").model), None, 1, run.read_config().model)
+    with pytest.raises(ValueError, match=r"a\.pt .*404.*tokenizer\.model.*--tokenizer"):
+        load_run(elsewhere / "a.pt")
+    assert load_run(elsewhere / "a.pt", tokenizer=run.tokenizer_path).tokenizer.sha256 == sha
+    (elsewhere / "tokenizer.model").write_bytes(run.tokenizer_path.read_bytes())
+    assert load_run(elsewhere / "a.pt").tokenizer.sha256 == sha  # beside it
+
+
+def test_a_tokenizer_of_another_model_is_rejected(tmp_path):
+    other = tmp_path / "other.model"
+    other.write_bytes(token_caches.other_tokenizer().model)
+    run = token_run(tmp_path / "runs/a", data={"tokenizer": token_caches.tokenizer().sha256})
+    with pytest.raises(ValueError, match=r"best\.pt|latest\.pt.*tokenizer"):
+        load_run(run.path, tokenizer=other)
+    small = make_run(tmp_path / "runs/bytes")
+    with pytest.raises(ValueError, match=r"other\.model has 404 ids.*V=256"):
+        load_run(small.path, tokenizer=other)
+
+
+def test_a_byte_model_of_256_ids_needs_no_tokenizer(tmp_path):
+    config = small_config(tmp_path, "model.V=257")
+    save_checkpoint("a.pt", GPT(config.model), None, 1, config.model)
+    with pytest.raises(ValueError, match="257"):
+        load_run("a.pt")
+    assert "V: 257" in dump_config(config)
+
+
+@pytest.mark.parametrize("text", ["one\r\ntwo", "a\r b"])
+def test_a_text_is_encoded_as_in_training(tmp_path, text):
     by_bytes = LoadedRun(None, 0, tmp_path, None, ByteTokenizer())
     assert by_bytes.encode(text).tolist() == list(text.encode())
     tokenizer = token_caches.tokenizer()
     by_tokens = LoadedRun(None, 0, tmp_path, None, tokenizer)
     assert by_tokens.encode(text).tolist() == tokenizer.encode(text.replace("\r\n", "\n"))
+
+
+def test_changed_data_is_rejected():
+    check_unchanged({"roam": "a", "new": "b"}, {"roam": "a", "gone": "c"}, "runs/x")
+    with pytest.raises(ValueError, match=r"runs/x.*: roam, wiki;"):
+        check_unchanged({"roam": "a", "primer": "p", "wiki": "w"}, {"roam": "b", "primer": "p", "wiki": "v"}, "runs/x")

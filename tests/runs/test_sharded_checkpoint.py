@@ -1,4 +1,4 @@
-"""Sharded checkpoints as files: read back whole, damaged, or made to harm."""
+"""Sharded checkpoints as files: intact, damaged, or hostile."""
 
 import json
 import os
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled") 
 
 
 def trained():
-    """A model and its optimiser after one update."""
+    """A model and its optimizer after one step."""
     torch.manual_seed(0)
     model = GPT(CONFIG)
     groups = [{"params": list(model.parameters())[:3]}, {"params": list(model.parameters())[3:], "weight_decay": 0.0}]
@@ -66,7 +66,7 @@ def copy(made, tmp_path):
     return shutil.copytree(made[0], tmp_path / "copy")
 
 
-def test_it_reads_as_a_single_file_does(made):
+def test_it_reads_like_a_single_file(made):
     folder, model, optimizer = made
     payload = read_checkpoint(folder, "cpu")
     assert same(payload["model"], model.state_dict())
@@ -88,7 +88,7 @@ def test_it_reads_as_a_single_file_does(made):
     assert torch.equal(loaded(x), model.eval()(x))
 
 
-def test_tensors_are_filled_where_they_lie(made):
+def test_tensors_are_filled_in_place(made):
     folder, model, _ = made
     other, _ = trained()
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_tensors_are_filled_where_they_lie(made):
         sharded_checkpoint.fill_from_folder(folder, {"model/none": torch.zeros(1)}, group=None)
 
 
-def test_no_path_is_in_it(made):
+def test_it_holds_no_path(made):
     folder, _, _ = made
     names = sorted(path.name for path in folder.iterdir())
     assert names == [".metadata", "__0_0.distcp", "checkpoint.json"]
@@ -113,9 +113,11 @@ def test_no_path_is_in_it(made):
         assert str(folder.parent).encode() not in data
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-@pytest.mark.parametrize("harm", ["flipped", "cut off", "gone"])
-def test_damage_is_seen(copy, name, harm):
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [(".metadata", "flipped"), ("__0_0.distcp", "flipped"), ("__0_0.distcp", "cut"), (".metadata", "gone")],
+)
+def test_damage_is_detected(copy, name, harm):
     path = copy / name
     data = bytearray(path.read_bytes())
     if harm == "gone":
@@ -129,16 +131,16 @@ def test_damage_is_seen(copy, name, harm):
         sharded_checkpoint.read_head(copy)
 
 
-def test_a_head_that_is_no_head(copy):
+def test_an_invalid_checkpoint_json(copy):
     head = copy / sharded_checkpoint.HEAD
     for text in ("", "[]", "{", "{}", '{"files": {}}', "[" * 100_000):
         head.write_text(text, encoding="utf-8")
         with pytest.raises(CheckpointError, match="damaged"):
             read_checkpoint(copy, "cpu")
     head.unlink()
-    with pytest.raises(FileNotFoundError):  # a folder like any other
+    with pytest.raises(FileNotFoundError):  # an ordinary folder
         read_checkpoint(copy, "cpu")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"copy.*checkpoint\.json"):
         sharded_checkpoint.read_head(copy)
 
 
@@ -157,7 +159,7 @@ def test_a_head_that_is_no_head(copy):
         (lambda head: head.update(step=3.0), "step"),
     ],
 )
-def test_a_head_of_other_kinds(copy, change, named):
+def test_entries_of_the_wrong_type(copy, change, named):
     rewrite(copy, change)
     for read in (sharded_checkpoint.read_head, lambda folder: read_checkpoint(folder, "cpu")):
         with pytest.raises(CheckpointError, match=f"copy is damaged.*{named}"):
@@ -165,21 +167,21 @@ def test_a_head_of_other_kinds(copy, change, named):
 
 
 @pytest.mark.parametrize("to", ["model/none", ["model/tok_emb.weight"], 5])
-def test_a_weight_that_is_tied_to_none(copy, to):
+def test_a_weight_tied_to_a_missing_one(copy, to):
     rewrite(copy, lambda head: head.update(tied={"model/lm_head.weight": to}))
     with pytest.raises(CheckpointError, match=r"copy is damaged: model/lm_head\.weight is tied to"):
         read_checkpoint(copy, "cpu")
 
 
 @pytest.mark.parametrize("name", ["optimizer/param_groups/0", "model/tok_emb.weight/x"])
-def test_a_weight_in_the_place_of_another(copy, name):
+def test_a_path_through_a_weight(copy, name):
     rewrite(copy, lambda head: head.update(tied={name: "model/tok_emb.weight"}))
-    with pytest.raises(CheckpointError, match=f"copy was refused: {name}"):
+    with pytest.raises(CheckpointError, match=rf"copy .*{name}"):
         read_checkpoint(copy, "cpu")
 
 
 def rewrite(folder, change):
-    """The same files with another head."""
+    """Change checkpoint.json."""
     head = json.loads((folder / sharded_checkpoint.HEAD).read_text(encoding="utf-8"))
     change(head)
     files.write_json(folder / sharded_checkpoint.HEAD, head)
@@ -191,34 +193,34 @@ class Harm:
 
 
 @pytest.mark.parametrize("content", [Harm(), {"a": [Harm()]}])
-def test_a_list_of_parts_that_would_run_code_is_refused(copy, content, monkeypatch, tmp_path):
+def test_an_index_that_would_run_code_is_rejected(copy, content, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    self_made(copy, pickle.dumps(content))
-    with pytest.raises(CheckpointError, match=r"refused.*holds code or objects"):
+    replace_index(copy, pickle.dumps(content))
+    with pytest.raises(CheckpointError, match=r"copy .*\.metadata .*mkdir"):
         read_checkpoint(copy, "cpu")
     assert not (tmp_path / "harmed").exists()
-    # torch's own module knows the name `os`: a path through it must not help.
+    # torch's metadata module imports `os`: an attribute path through it must not help.
     through = b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x09os.getcwd\x93)R."
-    self_made(copy, through)
-    with pytest.raises(CheckpointError, match=r"refused.*holds code or objects .*os\.getcwd"):
+    replace_index(copy, through)
+    with pytest.raises(CheckpointError, match=r"copy .*\.metadata .*os\.getcwd"):
         read_checkpoint(copy, "cpu")
-    self_made(copy, pickle.dumps([1, 2]))
-    with pytest.raises(CheckpointError, match=r"refused.*no list of parts"):
+    replace_index(copy, pickle.dumps([1, 2]))
+    with pytest.raises(CheckpointError, match=r"copy .*\.metadata .*not an index"):
         read_checkpoint(copy, "cpu")
 
 
-def self_made(folder, metadata):
-    """Another list of parts, with a head that fits it."""
+def replace_index(folder, metadata):
+    """Write another index, with a checkpoint.json that matches it."""
     (folder / ".metadata").write_bytes(metadata)
     head = json.loads((folder / sharded_checkpoint.HEAD).read_text(encoding="utf-8"))
     head["files"][".metadata"] = {"bytes": len(metadata), "sha256": files.sha256_bytes(metadata)}
     files.write_json(folder / sharded_checkpoint.HEAD, head)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_an_unwritable_folder(tmp_path):
     model, _ = trained()
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
-    with pytest.raises(OSError, match="cannot write"):
+    with pytest.raises(OSError, match=r"taken"):
         sharded_checkpoint.write_shards(
             tmp_path / "taken", sharded_checkpoint.flat({"model": model.state_dict()}), rank=0, group=None
         )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from niels_gpt.splice import MultiSpliceDocumentDataset, SpliceDocumentDataset
+from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.splice import coverage as module
 from niels_gpt.splice.coverage import Coverage, cover, epoch_spans, frames_needed, passes, step_spans
 from niels_gpt.splice.packing import pack
@@ -112,18 +112,6 @@ def test_coverage_of_quotas_and_streams(lengths, tau, alpha, epoch_length, sampl
         assert sum(int(document.seen.sum() - document.supervised.sum()) for document in found) == epoch_length
 
 
-@pytest.mark.parametrize("jitter_mode", ["uniform", "low_discrepancy"])
-def test_jitter_does_not_change_counts(jitter_mode):
-    lengths = [11, 6, 3]
-    still, moved = (
-        multi(lengths, content_length=4, offset_jitter=jitter, jitter_mode=jitter_mode) for jitter in (0, 3)
-    )
-    assert still.triples().tolist() != moved.triples().tolist()
-    for a, b in zip(check_epoch(still, lengths), check_epoch(moved, lengths), strict=True):
-        assert a.seen.tolist() == b.seen.tolist()
-        assert a.supervised.tolist() == b.supervised.tolist()
-
-
 def test_coverage_balanced_by_hand():
     """Spans ABC, BCD, CDE: the middle token is in all three, the first token is never predicted."""
     [found] = check_epoch(multi([5], content_length=3), [5])
@@ -172,35 +160,6 @@ def test_by_document_repeats_short_documents():
     assert equal[2].supervised.tolist() == [0, 4, 4, 4]
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
-def test_token_shares_follow_the_temperature(tau):
-    """All spans have K tokens, so the share of tokens seen is the share of examples, length ** tau normalized."""
-    lengths = [400, 100, 25]
-    dataset = multi(lengths, content_length=5, balance_mode="by_temperature", balance_tau=tau, epoch_length=10_000)
-    seen = [int(document.seen.sum()) for document in cover(dataset, names(lengths), epoch_spans(dataset))]
-    assert sum(seen) == 5 * 10_000
-    mass = [length**tau for length in lengths]
-    for share, wanted in zip(seen, mass, strict=True):
-        assert share / sum(seen) == pytest.approx(wanted / sum(mass), abs=1e-4)  # integers of 10,000
-
-
-def test_edge_weights_make_coverage_more_even():
-    """alpha > 0 shows the ends of a document more often."""
-    length = 60
-    plain, weighted = (
-        SpliceDocumentDataset(
-            S=16, doc_tokens=documents([length])[0], pad_token_id=NULL, content_length=16, alpha=alpha
-        )
-        for alpha in (0.0, 0.8)
-    )
-    evenness = []
-    for dataset in (plain, weighted):
-        [found] = check_epoch(dataset, [length])
-        evenness.append(int(found.seen[0]) / int(found.seen.max()))
-    assert evenness[0] == 1 / 16
-    assert evenness[1] > 2 * evenness[0]
-
-
 def test_epoch_in_chunks(monkeypatch):
     lengths = [9, 6]
     dataset = multi(lengths, content_start_mode="slide_within")
@@ -235,18 +194,6 @@ def test_step_spans_are_the_training_batches(shuffle, options):
     assert [len(part.doc) for part in spans] == [B] * steps
     found = cover(dataset, names(lengths), spans)
     check(found, lengths, count_frames(documents(lengths), batches))
-
-
-def test_steps_of_an_epoch_cover_the_epoch():
-    lengths = [9, 6, 4]
-    dataset = multi(lengths, content_length=4)
-    assert len(dataset) == 6 + 3 + 1
-    full = cover(dataset, names(lengths), epoch_spans(dataset))
-    for steps, B in ((5, 2), (2, 5), (10, 1)):
-        stepped = cover(dataset, names(lengths), step_spans(dataset, 1, steps, B))
-        for a, b in zip(full, stepped, strict=True):
-            assert a.seen.tolist() == b.seen.tolist()
-            assert a.supervised.tolist() == b.supervised.tolist()
 
 
 def test_no_spans_cover_nothing():

@@ -16,7 +16,6 @@ from tests.splice import (
     check_example,
     document,
     documents,
-    origins,
     schedules,
     spans,
     tuples,
@@ -143,43 +142,6 @@ def test_quotas_select_evenly_spaced_examples(schedule, lengths, tau, size):
 # --- documents, indices, fillers ---------------------------------------------------------------------
 
 
-def test_documents_of_mixed_types():
-    docs = [[1, 2, 3], np.array([60_000, 5], dtype=np.uint16), np.array([7, 8, 9, 10], dtype=np.int64)]
-    ds = multi(docs, S=4)
-    check_dataset(ds, docs, [(0, 0, 1, 3), (1, 0, 2, 2), (2, 0, 0, 4)], 4)
-
-
-def test_empty_documents_have_no_examples():
-    docs = [np.zeros(0, dtype=np.int64), document(3), np.array([5])]
-    assert tuples(multi(docs, S=4).triples()) == [(1, 0, 1)]
-
-
-def test_negative_and_out_of_range_indices():
-    ds = multi(content_length=4)
-    triples = tuples(ds.triples())
-    for i in range(7):
-        for index in (i, i - 7, np.int64(i)):
-            origin = ds[index].origin
-            assert (origin.doc_idx, origin.t, origin.s) == triples[i]
-    for index in (7, -8):
-        with pytest.raises(IndexError):
-            ds[index]
-        with pytest.raises(IndexError):
-            ds.get_batch([0, index])
-    assert [e.origin.doc_idx for e in ds] == [0, 0, 0, 0, 1, 1, 2]
-    batch = ds.get_batch(np.array([6, -7, 4]))
-    assert [row[:3] for row in origins(batch)] == [triples[i] for i in (6, 0, 4)]
-    assert ds.get_batch([]).tokens.shape == ds.get_batch([]).segment_ids.shape == (0, 8)
-    assert origins(ds.get_batch([])) == []
-
-
-def test_filler_token():
-    assert multi(pad_token_id=None, eos_token_id=3, content_length=4)[0].tokens.tolist() == [3] * 4 + LETTERS[0][:4]
-    assert multi(pad_token_id=0, eos_token_id=3, content_length=4)[0].tokens.tolist() == [0] * 4 + LETTERS[0][:4]
-    with pytest.raises(ValueError):
-        multi(pad_token_id=None)
-
-
 # --- pickling ----------------------------------------------------------------------------------------
 
 
@@ -255,6 +217,6 @@ def test_edge_weights_of_one_document_equal_the_single_dataset(options):
     one = SpliceDocumentDataset(S=8, doc_tokens=doc, pad_token_id=0, content_length=6, alpha=0.8, **stride)
     assert len(many) == len(one) == 24 // stride.get("content_stride", 1) + 1
     assert tuples(many.triples()) == tuples(one.triples())
-    for refused in ({"sampler": "enumerate"}, {"content_start_mode": "slide_within"}):
+    for invalid in ({"sampler": "enumerate"}, {"content_start_mode": "slide_within"}):
         with pytest.raises(ValueError, match="alpha"):
-            MultiSpliceDocumentDataset(S=8, doc_tokens_list=[doc], pad_token_id=0, alpha=0.8, **refused)
+            MultiSpliceDocumentDataset(S=8, doc_tokens_list=[doc], pad_token_id=0, alpha=0.8, **invalid)

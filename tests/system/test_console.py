@@ -61,6 +61,16 @@ def test_an_error_is_one_line_and_exit_code_1(error, capsys, monkeypatch):
         run(app)
 
 
+def test_a_failure_of_another_process_is_not_printed(capsys):
+    def app(**_):
+        raise console.OtherProcessFailed("rank 1 failed")
+
+    with pytest.raises(SystemExit) as stopped:
+        run(app)
+    assert stopped.value.code == 1
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_bug_keeps_its_traceback():
     def app(**_):
         raise KeyError("x")

@@ -95,7 +95,7 @@ def gpu(monkeypatch):
     def fake(name="NVIDIA H200", capability=(9, 0), bf16=True):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 or including_emulation)
         monkeypatch.setattr(device, "HAS_TRITON", True)
 
     return fake

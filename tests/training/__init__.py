@@ -1,4 +1,4 @@
-"""What the tests of training share: texts on disk, a small config, and what a run left behind."""
+"""Helpers for tests of training: texts on disk, a small config, and the results of a run."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ SMALL = [
 
 
 def sentence(number: int, words: int) -> str:
-    """Always the same words for the same numbers, on every machine."""
+    """The same words for the same numbers, on every machine."""
     picked = []
     for _ in range(words):
         number = (number * 1103515245 + 12345) % 2**31
@@ -65,7 +65,7 @@ def sentence(number: int, words: int) -> str:
 
 
 def write_texts(folder: Path) -> Path:
-    """notes/*.md and primer.txt in the folder, the same everywhere; the folder."""
+    """Write notes/*.md and primer.txt, always the same, into a folder; returns the folder."""
     notes = folder / "notes"
     notes.mkdir(parents=True)
     for i in range(12):
@@ -79,7 +79,7 @@ def write_texts(folder: Path) -> Path:
 
 
 def data_options(folder: Path) -> list[str]:
-    """The overrides that take the texts of `write_texts`."""
+    """The overrides that select the texts of `write_texts`."""
     return [
         f"data.roam={folder / 'notes'}",
         f"data.primer={folder / 'primer.txt'}",
@@ -88,12 +88,12 @@ def data_options(folder: Path) -> list[str]:
 
 
 def small_config(folder: Path, *overrides: str) -> RunConfig:
-    """A model of 5 000 weights on the texts of the folder."""
+    """A model of 7,000 weights on the texts of the folder."""
     return load_config(None, overrides=[*SMALL, *data_options(folder), *overrides])
 
 
 def weights_sha256(checkpoint: Path) -> str:
-    """Of the names and the bits of all weights."""
+    """The hash of the names and bits of all weights."""
     state = torch.load(checkpoint, weights_only=True)["model"]
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -103,7 +103,7 @@ def weights_sha256(checkpoint: Path) -> str:
 
 
 def metric_lines(run_dir: Path) -> list[dict]:
-    """metrics.jsonl without the speed, which no two runs share."""
+    """metrics.jsonl without the speed, which differs between runs."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     for line in lines:
         assert line.pop("tokens_per_s") > 0
@@ -111,7 +111,7 @@ def metric_lines(run_dir: Path) -> list[dict]:
 
 
 def same(a, b) -> bool:
-    """Equality of nested lists and dicts, bit for bit where there are tensors."""
+    """Whether nested lists and dicts are equal; tensors bit for bit."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):

@@ -1,6 +1,8 @@
 """Prefetching batches."""
 
+import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +42,77 @@ def test_an_error_while_building_is_raised():
         raise OSError("the disk is gone")
 
     with Prefetcher(broken, first=0, last=2, device="cpu", ahead=2) as batches, pytest.raises(OSError, match="gone"):
+        batches.next()
+
+
+# --- the thread, with a stand-in for CUDA -----------------------------------------------------------
+
+
+class Pinned:
+    """A batch that records how it was moved."""
+
+    def __init__(self, step):
+        self.step, self.moves = step, []
+
+    def pinned(self):
+        self.moves.append("pinned")
+        return self
+
+    def to(self, device):
+        self.moves.append(str(device))
+        return self
+
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """CUDA without a device; records which device the thread selects."""
+    selected = []
+    event = SimpleNamespace(record=lambda stream: None, wait=lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "copies")
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "main")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: selected.append(str(device)))
+    return selected
+
+
+@pytest.mark.parametrize(("device", "selected"), [("cuda", []), ("cuda:1", ["cuda:1"])])
+def test_a_thread_builds_batches_ahead(fake_cuda, device, selected):
+    built, ready = [], threading.Semaphore(0)
+
+    def build(step):
+        built.append(step)
+        ready.release()
+        return Pinned(step)
+
+    with Prefetcher(build, first=3, last=7, device=device, ahead=1) as batches:
+        for _ in range(2):  # one in the queue, one that waits for space in it
+            assert ready.acquire(timeout=60)
+        assert built == [3, 4]
+        for step in range(3, 7):
+            batch = batches.next()
+            assert (batch.step, batch.moves) == (step, ["pinned", device])
+    assert built == [3, 4, 5, 6]
+    assert fake_cuda == selected
+    assert prefetch_threads() == []
+
+
+@pytest.mark.parametrize(("first", "last", "ahead"), [(0, 5, 0), (5, 5, 2)])
+def test_no_thread_without_batches_to_prefetch(fake_cuda, first, last, ahead):
+    with Prefetcher(Pinned, first=first, last=last, device="cuda", ahead=ahead) as batches:
+        assert prefetch_threads() == []
+        if first < last:
+            assert batches.next().moves == ["cuda"]
+
+
+def test_an_error_in_the_thread_is_raised_by_next(fake_cuda):
+    def broken(step):
+        raise OSError("the disk is gone")
+
+    with Prefetcher(broken, first=0, last=2, device="cuda", ahead=1) as batches, pytest.raises(OSError, match="gone"):
         batches.next()
 
 

@@ -21,6 +21,7 @@ from niels_gpt.training.resume import (
 )
 from niels_gpt.training.tasks.registry import open_task
 from tests.training import same, small_config, write_texts
+from tests.training.worlds import Notes
 
 SHORT = [
     "train.total_steps=2",
@@ -240,3 +241,70 @@ def test_the_state_in_a_folder_equals_that_in_a_file(copy, tmp_path):
     sharded_checkpoint.write_head(folder, head, [sharded_checkpoint.write_shards(folder, tensors, rank=0, group=None)])
     ours = optimizer_state(fresh(config), read_checkpoint(folder, "cpu")["optimizer"], where="folder")
     assert same(ours, optimizer_state(fresh(config), saved["optimizer"], where="file"))
+
+
+# --- notes, and what may change ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+@pytest.mark.parametrize(("before", "noted"), [(None, False), (1, False), (2, True)])
+def test_another_number_of_processes_is_noted(copy, before, noted):
+    config, task, run, saved = copy
+    if before is not None:
+        saved["extra"]["processes"] = before
+    rewrite(run, saved)
+    notes = Notes()
+    restore(fresh(config), config, task, run, "cpu", False, False, notes, SINGLE_PROCESS)
+    assert notes.texts[0] == f"resuming {run.path} at step 2"
+    assert len(notes.texts) == 1 + noted
+    if noted:
+        assert "from 2 to 1" in notes.texts[1] and "dropout" in notes.texts[1]  # the config has dropout
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+def test_without_best_pt_the_next_evaluation_is_the_best(copy):
+    config, task, run, _ = copy
+    assert resume(config, task, run).best is not None
+    run.best.unlink()
+    assert resume(config, task, run).best is None
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ("train.base_lr=0.5", True),
+        ("model.dropout=0.5", False),
+        ("train.optimizer=muon", False),
+        ("train.accumulate=2", None),
+    ],
+)
+def test_which_config_changes_are_allowed(copy, texts, change, allowed):
+    """True: on request; False: never; None: always."""
+    _, task, run, _ = copy
+    other = small_config(texts, *SHORT, change)
+
+    def attempt(allow):
+        restore(fresh(other), other, task, run, "cpu", False, allow, Silent(), SINGLE_PROCESS)
+
+    if allowed is None:
+        attempt(False)
+        return
+    with pytest.raises(ValueError, match=change.split("=")[0]):
+        attempt(False)
+    if allowed:
+        attempt(True)
+    else:
+        with pytest.raises(ValueError, match=change.split("=")[0] + ".*new run"):
+            attempt(True)
+
+
+@pytest.mark.parametrize("made", ["adamw"], indirect=True)
+@pytest.mark.parametrize("data", [{"roam": "other"}, {"more": "x"}])
+def test_other_data_is_allowed_on_request(copy, data):
+    config, task, run, saved = copy
+    saved["extra"]["data"] |= data
+    rewrite(run, saved)
+    with pytest.raises(ValueError, match=rf"{next(iter(data))};.*--allow-data-change"):
+        resume(config, task, run)
+    restore(fresh(config), config, task, run, "cpu", True, False, Silent(), SINGLE_PROCESS)

@@ -112,3 +112,18 @@ def test_no_mfu_without_a_known_peak(device, monkeypatch):
     launch(meter, device, 0, start=1.0, end=2.0)
     (line,) = meter.drain()
     assert "mfu" not in line
+
+
+def test_ratios_and_speeds_are_rounded(device):
+    """Four decimals for ratios, two for memory, one for speeds."""
+    device.memory = 1_234_567_890
+    meter = ThroughputMeter("cuda", flops=10, processes=3)
+    launch(meter, device, 0, start=0.0, end=1.0)
+    launch(meter, device, 1, start=2.0, end=4.0, tokens=111)
+    _, line = meter.drain()
+    assert (line["tokens_per_s"], line["mfu"]) == (111.0, 0.37)
+    assert (line["stall"], line["memory_gib"]) == (0.3333, 1.15)
+    launch(meter, device, 2, start=10.0, end=13.0, tokens=100.01)
+    (line,) = meter.drain()
+    assert line["tokens_per_s"] == 100.0
+    assert line["mfu"] == 0.3333

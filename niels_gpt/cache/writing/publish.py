@@ -23,15 +23,15 @@ def publish_files(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
     Existing entries of these names move to the hidden folder, also those that this build does not replace. An error
     restores the previous state.
     """
-    made = [name for name in names if (folder / name).exists()]
-    files.write_json(folder / MOVING, {"names": list(names), "made": made})
+    built = [name for name in names if (folder / name).exists()]
+    files.write_json(folder / MOVING, {"names": list(names), "made": built})
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         (folder / OLD).mkdir()
         for name in reversed(names):  # meta.json first: without it, the old files do not count as a finished cache
             if (out_dir / name).exists():
                 (out_dir / name).rename(folder / OLD / name)
-        for name in made:
+        for name in built:
             (folder / name).rename(out_dir / name)
         files.fsync_folder(out_dir)
     except BaseException:
@@ -45,11 +45,11 @@ def roll_back(folder: Path, out_dir: Path) -> None:
     """Undo an unfinished `publish_files`; does nothing if there was none."""
     try:
         moving = json.loads((folder / MOVING).read_text(encoding="utf-8"))
-        made, names = list(moving["made"]), list(moving["names"])
+        built, names = list(moving["made"]), list(moving["names"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     out_dir.mkdir(parents=True, exist_ok=True)
-    for name in reversed(made):
+    for name in reversed(built):
         if not (folder / name).exists() and (out_dir / name).exists():
             (out_dir / name).rename(folder / name)
     for name in names:

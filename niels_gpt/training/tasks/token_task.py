@@ -66,7 +66,7 @@ class _TokenTask(abc.ABC):
     kind: str
 
     def __init__(self, config: RunConfig) -> None:
-        """Raises CacheError for caches that are missing, damaged, too short for T, or made with another tokenizer."""
+        """Raises CacheError for caches that are missing, damaged, too short for T, or built with another tokenizer."""
         self.config = config
         self.folder = CacheFolder(config.data.token_cache)
         self.tokenizer: AnyTokenizer = self.folder.tokenizer

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cache import build_cache
 from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
-from niels_gpt.cache.writing import input_batches, partial_build
+from niels_gpt.cache.writing import partial_build
 from tests.cache import (
     CASES,
     EOT,
@@ -129,7 +128,7 @@ FEW = {
     "pretrain, val given": dataclasses.replace(
         CASES["pretrain, val given"], items=documents(8), val_items=documents(4, "held out"), shard_bytes=128
     ),
-    "sft": dataclasses.replace(CASES["sft"], items=conversations(4)),
+    "sft": dataclasses.replace(CASES["sft"], items=conversations(6)),
 }
 
 
@@ -137,7 +136,7 @@ FEW = {
 @pytest.mark.parametrize("name", ["pretrain, val given", "sft"])
 def test_sigkill_at_every_touch_of_the_disk(name):
     """Killed right before every file that is opened, renamed or removed, until a build succeeds."""
-    case = FEW[name]
+    case = dataclasses.replace(FEW[name], items=FEW[name].items[:4])
     with quick_folder() as root:
         folder = root / "c"
         case.build(folder)
@@ -423,16 +422,6 @@ def test_list_that_ends_where_the_build_stopped(tmp_path, after):
         check_fresh(changed, kept)
 
 
-def test_text_instead_of_a_dropped_item(tmp_path):
-    """None was dropped; "null" is a document."""
-    case, folder = CASES["pretrain"], tmp_path / "c"
-    assert case.items[17] is None
-    interrupt(case, folder, 50)
-    changed = dataclasses.replace(case, items=(*case.items[:17], "null", *case.items[18:]))
-    changed.build(folder)
-    check_fresh(changed, folder)
-
-
 def test_changed_val_texts_give_a_fresh_cache(tmp_path):
     case, folder = CASES["pretrain, val given"], tmp_path / "c"
     assert case.val_items is not None
@@ -516,14 +505,6 @@ def test_damaged_state_restarts_the_build(tmp_path, complete, key, value):
     check_complete(folder, complete["pretrain"])
 
 
-def test_nested_state_restarts_the_build(tmp_path, complete):
-    case, folder = CASES["pretrain"], tmp_path / "c"
-    interrupt(case, folder, 50)
-    (hidden(folder) / "state.json").write_text("[" * 100_000, encoding="utf-8")
-    case.build(folder)
-    check_complete(folder, complete["pretrain"])
-
-
 def test_foreign_files_in_the_hidden_folder_are_removed(tmp_path, complete):
     case, folder = CASES["pretrain"], tmp_path / "c"
     for after in (1, 50):
@@ -534,12 +515,6 @@ def test_foreign_files_in_the_hidden_folder_are_removed(tmp_path, complete):
         case.build(folder)
         check_complete(folder, complete["pretrain"])
         shutil.rmtree(folder)
-
-
-def test_empty_hidden_folder(tmp_path, complete):
-    hidden(tmp_path / "c").mkdir()
-    CASES["pretrain"].build(tmp_path / "c")
-    check_complete(tmp_path / "c", complete["pretrain"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
@@ -785,33 +760,6 @@ def test_read_only_folder(tmp_path):
     assert list((tmp_path / "locked").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("renames", range(3))
-def test_renames_without_permission(tmp_path, complete, monkeypatch, kind, renames):
-    """The first or a later rename fails; the next build succeeds."""
-    case, folder = CASES[kind], tmp_path / "c"
-    real, count = Path.rename, 0
-
-    def refuse(self, target):
-        nonlocal count
-        if Path(target).parent == folder:
-            count += 1
-            if count > renames:
-                raise PermissionError(errno.EACCES, "no")
-        return real(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", refuse)
-        with pytest.raises(OSError, match="cannot write the cache") as error:
-            case.build(folder)
-        assert str(folder) in str(error.value)
-    found = tree(folder)
-    assert "meta.json" not in found
-    assert found.items() <= complete[kind].items()
-    case.build(folder)
-    check_complete(folder, complete[kind])
-
-
 def test_failed_build_releases_the_lock(tmp_path, complete, monkeypatch):
     """Even while the error of the first build is referenced."""
     case, folder, mkdir = CASES["pretrain"], tmp_path / "c", Path.mkdir
@@ -843,15 +791,3 @@ def test_readers_do_not_open_an_unfinished_build(tmp_path):
         paths = tmp_path / "s" / "train_tokens.bin", tmp_path / "s" / "train_idx.npy"
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=258)
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
-
-
-def test_hidden_folder_is_beside_the_cache(tmp_path):
-    """On the same file system, so that publishing is a rename."""
-    interrupt(CASES["pretrain"], tmp_path / "c", 50)
-    assert [path.name for path in tmp_path.iterdir()] == [".c.partial"]
-
-
-def test_default_batch_and_checkpoint_sizes():
-    assert input_batches.BATCH_ITEMS >= 100
-    assert build_cache.SFT_CHECKPOINT_BYTES % 2 == 0
-    assert partial_build.MARGIN_BYTES >= 1 << 20

@@ -86,7 +86,7 @@ def test_tokens_across_the_end_of_the_window(device, kind, sampling):
         assert request.finished == "length"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=8)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=5)
 @given(
     wanted=st.lists(
         st.tuples(

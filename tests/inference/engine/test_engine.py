@@ -97,7 +97,7 @@ requests_strategy = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(requests_strategy, st.integers(1, 4), st.integers(1, 30))
 def test_requests_join_and_leave_at_random(wanted, slots, chunk):
     engine = Engine(model("v1"), slots=slots, chunk=chunk)

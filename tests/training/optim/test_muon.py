@@ -1,5 +1,8 @@
 """Muon's matmuls, on the CPU and with the Triton kernel on a GPU."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -98,3 +101,72 @@ def test_aligned_matmuls_do_not_use_cublas(ampere):
     names = [event.name for event in profile.events() if "Memcpy" not in event.name]
     assert sum("matmul_kernel" in name for name in names) == 15
     assert not [name for name in names if "nvjet" in name or "gemm" in name or "cutlass" in name]
+
+
+# --- the launch of the kernel, without a GPU ---------------------------------------------------------
+
+
+class Launches:
+    """Stands in for the Triton kernel: records grid and constants of each launch."""
+
+    def __init__(self):
+        self.found = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.found.append((grid, arguments, constants))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    kernel = Launches()
+    monkeypatch.setattr(muon, "_has_kernels", lambda device: True)
+    module = SimpleNamespace(matmul_kernel=kernel)
+    monkeypatch.setitem(sys.modules, "niels_gpt.kernels.cuda.muon_triton", module)
+    monkeypatch.setattr("niels_gpt.kernels.cuda.muon_triton", module, raising=False)
+    return kernel.found
+
+
+@pytest.mark.parametrize(
+    ("shape", "symmetric", "side", "tiles"),
+    [
+        ((1, 128, 256), True, 64, 3),  # two tiles a side: one triangle
+        ((100, 128, 64), True, 128, 1),
+        ((99, 128, 64), True, 64, 3),
+        ((12, 512, 512), True, 128, 10),
+        ((2, 272, 64), True, 64, 15),  # 272 needs five tiles of 64
+    ],
+)
+def test_small_stacks_get_small_tiles(launches, shape, symmetric, side, tiles):
+    k, M, K = shape
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    out = muon._matmul(x, x.mT, symmetric=symmetric)
+    assert (out.shape, out.dtype) == ((k, M, M), torch.bfloat16)
+    ((grid, arguments, constants),) = launches
+    assert grid == (tiles, k)
+    assert arguments[2] is None and arguments[4:7] == (M, M, K)
+    assert arguments[7:9] == (M * K, K)
+    assert arguments[-2:] == (1.0, 0.0)
+    assert (constants["SIDE"], constants["DEPTH"], constants["EVEN"]) == (side, 64, K % 64 == 0)
+    assert (constants["ADDED"], constants["SYMMETRIC"]) == (False, symmetric)
+    assert (constants["num_warps"], constants["num_stages"]) == (4, 3 if side == 128 else 4)
+
+
+def test_a_general_matmul_computes_all_tiles(launches):
+    a, b = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((2, 144, 80), (2, 80, 208)))
+    added = torch.zeros(2, 144, 208, dtype=torch.bfloat16)
+    muon._matmul(a, b, added, alpha=2.0, beta=3.0)
+    ((grid, arguments, constants),) = launches
+    assert grid == (3 * 4, 2)  # tiles of 64: 3 rows, 4 columns
+    assert arguments[4:7] == (144, 208, 80)
+    assert arguments[-2:] == (2.0, 3.0)
+    assert (constants["ADDED"], constants["EVEN"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1, 24, 32), torch.bfloat16), ((1, 32, 24), torch.bfloat16), ((1, 32, 32), torch.float32)]
+)
+def test_other_shapes_and_dtypes_do_not_use_the_kernel(launches, shape, dtype, monkeypatch):
+    monkeypatch.setattr(torch, "baddbmm", lambda *matrices, **factors: factors)
+    x = torch.ones(shape, dtype=dtype)
+    assert muon._matmul(x, x.mT, x, alpha=2.0, beta=3.0) == {"alpha": 2.0, "beta": 3.0}
+    assert launches == []

@@ -60,13 +60,13 @@ class NaiveMuon:
 
     def step(self, w, g, lr):
         self.momentum = 0.95 * self.momentum + 0.05 * g
-        update = 0.05 * g + 0.95 * self.momentum
-        wide = update if update.shape[0] <= update.shape[1] else update.T
+        direction = 0.05 * g + 0.95 * self.momentum
+        wide = direction if direction.shape[0] <= direction.shape[1] else direction.T
         x = wide / np.linalg.norm(wide)
         for _ in range(5):
             a = x @ x.T
             x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-        x = x if update.shape[0] <= update.shape[1] else x.T
+        x = x if direction.shape[0] <= direction.shape[1] else x.T
         return w - lr * self.decay * w - lr * 0.2 * np.sqrt(max(w.shape)) * x
 
 
@@ -131,14 +131,14 @@ def test_muon_steps_are_nearly_orthogonal_and_as_large_as_those_of_adamw():
             p.grad = u * torch.linspace(1.0, 0.1, len(s)) @ vh
     optimizer.step()
     for name, w in weights(model).items():
-        update = (w - before[name]) / LR
+        direction = (w - before[name]) / LR
         if is_hidden(name, w.shape):
-            singular = np.linalg.svd(update, compute_uv=False) / (0.2 * np.sqrt(max(w.shape)))
+            singular = np.linalg.svd(direction, compute_uv=False) / (0.2 * np.sqrt(max(w.shape)))
             assert singular.min() > 0.5, name
             assert singular.max() < 1.5, name
-            assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.25), name
+            assert np.sqrt((direction**2).mean()) == pytest.approx(0.2, rel=0.25), name
         else:  # AdamW's first step moves every weight by the learning rate
-            np.testing.assert_allclose(np.abs(update), 1.0, rtol=1e-3, err_msg=name)
+            np.testing.assert_allclose(np.abs(direction), 1.0, rtol=1e-3, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

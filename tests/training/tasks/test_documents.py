@@ -1,4 +1,4 @@
-"""Documents one by one, against the files they come from."""
+"""Documents of byte streams and token caches, against the files they come from."""
 
 import json
 import shutil
@@ -9,7 +9,13 @@ import pytest
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.tokenizer import token_sizes
-from niels_gpt.training.tasks.documents import digest_indices, open_documents, uses_bytes
+from niels_gpt.training.tasks.documents import (
+    ContentIndex,
+    EmptyDocumentSet,
+    digest_indices,
+    open_documents,
+    uses_bytes,
+)
 from tests import token_caches
 from tests.cache import no_waiting, split_rule
 from tests.training import DELIMITER, sentence
@@ -45,9 +51,9 @@ def notes(tmp_path):
 
 
 def byte_config(tmp_path, *overrides):
-    places = [f"data.roam={tmp_path / 'notes'}", f"data.primer={tmp_path / 'primer.txt'}"]
-    places += [f"data.cache_dir={tmp_path / 'streams'}", "task=splice"]
-    return load_config(None, overrides=[*places, *overrides])
+    paths = [f"data.roam={tmp_path / 'notes'}", f"data.primer={tmp_path / 'primer.txt'}"]
+    paths += [f"data.cache_dir={tmp_path / 'streams'}", "task=splice"]
+    return load_config(None, overrides=[*paths, *overrides])
 
 
 def token_config(root, *overrides, task="splice"):
@@ -55,19 +61,19 @@ def token_config(root, *overrides, task="splice"):
     return load_config(None, overrides=[*options, *overrides])
 
 
-def texts_of(shelf):
+def texts_of(documents):
     """(name, bytes) of every document."""
-    return [(shelf.name(i), bytes(shelf.ids(i).tolist())) for i in range(len(shelf.lengths))]
+    return [(documents.name(i), bytes(documents.ids(i).tolist())) for i in range(len(documents.lengths))]
 
 
-def check_shelf(shelf):
+def check_documents(split):
     """Lengths, ids and the documents of a dataset agree."""
-    assert shelf.lengths.dtype == np.int64
-    numbers = list(range(len(shelf.lengths)))
-    ids = [shelf.ids(i).tolist() for i in numbers]
-    assert [len(row) for row in ids] == shelf.lengths.tolist()
-    documents = shelf.documents(numbers[::-1])
-    assert documents.lengths.tolist() == shelf.lengths.tolist()[::-1]
+    assert split.lengths.dtype == np.int64
+    numbers = list(range(len(split.lengths)))
+    ids = [split.ids(i).tolist() for i in numbers]
+    assert [len(row) for row in ids] == split.lengths.tolist()
+    documents = split.documents(numbers[::-1])
+    assert documents.lengths.tolist() == split.lengths.tolist()[::-1]
     for n, i in enumerate(numbers[::-1]):
         for t in range(0, len(ids[i]), 7):
             out = np.empty(min(5, len(ids[i]) - t), dtype=np.int32)
@@ -83,21 +89,20 @@ def split_of_notes(val_frac=0.1, seed=42):
     return split_rule(sorted(NOTES), val_frac, seed)
 
 
-@pytest.mark.parametrize("seed", [42, 1, 5])
-@pytest.mark.parametrize("val_frac", [0.1, 0.5])
+@pytest.mark.parametrize(("seed", "val_frac"), [(42, 0.1), (5, 0.5)])
 def test_notes_are_the_files_exactly(notes, tmp_path, seed, val_frac):
-    library = open_documents(byte_config(tmp_path, f"data.seed={seed}", f"data.roam_val_frac={val_frac}"))
+    documents = open_documents(byte_config(tmp_path, f"data.seed={seed}", f"data.roam_val_frac={val_frac}"))
     parts = split_of_notes(val_frac, seed)
-    for shelf, names in ((library.train, parts["train"]), (library.held_out, parts["val"])):
-        assert texts_of(shelf) == [(name.split("/")[-1], NOTES[name].encode("utf-8")) for name in names]
-        check_shelf(shelf)
-    assert len(library.train.lengths) + len(library.held_out.lengths) == len(NOTES)
-    assert (library.source, library.unit) == ("roam", "B")
-    assert library.path == str(notes)
-    assert library.tokenizer.vocab_size == 256
+    for split, names in ((documents.train, parts["train"]), (documents.held_out, parts["val"])):
+        assert texts_of(split) == [(name.split("/")[-1], NOTES[name].encode("utf-8")) for name in names]
+        check_documents(split)
+    assert len(documents.train.lengths) + len(documents.held_out.lengths) == len(NOTES)
+    assert (documents.source, documents.unit) == ("roam", "B")
+    assert documents.path == str(notes)
+    assert documents.tokenizer.vocab_size == 256
 
 
-def test_a_note_may_end_as_dialogues_are_kept_apart(notes, tmp_path):
+def test_a_note_may_end_with_the_delimiter_of_dialogues(notes, tmp_path):
     """Joined with the next note it looks like the end of a dialogue."""
     text = "how dialogues are kept apart:\n\n<dialogue>"
     for path in notes.rglob("*.md"):
@@ -105,38 +110,38 @@ def test_a_note_may_end_as_dialogues_are_kept_apart(notes, tmp_path):
     assert {content for _, content in texts_of(open_documents(byte_config(tmp_path)).train)} == {text.encode("utf-8")}
 
 
-def test_ends_are_places_in_the_stream(notes, tmp_path):
-    library = open_documents(byte_config(tmp_path))
+def test_ends_are_offsets_in_the_stream(notes, tmp_path):
+    documents = open_documents(byte_config(tmp_path))
     stream = (tmp_path / "streams" / "roam_train.bin").read_bytes()
-    shelf = library.train
-    for i, (end, length) in enumerate(zip(shelf.ends.tolist(), shelf.lengths.tolist(), strict=True)):
-        assert stream[end - length : end] == bytes(shelf.ids(i).tolist())
-    assert (np.diff(shelf.ends) >= 0).all()
+    split = documents.train
+    for i, (end, length) in enumerate(zip(split.ends.tolist(), split.lengths.tolist(), strict=True)):
+        assert stream[end - length : end] == bytes(split.ids(i).tolist())
+    assert (np.diff(split.ends) >= 0).all()
 
 
-def test_the_second_time_they_come_from_the_cache(notes, tmp_path):
+def test_documents_from_the_cache_are_the_same(notes, tmp_path):
     first, second = (open_documents(byte_config(tmp_path)) for _ in range(2))
     assert texts_of(first.train) == texts_of(second.train)
     assert first.train.sha256 == second.train.sha256
     (notes / "i.md").write_text("changed", encoding="utf-8")
     third = open_documents(byte_config(tmp_path))
-    changed = [shelf for shelf in ("train", "held_out") if b"changed" in dict(texts_of(getattr(third, shelf))).values()]
+    changed = [split for split in ("train", "held_out") if b"changed" in dict(texts_of(getattr(third, split))).values()]
     assert len(changed) == 1
     assert getattr(third, changed[0]).sha256 != getattr(first, changed[0]).sha256
 
 
-def test_one_note_is_a_library_too(tmp_path):
-    """Nothing is left to hold out, and a study of one document needs nothing held out."""
+def test_a_single_note(tmp_path):
+    """Nothing is held out, which a study of one document does not need."""
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "only.md").write_text("the one document\n", encoding="utf-8")
-    library = open_documents(byte_config(tmp_path, "splice.controls=0"))
-    assert texts_of(library.train) == [("only.md", b"the one document\n")]
-    assert len(library.held_out.lengths) == 0
+    documents = open_documents(byte_config(tmp_path, "splice.controls=0"))
+    assert texts_of(documents.train) == [("only.md", b"the one document\n")]
+    assert len(documents.held_out.lengths) == 0
 
 
-def test_no_notes_at_all_is_an_error_that_names_the_place(tmp_path):
+def test_a_folder_without_notes_is_named(tmp_path):
     (tmp_path / "notes").mkdir()
-    with pytest.raises(ValueError, match=r"roam: no \.md file below .*notes"):
+    with pytest.raises(ValueError, match=r"roam.*\.md.*notes"):
         open_documents(byte_config(tmp_path))
 
 
@@ -146,49 +151,49 @@ def test_no_notes_at_all_is_an_error_that_names_the_place(tmp_path):
 def test_dialogues(tmp_path):
     dialogues = [f"user: {sentence(i, 4)}?\nassistant: {sentence(i, 9)}." for i in range(20)]
     (tmp_path / "primer.txt").write_text(DELIMITER.join(dialogues), encoding="utf-8")
-    library = open_documents(byte_config(tmp_path), "primer")
+    documents = open_documents(byte_config(tmp_path), "primer")
     parts = split_rule(list(enumerate(dialogues)), 0.1, 42)
-    for shelf, part in ((library.train, parts["train"]), (library.held_out, parts["val"])):
-        assert texts_of(shelf) == [(f"dialogue {i}", text.encode("utf-8")) for i, text in part]
-        check_shelf(shelf)
+    for split, part in ((documents.train, parts["train"]), (documents.held_out, parts["val"])):
+        assert texts_of(split) == [(f"dialogue {i}", text.encode("utf-8")) for i, text in part]
+        check_documents(split)
 
 
-def test_a_source_of_ones_own(tmp_path):
+def test_a_source_of_data_sources(tmp_path):
     texts = {f"text_{i:02d}.txt": sentence(i, 10) + "\n\n" * (i % 3) for i in range(20)}
     (tmp_path / "mine").mkdir()
     for name, text in texts.items():
         (tmp_path / "mine" / name).write_text(text, encoding="utf-8")
     config = byte_config(tmp_path, f"data.sources.mine.path={tmp_path / 'mine'}", "splice.dataset_name=mine")
-    library = open_documents(config)
+    documents = open_documents(config)
     parts = split_rule(list(texts), 0.1, 42)
-    assert (library.source, library.path) == ("mine", str(tmp_path / "mine"))
-    for shelf, names in ((library.train, parts["train"]), (library.held_out, parts["val"])):
-        assert texts_of(shelf) == [(name, texts[name].encode("utf-8")) for name in names]
-        check_shelf(shelf)
+    assert (documents.source, documents.path) == ("mine", str(tmp_path / "mine"))
+    for split, names in ((documents.train, parts["train"]), (documents.held_out, parts["val"])):
+        assert texts_of(split) == [(name, texts[name].encode("utf-8")) for name in names]
+        check_documents(split)
 
 
-def test_an_unknown_source_is_refused_with_the_known_ones(tmp_path):
+def test_an_unknown_source_is_rejected_with_the_known_ones(tmp_path):
     config = byte_config(tmp_path, "splice.dataset_name=fineweb", "data.sources.mine.path=rows.jsonl")
     with pytest.raises(ValueError, match=r"'fineweb'.*wiki, roam, primer, mine"):
         open_documents(config)
 
 
-def test_the_argument_goes_before_the_config(notes, tmp_path):
+def test_the_argument_overrides_the_config(notes, tmp_path):
     config = byte_config(tmp_path, "splice.dataset_name=fineweb")
     assert open_documents(config, "roam").source == "roam"
 
 
-def test_what_is_bytes(tmp_path):
+def test_uses_bytes(tmp_path):
     wanted = {"bytes": True, "splice": True, "pretrain": False, "sft": False}
     for task, answer in wanted.items():
         assert uses_bytes(load_config(None, overrides=[f"task={task}"])) is answer
     assert not uses_bytes(load_config(None, overrides=["task=splice", "splice.documents=tokens"]))
 
 
-def test_a_byte_run_has_its_documents_too(notes, tmp_path):
-    """For a look into what it learned by heart."""
-    library = open_documents(byte_config(tmp_path, "task=bytes"))
-    assert [name for name, _ in texts_of(library.train)] == [n.split("/")[-1] for n in split_of_notes()["train"]]
+def test_a_byte_run_has_documents_too(notes, tmp_path):
+    """A memorization report needs them."""
+    documents = open_documents(byte_config(tmp_path, "task=bytes"))
+    assert [name for name, _ in texts_of(documents.train)] == [n.split("/")[-1] for n in split_of_notes()["train"]]
 
 
 # --- token caches ------------------------------------------------------------------------------------
@@ -197,68 +202,68 @@ def test_a_byte_run_has_its_documents_too(notes, tmp_path):
 @pytest.mark.parametrize("name", ["roam", "fineweb_edu"])
 def test_documents_of_a_cache(name):
     root = token_caches.folder()
-    library = open_documents(token_config(root, f"splice.dataset_name={name}"))
+    documents = open_documents(token_config(root, f"splice.dataset_name={name}"))
     eot = token_caches.special("eot")
     found = []
-    for split, shelf in (("val", library.held_out), ("train", library.train)):
-        stream = token_caches.stream(name, split)
-        starts = token_caches.read_offsets(root / "pretrain" / name / split / "documents.npy")
+    for name_of_split, split in (("val", documents.held_out), ("train", documents.train)):
+        stream = token_caches.stream(name, name_of_split)
+        starts = token_caches.read_offsets(root / "pretrain" / name / name_of_split / "documents.npy")
         wanted = [stream[a:b] for a, b in zip(starts, [*starts[1:], len(stream)], strict=True)]
-        assert [shelf.ids(i).tolist() for i in range(len(shelf.lengths))] == wanted
-        assert shelf.ends.tolist() == [*starts[1:], len(stream)]
-        assert [shelf.name(i) for i in range(2)] == ["document 0", "document 1"]
-        check_shelf(shelf)
+        assert [split.ids(i).tolist() for i in range(len(split.lengths))] == wanted
+        assert split.ends.tolist() == [*starts[1:], len(stream)]
+        assert [split.name(i) for i in range(2)] == ["document 0", "document 1"]
+        check_documents(split)
         found += wanted
-    # In the order of the source, val first; the document that filled val's budget is cut.
-    wholes = [[*token_caches.tokenizer().encode(text), eot] for text in token_caches.documents(name)]
-    assert all(ids == whole[: len(ids)] for ids, whole in zip(found, wholes, strict=True))
-    assert sum(ids != whole for ids, whole in zip(found, wholes, strict=True)) <= 1
-    assert library.tokenizer.sha256 == token_caches.tokenizer().sha256
-    assert (library.source, library.unit) == (name, " tokens")
-    assert library.path == str(root / "pretrain" / name)
+    # In the order of the source, val first; the document that filled val's budget is truncated.
+    complete = [[*token_caches.tokenizer().encode(text), eot] for text in token_caches.documents(name)]
+    assert all(ids == document[: len(ids)] for ids, document in zip(found, complete, strict=True))
+    assert sum(ids != document for ids, document in zip(found, complete, strict=True)) <= 1
+    assert documents.tokenizer.sha256 == token_caches.tokenizer().sha256
+    assert (documents.source, documents.unit) == (name, " tokens")
+    assert documents.path == str(root / "pretrain" / name)
 
 
-def test_of_several_caches_the_notes_are_taken():
+def test_of_several_caches_roam_is_the_default():
     assert open_documents(token_config(token_caches.folder())).source == "roam"
 
 
-def test_the_only_cache_is_taken(tmp_path):
+def test_a_single_cache_is_the_default(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     shutil.rmtree(root / "pretrain" / "roam")
     assert open_documents(token_config(root)).source == "fineweb_edu"
 
 
-def test_of_several_others_one_must_be_named(tmp_path):
+def test_one_of_several_other_caches_must_be_named(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     (root / "pretrain" / "roam").rename(root / "pretrain" / "books")
-    with pytest.raises(ValueError, match=r"which cache.*books, fineweb_edu.*splice\.dataset_name"):
+    with pytest.raises(ValueError, match=r"caches.*books, fineweb_edu.*splice\.dataset_name"):
         open_documents(token_config(root))
     assert open_documents(token_config(root), "books").source == "books"
     shutil.rmtree(root / "pretrain")
-    with pytest.raises(ValueError, match=r"which cache.*none"):
+    with pytest.raises(ValueError, match=r"caches.*none.*splice\.dataset_name"):
         open_documents(token_config(root))
 
 
-def test_an_unknown_cache_is_refused_with_those_there():
+def test_an_unknown_cache_is_rejected_with_the_existing_ones():
     with pytest.raises(ValueError, match=r"wikitext.*fineweb_edu, roam"):
         open_documents(token_config(token_caches.folder(), "splice.dataset_name=wikitext"))
 
 
-def test_the_folder_of_the_splice_section_goes_first(tmp_path):
+def test_splice_base_overrides_the_token_cache(tmp_path):
     config = token_config(tmp_path / "nowhere", f"splice.base={token_caches.folder()}")
     assert open_documents(config).source == "roam"
     with pytest.raises(CacheError, match="nowhere"):
         open_documents(token_config(tmp_path / "nowhere"))
 
 
-def test_a_cache_without_offsets_is_refused(tmp_path):
+def test_a_cache_without_offsets_is_rejected(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     (root / "pretrain" / "roam" / "train" / "documents.npy").unlink()
-    with pytest.raises(CacheError, match=r"documents\.npy is missing"):
+    with pytest.raises(CacheError, match=r"documents\.npy"):
         open_documents(token_config(root))
 
 
-def test_a_cache_of_another_tokenizer_is_refused(tmp_path):
+def test_a_cache_of_another_tokenizer_is_rejected(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     token_caches.build_pretrain(tmp_path / "others", "roam", token_caches.other_tokenizer())
     shutil.rmtree(root / "pretrain" / "roam")
@@ -269,19 +274,19 @@ def test_a_cache_of_another_tokenizer_is_refused(tmp_path):
 
 def test_a_cache_without_a_held_out_split(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
-    place = root / "pretrain" / "roam"
-    meta = json.loads((place / "meta.json").read_text(encoding="utf-8"))
+    folder = root / "pretrain" / "roam"
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     assert meta["val_tokens"] > 0
-    shutil.rmtree(place / "val")
-    library = open_documents(token_config(root))
-    assert len(library.held_out.lengths) == 0
-    assert len(library.train.lengths) > 0
+    shutil.rmtree(folder / "val")
+    documents = open_documents(token_config(root))
+    assert len(documents.held_out.lengths) == 0
+    assert len(documents.train.lengths) > 0
 
 
 # --- sizes and digests -------------------------------------------------------------------------------
 
 
-def test_sizes_of_tokens_are_their_bytes(notes, tmp_path):
+def test_token_sizes_are_bytes(notes, tmp_path):
     assert token_sizes(open_documents(byte_config(tmp_path)).tokenizer).tolist() == [1] * 256
     tokenizer = token_caches.tokenizer()
     sizes = token_sizes(tokenizer)
@@ -291,7 +296,27 @@ def test_sizes_of_tokens_are_their_bytes(notes, tmp_path):
         assert sum(sizes[i] for i in tokenizer.encode(text)) == len(text.encode("utf-8"))
 
 
-def test_a_digest_tells_choices_apart():
+def test_digests_differ_between_selections():
     choices = [[], [1], [1, 2], [2, 1], [12], [1, 2, 3]]
     assert len({digest_indices(choice) for choice in choices}) == len(choices)
     assert digest_indices([1, 2]) == digest_indices(iter([1, 2]))
+
+
+def test_the_content_index_finds_equal_documents(notes, tmp_path):
+    train = open_documents(byte_config(tmp_path)).train
+    full, first = ContentIndex(train), ContentIndex(train, [0])
+    for i in range(len(train.lengths)):
+        assert train.ids(i) in full
+        assert (train.ids(i) in first) == (train.ids(i).tolist() == train.ids(0).tolist())
+    other = train.ids(0).copy()
+    other[-1] ^= 1
+    assert other not in full
+    assert train.ids(0)[:-1] not in first
+
+
+def test_an_empty_split_has_no_documents():
+    empty = EmptyDocumentSet()
+    assert (len(empty.lengths), len(empty.ends), empty.sha256) == (0, 0, "")
+    for call in (empty.name, empty.ids, empty.documents):
+        with pytest.raises(IndexError):
+            call(0)

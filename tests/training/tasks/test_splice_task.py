@@ -73,8 +73,8 @@ def place(tmp_path_factory):
 
 
 def config_of(place, *overrides):
-    places = [f"data.roam={place / 'notes'}", f"data.cache_dir={place / 'streams'}"]
-    return load_config(None, overrides=[*SMALL, *places, *overrides])
+    paths = [f"data.roam={place / 'notes'}", f"data.cache_dir={place / 'streams'}"]
+    return load_config(None, overrides=[*SMALL, *paths, *overrides])
 
 
 def task_of(place, *overrides):
@@ -91,7 +91,7 @@ def content(name):
 
 
 def spans_in(batch):
-    """The ids of every segment of a batch that has targets, each with its position in a frame of its own."""
+    """The ids of every segment of a batch that has targets, each with the position of its first token."""
     found = []
     for row in range(len(batch.x)):
         ids, targets = batch.x[row].tolist(), batch.targets[row].tolist()
@@ -121,15 +121,15 @@ def spans_in(batch):
     ],
     ids=["default", "sweep", "stream", "curriculum", "edges"],
 )
-@pytest.mark.parametrize("packed", ["true", "false"])
-def test_a_batch_depends_on_the_step_alone(place, overrides, packed):
+def test_a_batch_depends_on_the_step_alone(place, overrides):
+    packed = "false" if overrides == SWEEP else "true"
     first, second = (task_of(place, *overrides, f"splice.packed={packed}") for _ in range(2))
-    there = [first.batch(step) for step in range(8)]
-    back = {step: second.batch(step) for step in (7, 2, 5, 0, 6, 1, 3, 4)}
-    for step, batch in enumerate(there):
-        for one, other in zip(batch, back[step], strict=True):
+    forward = [first.batch(step) for step in range(8)]
+    shuffled = {step: second.batch(step) for step in (7, 2, 5, 0, 6, 1, 3, 4)}
+    for step, batch in enumerate(forward):
+        for one, other in zip(batch, shuffled[step], strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
-    assert len({batch.x.numpy().tobytes() for batch in there}) > 4
+    assert len({batch.x.numpy().tobytes() for batch in forward}) > 4
 
 
 @pytest.mark.parametrize("mode", ["coverage_balanced", "anchor_start", "slide_within", "cyclic_roll"])
@@ -145,8 +145,8 @@ def test_packed_and_unpacked_batches_have_the_same_spans_at_the_same_positions(p
         assert other.positions is None
 
 
-def test_an_epoch_shows_every_example_once(place):
-    """What an example is comes from the plain loops."""
+def test_an_epoch_has_every_example_once(place):
+    """The expected examples come from naive loops."""
     task = task_of(place, *SWEEP, "splice.offset_stride=9", "splice.content_stride=3", "train.B=1")
     options = {"content_length": 8, "content_start_mode": "slide_within", "offset_stride": 9, "content_stride": 3}
     wanted = [
@@ -167,14 +167,14 @@ def test_without_shuffling_examples_come_in_order(place):
     assert rows == [(tuple(first[t : t + 10]), T - 10) for t in range(2 * B)]
 
 
-def test_packed_is_the_default_where_positions_are_relative(place):
+def test_packed_is_the_default_for_rope(place):
     assert task_of(place).packed is True
     assert task_of(place, "model.positions=learned").packed is False
     assert task_of(place, "splice.packed=false").packed is False
     assert task_of(place, "model.positions=learned", "splice.packed=true").packed is True
 
 
-def test_documents_join_one_by_one(place):
+def test_a_curriculum_adds_documents_one_by_one(place):
     task = task_of(place, "splice.curriculum=4", "splice.balance_mode=by_document", "splice.content_length=8")
     for step in range(16):
         seen = {origin.document.split(" at ")[0] for origin in task.origins(step)}
@@ -183,14 +183,14 @@ def test_documents_join_one_by_one(place):
     assert later == set(CHOSEN)
 
 
-def test_one_document_by_its_number(place):
+def test_one_document_by_its_index(place):
     number = 4
     task = task_of(place, f"splice.doc_index={number}")
     assert task.chosen == [number]
     assert {origin.document.split(" at ")[0] for origin in task.origins(0)} == {PARTS["train"][number]}
 
 
-# --- where rows come from ----------------------------------------------------------------------------
+# --- origins ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overrides", [[], SWEEP, ["splice.content_start_mode=cyclic_roll", "splice.content_length=9"]])
@@ -204,7 +204,7 @@ def test_origins_are_the_text_of_the_files(place, overrides):
         for row in rows:
             name, s = re.fullmatch(r"(.*) at s=(\d+)", row.document).groups()
             text = row.text.encode("utf-8")
-            twice = NOTES[name].encode("utf-8") * 2  # a ring goes on at the beginning
+            twice = NOTES[name].encode("utf-8") * 2  # cyclic_roll wraps around
             assert twice[row.offset : row.offset + len(text)] == text
             assert stream[row.stream_offset] == text[0]
             inside = stream.find(NOTES[name].encode("utf-8"))
@@ -222,7 +222,7 @@ def test_origins_of_tokens():
         assert row.text == token_caches.tokenizer().decode(ids)
 
 
-def test_what_a_run_says_of_its_data(place):
+def test_the_source_is_described(place):
     (row,) = task_of(place).describe()
     train = sum(len(content(name)) for name in CHOSEN)
     held_out = sum(len(content(name)) for name in controls_of(3))
@@ -255,11 +255,11 @@ def test_controls_are_never_trained_on(place):
     held_out = [NOTES[name].encode("utf-8") for name in PARTS["val"]]
     trained = [NOTES[name].encode("utf-8") for name in PARTS["train"]]
     assert all(any(text in note for note in trained) for text in texts)
-    own = [text for text in texts if not any(text in note for note in held_out)]
-    assert len(own) > 0.8 * len(texts)  # notes share short phrases, not more
+    unique = [text for text in texts if not any(text in note for note in held_out)]
+    assert len(unique) > 0.8 * len(texts)  # notes share short phrases, not more
 
 
-def test_documents_too_short_for_an_example_are_no_controls(place):
+def test_documents_too_short_for_an_example_are_not_controls(place):
     shortest = sorted(len(content(name)) for name in PARTS["val"])[1]
     task = task_of(place, "splice.controls=50", f"splice.min_copy_len={min(shortest, T)}", "splice.num_docs=1")
     lengths = [len(content(task.documents.held_out.name(i))) for i in task.controls]
@@ -267,8 +267,8 @@ def test_documents_too_short_for_an_example_are_no_controls(place):
     assert min(lengths) >= min(shortest, T)
 
 
-def test_a_copy_of_a_trained_document_is_no_control(tmp_path):
-    """A held-out note of other text and the same length is."""
+def test_a_copy_of_a_trained_document_is_not_a_control(tmp_path):
+    """A held-out note of the same length with other text is."""
     trained = CHOSEN[0]
     text = NOTES[trained]
     near = sorted(PARTS["val"], key=lambda name: abs(len(content(name)) - len(content(trained))))[:2]
@@ -343,16 +343,25 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("positions", "packed"), [("rope", "true"), ("learned", "false"), ("learned", "true")])
-def test_evaluation_is_that_of_single_frames(place, layout, positions, packed):
+@pytest.mark.parametrize(
+    ("layout", "positions", "packed"),
+    [
+        ("default", "rope", "true"),
+        ("sweep", "learned", "false"),
+        ("cut", "learned", "true"),
+        ("cut", "rope", "false"),
+        ("jitter", "learned", "false"),
+        ("stream", "rope", "true"),
+    ],
+)
+def test_evaluation_equals_that_of_single_frames(place, layout, positions, packed):
     overrides, options = LAYOUTS[layout]
     task = task_of(
         place, *overrides, f"model.positions={positions}", f"splice.packed={packed}", "splice.eval_examples=5"
     )
     model = model_of(task.config).train()
     found, value = task.evaluate(model, "cpu")
-    assert model.training, "left as it was found"
+    assert model.training
     chosen = naive_losses(model.eval(), [content(name) for name in CHOSEN], lambda i: 1, 5, **options)
     controls = naive_losses(model, [content(name) for name in controls_of(3)], lambda i: 1, 5, **options)
     wanted = {"splice": np.mean([loss for loss, _ in chosen]), "control": np.mean([loss for loss, _ in controls])}
@@ -362,7 +371,7 @@ def test_evaluation_is_that_of_single_frames(place, layout, positions, packed):
     assert found.keys() == wanted.keys()
     assert found == pytest.approx(wanted, rel=1e-4)
     assert value == found["splice"]
-    assert task.evaluate(model, "cpu")[0] == found  # the same grid every time
+    assert task.evaluate(model, "cpu")[0] == found  # on the same grid
 
 
 def test_evaluation_of_tokens_counts_the_bytes_of_the_text():
@@ -374,11 +383,11 @@ def test_evaluation_of_tokens_counts_the_bytes_of_the_text():
     def size(token):
         return 0 if token == eot else len(tokenizer.token_bytes[token])
 
-    for shelf, numbers, prefix in (
+    for split_documents, numbers, prefix in (
         (task.documents.train, task.chosen, ""),
         (task.documents.held_out, task.controls, "control "),
     ):
-        docs = [shelf.ids(i).tolist() for i in numbers]
+        docs = [split_documents.ids(i).tolist() for i in numbers]
         for i, (loss, bits) in zip(numbers, naive_losses(model, docs, size, 3, content_length=9), strict=True):
             assert found[f"loss/{prefix}document {i}"] == pytest.approx(loss, rel=1e-4)
             assert found[f"bpb/{prefix}document {i}"] == pytest.approx(bits, rel=1e-4)
@@ -395,20 +404,20 @@ def test_documents_without_examples_are_not_evaluated(place):
     assert f"loss/{CHOSEN[0]}" in found
 
 
-def test_a_mean_of_many_documents_and_details_of_some(tmp_path):
-    """Hundreds of documents would make hundreds of lines."""
+def test_details_are_limited_to_64_documents(tmp_path):
+    """The mean covers all 70 documents."""
     (tmp_path / "notes").mkdir()
     for i in range(110):
         (tmp_path / "notes" / f"{i}.md").write_text(sentence(i, 3), encoding="utf-8")
     task = task_of(tmp_path, "splice.num_docs=70", "data.roam_val_frac=0.1", "splice.eval_examples=1")
     found, _ = task.evaluate(model_of(task.config), "cpu")
-    assert len(found) < 140
+    assert len(found) == 2 + 2 * 64
     docs = [list(task.documents.train.ids(i)) for i in task.chosen]
     losses = naive_losses(model_of(task.config).eval(), docs, lambda i: 1, 1)
     assert found["splice"] == pytest.approx(np.mean([loss for loss, _ in losses]), rel=1e-4)
 
 
-def test_the_same_name_twice_is_told_apart(tmp_path):
+def test_equal_names_get_a_number(tmp_path):
     for folder in "abcdef":
         (tmp_path / "notes" / folder).mkdir(parents=True)
         (tmp_path / "notes" / folder / "index.md").write_text(f"{folder} " + sentence(ord(folder), 6), encoding="utf-8")
@@ -430,14 +439,14 @@ class CountedName(str):
     __hash__ = str.__hash__
 
 
-def test_names_are_not_compared_each_with_each():
+def test_names_are_compared_in_linear_time():
     """A run may have thousands of documents."""
 
-    class Shelf:
+    class Names:
         def name(self, i):
             return CountedName(f"note {i % 290}")
 
-    names = unique_names(Shelf(), range(300))
+    names = unique_names(Names(), range(300))
     assert names == [f"note {i % 290}" + (f" ({i})" if i % 290 < 10 else "") for i in range(300)]
     assert CountedName.compared < 10 * 300
 
@@ -450,16 +459,15 @@ def test_the_grid_is_spread_evenly_over_each_document(lengths, examples):
     )
     found = list(zip(*(part.tolist() for part in grid(dataset, examples)), strict=True))
     for number, length in enumerate(lengths):
-        whole = naive_spans(S=9, L=length, content_start_mode="slide_within", content_length=4)
-        mine = [span for doc, *span in found if doc == number]
-        places = [whole.index(tuple(span)) for span in mine]
-        assert len(places) == min(len(whole), examples) == len(set(places))
-        assert places == sorted(places)
-        gaps = np.diff([-1, *places, len(whole)])
-        assert max(gaps) <= len(whole) / len(places) + 1
+        spans = naive_spans(S=9, L=length, content_start_mode="slide_within", content_length=4)
+        indices = [spans.index(tuple(span)) for doc, *span in found if doc == number]
+        assert len(indices) == min(len(spans), examples) == len(set(indices))
+        assert indices == sorted(indices)
+        gaps = np.diff([-1, *indices, len(spans)])
+        assert max(gaps) <= len(spans) / len(indices) + 1
 
 
-# --- what identifies the data ------------------------------------------------------------------------
+# --- fingerprints ------------------------------------------------------------------------
 
 
 def test_the_fingerprint_changes_with_the_choice(place, tmp_path):
@@ -488,7 +496,7 @@ def test_the_fingerprint_of_tokens_names_the_tokenizer():
     assert found != token_task(name="roam").fingerprint()
 
 
-# --- what a person is told ---------------------------------------------------------------------------
+# --- notes for the user ---------------------------------------------------------------------------
 
 
 def warning_of(task):
@@ -507,7 +515,7 @@ SWEEPS = [
 
 
 @pytest.mark.parametrize(("mode", "bound", "K", "stride", "step"), SWEEPS)
-def test_a_sweep_over_offsets_repeats_itself_under_rope(place, mode, bound, K, stride, step):
+def test_a_sweep_over_offsets_repeats_spans_under_rope(place, mode, bound, K, stride, step):
     names = {
         "content_start_mode": mode,
         "offset_bound": bound,
@@ -520,7 +528,7 @@ def test_a_sweep_over_offsets_repeats_itself_under_rope(place, mode, bound, K, s
     spans = [(i, *span) for i, name in enumerate(CHOSEN) for span in naive_spans(S=T, L=len(content(name)), **names)]
     distinct = len({(doc, t, length) for doc, t, _, length in spans})
     assert distinct < len(spans)
-    assert f"{len(spans):,} spans are {distinct:,} distinct" in warning_of(task)
+    assert re.search(rf"\b{len(spans):,} spans .*\b{distinct:,} distinct", warning_of(task))
     assert "learned" in warning_of(task)
     assert not warning_of(task_of(place, *overrides, "splice.balance_mode=by_coverage", "model.positions=learned"))
 
@@ -542,21 +550,21 @@ def test_without_a_sweep_there_is_no_warning(place):
     assert not warning_of(task_of(place, "splice.content_start_mode=slide_within", f"splice.offset_stride={T}"))
 
 
-def test_jitter_gives_nothing_new_under_rope(place):
+def test_jitter_has_no_effect_under_rope(place):
     assert "offset_jitter=3" in warning_of(task_of(place, "splice.content_length=8", "splice.offset_jitter=3"))
     learned = task_of(place, "splice.content_length=8", "splice.offset_jitter=3", "model.positions=learned")
     assert not warning_of(learned)
 
 
 def saved(task):
-    """What the line about packing says, or None."""
+    """The saving that the note on packing gives, or None."""
     (line,) = [line for line in task.notes() if line.startswith("packed")] or [None]
-    return None if line is None else float(re.search(r"([\d.]+) times", line)[1])
+    return None if line is None else float(re.search(r"([\d.]+)\s+times", line)[1])
 
 
-@pytest.mark.parametrize(("K", "rows"), [(8, 12), (12, 4), (6, 8), (24, 4), (8, 2), (14, 6)])
-def test_what_packing_saves_is_said(place, K, rows):
-    """In tokens that go through the model, next to frames of T tokens each."""
+@pytest.mark.parametrize(("K", "rows"), [(8, 12), (24, 4), (14, 6)])
+def test_the_saving_of_packing_is_noted(place, K, rows):
+    """The ratio of tokens computed, against one frame of T tokens per span."""
     overrides = [f"splice.content_length={K}", f"train.B={rows}", "splice.balance_mode=by_coverage"]
     task = task_of(place, *overrides)
     ratio = rows * T / task.batch(0).x.numel()
@@ -567,7 +575,7 @@ def test_what_packing_saves_is_said(place, K, rows):
     assert saved(task_of(place, *overrides, "splice.packed=false")) is None
 
 
-def test_numbers_of_documents_examples_and_controls(place):
+def test_the_size_of_the_dataset_is_noted(place):
     first = task_of(place, "splice.content_length=10", "splice.balance_mode=by_coverage").notes()[0]
     lengths = [len(content(name)) for name in CHOSEN]
     total = sum(length - 9 for length in lengths)
@@ -585,12 +593,8 @@ def test_numbers_of_documents_examples_and_controls(place):
     "overrides",
     [
         [],
-        SWEEP,
         ["splice.curriculum=5"],
-        ["splice.sampler=stream"],
-        ["splice.sampler=stream", "splice.curriculum=3", "splice.balance_tau=0.0"],
-        ["splice.sampler=stream", "train.seed=1"],
-        ["splice.sampler=stream", "train.seed=2"],
+        ["splice.sampler=stream", "splice.curriculum=3", "splice.balance_tau=0.0", "train.seed=1"],
     ],
 )
 def test_samples_continue_the_first_document(place, overrides):
@@ -600,7 +604,7 @@ def test_samples_continue_the_first_document(place, overrides):
     assert task_of(place, *overrides).sample_prompt() == wanted
 
 
-def test_a_prompt_leaves_half_of_a_short_document_to_say(tmp_path):
+def test_a_prompt_is_at_most_half_of_a_document(tmp_path):
     (tmp_path / "notes").mkdir()
     for i in range(4):
         (tmp_path / "notes" / f"{i}.md").write_text("äöü", encoding="utf-8")  # six bytes: the cut is within ö
@@ -613,9 +617,9 @@ def test_a_prompt_of_tokens():
     assert task.sample_prompt() == token_caches.tokenizer().decode(ids[: min(32, len(ids) // 2)])
 
 
-# --- refusals ----------------------------------------------------------------------------------------
+# --- what is rejected ----------------------------------------------------------------------------------------
 
-REFUSED = [
+REJECTED = [
     (["splice.content_stride=0"], ["content_stride", "0"]),
     (["splice.offset_stride=-1"], ["offset_stride", "-1"]),
     (["splice.balance_tau=1.5"], ["balance_tau", "1.5"]),
@@ -646,24 +650,24 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "named"), REFUSED)
-def test_what_does_not_fit_is_refused_with_its_numbers(place, overrides, named):
+@pytest.mark.parametrize(("overrides", "named"), REJECTED)
+def test_invalid_options_are_rejected_with_their_values(place, overrides, named):
     with pytest.raises(ValueError, match=re.escape(named[0])) as err:
         task_of(place, *overrides)
     message = str(err.value)
-    for part in named:
-        assert part in message, message
+    for fact in named:
+        assert fact in message, message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_ids_past_the_vocabulary(tmp_path, split):
-    """Bytes that changed and left the size, in a document that is trained on, or in a control."""
+    """Changed bytes in a file of the same size, in a document that is trained on, or in a control."""
     root = token_caches.copy_to(tmp_path / "caches")
     sound = token_task(f"data.token_cache={root}", "splice.num_docs=1", "splice.controls=1")
     number = (sound.chosen if split == "train" else sound.controls)[0]
-    shelf = sound.documents.train if split == "train" else sound.documents.held_out
-    place = int(shelf.ends[number] - shelf.lengths[number]) + 3
+    split_documents = sound.documents.train if split == "train" else sound.documents.held_out
+    place = int(split_documents.ends[number] - split_documents.lengths[number]) + 3
     for path in sorted((root / "pretrain" / "fineweb_edu" / split).glob("*.bin")):
         tokens = np.fromfile(path, dtype="<u2")
         if 0 <= place < len(tokens):
@@ -671,36 +675,35 @@ def test_ids_past_the_vocabulary(tmp_path, split):
             tokens.tofile(path)
         place -= len(tokens)
     overrides = [f"data.token_cache={root}", f"splice.content_length={T}"]
-    said = rf"document {number} of .*fineweb_edu/{split} has the id 65000, past the vocabulary 0\.\..*cache verify"
+    facts = rf"document {number} of .*fineweb_edu/{split} .*65000.*cache verify"
     if split == "val":
-        with pytest.raises(ValueError, match=said):
-            token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # compared with what is trained on
+        with pytest.raises(ValueError, match=facts):
+            token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # it is read for comparison
         return
     task = token_task(*overrides, "splice.num_docs=1", "splice.controls=0")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=facts):
         for step in range(40):
             task.batch(step)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=facts):
         task.sample_prompt()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=facts):
         token_task(*overrides, "splice.doc_key=a")
 
 
-@pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id"])
-@pytest.mark.parametrize("value", [-1, 256, 2**40])
-def test_a_filler_outside_the_vocabulary_is_refused(place, name, value):
-    with pytest.raises(ValueError, match=rf"splice\.{name} must be an integer from 0 to 255, got {value}"):
+@pytest.mark.parametrize(("name", "value"), [("pad_token_id", -1), ("pad_token_id", 256), ("eos_token_id", 256)])
+def test_a_filler_outside_the_vocabulary_is_rejected(place, name, value):
+    with pytest.raises(ValueError, match=rf"splice\.{name} .*0 .*255.* {value}"):
         task_of(place, f"splice.{name}={value}")
     assert task_of(place, f"splice.{name}=255").dataset.pad_token_id in (0, 255)
 
 
-def test_a_vocabulary_that_is_not_the_tokenizers_is_refused():
+def test_a_vocabulary_that_is_not_the_tokenizers_is_rejected():
     vocabulary = token_caches.tokenizer().vocab_size
     with pytest.raises(ValueError, match=rf"model\.V=256.*{vocabulary} ids"):
         token_task("model.V=256")
 
 
-def test_too_few_documents_fill_up_when_asked(place):
+def test_too_few_documents_are_filled_up_on_request(place):
     task = task_of(place, "splice.num_docs=3", "splice.min_doc_length=5000", "splice.strict_num_docs=false")
     assert [task.documents.train.name(i) for i in task.chosen] == CHOSEN
 
@@ -723,21 +726,20 @@ def test_a_config_survives_its_file(place, tmp_path):
     assert isinstance(open_task(config), SpliceTask)
 
 
-def test_other_tasks_are_not_bothered_with_the_section():
+def test_configs_of_other_tasks_have_no_splice_section():
     assert "splice:" not in dump_config(load_config(None))
     assert "splice:" in dump_config(load_config(None, overrides=["splice.num_docs=3"]))
 
 
-# --- through the loop --------------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------------
 
 
 def losses(run):
     return [line["loss"] for line in run.metrics()]
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned"])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_packed_and_unpacked_runs_learn_the_same(place, tmp_path, positions, accumulate):
+@pytest.mark.parametrize(("positions", "accumulate"), [("rope", 1), ("learned", 3)])
+def test_packed_and_unpacked_runs_have_the_same_losses(place, tmp_path, positions, accumulate):
     runs = {}
     for packed in ("true", "false"):
         overrides = [f"splice.packed={packed}", f"model.positions={positions}", f"train.accumulate={accumulate}"]
@@ -764,16 +766,16 @@ def test_the_metrics_have_the_loss_of_every_document(place, tmp_path):
     assert result.best["loss"] == min(line["evals"]["splice"] for line in lines if "evals" in line)
 
 
-def test_three_documents_are_learned_by_heart(tmp_path):
-    """A tiny model, a hundred steps: the loss falls, and each document is known better than those never seen."""
+def test_three_documents_are_memorized(tmp_path):
+    """A tiny model, a hundred steps: trained documents have a much lower loss than held-out ones."""
     (tmp_path / "notes").mkdir()
     for i in range(8):
         words = [token_caches.words(101 * i + 7 * j, 1) for j in range(14)]
         (tmp_path / "notes" / f"{i}.md").write_text(" ".join(words), encoding="utf-8")
     sizes = ["model.T=64", "model.C=48", "model.H=4", "model.L=2", "train.B=8", "train.total_steps=100"]
     schedule = ["train.base_lr=2e-2", "train.warmup_steps=10", "train.optimizer=muon"]
-    habits = ["output.eval_every=50", "output.checkpoint_every=100"]
-    config = config_of(tmp_path, *sizes, *schedule, *habits, "splice.content_length=32", "splice.balance_tau=0.0")
+    outputs = ["output.eval_every=50", "output.checkpoint_every=100"]
+    config = config_of(tmp_path, *sizes, *schedule, *outputs, "splice.content_length=32", "splice.balance_tau=0.0")
     task = SpliceTask(config)
     assert (len(task.chosen), len(task.controls)) == (3, 2)
     run = RunFolder(tmp_path / "run")
@@ -801,9 +803,9 @@ def test_documents_are_chosen_by_their_text(tmp_path):
     task = SpliceTask(load_config(overrides=[*options, "splice.num_docs=2"]))
     held_out = {task.documents.held_out.name(i) for i in range(len(task.documents.held_out.lengths))}
     having = [f"{i:02}.md" for i in (17, 12, 7, 2) if f"{i:02}.md" not in held_out]
-    assert task.names == having[:2]  # the longest of those that have it
-    with pytest.raises(ValueError, match=r"documents has 'nowhere' in it"):
+    assert task.names == having[:2]  # the longest of those that contain it
+    with pytest.raises(ValueError, match=r"doc_key.*'nowhere'"):
         SpliceTask(load_config(overrides=[*options, "splice.doc_key=nowhere"]))
     other = next(i for i in range(len(task.documents.train.lengths)) if task.documents.train.name(i) not in having)
-    with pytest.raises(ValueError, match=f"doc_index={other} is a document without 'naïve'"):
+    with pytest.raises(ValueError, match=rf"doc_index={other}\b.*'naïve'"):
         SpliceTask(load_config(overrides=[*options, f"splice.doc_index={other}"]))

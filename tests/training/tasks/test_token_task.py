@@ -1,4 +1,4 @@
-"""Tasks over token caches, against batches and losses put together by hand from the token files."""
+"""Tasks over token caches, against batches and losses computed by hand from the token files."""
 
 import dataclasses
 import hashlib
@@ -15,11 +15,13 @@ from niels_gpt.runs.checkpoint import load_model, save_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.rng import generator
 from niels_gpt.training.loop import train
+from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
 from tests import token_caches
 from tests.token_caches import small_config
 from tests.training import metric_lines, same, weights_sha256
+from tests.training.test_loop import Crash, crash_at
 
 T, B = 16, 6
 TEXTS = {"fineweb_edu": 0.6, "roam": 0.4}
@@ -45,15 +47,15 @@ def tasks(pretrain, sft):
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    made = GPT(small_config("pretrain").model)
+    model = GPT(small_config("pretrain").model)
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in model.parameters():
             weight.mul_(3)
-    return made
+    return model
 
 
 def candidates(kind, name, split="train", root=None):
-    """What may be drawn: (name of the document's place, x, targets) of every window or usable example."""
+    """(offset or index, x, targets) of every window or usable example."""
     if kind == "pretrain":
         return [(at, ids[:-1], ids[1:]) for at, ids in token_caches.windows(name, split, T, root)]
     talks = token_caches.examples(name, split, root)
@@ -61,7 +63,7 @@ def candidates(kind, name, split="train", root=None):
 
 
 def drawn_rows(kind, shares, step, seed=7, root=None):
-    """(cache, place, x, targets) of every row of a step: one draw for the caches, then one for the rows of each."""
+    """(cache, index, x, targets) of every row of a step: one draw for the caches, then one for the rows of each."""
     draw = torch.Generator().manual_seed(_seed_of(seed, step))
     names = [name for name, share in shares.items() if share]
     p = torch.tensor([shares[name] for name in names], dtype=torch.float32)
@@ -83,7 +85,7 @@ def _seed_of(seed, step):
 # --- batches -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 77, 10**6])
+@pytest.mark.parametrize("step", [0, 77])
 @pytest.mark.parametrize(("kind", "shares"), [("pretrain", TEXTS), ("sft", TALKS)])
 def test_a_batch_is_drawn_by_shares_and_read_from_the_token_files(tasks, kind, shares, step):
     rows = drawn_rows(kind, shares, step)
@@ -94,7 +96,7 @@ def test_a_batch_is_drawn_by_shares_and_read_from_the_token_files(tasks, kind, s
     assert [origin.source for origin in tasks[kind].origins(step)] == [name for name, *_ in rows]
 
 
-def test_rows_come_from_every_cache_and_shard_as_often_as_their_shares_say(pretrain):
+def test_rows_come_from_every_cache_and_shard_by_their_shares(pretrain):
     counts = dict.fromkeys(TEXTS, 0)
     seen = set()
     for step in range(150):
@@ -107,8 +109,8 @@ def test_rows_come_from_every_cache_and_shard_as_often_as_their_shares_say(pretr
     assert seen == set(range(len(token_caches.shards("fineweb_edu"))))
 
 
-def test_targets_of_sft_are_what_the_assistant_says_and_nothing_else(sft):
-    """Seen from the batch alone: who speaks at a place follows from what was read so far."""
+def test_targets_of_sft_are_the_tokens_of_the_assistant(sft):
+    """Checked on the batch alone: the speaker at a position follows from the tokens before it."""
     eot, asst = token_caches.special("eot"), token_caches.special("asst")
     ends = supervised = 0
     for step in range(40):
@@ -128,7 +130,7 @@ def test_targets_of_sft_are_what_the_assistant_says_and_nothing_else(sft):
                     ends += wanted[t] == eot
                     if t + 1 < T:
                         assert wanted[t] == row[t + 1]
-    assert 50 < ends < supervised  # learning to stop is part of it
+    assert 50 < ends < supervised  # the EOT is a target too
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
@@ -137,8 +139,8 @@ def test_a_batch_depends_on_seed_and_step_alone(tasks, kind):
     torch.manual_seed(99)
     for step in (5, 0, 7, 7, 3):  # any order, any number of times
         assert same(tuple(tasks[kind].batch(step)), tuple(wanted[step]))
-    habits = ["train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1", "model.C=32"]
-    again = open_task(small_config(kind, SHARES[kind], *habits))
+    settings = ["train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1", "model.C=32"]
+    again = open_task(small_config(kind, SHARES[kind], *settings))
     assert same(tuple(again.batch(3)), tuple(wanted[3]))
     other = open_task(small_config(kind, SHARES[kind], "train.seed=8"))
     assert not torch.equal(other.batch(3).x, wanted[3].x)
@@ -149,7 +151,7 @@ def test_a_batch_depends_on_seed_and_step_alone(tasks, kind):
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_no_global_generator_is_moved(tasks, kind, model, random_states):
+def test_no_global_generator_is_used(tasks, kind, model, random_states):
     before = random_states()
     tasks[kind].batch(0)
     tasks[kind].origins(0)
@@ -157,7 +159,7 @@ def test_no_global_generator_is_moved(tasks, kind, model, random_states):
     assert random_states() == before
 
 
-def test_a_cache_without_share_is_neither_drawn_nor_needed():
+def test_a_cache_with_share_0_is_not_needed():
     task = open_task(small_config("pretrain", "train.p_train={fineweb_edu: 1.0, elsewhere: 0.0}"))
     assert {origin.source for step in range(5) for origin in task.origins(step)} == {"fineweb_edu"}
     assert set(task.fingerprint()) == {"fineweb_edu", "tokenizer"}
@@ -169,7 +171,7 @@ def test_a_cache_without_share_is_neither_drawn_nor_needed():
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_the_fingerprint_follows_the_training_tokens_and_the_tokenizer(tasks, kind, tmp_path):
+def test_the_fingerprint_depends_on_training_tokens_and_tokenizer(tasks, kind, tmp_path):
     names = list({"pretrain": TEXTS, "sft": TALKS}[kind])
     before = tasks[kind].fingerprint()
     assert set(before) == {*names, "tokenizer"}
@@ -178,7 +180,7 @@ def test_the_fingerprint_follows_the_training_tokens_and_the_tokenizer(tasks, ki
     settings = ["train.seed=8", "train.B=2", "model.T=12"]
     assert open_task(small_config(kind, SHARES[kind], *settings)).fingerprint() == before
     root = token_caches.copy_to(tmp_path / "caches")
-    assert open_task(small_config(kind, SHARES[kind], root=root)).fingerprint() == before  # wherever it lies
+    assert open_task(small_config(kind, SHARES[kind], root=root)).fingerprint() == before  # at any path
     if kind == "pretrain":
         texts = token_caches.documents(names[1])
         texts[-1] = texts[-1].replace("the", "so")
@@ -190,7 +192,7 @@ def test_the_fingerprint_follows_the_training_tokens_and_the_tokenizer(tasks, ki
     assert [name for name in before if after[name] != before[name]] == [names[1]]
 
 
-def test_the_fingerprint_does_not_follow_what_is_held_out(pretrain, tmp_path):
+def test_the_fingerprint_does_not_depend_on_held_out_documents(pretrain, tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     texts = token_caches.documents("fineweb_edu")
     first, second, third, *rest = texts[0].split(" ")  # the first documents are held out
@@ -201,11 +203,11 @@ def test_the_fingerprint_does_not_follow_what_is_held_out(pretrain, tmp_path):
     assert open_task(small_config("pretrain", SHARES["pretrain"], root=root)).fingerprint() == pretrain.fingerprint()
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- what is rejected ---------------------------------------------------------------------------------
 
 
-def refused(kind, *overrides, root=None):
-    """The message, which is one line."""
+def rejection(kind, *overrides, root=None):
+    """The error message, which is one line."""
     with pytest.raises(ValueError) as error:
         open_task(small_config(kind, *overrides, root=root))
     message = str(error.value)
@@ -215,41 +217,41 @@ def refused(kind, *overrides, root=None):
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 def test_another_vocabulary(kind):
-    message = refused(kind, "model.V=405")
+    message = rejection(kind, "model.V=405")
     assert "model.V=405" in message
     assert "404" in message
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 @pytest.mark.parametrize("option", ["p_train", "p_val"])
-def test_a_cache_that_is_not_there(kind, option):
+def test_a_missing_cache(kind, option):
     there = next(iter({"pretrain": TEXTS, "sft": TALKS}[kind]))
-    message = refused(kind, SHARES[kind], f"train.{option}={{gone: 0.5, {there}: 0.5}}")
+    message = rejection(kind, SHARES[kind], f"train.{option}={{gone: 0.5, {there}: 0.5}}")
     assert "gone" in message
     assert f"train.{option}" in message
     assert "niels-gpt cache build gone" in message
     for name in token_caches.PRETRAIN if kind == "pretrain" else token_caches.SFT:
-        assert name in message  # what is there
+        assert name in message  # the existing caches
 
 
 def test_caches_of_the_other_kind_do_not_count():
-    assert "no sft cache of roam" in refused("sft", "train.p_train={roam: 1.0}")
-    assert "no pretrain cache of primer" in refused("pretrain", "train.p_train={primer: 1.0}")
+    assert "roam" in rejection("sft", "train.p_train={roam: 1.0}")
+    assert "primer" in rejection("pretrain", "train.p_train={primer: 1.0}")
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_folder_that_is_not_there(kind, tmp_path):
-    message = refused(kind, root=tmp_path / "nowhere")
+def test_a_missing_folder(kind, tmp_path):
+    message = rejection(kind, root=tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in message
     assert "niels-gpt cache build-all" in message
     with pytest.raises(ValueError, match="nowhere"):
         with_vocabulary(small_config(kind, root=tmp_path / "nowhere"))
 
 
-def test_a_placeholder_is_no_cache(tmp_path):
+def test_a_placeholder_is_not_a_cache(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     token_caches.change_meta("pretrain", "roam", root, built=False, reason="not reachable")
-    message = refused("pretrain", root=root)
+    message = rejection("pretrain", root=root)
     assert "roam" in message
     assert "fineweb_edu" in message
 
@@ -263,29 +265,28 @@ def test_a_cache_of_another_tokenizer(kind, name, tmp_path):
         token_caches.build_pretrain(root, name, other)
     else:
         token_caches.build_sft(root, name, other)
-    message = refused(kind, root=root)
+    message = rejection(kind, root=root)
     assert str(root / kind / name) in message
-    assert "another tokenizer" in message
+    assert "tokenizer" in message
 
 
 def test_a_window_longer_than_every_shard():
-    message = refused("pretrain", "model.T=700")
-    assert "T + 1 = 701" in message
+    message = rejection("pretrain", "model.T=700")
+    assert "701" in message
     assert "fineweb_edu" in message
-    assert "smaller T" in message
 
 
 @pytest.mark.parametrize(
-    ("kind", "file"), [("pretrain", "pretrain/roam/train/shard_00000.bin"), ("sft", "sft/primer/train_tokens.bin")]
+    ("kind", "file", "damage"),
+    [("pretrain", "pretrain/roam/train/shard_00000.bin", "cut"), ("sft", "sft/primer/train_tokens.bin", "gone")],
 )
-@pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_damaged_cache(kind, file, damage, tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     if damage == "cut":
         (root / file).write_bytes((root / file).read_bytes()[:-4])
     else:
         (root / file).unlink()
-    assert str(root / file) in refused(kind, root=root)
+    assert str(root / file) in rejection(kind, root=root)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ def test_a_damaged_cache(kind, file, damage, tmp_path):
     ],
 )
 def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
-    """Bytes that changed and left the size: every second token, so that every row has some."""
+    """Changed bytes in a file of the same size: every second token, so that every row has some."""
     root = token_caches.copy_to(tmp_path / "caches")
     tokens = np.fromfile(root / file, dtype="<u2")
     tokens[4::2] = 65_535 if kind == "pretrain" else np.where(tokens[4::2] < 300, 60_000, tokens[4::2])
@@ -313,17 +314,17 @@ def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
         else:
             task.evaluate(GPT(task.config.model), "cpu")
     message = str(err.value)
-    for part in (str(root / file), f"0..{task.tokenizer.vocab_size - 1}", "niels-gpt cache verify", "build it again"):
-        assert part in message, message
+    for fact in (str(root / file), str(task.tokenizer.vocab_size - 1), "niels-gpt cache verify"):
+        assert fact in message, message
     assert "\n" not in message
 
 
-def test_conversations_in_which_the_assistant_says_nothing_within_the_window():
-    """Of two tokens, the first is a role and the second the first of a user's or the system's."""
-    assert "nothing to learn" in refused("sft", "model.T=1")
+def test_conversations_without_a_target_within_the_window():
+    """Of the first two tokens one is a role, and the other belongs to the user or the system."""
+    assert "T" in rejection("sft", "model.T=1")
 
 
-def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path):
+def test_with_vocabulary_sets_the_size_of_the_tokenizer(tmp_path):
     config = small_config("sft", "model.V=17")
     assert with_vocabulary(config) == dataclasses.replace(config, model=dataclasses.replace(config.model, V=404))
     bytes_ = dataclasses.replace(config, task="bytes")
@@ -350,38 +351,38 @@ def test_evaluation_of_pretraining(model, p_val):
     model.train()
     losses, value = task.evaluate(model, "cpu")
     assert model.training
-    assert task.evaluate(model, "cpu") == (losses, value)  # the same rows every time
+    assert task.evaluate(model, "cpu") == (losses, value)  # on the same rows
     weights = {name: share for name, share in (p_val or TEXTS).items() if share}
     assert set(losses) == {*(f"val_{name}" for name in weights), "val_pretrain"}
     model.eval()  # no dropout
     expected = {name: held_out_loss(model, "pretrain", name) for name in weights}
     for name, loss in expected.items():
         assert losses[f"val_{name}"] == pytest.approx(loss, rel=1e-5)
-    whole = math.fsum(weights[name] * loss for name, loss in expected.items())
-    assert losses["val_pretrain"] == value == pytest.approx(whole, rel=1e-5)
+    mean = math.fsum(weights[name] * loss for name, loss in expected.items())
+    assert losses["val_pretrain"] == value == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.parametrize("retain", [None, {"roam": 1.0}, {"roam": 0.25, "fineweb_edu": 0.75}])
-def test_evaluation_of_sft_on_both_what_it_learns_and_what_it_may_forget(model, retain):
+def test_evaluation_of_sft_and_of_retained_caches(model, retain):
     extra = [f"data.retain={retain}"] if retain else []
     task = open_task(small_config("sft", SHARES["sft"], *extra))
     losses, value = task.evaluate(model, "cpu")
     assert task.evaluate(model, "cpu") == (losses, value)
-    assert set(losses) == {"val_oasst1", "val_dolly15k", "val_primer", "val_sft", "val_pretrain"}
+    assert set(losses) == {"val_oasst1", "val_dolly15k", "val_chat", "val_sft", "val_pretrain"}
     was, _ = model.training, model.eval()
     expected = {name: held_out_loss(model, "sft", name) for name in TALKS}
     for name, loss in expected.items():
-        assert losses[f"val_{name}"] == pytest.approx(loss, rel=1e-5)
-    whole = math.fsum(TALKS[name] * loss for name, loss in expected.items())
-    assert losses["val_sft"] == value == pytest.approx(whole, rel=1e-5)  # the best is the best at chat
+        assert losses[eval_name(name)] == pytest.approx(loss, rel=1e-5)
+    mean = math.fsum(TALKS[name] * loss for name, loss in expected.items())
+    assert losses["val_sft"] == value == pytest.approx(mean, rel=1e-5)  # chooses the best checkpoint
     weights = retain or {"fineweb_edu": 0.95, "roam": 0.05}
     kept = math.fsum(weights[name] * held_out_loss(model, "pretrain", name) for name in weights)
     assert losses["val_pretrain"] == pytest.approx(kept, rel=1e-5)
     model.train(was)
 
 
-def test_caches_to_retain_that_are_not_there(model):
-    """Those that are there are weighted among themselves; without any there is no number."""
+def test_retained_caches_that_are_missing(model):
+    """The weights of the existing ones are normalized; without any there is no val_pretrain."""
     model.eval()
     task = open_task(small_config("sft", "data.retain={gone: 0.5, roam: 0.5}"))
     losses, _ = task.evaluate(model, "cpu")
@@ -392,11 +393,11 @@ def test_caches_to_retain_that_are_not_there(model):
         assert "val_sft" in losses
 
 
-# --- provenance --------------------------------------------------------------------------------------
+# --- origins --------------------------------------------------------------------------------------
 
 
 def rendered(ids):
-    """Text as a person reads it: special tokens by name, the rest decoded between them."""
+    """Readable text: special tokens by name, the rest decoded between them."""
     names = {token_caches.special(name): f"<{name}> " for name in ("sys", "usr", "asst")}
     names[token_caches.special("eot")] = "<eot>\n"
     text = ""
@@ -406,11 +407,11 @@ def rendered(ids):
     return text
 
 
-def test_origins_of_pretraining_name_the_document_where_the_text_stands(pretrain):
+def test_origins_of_pretraining_name_the_document_and_offset(pretrain):
     tokenizer, eot = token_caches.tokenizer(), token_caches.special("eot")
     streams = {name: token_caches.stream(name) for name in TEXTS}
-    # The documents of the training stream: what stands between two EOTs. The first may be the rest of one that filled
-    # the held-out budget, which is not there: what is left of it was discarded.
+    # The documents of the training stream end with EOT. The rest of a document that filled the held-out budget was
+    # discarded.
     documents = {name: [] for name in TEXTS}
     for name, stream in streams.items():
         begin = 0
@@ -480,20 +481,15 @@ def test_sources_are_described(pretrain, sft):
         assert row.documents == len(talks["train"]) + len(talks["val"])
 
 
-def test_a_cache_that_is_only_evaluated_has_no_share_of_the_training():
+def test_a_cache_that_is_only_evaluated_has_share_0():
     task = open_task(small_config("pretrain", "train.p_train={fineweb_edu: 1.0}", "train.p_val={roam: 1.0}"))
     assert {row.source: row.share for row in task.describe()} == {"fineweb_edu": 1.0, "roam": 0.0}
-
-
-def test_a_cache_without_share_is_no_trouble_to_describe():
-    task = open_task(small_config("pretrain", "train.p_train={fineweb_edu: 1.0, elsewhere: 0.0}"))
-    assert next(row for row in task.describe() if row.source == "fineweb_edu").share == 1.0
 
 
 # --- samples -----------------------------------------------------------------------------------------
 
 
-def test_what_samples_continue(pretrain, sft):
+def test_sample_prompts(pretrain, sft):
     ids = {name: token_caches.special(name) for name in ("sys", "usr", "asst", "eot")}
     encode = token_caches.tokenizer().encode
     assert pretrain.sample_prompt() == pretrain.config.output.sample_prompt
@@ -508,7 +504,7 @@ def test_what_samples_continue(pretrain, sft):
     ]
 
 
-# --- the beginning of a run --------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -520,7 +516,7 @@ def base(tmp_path_factory, model):
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_run_begins_with_the_weights_of_the_checkpoint(kind, base, tmp_path):
+def test_a_run_starts_from_the_weights_of_init_from(kind, base, tmp_path):
     run = RunFolder(tmp_path / "run")
     options = [SHARES[kind], f"init_from={base}", "model.dropout=0", "train.total_steps=3"]
     config = small_config(kind, *options)
@@ -536,13 +532,13 @@ def test_a_run_begins_with_the_weights_of_the_checkpoint(kind, base, tmp_path):
     assert metric_lines(fresh.path)[0]["loss"] != pytest.approx(first, rel=1e-2)
 
 
-def test_a_run_of_no_learning_keeps_the_weights_of_the_checkpoint(base, tmp_path):
+def test_learning_rate_0_keeps_the_weights_of_init_from(base, tmp_path):
     run = RunFolder(tmp_path / "run")
     train(small_config("sft", f"init_from={base}", "train.base_lr=0", "train.min_lr=0", "train.total_steps=3"), run)
     assert weights_sha256(run.latest) == weights_sha256(base)
 
 
-def test_a_checkpoint_that_is_not_there(tmp_path):
+def test_a_missing_checkpoint(tmp_path):
     run = RunFolder(tmp_path / "run")
     with pytest.raises((ValueError, OSError), match=r"gone\.pt"):
         train(small_config("sft", f"init_from={tmp_path / 'gone.pt'}"), run)
@@ -550,9 +546,9 @@ def test_a_checkpoint_that_is_not_there(tmp_path):
     assert not run.metrics_path.exists()
 
 
-@pytest.mark.parametrize("other", ["C=32", "L=2", "V=300", "mlp=swiglu", "d_ff=32", "norm=rmsnorm", "H=4"])
+@pytest.mark.parametrize("other", ["C=32", "V=300", "norm=rmsnorm", "H=4"])
 def test_a_checkpoint_of_another_architecture(other, tmp_path):
-    """Also where all weights have the same shape, as with other heads or another norm."""
+    """Also if all weights have the same shape, as with other heads or another norm."""
     name, _, value = other.partition("=")
     fields = dataclasses.asdict(small_config("sft").model) | {"D": 0, "d_ff": 0}
     fields[name] = int(value) if value.isdigit() else value
@@ -566,68 +562,39 @@ def test_a_checkpoint_of_another_architecture(other, tmp_path):
     assert not run.metrics_path.exists()
 
 
-def test_a_longer_context_is_no_other_architecture(base, tmp_path):
+def test_a_longer_context_is_the_same_architecture(base, tmp_path):
     """Positions are rotations: no weight depends on T."""
     run = RunFolder(tmp_path / "run")
     train(small_config("sft", f"init_from={base}", "model.T=24", "train.total_steps=2", "train.warmup_steps=0"), run)
     assert len(metric_lines(run.path)) == 2
 
 
-class Killed(BaseException):
-    """What a kill is to the program: it goes no further."""
-
-
-class KillAfter:
-    """A reporter that ends the run after an update, before anything of it is saved."""
-
-    def __init__(self, step):
-        self.at = step
-
-    def start(self, **_): ...
-
-    def note(self, text): ...
-
-    def close(self): ...
-
-    def step(self, line):
-        if line["step"] + 1 == self.at:
-            raise Killed
-
-
 def interrupted(config, folder, after):
+    """A run that crashed after some steps."""
     run = RunFolder(folder)
-    with pytest.raises(Killed):
-        train(config, run, report=KillAfter(after))
+    with pytest.raises(Crash):
+        train(config, run, report=crash_at(after))
     return run
 
 
-@pytest.mark.parametrize("after", [2, 4, 6, 12], ids=lambda n: f"after_{n}")
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_killed_run_goes_on_as_if_nothing_had_been(kind, after, base, tmp_path):
-    """Also if it was killed before the first checkpoint (of update 4): then it begins with the same weights again."""
-    config = small_config(kind, SHARES[kind], f"init_from={base}")
-    whole = RunFolder(tmp_path / "whole")
-    train(config, whole)
-    run = interrupted(config, tmp_path / "run", after)
-    train(config, run, resume=True)
-    assert metric_lines(run.path) == metric_lines(whole.path)
-    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
-    assert weights_sha256(run.best) == weights_sha256(whole.best)
-
-
-def test_resuming_does_not_look_at_the_checkpoint_again(base, tmp_path):
+@pytest.mark.parametrize(("kind", "after"), [("pretrain", 6), ("sft", 2), ("sft", 12)])
+def test_a_crashed_run_resumes_bit_for_bit(kind, after, base, tmp_path):
+    """Before the first checkpoint it starts from init_from again; after it, init_from is not needed."""
     start = tmp_path / "start.pt"
     start.write_bytes(base.read_bytes())
-    config = small_config("sft", f"init_from={start}")
-    whole = RunFolder(tmp_path / "whole")
-    train(config, whole)
-    run = interrupted(config, tmp_path / "run", 6)
-    start.unlink()
+    config = small_config(kind, SHARES[kind], f"init_from={start}")
+    full = RunFolder(tmp_path / "full")
+    train(config, full)
+    run = interrupted(config, tmp_path / "run", after)
+    if after > 4:
+        start.unlink()
     train(config, run, resume=True)
-    assert weights_sha256(run.latest) == weights_sha256(whole.latest)
+    assert metric_lines(run.path) == metric_lines(full.path)
+    assert weights_sha256(run.latest) == weights_sha256(full.latest)
+    assert weights_sha256(run.best) == weights_sha256(full.best)
 
 
-def test_resuming_on_caches_of_another_tokenizer_is_refused(tmp_path):
+def test_resuming_on_caches_of_another_tokenizer_is_rejected(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     config = small_config("sft", root=root)
     run = interrupted(config, tmp_path / "run", 6)
@@ -642,12 +609,12 @@ def test_resuming_on_caches_of_another_tokenizer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_the_run_folder_has_what_the_model_needs(kind, tmp_path):
+def test_the_run_folder_is_self_contained(kind, tmp_path):
     run = RunFolder(tmp_path / "run")
     result = train(small_config(kind), run)
     assert run.tokenizer_path.read_bytes() == (token_caches.folder() / "tokenizer" / "spm.model").read_bytes()
     names = token_caches.PRETRAIN if kind == "pretrain" else token_caches.SFT
-    wanted = {*(f"val_{name}" for name in names), f"val_{kind}", "val_pretrain"}
+    wanted = {*map(eval_name, names), f"val_{kind}", "val_pretrain"}
     assert set(result.evals) == wanted
     lines = metric_lines(run.path)
     assert [line["step"] for line in lines if "evals" in line] == [2, 5, 8, 11]
@@ -657,9 +624,9 @@ def test_the_run_folder_has_what_the_model_needs(kind, tmp_path):
     assert torch.load(run.best, weights_only=True)["step"] == best[1]
 
 
-def said(model, prompt, amount, draw):
-    """What a model says at temperature 0.8 among its 50 likeliest tokens; each number picks by cumulative share."""
-    ids, spoken = list(prompt), []
+def sampled(model, prompt, amount, draw):
+    """Text sampled at temperature 0.8 and top-k 50; each random number picks a token by cumulative probability."""
+    ids, new = list(prompt), []
     for number in torch.rand(amount, generator=draw, dtype=torch.float64).tolist():
         with torch.no_grad():
             shares = (model(torch.tensor([ids[-T:]]))[0, -1].double() / 0.8).softmax(0)
@@ -668,12 +635,12 @@ def said(model, prompt, amount, draw):
         ids.append(int((reached <= number).sum()))
         if ids[-1] == token_caches.special("eot"):
             break
-        spoken.append(ids[-1])
-    return b"".join(token_caches.tokenizer().token_bytes[i] for i in spoken).decode("utf-8", errors="replace")
+        new.append(ids[-1])
+    return b"".join(token_caches.tokenizer().token_bytes[i] for i in new).decode("utf-8", errors="replace")
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_samples_are_what_the_model_says_to_the_prompt(kind, tmp_path):
+def test_samples_are_sampled_from_the_model(kind, tmp_path):
     run = RunFolder(tmp_path / "run")
     config = small_config(kind, "output.sample_every=6", "output.checkpoint_every=6", "output.sample_tokens=12")
     train(config, run)
@@ -685,6 +652,6 @@ def test_samples_are_what_the_model_says_to_the_prompt(kind, tmp_path):
         ids = [token_caches.special("usr"), *ids, token_caches.special("asst")]
     for step in (6, 12):
         model, _ = load_model(run.step_path(step))
-        wanted = said(model, ids, 12, generator(7, "sample", step))
+        wanted = sampled(model, ids, 12, generator(7, "sample", step))
         assert wanted
         assert (run.samples / f"step_{step:08d}.txt").read_text(encoding="utf-8") == f"{text}{wanted}\n"
