@@ -21,11 +21,13 @@ DECLINES = {
 
 
 def unavailable() -> str:
-    """Why the C kernels are not used, and the remedy; empty if they are. Everything else needs nothing."""
+    """Why the C kernels are not used, and the remedy; empty if they are. The rest of the backend needs nothing."""
     if not native.allowed():
-        return f"C kernels are compiled on Linux only, and not if {native.VARIABLE}=0"
-    native.library("gelu")  # compiles it, unless that is done
-    return native.problem()
+        reason = f"C kernels are compiled on Linux only, and not if {native.VARIABLE}=0"
+    else:
+        native.library("gelu")  # compiles it, unless that is done
+        reason = native.problem()
+    return f"attention and GELU by torch, up to a fifth slower: {reason}" if reason else ""
 
 
 class CPUBackend:

@@ -86,7 +86,7 @@ def rope_backward_kernel(
 
 @triton.jit
 def power_of_two_scale(amax):
-    """(scale, 1 / scale): the smallest power of two that maps [-amax, amax] into the FP8 range (±448)."""
+    """(scale, 1 / scale): the smallest power of two that maps [-amax, amax] into -448..448, the range of FP8."""
     bits = (tl.maximum(amax, 1e-30) / 448.0).to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFFFF) & 0x7F800000  # round up to the next exponent
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)

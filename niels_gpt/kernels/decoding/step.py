@@ -106,21 +106,21 @@ class Weights:
         Computed at the first call: a batch of one row does not use them.
         """
         if not self.pairs:
-            for product, _ in self.normed:
-                both = product.new_empty((2, *product.shape), dtype=torch.float16)
-                self.pairs.append((both, product.new_empty(len(product))))
-                _pair(product, *self.pairs[-1])
+            for folded, _ in self.normed:
+                both = folded.new_empty((2, *folded.shape), dtype=torch.float16)
+                self.pairs.append((both, folded.new_empty(len(folded))))
+                _pair(folded, *self.pairs[-1])
         return self.pairs
 
     @torch.inference_mode()  # inside it, both inference tensors and normal ones may be written
     def refresh(self) -> None:
         """Recompute everything derived from the weights."""
-        for (matrices, norm), (product, sums) in zip(self._sources, self.normed, strict=True):
+        for (matrices, norm), (folded, sums) in zip(self._sources, self.normed, strict=True):
             for i, matrix in enumerate(matrices):
-                torch.mul(matrix, norm, out=product[i :: len(matrices)])
-            torch.sum(product, dim=1, out=sums)
-        for (product, _), pair in zip(self.normed, self.pairs, strict=False):  # empty before `paired`
-            _pair(product, *pair)
+                torch.mul(matrix, norm, out=folded[i :: len(matrices)])
+            torch.sum(folded, dim=1, out=sums)
+        for (folded, _), pair in zip(self.normed, self.pairs, strict=False):  # empty before `paired`
+            _pair(folded, *pair)
 
 
 @torch.inference_mode()

@@ -129,26 +129,25 @@ def matrices(sources: Sources) -> list[Matrix]:
     """For each (matrices, norm): one or two matrices, concatenated, times the weight of the norm, in FP8."""
     weights = [weight.detach() for members, _ in sources for weight in members]
     norms = [norm.detach() for _, norm in sources if norm is not None]
-    made = _matrices(
-        weights, norms, [len(members) for members, _ in sources], [norm is not None for _, norm in sources]
-    )
-    return [(made[i], made[i + 1], made[i + 2], made[i + 3], made[i + 4]) for i in range(0, len(made), 5)]
+    numbers, normed = [len(members) for members, _ in sources], [norm is not None for _, norm in sources]
+    flat = iter(_matrices(weights, norms, numbers, normed))
+    return list(zip(flat, flat, flat, flat, flat, strict=True))  # five tensors per matrix
 
 
 @torch.library.custom_op("niels_gpt::matrices_fp8", mutates_args=())
 def _matrices(
     weights: list[torch.Tensor], norms: list[torch.Tensor], numbers: list[int], normed: list[bool]
 ) -> list[torch.Tensor]:
-    given = _sources(weights, norms, numbers, normed)
+    sources = _sources(weights, norms, numbers, normed)
     if HAS_TRITON and weights[0].is_cuda:
-        return [part for matrix in _matrices_in_two_kernels(given) for part in matrix]
-    made = []
-    for members, norm in given:
-        whole = torch.cat(members) if norm is None else torch.cat(members) * norm
-        quantized, scale = matrix_with_one_scale(whole)
+        return [part for matrix in _matrices_in_two_kernels(sources) for part in matrix]
+    results = []
+    for members, norm in sources:
+        matrix = torch.cat(members) if norm is None else torch.cat(members) * norm
+        quantized, scale = matrix_with_one_scale(matrix)
         transposed = quantized.view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
-        made += [quantized, transposed, scale, *(scale.repeat(size, 1) for size in whole.shape)]
-    return made
+        results += [quantized, transposed, scale, *(scale.repeat(size, 1) for size in matrix.shape)]
+    return results
 
 
 @_matrices.register_fake
@@ -174,29 +173,29 @@ def _empty_matrix(members: list[torch.Tensor]) -> Matrix:
     return quantized, transposed, one, row_scales, column_scales
 
 
-def _matrices_in_two_kernels(given: Sources) -> list[Matrix]:
+def _matrices_in_two_kernels(sources: Sources) -> list[Matrix]:
     """Quantize all matrices in two kernels; one by one they would take 18 small ones."""
     from niels_gpt.kernels.fp8 import triton_kernels as fp8_kernels
 
     PARTS, B = 256, 64
-    made: list[Matrix] = []
-    sources: list[tuple[Any, ...]] = []  # arguments of matrices_kernel per source matrix
+    results: list[Matrix] = []
+    arguments: list[tuple[Any, ...]] = []  # of matrices_kernel, per source matrix
     starts = [0]
-    for members, norm in given:
+    for members, norm in sources:
         quantized, transposed, one, row_scales, column_scales = matrix = _empty_matrix(members)
-        made.append(matrix)
-        row, group = 0, len(sources)
+        results.append(matrix)
+        row, group = 0, len(arguments)
         for member in members:
             height, K = member.shape
             outputs = quantized[row:], transposed[:, row:], one, row_scales[row:], column_scales
-            sources.append((member.contiguous(), norm, *outputs, height, K, len(quantized), group, len(members)))
+            arguments.append((member.contiguous(), norm, *outputs, height, K, len(quantized), group, len(members)))
             starts.append(starts[-1] + -(-height // B) * -(-K // B))
             row += height
-    weights, norms, *targets, heights, widths, strides, groups, numbers = zip(*sources, strict=True)
-    tops = weights[0].new_empty((len(weights), PARTS), dtype=torch.float32)
+    weights, norms, *targets, heights, widths, strides, groups, numbers = zip(*arguments, strict=True)
+    amaxes = weights[0].new_empty((len(weights), PARTS), dtype=torch.float32)
     sizes = tuple(weight.numel() for weight in weights)
-    fp8_kernels.amax_kernel[(PARTS, len(weights))](weights, norms, sizes, widths, tops, PARTS=PARTS, BLOCK=1024)
+    fp8_kernels.amax_kernel[(PARTS, len(weights))](weights, norms, sizes, widths, amaxes, PARTS=PARTS, BLOCK=1024)
     fp8_kernels.matrices_kernel[(starts[-1],)](
-        weights, norms, *targets, heights, widths, strides, groups, numbers, tuple(starts), tops, PARTS=PARTS, B=B
+        weights, norms, *targets, heights, widths, strides, groups, numbers, tuple(starts), amaxes, PARTS=PARTS, B=B
     )
-    return made
+    return results

@@ -37,14 +37,14 @@ INLINE float sum(vec x) {
 /* x = e^x for x <= 0, within two units in the last place; x below -87 counts as -87 (1.6e-38). NaN stays NaN. */
 INLINE void exponentials(vec x[TOGETHER]) {
     static const float c[] = {1.9875692e-4f, 1.3981999e-3f, 8.3334519e-3f, 4.1665796e-2f, 1.6666665e-1f, 0.5f, 1, 1};
-    ints whole[TOGETHER]; /* x / ln 2, rounded: truncated after 0.5 is subtracted, since x <= 0 */
+    ints exponent[TOGETHER]; /* x / ln 2, rounded: truncated after 0.5 is subtracted, since x <= 0 */
     vec n[TOGETHER], r[TOGETHER];
     EACH x[u] = pick(x[u] < -87.0f, every(-87), x[u]);
-    EACH whole[u] = __builtin_convertvector(x[u] * 1.44269504f - 0.5f, ints);
-    EACH n[u] = __builtin_convertvector(whole[u], vec);
+    EACH exponent[u] = __builtin_convertvector(x[u] * 1.44269504f - 0.5f, ints);
+    EACH n[u] = __builtin_convertvector(exponent[u], vec);
     EACH x[u] = x[u] - n[u] * 0.693359375f; /* ln 2 in two parts */
     EACH x[u] = x[u] + n[u] * 2.12194440e-4f;
     EACH r[u] = x[u] * c[0] + c[1];
     for (int i = 2; i < 8; i++) EACH r[u] = r[u] * x[u] + c[i];
-    EACH x[u] = (vec)((ints)r[u] + (whole[u] << 23));
+    EACH x[u] = (vec)((ints)r[u] + (exponent[u] << 23));
 }
