@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
 from niels_gpt.model.backend import PLAIN, use_backend
+from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.device import bf16_autocast
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
