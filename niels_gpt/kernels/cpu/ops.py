@@ -135,6 +135,7 @@ class _GELUInC(torch.autograd.Function):
 
 
 @functools.cache
+@torch.inference_mode(False)  # the comparison with torch needs gradients, whatever the mode of the first caller
 def _gelu_kernel() -> Callable[..., None] | None:
     library = native.library("gelu")
     if library is None:
@@ -232,6 +233,7 @@ class _AttentionKernels:
 
 
 @functools.cache
+@torch.inference_mode(False)  # as above
 def _attention_kernels(D: int) -> _AttentionKernels | None:
     library = native.library("attention", D=D)
     if library is None:
