@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
 from niels_gpt.model.backend import PLAIN, use_backend
+from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.device import bf16_autocast
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
@@ -500,3 +501,22 @@ def test_recomputed_activations_are_those_of_training_alone() -> None:
         if gradients:
             loss.backward()
         assert len(calls) == number
+
+
+@torch.no_grad()
+def test_which_forward_passes_are_plain_causal() -> None:
+    """Only those may use kernels that know nothing of caches, segments and positions."""
+    model, seen = make(), []
+    model.layers()[0].register_forward_pre_hook(lambda module, args: seen.append(args[2]))
+    ids, other = some_ids(2, 6), torch.arange(6).expand(2, 6)
+    cache = KVCache(model.config, 2, device=model.device, dtype=torch.float32)
+    for options in ({}, {"segments": other // 4}, {"positions": other}, {"cache": cache}):
+        model(ids, **options)
+    assert [context.plain_causal for context in seen] == [True, False, False, False]
+    sin, cos = seen[0].tables
+    expected = rope_cache(6, 8)
+    assert torch.equal(sin, expected[0][0, 0]) and torch.equal(cos, expected[1][0, 0])
+    learned = make(positions="learned")
+    learned.layers()[0].register_forward_pre_hook(lambda module, args: seen.append(args[2]))
+    learned(ids, positions=other)
+    assert seen[-1].plain_causal and seen[-1].tables == (None, None)
