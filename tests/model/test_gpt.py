@@ -503,6 +503,7 @@ def test_recomputed_activations_are_those_of_training_alone() -> None:
         assert len(calls) == number
 
 
+@torch.no_grad()
 def test_which_forward_passes_are_plain_causal() -> None:
     """Only those may use kernels that know nothing of caches, segments and positions."""
     model, seen = make(), []
