@@ -86,6 +86,8 @@ def test_type_checkers_and_the_runtime_see_the_same_names():
 def test_public_names_shadow_no_submodule():
     top = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
     assert top & set(niels_gpt.__all__) == set()
+    below = {path.stem if path.suffix else path.name for path in PACKAGE.rglob("*") if path.suffix in ("", ".py")}
+    assert below & set(NAMES) == set()
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if hasattr(Specification, name)])

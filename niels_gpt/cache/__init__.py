@@ -1,1 +1,1 @@
-"""Token caches: text tokenised once, verified always, read from disk."""
+"""Token caches: text is tokenized once, checked, and read from disk."""

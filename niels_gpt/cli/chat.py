@@ -43,7 +43,7 @@ def chat(
     tokenizer: TokenizerOption = None,
 ) -> None:
     """Chat with a model: /system TEXT, /reset, /exit."""
-    from niels_gpt.cli.generate import make_generator, make_sampling, open_stdin, with_weights
+    from niels_gpt.cli.generate_text import make_generator, make_sampling, open_stdin, with_weights
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.runs.loading import load_run
 

@@ -296,7 +296,7 @@ def _count_targets(dataset: SFTExampleDataset) -> dict[str, Any]:
 
 def _choose_example(dataset: SFTExampleDataset, example: int | None, seed: int | None) -> int:
     """Return the index of the example to show: the one asked for, else a random one that has targets."""
-    from niels_gpt.cli.generate import make_generator
+    from niels_gpt.cli.generate_text import make_generator
 
     if example is None:
         return dataset.plan(1, make_generator(seed))[0]

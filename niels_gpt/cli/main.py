@@ -18,7 +18,7 @@ from niels_gpt.cli.chat import chat
 from niels_gpt.cli.demo import demo
 from niels_gpt.cli.doctor import doctor
 from niels_gpt.cli.eval import eval_
-from niels_gpt.cli.generate import generate
+from niels_gpt.cli.generate_text import generate
 from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
 from niels_gpt.cli.train import train
