@@ -72,7 +72,7 @@ class Int8OneToken(OneToken):
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Logits (B, V) for one more id per row (B,), which is added to the cache. No gradients."""
-        B, C, G, D = ids.shape[0], self.config.C, self.config.kv_heads, self.config.D
+        B, C = ids.shape[0], self.config.C
         if B > MOST_ROWS:
             return super().__call__(ids, cache)
         h, rotation = self._embedded(ids, cache)
@@ -80,9 +80,9 @@ class Int8OneToken(OneToken):
             qkv = _matmul(self._normed(h, norm1), qkv_weight)
             if rotation is not None:
                 torch.view_as_complex(qkv.view(B, *self._pairs)).mul_(rotation)
-            q, kv = qkv.split(self._sizes, dim=1)
-            k, v = cache.extend(layer, kv.view(B, 2, G, 1, D))
-            y = F.scaled_dot_product_attention(q.view(B, G, -1, D), k, v, attn_mask=cache.mask)
+            q, kv = self._heads(qkv)
+            k, v = cache.extend(layer, kv)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
             h = h + _matmul(y.reshape(B, C), out)
             x = self._normed(h, norm2).bfloat16()
             u = _matmul(x, up)
