@@ -19,7 +19,17 @@ from niels_gpt.inference.engine.slots import PlainSlots
 from niels_gpt.inference.generation import generate, generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.kernels.decoding import step as decode_step
-from tests.inference.engine.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
+from tests.inference.engine.test_engine import (
+    GREEDY,
+    SAMPLED,
+    T,
+    V,
+    alone,
+    check_requests,
+    finish,
+    prompt_of,
+    some_requests,
+)
 from tests.kernels.decoding.plain_kernels import Replay, kernels
 
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 48}, "learned": {"positions": "learned"}}
@@ -87,42 +97,10 @@ def test_tokens_across_the_end_of_the_window(device, kind, sampling):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=5)
-@given(
-    wanted=st.lists(
-        st.tuples(
-            st.integers(1, T + 4),  # prompt
-            st.integers(1, 30),  # new tokens
-            st.sampled_from([GREEDY, SAMPLED]),
-            st.integers(0, 6),  # steps before it joins
-            st.one_of(st.none(), st.integers(0, 6)),  # steps after which it is cancelled
-            st.frozensets(st.integers(0, V - 1), max_size=2),
-        ),
-        min_size=1,
-        max_size=6,
-    ),
-    slots=st.integers(1, 5),
-    chunk=st.sampled_from([1, 4, 100]),
-)
+@given(wanted=some_requests(6, T + 4, 30, 6), slots=st.integers(1, 5), chunk=st.sampled_from([1, 4, 100]))
 def test_requests_join_and_leave_at_random(device, wanted, slots, chunk):
     model = build("v1", device)
-    engine = engine_of(model, slots=slots, chunk=chunk)
-    made, ended = {}, {}
-    for step in range(400):
-        for i, (length, number, sampling, join, leave, stop) in enumerate(wanted):
-            if join == step:
-                made[i] = engine.submit(
-                    prompt_of(length, i), max_new_tokens=number, sampling=sampling, seed=i, stop=stop
-                )
-            if leave is not None and join + leave == step and made[i].finished is None:
-                engine.cancel(made[i])
-                ended[i] = made[i].received
-        engine.step()
-        if len(made) == len(wanted) and not engine.busy:
-            break
-    assert not engine.busy
-    for i, (length, number, sampling, _, _, stop) in enumerate(wanted):
-        want = alone(model, prompt_of(length, i), number, sampling, i, stop)
-        assert made[i].tokens == (want[: ended[i]] if i in ended else want), i
+    check_requests(model, engine_of(model, slots=slots, chunk=chunk), wanted)
 
 
 def test_more_draws_than_fit_on_the_device(device, monkeypatch):
