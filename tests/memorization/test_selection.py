@@ -126,14 +126,6 @@ def test_a_copy_of_a_training_document_is_no_control(workdir):
         read_documents([], [held_out[0]], loaded)
 
 
-@pytest.fixture
-def token_run(workdir):
-    """A run over the token cache of notes."""
-    token_caches.copy_to(workdir / "cache")
-    train("run", "task=pretrain", "train.p_train={roam: 0.5, fineweb_edu: 0.5}")
-    return load_run(workdir / "run", None, "cpu")
-
-
 def cached(root, split):
     """Return the tokens of each note of the cache."""
     starts = token_caches.read_offsets(root / "pretrain/roam" / split / "documents.npy")
@@ -141,7 +133,10 @@ def cached(root, split):
     return [stream[a:b] for a, b in pairwise([*starts, len(stream)])]
 
 
-def test_documents_of_a_token_cache(token_run, workdir):
+def test_documents_of_a_token_cache(workdir):
+    token_caches.copy_to(workdir / "cache")
+    train("run", "task=pretrain", "train.p_train={roam: 0.5, fineweb_edu: 0.5}")
+    token_run = load_run(workdir / "run", None, "cpu")
     selected = select_documents(token_run, number=4, mode="longest")
     notes, held_out = cached(workdir / "cache", "train"), cached(workdir / "cache", "val")
     by_length = sorted(range(len(notes)), key=lambda i: -len(notes[i]))[:4]
@@ -151,9 +146,7 @@ def test_documents_of_a_token_cache(token_run, workdir):
     assert controls and all(d.control and d.ids.tolist() in [list(note) for note in held_out] for d in controls)
     other = select_documents(token_run, source="fineweb_edu", number=2)
     assert {d.source for d in other.documents} == {"fineweb_edu"}
-
-
-def test_a_cache_of_another_tokenizer(token_run, workdir):
+    # the same cache by another tokenizer
     other, cache = token_caches.other_tokenizer(), workdir / "cache"
     shutil.rmtree(cache)
     (cache / "tokenizer").mkdir(parents=True)
