@@ -86,14 +86,7 @@ def test_no_new_tokens_and_no_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"prompt_text": "\ud800"},
-        {"max_new_tokens": -1},
-        {"temperature": -1.0},
-        {"stop": ["a", ""]},
-    ],
-    ids=str,
+    "wrong", [{"prompt_text": "\ud800"}, {"max_new_tokens": -1}, {"temperature": -1.0}, {"stop": ["a", ""]}], ids=str
 )
 def test_errors_leave_the_mode(wrong: dict[str, object]) -> None:
     model().train()
@@ -204,8 +197,7 @@ def naive_stop(data: bytes, stops: list[bytes]) -> set[bytes]:
 
 @settings(max_examples=60)
 @given(
-    text=st.text("ab\n", max_size=16),
-    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3),
+    text=st.text("ab\n", max_size=16), stops=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
 )
 @example(text="aab", stops=["ab"])  # overlapping prefixes: the second a may begin the stop
 @example(text="aaab", stops=["aab"])

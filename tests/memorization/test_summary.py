@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from niels_gpt.evaluation.exact import Score
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
 from niels_gpt.memorization.positions import position_map
-from niels_gpt.memorization.summary import (
-    build_report,
-    character_map,
-    curve_entry,
-    document_row,
-    strip,
-    top_passages,
-)
+from niels_gpt.memorization.summary import build_report, character_map, curve_entry, document_row, strip, top_passages
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.memorization.models import TableTokenizer, letters, some_ids, some_model, taught_model
 
@@ -131,12 +124,7 @@ def test_map_of_invalid_utf8() -> None:
 def test_strips_have_four_digits() -> None:
     one = measurement(np.arange(12), [0], [math.log(0.123456789)])
     found = strip(one, letters())
-    assert found == {
-        "document": "a",
-        "control": False,
-        "text": "abcdefghijkl",
-        "p": [0.0] * 5 + [0.1235] * 7,
-    }
+    assert found == {"document": "a", "control": False, "text": "abcdefghijkl", "p": [0.0] * 5 + [0.1235] * 7}
 
 
 @pytest.mark.parametrize("index", range(4))

@@ -53,6 +53,9 @@ def test_invalid_option_is_named_with_its_value(options, named):
         ({"balance_mode": "sideways"}, "sideways"),
         ({"sampler": "sideways"}, "sideways"),
         ({"epoch_length": 0}, "0"),
+        ({"sampler": "enumerate", "epoch_length": 9}, "epoch_length.*quota"),
+        ({"sampler": "enumerate", "groups": ["a", "b", "a"]}, "groups.*quota"),
+        ({"sampler": "enumerate", "balance_mode": "by_temperature"}, "by_temperature.*quota"),
         ({"docs": []}, "document"),
         ({"docs": [[1], [2]]}, "2"),  # documents, and tokens that a span needs
         ({"docs": documents([3, 4]), "min_copy_len": 5}, "5"),

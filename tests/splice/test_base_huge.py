@@ -113,10 +113,7 @@ def test_billions_of_pairs_of_several_documents():
     assert len(ds) == borders[-1]
     for number in range(3):
         first, last = borders[number], borders[number + 1] - 1
-        assert origins(ds.get_batch([first, last])) == [
-            (number, 0, 0, 2),
-            (number, len(docs[number]) - 2, m - 1, 2),
-        ]
+        assert origins(ds.get_batch([first, last])) == [(number, 0, 0, 2), (number, len(docs[number]) - 2, m - 1, 2)]
     equal = multi(docs, **options, balance_mode="by_document")
     assert len(equal) == 3 * m * m
     for j in (0, 2 * m - 1, 2 * m, 10**9):

@@ -105,10 +105,7 @@ def test_info_lines_of_selected_documents(logged, cache):
     config = SpliceMultiDocumentLMConfig(num_docs=2, doc_select_mode="longest")
     lines = logged(lambda: MultiSpliceDocumentDataset.from_cache(cache, S=8, config=config))
     selected = [line for line in lines if "Selected" in line]
-    assert selected == [
-        "[multi_splice] Selected doc_idx=1, length=30",
-        "[multi_splice] Selected doc_idx=2, length=20",
-    ]
+    assert selected == ["[multi_splice] Selected doc_idx=1, length=30", "[multi_splice] Selected doc_idx=2, length=20"]
     lines = logged(lambda: SpliceDocumentDataset.from_cache(cache, S=8, doc_index=2))
     assert [line for line in lines if "Selected" in line] == ["[splice] Selected doc_idx=2, length=20"]
 

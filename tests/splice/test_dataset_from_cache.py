@@ -188,10 +188,7 @@ def test_training_subset_in_batches_of_frames(cache):
     """3 batches of 5 frames of 12 tokens are 180 tokens, all documents; 1 of 5 is 60 tokens, the first four."""
     for batches, longest in ((3, 71), (1, 26)):
         config = SpliceSingleDocumentLMConfig(
-            restrict_to_training_subset=True,
-            max_train_batches=batches,
-            initial_batch_size=5,
-            doc_select_mode="longest",
+            restrict_to_training_subset=True, max_train_batches=batches, initial_batch_size=5, doc_select_mode="longest"
         )
         assert SpliceDocumentDataset.from_cache(cache, S=12, config=config).lengths.tolist() == [longest]
 

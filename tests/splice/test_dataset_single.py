@@ -6,17 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.splice import SpliceDocumentDataset
-from tests.splice import (
-    NULL,
-    check_dataset,
-    check_example,
-    document,
-    example,
-    origins,
-    schedules,
-    spans,
-    tuples,
-)
+from tests.splice import NULL, check_dataset, check_example, document, example, origins, schedules, spans, tuples
 
 N = NULL
 FIVE = np.arange(5)

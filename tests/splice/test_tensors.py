@@ -21,11 +21,7 @@ from niels_gpt.splice.tensors import to_tensors
 from tests.splice import BOUNDS, CONTENT_MODES, NULL, documents
 
 V, S = 50, 24
-KINDS = {
-    "v0": {},
-    "v1": {"norm": "rmsnorm", "mlp": "swiglu"},
-    "learned": {"positions": "learned"},
-}
+KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu"}, "learned": {"positions": "learned"}}
 LENGTHS = [31, 9, 24, 5, 17]
 
 

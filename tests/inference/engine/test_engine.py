@@ -16,6 +16,7 @@ from niels_gpt.inference.engine import slots
 from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.sampling import Sampling
+from tests.inference.models import seeded
 
 GREEDY = Sampling(0.0, None)
 SAMPLED = Sampling(1.3, 7, 0.9)
@@ -43,8 +44,8 @@ def model(kind: str = "v0") -> GPT:
 
 def alone(gpt: GPT, prompt: list[int], number: int, sampling: Sampling, seed: int, stop: frozenset[int] = frozenset()):
     """Return the tokens of a decoder without a cache, cut after the first stop id."""
-    generator = torch.Generator().manual_seed(seed)
-    decoder = Decoder(gpt, [prompt], max_new_tokens=number, sampling=sampling, generator=generator, use_cache=False)
+    options = {"max_new_tokens": number, "sampling": sampling, "use_cache": False}
+    decoder = Decoder(gpt, [prompt], **options, generator=seeded(seed))
     tokens = []
     for _ in range(number):
         tokens.append(decoder.step()[0])
@@ -64,7 +65,7 @@ def finish(engine: Engine, limit: int = 500) -> list:
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
-    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(V, (length,), generator=seeded(seed)).tolist()
 
 
 @pytest.mark.parametrize(("kind", "sampling"), [("v0", SAMPLED), ("v1", GREEDY), ("learned", SAMPLED)])
@@ -177,12 +178,12 @@ def test_cancel_while_waiting_reading_and_finished():
 
 
 def test_draws_come_from_the_generator_at_submit():
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     engine = Engine(model(), slots=1)
     one = engine.submit([1, 2], max_new_tokens=6, sampling=SAMPLED, generator=generator)
     two = engine.submit([1, 2], max_new_tokens=6, sampling=SAMPLED, generator=generator)
     finish(engine)
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     for request in (one, two):
         decoder = Decoder(model(), [[1, 2]], max_new_tokens=6, sampling=SAMPLED, generator=generator)
         assert request.tokens == [decoder.step()[0] for _ in range(6)]
