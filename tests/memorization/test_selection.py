@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.memorization.selection import (
@@ -112,8 +111,8 @@ def test_documents_of_a_run_over_bytes(workdir):
     assert len({d.name for d in primer.documents}) == len(names_of_both)
 
 
-def test_a_copy_of_a_training_document_is_no_control(workdir):
-    """Not even of a document that is not selected."""
+def test_copies_and_tiny_documents(workdir):
+    """A copy of a training document is no control, even if that is not selected; two tokens are not measured."""
     write_notes(workdir / "notes")
     kept, held_out = split(workdir / "notes")
     held_out[0].write_bytes(min(kept, key=lambda path: path.stat().st_size).read_bytes())
@@ -124,6 +123,13 @@ def test_a_copy_of_a_training_document_is_no_control(workdir):
     assert set(names(selected, control=True)) == {path.name for path in held_out[1:]}
     with pytest.raises(ValueError, match=r"--control .*trained on"):
         read_documents([], [held_out[0]], loaded)
+    for path in (workdir / "notes").iterdir():
+        path.write_text("ab", encoding="utf-8")
+    model = GPT({"V": 256, "T": 64, "C": 16, "L": 1, "H": 2})  # a checkpoint that does not record its data
+    save_checkpoint(workdir / "m.pt", model, None, 0, model.config)
+    loaded = load_run(None, workdir / "m.pt", "cpu")._replace(run=RunFolder(workdir / "run"))
+    with pytest.raises(ValueError, match=r"notes.*two tokens"):
+        select_documents(loaded)
 
 
 def cached(root, split):
@@ -208,19 +214,3 @@ def test_options():
     check_encoding("replace")
     with pytest.raises(ValueError, match=r"--encoding-errors.*'ignore'"):
         check_encoding("ignore")
-
-
-def test_a_run_without_documents_to_measure(workdir):
-    torch.manual_seed(0)
-    write_notes(workdir / "notes")
-    only = ["train.p_train={roam: 1.0}", "train.p_val={roam: 1.0}"]
-    train("run", "data.roam=notes", f"data.roam_val_frac={VAL_FRAC}", *only)
-    shutil.rmtree(workdir / "notes")
-    write_notes(workdir / "notes")
-    for path in (workdir / "notes").iterdir():
-        path.write_text("ab", encoding="utf-8")
-    model = GPT({"V": 256, "T": 64, "C": 16, "L": 1, "H": 2})  # a checkpoint that does not record its data
-    save_checkpoint(workdir / "m.pt", model, None, 0, model.config)
-    loaded = load_run(None, workdir / "m.pt", "cpu")._replace(run=RunFolder(workdir / "run"))
-    with pytest.raises(ValueError, match=r"notes.*two tokens"):
-        select_documents(loaded)

@@ -93,12 +93,6 @@ def test_dataset_without_examples_raises(options):
         single(**options)
 
 
-def test_fixed_k_admits_documents_of_at_least_k_tokens():
-    assert tuples(single(document(5), 8, content_length=5, adaptive_k=False).pairs()) == [(0, 3)]
-    assert tuples(single(document(6), 5, content_length=50, adaptive_k=False).pairs()) == [(0, 0), (1, 0)]
-    assert tuples(single(document(4), 8, content_length=5).pairs()) == [(0, 4)]  # adaptive is the default
-
-
 @pytest.mark.parametrize(
     "options",
     [
