@@ -1,4 +1,4 @@
-"""Exact scores of bytes against a sum in which each byte counts in the first window that predicts it."""
+"""Exact scores against a sum in which each byte or token counts in the first window that predicts it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import copy
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,15 +16,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from niels_gpt import GPT, ModelConfig
-from niels_gpt.evaluation.exact import Score, score_stream
+from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 
-T = 16
+T, V = 16, 600
 
 
 @functools.cache
 def model() -> GPT:
     torch.manual_seed(0)
-    gpt = GPT(ModelConfig(V=256, T=T, C=32, L=2, H=2, d_ff=64, dropout=0.5))
+    gpt = GPT(ModelConfig(V=V, T=T, C=32, L=2, H=2, d_ff=64, dropout=0.5))
     with torch.no_grad():
         for p in gpt.parameters():
             p.copy_(1 + 0.3 * torch.randn(p.shape) if p.dim() == 1 else 1.5 * torch.randn(p.shape) / p.shape[1] ** 0.5)
@@ -64,28 +66,33 @@ def some_bytes(n: int, seed: int = 0) -> bytes:
     return bytes(torch.randint(256, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
-@functools.cache
-def window_losses(data: bytes) -> list[float]:
-    """Return the loss of each byte of a window but the first, in float64."""
+def some_ids(n: int) -> np.ndarray:
+    return torch.randint(V, (n,), generator=torch.Generator().manual_seed(0)).numpy().astype(np.uint16)
+
+
+def some_sizes() -> np.ndarray:
+    """Return bytes per id; some have none, as EOT."""
+    return torch.randint(0, 9, (V,), generator=torch.Generator().manual_seed(1)).numpy()
+
+
+def losses_of(x: Sequence[int], targets: Sequence[int]) -> list[float]:
+    """Return the loss of each target of one row in float64; targets of -100 are skipped."""
     with torch.no_grad():
-        logits = model()(torch.tensor([list(data[:-1])]))[0].double()
-    return [(row.logsumexp(0) - row[byte]).item() for row, byte in zip(logits, data[1:], strict=True)]
+        logits = model()(torch.tensor([list(x)]))[0].double()
+    return [(row.logsumexp(0) - row[y]).item() for row, y in zip(logits, targets, strict=True) if y != -100]
 
 
-def reference(data: bytes, stride: int) -> float:
-    """Return nats per byte with windows at 0, stride, 2 stride, ..., and one at the end if bytes are left."""
+def reference(data: Sequence[int], stride: int) -> float:
+    """Return nats per token with windows at 0, stride, 2 stride, ..., and one at the end if tokens are left."""
     width = min(T, len(data) - 1)
     starts = [s for s in range(0, len(data), stride) if s + width < len(data)]
     starts.append(len(data) - 1 - width)
     found: dict[int, float] = {}
     for s in starts:
-        for k, loss in enumerate(window_losses(data[s : s + width + 1])):
+        for k, loss in enumerate(losses_of(data[s : s + width], data[s + 1 : s + width + 1])):
             found.setdefault(s + 1 + k, loss)
     assert sorted(found) == list(range(1, len(data)))
     return math.fsum(found.values()) / len(found)
-
-
-# --- every byte once -------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -106,60 +113,13 @@ def test_every_byte_but_the_first_is_scored_once(n: int, T: int, part: float, ba
 )
 def test_windows(n: int, stride: int | None) -> None:
     """With a model that uses all its context it matters where windows begin and which one counts."""
-    data = some_bytes(n)
-    score = score_stream(model(), data, stride=stride, batch=3)
+    ids, sizes = some_ids(n), some_sizes()
+    score = score_stream(model(), ids, stride=stride, batch=3, token_sizes=sizes)
     assert score.tokens == n - 1
-    assert score.nats_per_token == pytest.approx(reference(data, stride or T), rel=1e-5)
-
-
-@settings(max_examples=15)
-@given(n=st.integers(2, 70), stride=st.integers(1, T), batch=st.integers(1, 40))
-def test_windows_of_any_stride(n: int, stride: int, batch: int) -> None:
-    data = some_bytes(n, seed=5)
-    score = score_stream(model(), data, stride=stride, batch=batch)
-    assert score.nats_per_token == pytest.approx(reference(data, stride), rel=1e-5)
-
-
-def test_strides_differ() -> None:
-    """Guards the tests above: the stride matters for this model."""
-    values = {round(reference(some_bytes(100), stride), 3) for stride in (1, 5, T)}
-    assert len(values) == 3
-
-
-def test_the_batch_size_does_not_matter() -> None:
-    data = some_bytes(200)
-    values = [score_stream(model(), data, stride=5, batch=batch).nats_per_token for batch in (1, 2, 32, 1000)]
-    assert values == pytest.approx([values[0]] * 4, rel=1e-6)
-
-
-# --- closed forms ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [2, 17, 1000])
-def test_uniform_logits_cost_eight_bits(n: int) -> None:
-    torch.manual_seed(0)
-    uniform = GPT(ModelConfig(V=256, T=T, C=8, L=1, H=1))
-    with torch.no_grad():
-        uniform.tok_emb.weight.zero_()
-    score = score_stream(uniform, some_bytes(n))
-    assert score.bits_per_byte == pytest.approx(8.0, abs=1e-6)
-    assert score.perplexity == pytest.approx(256.0, rel=1e-6)
-    assert score.nats_per_token == pytest.approx(math.log(256), rel=1e-6)
-
-
-def test_a_certain_model_costs_nothing() -> None:
-    certain = Bigrams(8)
-    certain.table.data = 200.0 * torch.roll(torch.eye(256), 1, dims=1)  # after b comes b + 1
-    score = score_stream(certain, bytes(i % 256 for i in range(600)))
-    assert score.bits_per_byte == pytest.approx(0.0, abs=1e-9)
-    assert score.perplexity == pytest.approx(1.0)
-
-
-@given(nats=st.floats(0, 20))
-def test_bits_and_perplexity(nats: float) -> None:
-    score = Score(tokens=5, nats_per_token=nats)
-    assert 2**score.bits_per_byte == pytest.approx(math.e**nats, rel=1e-9)
-    assert score.perplexity == pytest.approx(2**score.bits_per_byte, rel=1e-9)
+    assert score.nats_per_token == pytest.approx(reference(ids.tolist(), stride or T), rel=1e-5)
+    assert score.bytes == sum(int(sizes[i]) for i in ids.tolist()[1:])
+    if n == 100:  # guards: the stride matters for this model
+        assert abs(reference(ids.tolist(), 3) - reference(ids.tolist(), T)) > 1e-3
 
 
 def test_long_sums_are_exact() -> None:
@@ -171,73 +131,23 @@ def test_long_sums_are_exact() -> None:
     assert score_stream(bigrams(24), data, batch=500).nats_per_token == pytest.approx(expected, rel=2e-7)
 
 
-# --- mode and errors ---------------------------------------------------------------------------------------
+def test_bytes_dtypes_and_read_only_arrays() -> None:
+    """Token files are memory-mapped."""
+    data, ones = some_bytes(70), np.ones(V, dtype=int)
+    as_bytes = score_stream(model(), data)
+    assert as_bytes.bytes is None
+    for array in (np.frombuffer(data, np.uint8), np.array([*data], "<u2"), np.array([*data], "int64")):
+        as_ids = score_stream(model(), array, token_sizes=ones)
+        assert (as_ids.nats_per_token, as_ids.bytes) == (as_bytes.nats_per_token, 69)
+        assert as_ids.bits_per_byte == pytest.approx(as_bytes.bits_per_byte, rel=1e-12)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_mode_is_restored(training: bool) -> None:
-    data = some_bytes(60)
-    expected = score_stream(model().eval(), data)
-    state = torch.get_rng_state()
-    model().train(training)
-    try:
-        assert score_stream(model(), data) == expected  # no dropout
-        assert all(module.training is training for module in model().modules())
-        assert torch.equal(torch.get_rng_state(), state)
-    finally:
-        model().eval()
-
-
-def test_no_gradients_are_recorded() -> None:
-    seen: list[bool] = []
-    hook = model().lm_head.register_forward_hook(lambda module, args, output: seen.append(output.requires_grad))
-    score_stream(model(), some_bytes(60))
-    hook.remove()
-    assert seen and not any(seen)
-
-
-@pytest.mark.parametrize("stride", [0, -1, T + 1])
-def test_strides_out_of_range(stride: int) -> None:
-    with pytest.raises(ValueError, match=rf"{T}.*{stride}"):
-        score_stream(model(), some_bytes(50), stride=stride)
-
-
-@pytest.mark.parametrize("data", [b"", b"a"])
-def test_nothing_to_predict(data: bytes) -> None:
-    with pytest.raises(ValueError, match=str(len(data))):
-        score_stream(model(), data)
-
-
-# --- context and precision -------------------------------------------------------------------------
-
-
-class Counting(Bigrams):
-    """After c bytes a zero is 2^c times less likely than any other byte."""
-
-    def hidden(self, x: torch.Tensor, *, positions: None) -> torch.Tensor:
-        logits = torch.zeros(*x.shape, 256)
-        logits[..., 0] = -math.log(2) * torch.arange(1, x.shape[1] + 1)
-        return logits
-
-
-@pytest.mark.parametrize("stride", [1, 5, 16])
-def test_context_of_every_byte(stride: int) -> None:
-    """The loss of a zero after c bytes shows c."""
-    n = 200
-
-    def loss(context: int) -> float:
-        return math.log(255 + 2.0**-context) + context * math.log(2)
-
-    score = score_stream(Counting(16), bytes(n), stride=stride)
-    contexts = list(range(1, 17))  # the first window
-    while len(contexts) < n - 1:
-        contexts += range(16 - stride + 1, 17)
-    contexts = contexts[: n - 1]
-    left = (n - 1 - 16) % stride  # the last window ends with the stream
-    if left:
-        contexts[-left:] = range(16 - left + 1, 17)
-    assert min(contexts[16:]) >= 16 - stride + 1
-    assert score.nats_per_token == pytest.approx(math.fsum(map(loss, contexts)) / (n - 1), rel=1e-6)
+@settings(max_examples=40)
+@given(tokens=st.integers(1, 10**7), nats=st.floats(0, 20), size=st.none() | st.integers(1, 10**8))
+def test_bits_per_byte_and_perplexity(tokens: int, nats: float, size: int | None) -> None:
+    score = Score(tokens=tokens, nats_per_token=nats, bytes=size)
+    assert score.bits_per_byte * (size or tokens) * math.log(2) == pytest.approx(nats * tokens, rel=1e-9)
+    assert math.log(score.perplexity) == pytest.approx(nats, rel=1e-9, abs=1e-9)
 
 
 def test_bfloat16_is_close_to_float32() -> None:
@@ -262,3 +172,64 @@ def test_on_a_gpu(precision: str, rel: float) -> None:
     wanted = score_stream(model(), data, stride=8).nats_per_token
     on_gpu = copy.deepcopy(model()).to("cuda")
     assert score_stream(on_gpu, data, stride=8, precision=precision).nats_per_token == pytest.approx(wanted, rel=rel)
+
+
+def test_errors() -> None:
+    for stride in (0, T + 1):
+        with pytest.raises(ValueError, match=rf"{T}.*{stride}"):
+            score_stream(model(), some_bytes(50), stride=stride)
+    for data, named in ((b"", "0 bytes"), (b"a", "1 bytes"), (some_ids(1), "1 tokens")):
+        with pytest.raises(ValueError, match=named):
+            score_stream(model(), data)
+
+
+def some_batches(shapes: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return random rows; half of the targets are -100."""
+    draw = torch.Generator().manual_seed(4)
+    batches = []
+    for shape in shapes:
+        x, y = (torch.randint(V, shape, generator=draw) for _ in range(2))
+        batches.append((x, torch.where(torch.rand(shape, generator=draw) < 0.5, y, -100)))
+    return batches
+
+
+@pytest.mark.parametrize("shapes", [[(1, T)], [(3, T), (2, T), (1, T)], [(4, 5), (1, 1), (2, T)]])
+def test_every_target_is_scored_once(shapes: list[tuple[int, int]]) -> None:
+    batches, sizes = some_batches(shapes), some_sizes()
+    score = score_examples(model(), iter(batches), token_sizes=sizes)
+    losses, size = [], 0
+    for x, targets in batches:
+        for row, wanted in zip(x.tolist(), targets.tolist(), strict=True):
+            losses += losses_of(row, wanted)
+            size += sum(int(sizes[target]) for target in wanted if target != -100)
+    assert 0 < len(losses) < sum(x.numel() for x, _ in batches)
+    assert (score.tokens, score.bytes) == (len(losses), size)
+    assert score.nats_per_token == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
+
+
+def test_rows_without_targets_do_not_count() -> None:
+    ((x, targets),) = some_batches([(2, T)])
+    none, sizes = torch.full_like(targets, -100), some_sizes()
+    alone = score_examples(model(), [(x, targets)], token_sizes=sizes)
+    assert score_examples(model(), [(x, none), (x, targets), (x, none)], token_sizes=sizes) == alone
+    for batches in ([], [(x, none)]):
+        with pytest.raises(ValueError, match="target"):
+            score_examples(model(), batches, token_sizes=sizes)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_is_restored(training: bool) -> None:
+    """And there is no dropout."""
+
+    def scores() -> tuple[Score, Score]:
+        examples = score_examples(model(), some_batches([(3, T)]), token_sizes=some_sizes())
+        return examples, score_stream(model(), some_bytes(60))
+
+    expected, state = scores(), torch.get_rng_state()
+    model().train(training)
+    try:
+        assert scores() == expected
+        assert all(module.training is training for module in model().modules())
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        model().eval()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from niels_gpt.evaluation.scoring import row_groups, score_rows, token_scores
 from tests.memorization.models import chain_model, some_ids, some_model
-from tests.memorization.naive import naive_log_p
 
 
 @settings(max_examples=15)
@@ -95,14 +94,6 @@ def test_one_forward_pass_per_batch_and_the_head_for_scored_positions() -> None:
     assert passes == [(8, 11, False), (8, 11, False), (4, 11, False)]
     assert sum(seen) == 20 * (12 - 5)
     assert counts == [8, 8, 4]
-
-
-def test_the_batch_size_does_not_matter() -> None:
-    rows = [some_ids(20, seed=i) for i in range(7)]
-    expected = score_rows(some_model(), rows, np.full(7, 8))[0]
-    for batch in (1, 3, 100):
-        assert score_rows(some_model(), rows, np.full(7, 8), batch=batch)[0] == pytest.approx(expected, abs=1e-4)
-    assert expected[0] == pytest.approx(naive_log_p(some_model(), rows[0].tolist(), 8), abs=1e-4)
 
 
 def test_groups_are_the_widest_rows_first() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -12,8 +10,8 @@ from niels_gpt.chat.template import encode_prompt
 from niels_gpt.inference.conversation import Conversation
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer
-from tests.inference.models import GREEDY, Scripted, naive_greedy, scripted_tokens, text_of, token_model
-from tests.token_caches import other_tokenizer, special, tokenizer
+from tests.inference.models import GREEDY, Scripted, scripted_tokens, text_of
+from tests.token_caches import special, tokenizer
 
 END = "\nuser: "
 ROLES = {"system": "sys", "user": "usr", "assistant": "asst"}
@@ -22,27 +20,11 @@ KINDS = ["bytes", "tokens"]
 
 def start(kind: str, *replies: str, T: int = 512, system: str | None = None, max_new_tokens: int = 60) -> Conversation:
     """Return a conversation with a model that gives these replies and ends each properly."""
+    options = {"system": system, "sampling": GREEDY, "max_new_tokens": max_new_tokens}
     if kind == "bytes":
-        model = Scripted(*((reply + END).encode("utf-8") for reply in replies), T=T)
-        return Conversation(model, system=system, sampling=GREEDY, max_new_tokens=max_new_tokens)
-    return tokens_start(
-        *([*tokenizer().encode(reply), special("eot")] for reply in replies),
-        T=T,
-        system=system,
-        max_new_tokens=max_new_tokens,
-    )
-
-
-def tokens_start(
-    *replies: Sequence[int], T: int = 512, system: str | None = None, max_new_tokens: int = 60
-) -> Conversation:
-    return Conversation(
-        scripted_tokens(*replies, T=T),
-        system=system,
-        sampling=GREEDY,
-        max_new_tokens=max_new_tokens,
-        tokenizer=tokenizer(),
-    )
+        return Conversation(Scripted(*((reply + END).encode("utf-8") for reply in replies), T=T), **options)
+    ids = [[*tokenizer().encode(reply), special("eot")] for reply in replies]
+    return Conversation(scripted_tokens(*ids, T=T), **options, tokenizer=tokenizer())
 
 
 def prompt_of(kind: str, *messages: tuple[str, str]) -> list[int]:
@@ -192,9 +174,6 @@ def test_a_message_longer_than_the_window() -> None:
         assert talk.model.prompts[0] == prompt_of(kind, ("user", ("the model " * 60).strip()))[-32:]
 
 
-# --- tokens only -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["\nuser: so\nassistant: no", "\n\n<dialogue>\n\n"])
 def test_a_reply_in_tokens_ends_only_at_eot(text: str) -> None:
     talk = start("tokens", f"a{text}b")
@@ -205,7 +184,8 @@ def test_a_reply_in_tokens_ends_only_at_eot(text: str) -> None:
 def test_a_role_id_within_a_reply_is_not_text(name: str) -> None:
     """It neither ends the reply nor forges a turn in later prompts."""
     ids = [*tokenizer().encode("the note"), special(name), *tokenizer().encode(" reads"), special("eot")]
-    talk = tokens_start(ids, [*tokenizer().encode("so"), special("eot")])
+    scripted = scripted_tokens(ids, [*tokenizer().encode("so"), special("eot")])
+    talk = Conversation(scripted, sampling=GREEDY, tokenizer=tokenizer())
     assert "".join(talk.reply("hi")) == "the note reads"
     assert talk.model.calls == len(ids)
     assert "".join(talk.reply("and then")) == "so"
@@ -221,32 +201,12 @@ def test_an_empty_reply_is_a_turn() -> None:
     assert talk.model.prompts[-1] == prompt_of("tokens", ("user", "hi"), ("assistant", ""), ("user", "hello"))
 
 
-def test_real_model_equals_the_naive_loop() -> None:
-    model = token_model()
-    talk = Conversation(model, sampling=GREEDY, max_new_tokens=20, tokenizer=tokenizer())
-    ids = naive_greedy(model, prompt_of("tokens", ("user", "so é")), 20, end=special("eot"))
-    assert ids
-    assert "".join(talk.reply("so é")) == text_of(ids)
-
-
 def test_byte_tokenizer_uses_the_transcript() -> None:
     small = GPT(ModelConfig(V=256, T=64, C=16, L=1, H=2))
     talk = Conversation(small, sampling=GREEDY, max_new_tokens=3, tokenizer=ByteTokenizer())
     with pytest.raises(ValueError, match="assistant: "):
         list(talk.reply("assistant: hi"))
     assert talk.prompt() == "assistant: "
-
-
-def test_the_given_tokenizer_encodes_the_prompt() -> None:
-    other, scripted = other_tokenizer(), scripted_tokens([])
-    talk = Conversation(scripted, sampling=GREEDY, max_new_tokens=1, tokenizer=other)
-    list(talk.reply("the model"))
-    ids = other.special_token_ids()
-    assert scripted.prompts == [[ids["usr"], *other.encode("the model"), ids["eot"], ids["asst"]]]
-    assert other.encode("the model") != tokenizer().encode("the model")
-
-
-# --- sampling and mode -------------------------------------------------------------------------------
 
 
 def tiny() -> GPT:

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.engine.engine import Engine
-from niels_gpt.inference.int8 import (
-    MOST_ROWS,
-    Int8GPT,
-    Int8OneToken,
-    one_token,
-    pack,
-)
+from niels_gpt.inference.int8 import MOST_ROWS, Int8GPT, Int8OneToken, one_token, pack
 from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.kv_cache import KVCache
@@ -66,7 +60,7 @@ def test_one_token_at_a_time_gives_the_rounded_models_logits(options):
             assert float((logits - exact).abs().max() / exact.std()) < 0.06  # activations have 8 bits of precision
 
 
-@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("options", [{}, LLAMA])
 def test_a_rounded_model_is_close_to_the_model(options):
     model = build(**options)
     rounded = Int8GPT.of(model)

@@ -1,4 +1,4 @@
-"""Naive references: P(z), greedy decoding and verbatim runs, one forward pass per token."""
+"""Naive references: P(z) and greedy decoding, one forward pass per token."""
 
 from __future__ import annotations
 
@@ -28,16 +28,3 @@ def naive_greedy(model: GPT, prompt: list[int], new: int) -> list[int]:
         for _ in range(new):
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
     return ids[len(prompt) :]
-
-
-def naive_run(model: GPT, ids: list[int], start: int, prompt: int) -> int:
-    """Return how long greedy decoding follows the text: to its end, or until T tokens have been read."""
-    done = list(ids[start : start + prompt])
-    run = 0
-    while start + prompt + run < len(ids) and len(done) <= model.config.T:
-        token = naive_greedy(model, done, 1)[0]
-        if token != ids[start + prompt + run]:
-            break
-        done.append(token)
-        run += 1
-    return run

@@ -10,14 +10,7 @@ import pytest
 import torch
 
 from niels_gpt.evaluation.exact import Score
-from niels_gpt.memorization.audit import (
-    MIN_TOKENS,
-    audit_notes,
-    audit_report,
-    check_threshold,
-    judge,
-    read_notes,
-)
+from niels_gpt.memorization.audit import MIN_TOKENS, audit_notes, audit_report, check_threshold, judge, read_notes
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
 from niels_gpt.model.gpt import GPT
@@ -154,6 +147,11 @@ def test_control_folder(place, workdir, loaded, trained):
     controls = [d for d in verdict.documents if d["status"] == "control"]
     assert [d["name"][:9] for d in controls] == ["control: "] * 8
     assert (verdict.notes_audited, verdict.notes_exposed, verdict.controls) == (8, 2, 6 + 8)
+    for path in (workdir / "others").iterdir():
+        if path.name != "known.md":
+            path.unlink()
+    with pytest.raises(ValueError, match=r"--control .*others.*trained on"):
+        audit(loaded, place / "notes", control=workdir / "others")
 
 
 def test_a_recited_control_does_not_change_the_verdict(place, workdir, loaded, trained):
@@ -167,13 +165,6 @@ def test_a_recited_control_does_not_change_the_verdict(place, workdir, loaded, t
     assert verdict.safe and verdict.control_max_log_p > math.log(0.001)
 
 
-def test_control_folder_that_was_trained_on(place, workdir, loaded, trained):
-    (workdir / "control").mkdir()
-    shutil.copy(place / "notes" / trained[0], workdir / "control/a.md")
-    with pytest.raises(ValueError, match=r"--control .*control.*trained on"):
-        audit(loaded, place / "notes", control=workdir / "control")
-
-
 def test_held_out_notes_alone_are_judged(place, workdir, loaded):
     (workdir / "some").mkdir()
     for path in split(place / "notes")[1]:
@@ -182,15 +173,11 @@ def test_held_out_notes_alone_are_judged(place, workdir, loaded):
     assert verdict.safe and verdict.notes_audited == 2
 
 
-@pytest.mark.parametrize("change", ["added", "renamed"])
-def test_changes_to_the_folder_do_not_make_the_model_safe(workdir, trained, change):
+def test_changes_to_the_folder_do_not_make_the_model_safe(workdir, trained):
     """Today the run would select other notes, but it still recites those of its training."""
     copy = reciting.copy_to(workdir / "copy")
-    if change == "added":
-        (copy / "notes/new.md").write_text("A long note that was added later. " * 12, encoding="utf-8")
-    else:
-        for name in trained:  # the order of names decides which notes are held out
-            (copy / "notes" / name).rename(copy / "notes" / f"a {name}")
+    for name in trained:  # the order of names decides which notes are held out
+        (copy / "notes" / name).rename(copy / "notes" / f"a {name}")
     verdict, _, _ = audit(load_run(copy / "run", None, "cpu"), copy / "notes")
     recited = [d for d in verdict.documents if d["max_p"] > 0.5]
     assert not verdict.safe and len(recited) == 2

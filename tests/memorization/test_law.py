@@ -21,16 +21,6 @@ def points(c1, c2, c3, grid=GRID, noise=0.0, seed=0):
 
 
 @settings(max_examples=25)
-@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(-50, 50))
-def test_fit_recovers_known_coefficients(c1, c2, c3):
-    law = fit_law(points(c1, c2, c3))
-    assert (law.c1, law.c2, law.c3) == pytest.approx((c1, c2, c3), abs=1e-9)
-    assert law.points == len(GRID) and law.rank == 3 and not law.notes
-    assert law.r2 is None or law.r2 == pytest.approx(1, abs=1e-6) or max(abs(c1), abs(c2)) < 1e-6
-    assert max(law.errors) < 1e-8
-
-
-@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(4, 40))
 def test_against_the_textbook(seed, number):
     random = np.random.default_rng(seed)
@@ -46,7 +36,7 @@ def test_against_the_textbook(seed, number):
     assert law.errors == pytest.approx(tuple(deviations), rel=1e-5, abs=1e-9)
     assert law.r2 == pytest.approx(1 - left @ left / ((log_p - log_p.mean()) ** 2).sum(), abs=1e-8)
     assert law.fitted == pytest.approx(tuple(x @ wanted), rel=1e-6, abs=1e-6)
-    assert np.linalg.lstsq(x, log_p, rcond=None)[0] == pytest.approx((law.c1, law.c2, law.c3), rel=1e-5, abs=1e-6)
+    assert (law.points, law.rank, law.notes) == (number, 3, ())
 
 
 def test_fit_by_hand():
@@ -62,13 +52,9 @@ def test_fit_by_hand():
     assert law.rank == 2
     [note] = law.notes
     assert note.startswith("c2 ") and "tokens (10)" in note and "c3" in note
-
-
-def test_one_number_of_epochs():
     law = fit_law(points(2, -1.5, -3, [(8, tokens) for tokens in (10, 100, 1000, 5000)]))
     assert law.c1 is None and law.errors[0] is None
-    assert law.c2 == pytest.approx(-1.5)
-    assert law.c3 == pytest.approx(-3 + 2 * math.log(8)), "the constant contains what the epochs contribute"
+    assert (law.c2, law.c3) == pytest.approx((-1.5, -3 + 2 * math.log(8)))  # c3 contains what the epochs contribute
     assert law.notes[0].startswith("c1 ") and "epochs (8)" in law.notes[0]
 
 
@@ -111,9 +97,6 @@ def test_a_constant_has_no_r2():
 def test_values_without_a_logarithm_raise(point):
     with pytest.raises(ValueError, match=rf"epochs={point.epochs}, tokens={point.tokens}, log_p={point.log_p}"):
         fit_law([*points(1, 1, 1), point])
-
-
-def test_no_points_raise():
     with pytest.raises(ValueError, match="no points"):
         fit_law([])
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.memorization.selection import (
@@ -112,8 +111,8 @@ def test_documents_of_a_run_over_bytes(workdir):
     assert len({d.name for d in primer.documents}) == len(names_of_both)
 
 
-def test_a_copy_of_a_training_document_is_no_control(workdir):
-    """Not even of a document that is not selected."""
+def test_copies_and_tiny_documents(workdir):
+    """A copy of a training document is no control, even if that is not selected; two tokens are not measured."""
     write_notes(workdir / "notes")
     kept, held_out = split(workdir / "notes")
     held_out[0].write_bytes(min(kept, key=lambda path: path.stat().st_size).read_bytes())
@@ -124,14 +123,13 @@ def test_a_copy_of_a_training_document_is_no_control(workdir):
     assert set(names(selected, control=True)) == {path.name for path in held_out[1:]}
     with pytest.raises(ValueError, match=r"--control .*trained on"):
         read_documents([], [held_out[0]], loaded)
-
-
-@pytest.fixture
-def token_run(workdir):
-    """A run over the token cache of notes."""
-    token_caches.copy_to(workdir / "cache")
-    train("run", "task=pretrain", "train.p_train={roam: 0.5, fineweb_edu: 0.5}")
-    return load_run(workdir / "run", None, "cpu")
+    for path in (workdir / "notes").iterdir():
+        path.write_text("ab", encoding="utf-8")
+    model = GPT({"V": 256, "T": 64, "C": 16, "L": 1, "H": 2})  # a checkpoint that does not record its data
+    save_checkpoint(workdir / "m.pt", model, None, 0, model.config)
+    loaded = load_run(None, workdir / "m.pt", "cpu")._replace(run=RunFolder(workdir / "run"))
+    with pytest.raises(ValueError, match=r"notes.*two tokens"):
+        select_documents(loaded)
 
 
 def cached(root, split):
@@ -141,7 +139,10 @@ def cached(root, split):
     return [stream[a:b] for a, b in pairwise([*starts, len(stream)])]
 
 
-def test_documents_of_a_token_cache(token_run, workdir):
+def test_documents_of_a_token_cache(workdir):
+    token_caches.copy_to(workdir / "cache")
+    train("run", "task=pretrain", "train.p_train={roam: 0.5, fineweb_edu: 0.5}")
+    token_run = load_run(workdir / "run", None, "cpu")
     selected = select_documents(token_run, number=4, mode="longest")
     notes, held_out = cached(workdir / "cache", "train"), cached(workdir / "cache", "val")
     by_length = sorted(range(len(notes)), key=lambda i: -len(notes[i]))[:4]
@@ -151,9 +152,7 @@ def test_documents_of_a_token_cache(token_run, workdir):
     assert controls and all(d.control and d.ids.tolist() in [list(note) for note in held_out] for d in controls)
     other = select_documents(token_run, source="fineweb_edu", number=2)
     assert {d.source for d in other.documents} == {"fineweb_edu"}
-
-
-def test_a_cache_of_another_tokenizer(token_run, workdir):
+    # the same cache by another tokenizer
     other, cache = token_caches.other_tokenizer(), workdir / "cache"
     shutil.rmtree(cache)
     (cache / "tokenizer").mkdir(parents=True)
@@ -215,19 +214,3 @@ def test_options():
     check_encoding("replace")
     with pytest.raises(ValueError, match=r"--encoding-errors.*'ignore'"):
         check_encoding("ignore")
-
-
-def test_a_run_without_documents_to_measure(workdir):
-    torch.manual_seed(0)
-    write_notes(workdir / "notes")
-    only = ["train.p_train={roam: 1.0}", "train.p_val={roam: 1.0}"]
-    train("run", "data.roam=notes", f"data.roam_val_frac={VAL_FRAC}", *only)
-    shutil.rmtree(workdir / "notes")
-    write_notes(workdir / "notes")
-    for path in (workdir / "notes").iterdir():
-        path.write_text("ab", encoding="utf-8")
-    model = GPT({"V": 256, "T": 64, "C": 16, "L": 1, "H": 2})  # a checkpoint that does not record its data
-    save_checkpoint(workdir / "m.pt", model, None, 0, model.config)
-    loaded = load_run(None, workdir / "m.pt", "cpu")._replace(run=RunFolder(workdir / "run"))
-    with pytest.raises(ValueError, match=r"notes.*two tokens"):
-        select_documents(loaded)

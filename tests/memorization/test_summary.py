@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import json
 import math
 import random
@@ -15,22 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.evaluation.exact import Score
-from niels_gpt.memorization.measure import (
-    Document,
-    ExtractionSettings,
-    Measurement,
-    measure,
-)
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
 from niels_gpt.memorization.positions import position_map
-from niels_gpt.memorization.summary import (
-    build_report,
-    character_map,
-    curve_entry,
-    discoverable,
-    document_row,
-    strip,
-    top_passages,
-)
+from niels_gpt.memorization.summary import build_report, character_map, curve_entry, document_row, strip, top_passages
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.memorization.models import TableTokenizer, letters, some_ids, some_model, taught_model
 
@@ -82,9 +67,6 @@ def full_report() -> dict:
     )
 
 
-# --- the map ---------------------------------------------------------------------------------------
-
-
 def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> tuple[str, list[float]]:
     """Go character by character: its bytes, the tokens of these, the windows that cover the tokens."""
     owners = [i for i, t in enumerate(one.document.ids.tolist()) if t != end for _ in pieces[t]]
@@ -129,34 +111,11 @@ def test_map_with_characters_cut_by_tokens(text: str, cuts: list[int], stride: i
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_map_by_hand() -> None:
-    """Windows of 4 with prompts of 2; é spans the third and the fourth token."""
-    ids = np.arange(6)
-    pieces = [b"ab", b"c", b"d\xc3", b"\xa9", b"e", b"fg"]
-    one = measurement(
-        ids,
-        [0, 1, 2],
-        [math.log(p) for p in (0.25, 0.5, 0.125)],
-        settings=ExtractionSettings(4, 2, 1),
-        window=4,
-        prompt=2,
-    )
-    text, found = character_map(one, TableTokenizer(pieces))
-    assert text == "abcdéefg"
-    assert found.tolist() == pytest.approx([0, 0, 0, 0.25, 0.5, 0.5, 0.125, 0.125])
-
-
 def test_map_of_invalid_utf8() -> None:
     """Every invalid byte is a separate U+FFFD with its own P(z)."""
     data = b"ab\xe6\xbcc\xf0\x9f\xff"
-    one = measurement(
-        np.frombuffer(data, np.uint8),
-        [0, 3, 4],
-        [-3.0, -2.0, -1.0],
-        settings=ExtractionSettings(4, 1, 3),
-        window=4,
-        prompt=1,
-    )
+    options = {"settings": ExtractionSettings(4, 1, 3), "window": 4, "prompt": 1}
+    one = measurement(np.frombuffer(data, np.uint8), [0, 3, 4], [-3.0, -2.0, -1.0], **options)
     text, found = character_map(one, ByteTokenizer())
     assert text == "ab\ufffd\ufffdc\ufffd\ufffd\ufffd"
     assert found.tolist() == pytest.approx([0, *np.exp([-3, -3, -3, -2, -1, -1, -1])])
@@ -165,15 +124,7 @@ def test_map_of_invalid_utf8() -> None:
 def test_strips_have_four_digits() -> None:
     one = measurement(np.arange(12), [0], [math.log(0.123456789)])
     found = strip(one, letters())
-    assert found == {
-        "document": "a",
-        "control": False,
-        "text": "abcdefghijkl",
-        "p": [0.0] * 5 + [0.1235] * 7,
-    }
-
-
-# --- documents -------------------------------------------------------------------------
+    assert found == {"document": "a", "control": False, "text": "abcdefghijkl", "p": [0.0] * 5 + [0.1235] * 7}
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -184,6 +135,7 @@ def test_row_of_a_document(index: int) -> None:
     assert row["name"] == one.document.name and row["source"] == one.document.source
     assert row["control"] is one.document.control and row["short"] is (index == 3)
     assert (row["tokens"], row["windows"]) == (len(one.document.ids), n)
+    assert row["bytes"] == sum(len(letters().token_bytes[i]) for i in one.document.ids.tolist() if i != 39)  # not EOT
     assert row["mean_p"] == pytest.approx(math.fsum(p) / n)
     assert row["median_p"] == pytest.approx((p[(n - 1) // 2] + p[n // 2]) / 2)
     assert row["max_p"] == pytest.approx(p[-1])
@@ -205,35 +157,15 @@ def test_row_of_a_document(index: int) -> None:
     assert run["text"] == b"".join(letters().token_bytes[i] for i in ids if i != 39).decode()
 
 
-def test_memorized_texts_differ_from_the_control() -> None:
-    known, errors, control, _ = full_report()["documents"]
-    assert known["median_p"] > 0.5 > errors["median_p"] > control["max_p"]
-    assert known["bits_per_byte"] < errors["bits_per_byte"] < control["bits_per_byte"]
-    assert known["longest_run"]["tokens"] > errors["longest_run"]["tokens"] > control["longest_run"]["tokens"]
-    assert known["bytes"] == 120  # EOT has none
-
-
 def test_values_at_a_level_count() -> None:
     row = document_row(measurement(np.arange(20), [0, 3, 6], [0.0, -2000.0, math.log(0.25)]), letters())
     assert row["over"] == {"0.0001": 2, "0.01": 2, "0.1": 2, "0.5": 1, "0.9": 1}
+    assert list(row["discoverable"]) == ["1", "10", "100", "1000", "10000", "100000", "1000000"]
     assert row["discoverable"]["1"] == {"0.1": 2, "0.5": 1, "0.9": 1}
     assert row["discoverable"]["10"] == {"0.1": 2, "0.5": 2, "0.9": 2}  # 1 - 0.75**10 = 0.94
     assert row["mean_log_p"] == pytest.approx((math.log(0.25) - 2000) / 3)
     assert row["greedy"] == {"starts": 0, "share": None, "exact": 0}
     assert row["longest_run"] == {"tokens": 0, "start": 0, "text": ""}
-
-
-@settings(max_examples=40)
-@given(st.lists(st.floats(-60, 0), min_size=1, max_size=30))
-def test_more_samples_discover_more(log_p: list[float]) -> None:
-    found = discoverable(np.array(log_p))
-    assert list(found) == ["1", "10", "100", "1000", "10000", "100000", "1000000"]
-    table = [[counts[key] for key in ("0.1", "0.5", "0.9")] for counts in found.values()]
-    assert all(a >= b >= c for a, b, c in table)
-    assert all((np.array(after) >= before).all() for before, after in itertools.pairwise(table))
-
-
-# --- passages --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -267,9 +199,6 @@ def test_text_of_a_passage() -> None:
     assert (found["prompt"], found["suffix"]) == ("abc\ufffd", "\ufffddefé" + "g")
     [found] = top_passages([measurement(np.array([0, 1, 2, 39, 3, 39]), [0], [-1.0], window=6, prompt=4)], letters())
     assert (found["prompt"], found["suffix"]) == ("abc", "d")
-
-
-# --- the report -------------------------------------------------------------------------------------
 
 
 def test_contents_of_a_report() -> None:
@@ -353,7 +282,6 @@ def test_passages_at_the_least_probability_and_distance() -> None:
 
 def test_every_invalid_byte_is_a_character() -> None:
     data = bytes(range(0x80, 0x100))
-    one = measurement(np.frombuffer(data, np.uint8), [0], [-1.0], settings=ExtractionSettings(128, 1, 1), prompt=1)
-    one = dataclasses.replace(one, window=128)
+    one = measurement(np.frombuffer(data, np.uint8), [0], [-1.0], settings=ExtractionSettings(128, 1, 1))
     text, values = character_map(one, ByteTokenizer())
     assert text == "\ufffd" * 128 and len(values) == 128

@@ -26,35 +26,45 @@ def multi(docs=THREE, S=8, **options):
     return MultiSpliceDocumentDataset(S=S, doc_tokens_list=docs, pad_token_id=NULL, **options)
 
 
-# --- one document ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"min_copy_len": 1}, "1"),
+        ({"content_length": 1}, "1"),
+        ({"content_stride": 0}, "0"),
+        ({"offset_stride": -3}, "-3"),
+        ({"S": 1}, "1"),
+        ({"alpha": -0.25}, "-0.25"),
+        ({"offset_jitter": -7}, "-7"),
+        *(({name: "sideways"}, "sideways") for name in ("content_start_mode", "mode", "offset_bound", "jitter_mode")),
+    ],
+)
+def test_invalid_option_is_named_with_its_value(options, named):
+    for make in (single, multi):
+        with pytest.raises(ValueError, match=named):
+            make(**options)
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"min_copy_len": 1}, "1"),
-        ({"min_copy_len": -4}, "-4"),
-        ({"content_length": 1}, "1"),
-        ({"content_length": 0}, "0"),
-        ({"content_length": -6}, "-6"),
-        ({"content_stride": 0}, "0"),
-        ({"content_stride": -3}, "-3"),
-        ({"offset_stride": 0}, "0"),
-        ({"offset_stride": -3}, "-3"),
-        ({"S": 1}, "1"),
-        ({"S": 0}, "0"),
-        ({"S": -8}, "-8"),
-        ({"alpha": -0.25}, "-0.25"),
-        ({"offset_jitter": -7}, "-7"),
-        ({"content_start_mode": "sideways"}, "sideways"),
-        ({"mode": "sideways"}, "sideways"),
-        ({"offset_bound": "sideways"}, "sideways"),
-        ({"jitter_mode": "sideways"}, "sideways"),
+        ({"balance_tau": 1.5, "balance_mode": "by_temperature"}, "1.5"),
+        ({"balance_tau": math.nan, "balance_mode": "by_temperature"}, "nan"),
+        ({"balance_mode": "sideways"}, "sideways"),
+        ({"sampler": "sideways"}, "sideways"),
+        ({"epoch_length": 0}, "0"),
+        ({"sampler": "enumerate", "epoch_length": 9}, "epoch_length.*quota"),
+        ({"sampler": "enumerate", "groups": ["a", "b", "a"]}, "groups.*quota"),
+        ({"sampler": "enumerate", "balance_mode": "by_temperature"}, "by_temperature.*quota"),
+        ({"docs": []}, "document"),
+        ({"docs": [[1], [2]]}, "2"),  # documents, and tokens that a span needs
+        ({"docs": documents([3, 4]), "min_copy_len": 5}, "5"),
+        ({"docs": documents([3, 4]), "content_length": 5, "adaptive_k": False}, "5"),
     ],
 )
-def test_invalid_option_is_named_with_its_value(options, named):
+def test_invalid_options_of_several_documents(options, named):
     with pytest.raises(ValueError, match=named):
-        single(**options)
+        multi(**options)
 
 
 @pytest.mark.parametrize("mode", ["anchor_start", "slide_within", "cyclic_roll"])
@@ -68,7 +78,6 @@ def test_alpha_and_jitter_need_coverage_balanced(mode):
 @pytest.mark.parametrize(
     "options",
     [
-        {"doc": np.zeros(0, dtype=np.int64)},
         {"doc": []},
         {"doc": [1]},
         {"doc": document(4), "min_copy_len": 5},
@@ -84,54 +93,10 @@ def test_dataset_without_examples_raises(options):
         single(**options)
 
 
-def test_fixed_k_admits_documents_of_at_least_k_tokens():
-    assert tuples(single(document(5), 8, content_length=5, adaptive_k=False).pairs()) == [(0, 3)]
-    assert tuples(single(document(6), 5, content_length=50, adaptive_k=False).pairs()) == [(0, 0), (1, 0)]
-    assert tuples(single(document(4), 8, content_length=5).pairs()) == [(0, 4)]  # adaptive is the default
-
-
-# --- several documents -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"min_copy_len": 1}, "1"),
-        ({"content_length": 1}, "1"),
-        ({"content_stride": 0}, "0"),
-        ({"offset_stride": -3}, "-3"),
-        ({"S": 1}, "1"),
-        ({"alpha": -0.25, "balance_mode": "by_temperature"}, "-0.25"),
-        ({"balance_tau": 1.5, "balance_mode": "by_temperature"}, "1.5"),
-        ({"balance_tau": -0.125, "balance_mode": "by_temperature"}, "-0.125"),
-        ({"balance_tau": math.nan, "balance_mode": "by_temperature"}, "nan"),
-        ({"offset_jitter": -7}, "-7"),
-        ({"content_start_mode": "sideways"}, "sideways"),
-        ({"offset_bound": "sideways"}, "sideways"),
-        ({"balance_mode": "sideways"}, "sideways"),
-        ({"jitter_mode": "sideways"}, "sideways"),
-        ({"sampler": "sideways"}, "sideways"),
-        ({"epoch_length": 0}, "0"),
-        ({"epoch_length": -5}, "-5"),
-        ({"docs": []}, "document"),
-        ({"docs": [[1, 2, 3], np.array([1.0, 2.0])]}, r"(?i)float|integer"),
-        ({"docs": [[1], [2]]}, "2"),  # documents, and tokens that a span needs
-        ({"docs": documents([3, 4]), "min_copy_len": 5}, "5"),
-        ({"docs": documents([3, 4]), "content_length": 5, "adaptive_k": False}, "5"),
-    ],
-)
-def test_invalid_options_of_several_documents(options, named):
-    with pytest.raises(ValueError, match=named):
-        multi(**options)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"balance_mode": "by_coverage"},
-        {"balance_mode": "by_document"},
-        {"balance_mode": "by_temperature", "content_start_mode": "slide_within"},
-        {"balance_mode": "by_temperature", "content_start_mode": "anchor_start"},
         {"balance_mode": "by_temperature", "content_start_mode": "cyclic_roll"},
         {"sampler": "stream", "content_start_mode": "slide_within"},
     ],
@@ -141,23 +106,14 @@ def test_alpha_needs_a_weighted_sampler(options):
         multi(alpha=0.5, content_length=3, **options)
 
 
-# --- numbers past 64 bits ----------------------------------------------------------------------------
-
-HUGE = [
-    "content_length",
-    "content_stride",
-    "offset_stride",
-    "min_copy_len",
-    "offset_jitter",
-    "epoch_length",
-    "curriculum",
-]
+HUGE = ["content_length", "content_stride", "offset_stride", "min_copy_len", "offset_jitter"]
+HUGE += ["epoch_length", "curriculum"]
 MOST = 2**62
 
 
 @pytest.mark.parametrize("name", HUGE)
-@pytest.mark.parametrize("value", [2**62 + 1, 10**20])
-def test_numbers_past_the_limit_are_named(name, value):
+def test_numbers_past_the_limit_are_named(name):
+    value = 2**62 + 1
     with pytest.raises(ValueError, match=rf"^{name}\b.*{MOST}.*{value}"):
         multi(**{name: value})
     with pytest.raises(ValueError, match=rf"splice\.{name}\b.*{MOST}.*{value}"):
@@ -205,17 +161,11 @@ def test_late_step():
     assert (plan.indices >= 0).all() and (plan.epochs > 0).all()
 
 
-# --- wrong types -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"docs": None}, "doc_tokens_list.*None"),
-        ({"docs": 5}, "doc_tokens_list.*5"),
-        ({"docs": [[1, 2], [[1], [2, 3]]]}, "document 1.*different lengths"),
         ({"doc_weights": ["a", "b", "c"]}, r"doc_weights.*\['a', 'b', 'c'\]"),
-        ({"doc_weights": ["1", "2", "3"]}, "doc_weights"),
         ({"doc_weights": [[1], [2, 3]]}, "doc_weights"),
         ({"groups": 5}, "groups.*label.*5"),
         ({"groups": [[1], [2], [3]]}, "groups.*label"),
@@ -245,10 +195,7 @@ def test_curriculum_cannot_start_with_a_document_of_weight_0():
     assert set(later.gather(later.plan(0, 12, 30)).origin.doc_idx.tolist()) == {0, 2}
 
 
-# --- numpy numbers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "integer"), [(np.float16, np.uint8), (np.float32, np.int32), (np.float64, np.int64)])
+@pytest.mark.parametrize(("kind", "integer"), [(np.float16, np.uint8), (np.float64, np.int64)])
 def test_numpy_numbers_equal_python_numbers(kind, integer):
     options = {"alpha": 0.5, "balance_tau": 0.25, "epoch_length": 40, "content_length": 4, "content_stride": 2,
                "offset_stride": 3, "min_copy_len": 2, "offset_jitter": 1, "curriculum": 7, "seed": 3}  # fmt: skip

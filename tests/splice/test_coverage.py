@@ -70,9 +70,6 @@ def check_epoch(dataset, lengths, epoch=0):
     return found
 
 
-# --- an epoch ----------------------------------------------------------------------------------------
-
-
 @given(
     schedules(), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.sampled_from(["by_coverage", "by_document"])
 )
@@ -112,34 +109,6 @@ def test_coverage_of_quotas_and_streams(lengths, tau, alpha, epoch_length, sampl
         assert sum(int(document.seen.sum() - document.supervised.sum()) for document in found) == epoch_length
 
 
-def test_coverage_balanced_by_hand():
-    """Spans ABC, BCD, CDE: the middle token is in all three, the first token is never predicted."""
-    [found] = check_epoch(multi([5], content_length=3), [5])
-    assert found.seen.tolist() == [1, 2, 3, 2, 1]
-    assert found.supervised.tolist() == [0, 1, 2, 2, 1]
-
-
-def test_cyclic_roll_covers_the_seam():
-    """Every token is seen and predicted equally often, the first one after the last."""
-    dataset = multi([5], S=3, content_length=3, content_start_mode="cyclic_roll")
-    assert dataset.spans([4]).t.tolist() == [4]
-    [found] = check_epoch(dataset, [5])
-    assert found.seen.tolist() == [3] * 5
-    assert found.supervised.tolist() == [2] * 5
-    [full] = check_epoch(multi([3], S=4, content_start_mode="cyclic_roll"), [3])  # K = L = 3 at 2 offsets
-    assert full.seen.tolist() == [6] * 3
-    assert full.supervised.tolist() == [4] * 3
-
-
-def test_truncated_spans_supervise_fewer_tokens():
-    """anchor_start at every offset: token i is seen while it fits the frame."""
-    options = {"content_start_mode": "anchor_start", "offset_bound": "truncate"}
-    [found] = check_epoch(multi([4], S=4, **options), [4])
-    # offsets 0, 1, 2 have 4, 3, 2 tokens
-    assert found.seen.tolist() == [3, 3, 2, 1]
-    assert found.supervised.tolist() == [0, 3, 2, 1]
-
-
 def test_slide_and_documents_without_examples():
     lengths = [10, 7, 8]
     found = check_epoch(multi(lengths, S=8, mode="slide"), lengths)
@@ -147,17 +116,6 @@ def test_slide_and_documents_without_examples():
     assert found[1].seen.tolist() == [0] * 7  # shorter than the frame
     assert found[1].supervised.tolist() == [0] * 7
     assert found[2].seen.tolist() == [1] * 8
-
-
-def test_by_document_repeats_short_documents():
-    lengths = [7, 5, 4]
-    options = {"content_length": 4}
-    once = check_epoch(multi(lengths, **options, balance_mode="by_coverage"), lengths)
-    equal = check_epoch(multi(lengths, **options, balance_mode="by_document"), lengths)
-    assert [int(document.seen.sum()) for document in once] == [4 * 4, 2 * 4, 1 * 4]
-    assert [int(document.seen.sum()) for document in equal] == [4 * 4] * 3
-    assert equal[1].seen.tolist() == [2 * n for n in once[1].seen.tolist()]
-    assert equal[2].supervised.tolist() == [0, 4, 4, 4]
 
 
 def test_epoch_in_chunks(monkeypatch):
@@ -170,22 +128,10 @@ def test_epoch_in_chunks(monkeypatch):
     check_epoch(dataset, lengths)
 
 
-def test_large_epoch_equals_a_closed_form():
-    """A hundred thousand examples."""
-    length, K = 100_000, 64
-    dataset = multi([length], S=64, content_length=K)
-    [found] = cover(dataset, ["long"], epoch_spans(dataset))
-    at = np.arange(length)
-    wanted = np.minimum(np.minimum(at + 1, length - at), K)
-    assert (found.seen == wanted).all()
-    assert (found.supervised == np.minimum(np.minimum(at, length - at), K - 1)).all()
-
-
-# --- steps -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("options", [{}, {"curriculum": 2}, {"balance_mode": "by_temperature", "sampler": "stream"}])
+@pytest.mark.parametrize(
+    ("shuffle", "options"),
+    [(True, {"curriculum": 2}), (False, {}), (True, {"balance_mode": "by_temperature", "sampler": "stream"})],
+)
 def test_step_spans_are_the_training_batches(shuffle, options):
     lengths, steps, B = [9, 6, 4], 7, 5
     dataset = multi(lengths, content_length=4, **options)
@@ -197,18 +143,10 @@ def test_step_spans_are_the_training_batches(shuffle, options):
 
 
 def test_no_spans_cover_nothing():
-    lengths = [9, 6]
-    found = cover(multi(lengths), names(lengths), [])
-    assert [document.seen.tolist() for document in found] == [[0] * 9, [0] * 6]
-
-
-def test_names_must_match_documents():
     dataset = multi([9, 6])
+    assert [document.seen.tolist() for document in cover(dataset, ["a", "b"], [])] == [[0] * 9, [0] * 6]
     with pytest.raises(ValueError):
         cover(dataset, ["one"], epoch_spans(dataset))
-
-
-# --- frames ------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 6))
@@ -219,35 +157,18 @@ def test_frames_needed_equals_packed_batches(lengths, B, steps):
         packed = pack(dataset, dataset.planned(dataset.plan(0, step, B)))
         assert packed.tokens.shape[1] <= dataset.S
         frames += len(packed.tokens)
-    assert frames_needed(lengths_of(step_spans(dataset, 0, steps, B)), dataset.S, B, packed=True) == (steps * B, frames)
-    assert frames_needed(lengths_of(step_spans(dataset, 0, steps, B)), dataset.S, B, packed=False) == (
-        steps * B,
-        steps * B,
-    )
+    found = lengths_of(step_spans(dataset, 0, steps, B))
+    assert frames_needed(found, dataset.S, B, packed=True) == (steps * B, frames)
+    assert frames_needed(found, dataset.S, B, packed=False) == (steps * B, steps * B)
 
 
 def test_frames_of_an_epoch_by_hand():
     """Ten spans of 3 tokens, two per frame of 8: batches of 4 need 2, 2 and 1 frames."""
     dataset = multi([12], content_length=3)
     assert len(dataset) == 10
-    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 4, packed=True) == (10, 5)
-    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 3, packed=True) == (10, 2 + 2 + 2 + 1)
-    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 100, packed=True) == (10, 5)
-    assert frames_needed(lengths_of(epoch_spans(dataset)), 8, 4, packed=False) == (10, 10)
+    for B, frames in ((4, 5), (3, 2 + 2 + 2 + 1), (100, 5)):
+        assert frames_needed(lengths_of(epoch_spans(dataset)), 8, B, packed=True) == (10, frames)
     assert frames_needed([], 8, 4, packed=True) == (0, 0)
-
-
-def test_batches_continue_across_epochs():
-    """One short document is one example per epoch; a batch of 8 epochs is packed into 4 frames."""
-    dataset = multi([4], S=8)
-    assert len(dataset) == 1
-    spans = [part for epoch in range(16) for part in epoch_spans(dataset, epoch)]
-    trained = frames_needed(lengths_of(step_spans(dataset, 0, 2, 8)), 8, 8, packed=True)
-    assert trained == (16, 8)
-    assert frames_needed(lengths_of(spans), 8, 8, packed=True) == trained
-
-
-# --- passes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"balance_mode": "by_document"}, {"content_start_mode": "cyclic_roll"}])
@@ -262,13 +183,6 @@ def test_passes_count_predictions(options):
         predicted += int(dataset.gather(dataset.plan(5, step, B)).loss_mask.sum())
         wanted.append(float(Fraction(predicted, sum(length - 1 for length in lengths))))
     assert found.tolist() == pytest.approx(wanted)
-
-
-def test_passes_of_full_documents():
-    """Each document fits one span: an epoch is one pass."""
-    dataset = multi([8, 8])
-    assert passes(dataset, 0, 6, 2).tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert passes(dataset, 0, 4, 1).tolist() == [0, 0.5, 1, 1.5, 2]
 
 
 def test_passes_ignore_documents_without_examples():

@@ -21,17 +21,8 @@ from niels_gpt.splice.tensors import to_tensors
 from tests.splice import BOUNDS, CONTENT_MODES, NULL, documents
 
 V, S = 50, 24
-KINDS = {
-    "v0": {},
-    "v1": {"norm": "rmsnorm", "mlp": "swiglu"},
-    "learned": {"positions": "learned"},
-}
+KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu"}, "learned": {"positions": "learned"}}
 LENGTHS = [31, 9, 24, 5, 17]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def model(request):
-    return make_model(**KINDS[request.param])
 
 
 def make_model(**options):
@@ -104,9 +95,6 @@ def spans_alone(model, docs, spans):
     return total, number
 
 
-# --- tensors -----------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(2, 14), min_size=1, max_size=4), st.integers(2, 12), st.booleans(), st.data())
 def test_targets_are_the_next_tokens(lengths, frame, packed, data):
     docs = documents(lengths)
@@ -155,16 +143,14 @@ def test_tensors_are_copies():
     assert all((a == b).all() for a, b in zip(before, frames[:3], strict=True))
 
 
-# --- packed and unpacked frames ----------------------------------------------------------------------
-
-
 def close(found, wanted, tolerance=1e-5):
     torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("mode", "bound"), [*zip(CONTENT_MODES, BOUNDS * 2, strict=True)])
-def test_loss_and_gradients_equal_those_of_separate_spans(model, mode, bound):
+@pytest.mark.parametrize(("kind", "mode", "bound"), [*zip(("learned", *KINDS), CONTENT_MODES, BOUNDS * 2, strict=True)])
+def test_loss_and_gradients_equal_those_of_separate_spans(kind, mode, bound):
     """The mean over targets, for one span per frame, packed frames and separate spans."""
+    model = make_model(**KINDS[kind])
     docs = tokens_of()
     dataset = dataset_of(mode, docs, offset_bound=bound)
     spans = some(dataset, 14)
@@ -184,73 +170,3 @@ def test_loss_and_gradients_equal_those_of_separate_spans(model, mode, bound):
         for name, gradient in gradients(model, total / number).items():
             close(one[name], gradient)
             close(other[name], gradient)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_agree_to_twelve_digits(kind):
-    """In float64 only rounding remains."""
-    model, docs = make_model(**KINDS[kind]).double(), tokens_of(seed=3)
-    dataset = dataset_of("slide_within", docs, offset_stride=1, content_stride=1)
-    spans = some(dataset, 20, seed=4)
-    total, _ = spans_alone(model, docs, spans)
-    one = loss_of(model, dataset.frames(spans), "sum")
-    other = loss_of(model, pack(dataset, spans), "sum")
-    assert one.item() == pytest.approx(total.item(), rel=1e-8)  # the RoPE tables are float32
-    assert other.item() == pytest.approx(one.item(), rel=1e-12)
-    first, second = gradients(model, one), gradients(model, other)
-    for name in first:
-        close(second[name], first[name], 1e-10)
-
-
-def test_learned_positions_get_gradients_of_used_positions():
-    model = make_model(positions="learned")
-    dataset = dataset_of(docs=tokens_of([6]), content_length=4, content_start_mode="anchor_start", offset_stride=1)
-    spans = dataset.spans([3, 9])
-    assert spans.s.tolist() == [3, 9]
-    for frames in (dataset.frames(spans), pack(dataset, spans)):
-        touched = gradients(model, loss_of(model, frames))["pos_emb.weight"].abs().sum(1) > 0
-        assert touched.nonzero().flatten().tolist() == [3, 4, 5, 9, 10, 11]  # the last token predicts nothing
-
-
-# --- invariance of logits ----------------------------------------------------------------------------
-
-
-def span_logits(model, dataset, number):
-    """The logits of the span of an example, in an unpacked frame."""
-    frames = dataset.get_batch([number])
-    s, length = int(frames.origin.s[0]), int(frames.origin.length[0])
-    with torch.no_grad():
-        return s, forward(model, frames)[1][0, s : s + length]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_do_not_depend_on_offset_or_filler(kind):
-    """RoPE encodes distances only, and no span attends to filler. Learned positions depend on the offset."""
-    model, docs = make_model(**KINDS[kind]), tokens_of([9])
-    options = {"content_start_mode": "anchor_start", "content_length": 9, "offset_stride": 1}
-    datasets = [dataset_of(docs=docs, pad_token_id=pad, **options) for pad in (0, 7, V - 1)]
-    assert len(datasets[0]) == S - 9 + 1
-    reference = span_logits(model, datasets[0], 0)[1]
-    torch.testing.assert_close(reference, alone(model, docs, (0, 0, 0, 9))[1], rtol=0, atol=1e-5)
-    for number in range(S - 9 + 1):
-        found = [span_logits(model, dataset, number) for dataset in datasets]
-        assert [s for s, _ in found] == [number] * 3
-        for _, logits in found[1:]:
-            close(logits, found[0][1])  # independent of the filler
-        difference = (found[0][1] - reference).abs().max().item()
-        if number:
-            assert difference > 0.05 if kind == "learned" else difference < 1e-4
-
-
-def test_logits_do_not_depend_on_neighbors_in_a_frame(model):
-    """Packed spans against separate spans."""
-    docs = tokens_of()
-    dataset = dataset_of(docs=docs)
-    for seed in range(2):
-        spans = some(dataset, 12, seed=seed)
-        packed = pack(dataset, spans)
-        with torch.no_grad():
-            logits = forward(model, packed)[1]
-            for i, span in enumerate(zip(*spans, strict=True)):
-                row, start = packed.frame[i], packed.start[i]
-                close(logits[row, start : start + span[3]], alone(model, docs, span)[1], 1e-4)
