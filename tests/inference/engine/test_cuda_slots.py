@@ -19,19 +19,7 @@ from niels_gpt.inference.engine.slots import PlainSlots
 from niels_gpt.inference.generation import generate, generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.kernels.decoding import step as decode_step
-from tests.inference.engine.test_engine import (
-    GREEDY,
-    SAMPLED,
-    T,
-    V,
-    alone,
-    check_requests,
-    finish,
-    prompt_of,
-    some_requests,
-)
-from tests.inference.models import seeded
-from tests.inference.test_decoding import check_engine_decoder
+from tests.inference.engine.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
 from tests.kernels.decoding.plain_kernels import Replay, kernels
 
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 48}, "learned": {"positions": "learned"}}
@@ -99,10 +87,42 @@ def test_tokens_across_the_end_of_the_window(device, kind, sampling):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=5)
-@given(wanted=some_requests(6, T + 4, 30, 6), slots=st.integers(1, 5), chunk=st.sampled_from([1, 4, 100]))
+@given(
+    wanted=st.lists(
+        st.tuples(
+            st.integers(1, T + 4),  # prompt
+            st.integers(1, 30),  # new tokens
+            st.sampled_from([GREEDY, SAMPLED]),
+            st.integers(0, 6),  # steps before it joins
+            st.one_of(st.none(), st.integers(0, 6)),  # steps after which it is cancelled
+            st.frozensets(st.integers(0, V - 1), max_size=2),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    slots=st.integers(1, 5),
+    chunk=st.sampled_from([1, 4, 100]),
+)
 def test_requests_join_and_leave_at_random(device, wanted, slots, chunk):
     model = build("v1", device)
-    check_requests(model, engine_of(model, slots=slots, chunk=chunk), wanted)
+    engine = engine_of(model, slots=slots, chunk=chunk)
+    made, ended = {}, {}
+    for step in range(400):
+        for i, (length, number, sampling, join, leave, stop) in enumerate(wanted):
+            if join == step:
+                made[i] = engine.submit(
+                    prompt_of(length, i), max_new_tokens=number, sampling=sampling, seed=i, stop=stop
+                )
+            if leave is not None and join + leave == step and made[i].finished is None:
+                engine.cancel(made[i])
+                ended[i] = made[i].received
+        engine.step()
+        if len(made) == len(wanted) and not engine.busy:
+            break
+    assert not engine.busy
+    for i, (length, number, sampling, _, _, stop) in enumerate(wanted):
+        want = alone(model, prompt_of(length, i), number, sampling, i, stop)
+        assert made[i].tokens == (want[: ended[i]] if i in ended else want), i
 
 
 def test_more_draws_than_fit_on_the_device(device, monkeypatch):
@@ -200,10 +220,22 @@ def test_engine_decoder_gives_the_tokens_of_decoder(device, rows, monkeypatch):
     model = build("v0", device)
     prompts = [prompt_of(1 + 2 * n, n) for n in range(rows)]
     options = {"max_new_tokens": T + 3, "sampling": SAMPLED}
-    plain = Decoder(model, prompts, **options, generator=seeded(4))
-    decoder = decoder_for(model, prompts, **options, generator=seeded(4))
+    plain = Decoder(model, prompts, **options, generator=torch.Generator().manual_seed(4))
+    decoder = decoder_for(model, prompts, **options, generator=torch.Generator().manual_seed(4))
     assert isinstance(decoder, EngineDecoder)
-    check_engine_decoder(decoder, plain)
+    got = [list(prompt) for prompt in prompts]
+    for row, tokens in decoder.tokens():
+        got[row] += tokens
+        if row == 3 and len(got[row]) >= len(prompts[row]) + 4:
+            decoder.finish(row)
+            del got[row][len(prompts[row]) + 4 :]
+    decoder.close()
+    for _ in plain.tokens():
+        pass
+    want = plain.ids
+    if rows > 3:
+        want[3] = want[3][: len(prompts[3]) + 4]
+    assert got == want
 
 
 def test_text_is_the_same_with_and_without_graphs(device):
@@ -211,8 +243,8 @@ def test_text_is_the_same_with_and_without_graphs(device):
     for text in ("a", "hello wor"):
         options = {"max_new_tokens": 40, "temperature": 1.0, "top_k": 20}
         for seed in (0, 1):
-            plain = generate(model, text, **options, generator=seeded(seed), use_cache=False)
-            assert generate(model, text, **options, generator=seeded(seed)) == plain
+            plain = generate(model, text, **options, generator=torch.Generator().manual_seed(seed), use_cache=False)
+            assert generate(model, text, **options, generator=torch.Generator().manual_seed(seed)) == plain
     greedy = generate_batch(model, ["ab", "c"], max_new_tokens=30, sampling=GREEDY, use_cache=False)
     stop = greedy[0][12:14]
     for use_cache in (True, False):
@@ -235,7 +267,7 @@ def test_ragged_batches_give_the_ids_of_the_cpu(batch, kind):
     prompts = [[(7 * row + j) % 300 for j in range(1 + 5 * row % 90)] for row in range(batch)]
     requests = [engine.submit(p, max_new_tokens=75, sampling=SAMPLED, seed=n) for n, p in enumerate(prompts)]
     finish(engine, 5000)
-    generators = [seeded(n) for n in range(batch)]
+    generators = [torch.Generator().manual_seed(n) for n in range(batch)]
     decoder = Decoder(plain, prompts, max_new_tokens=75, sampling=SAMPLED, generator=generators)
     for _ in decoder.tokens():
         pass
