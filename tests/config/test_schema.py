@@ -1,15 +1,12 @@
 """The config dataclasses: defaults, derived sizes, and limits."""
 
-import ast
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt import streams
 from niels_gpt.config import (
     MOST_TOKENS,
     DataConfig,
@@ -20,7 +17,6 @@ from niels_gpt.config import (
     SourceConfig,
     TrainConfig,
     default_p_train,
-    schema,
 )
 
 MIXES = {
@@ -60,20 +56,6 @@ def test_configs_are_frozen():
     for made, name in ((ModelConfig(), "C"), (TrainConfig(), "B"), (DataConfig(), "seed"), (RunConfig(), "model")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(made, name, 1)
-
-
-@pytest.mark.parametrize("module", [schema, streams])
-def test_every_field_has_a_docstring_under_it(module):
-    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    checked = 0
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
-            for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-                if isinstance(field, ast.AnnAssign):
-                    documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-                    assert documented, f"{node.name}.{ast.unparse(field.target)}"
-                    checked += 1
-    assert checked > 10
 
 
 @settings(max_examples=40)
@@ -123,7 +105,7 @@ def test_of_accepts_a_dict_or_a_config():
     assert ModelConfig.of({"V": 256, "T": 64, "C": 32, "L": 1, "H": 2, "D": 16, "d_ff": 128, "dropout": 0.1}) == wanted
 
 
-@pytest.mark.parametrize("D", [0, 8, 15, 32, 64])
+@pytest.mark.parametrize("D", [0, 15, 32])
 def test_of_rejects_a_different_head_width(D):
     with pytest.raises(ValueError, match=rf"D={D}\b.*16"):
         ModelConfig.of({"C": 32, "H": 2, "D": D})
@@ -171,7 +153,7 @@ def test_invalid_training_options_are_named(changes, mentioned):
         ("eval_steps", 0),
         ("sample_every", -1),
         ("sample_tokens", 0),
-        ("sample_tokens", 10**12),
+        ("sample_tokens", 1_000_001),
     ],
 )
 def test_invalid_output_options_are_named(name, value):
@@ -179,10 +161,15 @@ def test_invalid_output_options_are_named(name, value):
         OutputConfig(**{name: value})
 
 
-def test_output_edges():
-    assert OutputConfig(sample_every=0).sample_every == 0
+def test_limits_are_inclusive():
+    assert OutputConfig(sample_every=0, sample_tokens=1_000_000).sample_tokens == MOST_TOKENS
     with pytest.raises(ValueError, match="sample_prompt"):
         OutputConfig(sample_prompt="")
+    assert EngineConfig(prefetch=0).prefetch == 0
+    with pytest.raises(ValueError, match=r"engine\.prefetch.*-1"):
+        EngineConfig(prefetch=-1)
+    DataConfig(seed=0, roam_val_frac=0.0, primer_val_frac=1.0)
+    DataConfig(seed=2**63 - 1)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +188,6 @@ def test_invalid_data_options_are_named(changes, mentioned):
         DataConfig(**changes)
     for part in mentioned:
         assert part in str(caught.value)
-
-
-def test_data_edges():
-    DataConfig(seed=0, roam_val_frac=0.0, primer_val_frac=1.0)
-    DataConfig(seed=2**63 - 1)
 
 
 def test_training_edges():
@@ -282,7 +264,10 @@ def test_invalid_splits(split):
         ({"path": "x", "kind": "chat", "split": (0.9, 0.1)}, ["chat", "split"]),
         ({"path": "hub:a/b"}, ["hub:a/b", "split"]),
         ({"path": "hub:a b", "split": (0.9, 0.1)}, ["hub:ID@REVISION", "hub:a b"]),
-        ({"path": "hub:a@b@c", "split": (0.9, 0.1)}, ["hub:ID@REVISION", "hub:a@b@c"]),
+        *(
+            ({"path": path, "split": (0.9, 0.1)}, ["hub:ID", path])
+            for path in ("hub:", "hub:@m", "hub:a@", "hub:a@b@c")
+        ),
     ],
 )
 def test_invalid_sources(options, facts):
@@ -299,15 +284,3 @@ def test_hub_sources_and_their_names():
     for name in ("wiki", "roam", "primer", "chat", "", "-a", "a b", "a/b"):
         with pytest.raises(ValueError, match=rf"data\.sources\.{name}"):
             DataConfig(sources={name: SourceConfig("x")})
-
-
-def test_prefetch_is_not_negative():
-    assert EngineConfig(prefetch=0).prefetch == 0
-    with pytest.raises(ValueError, match=r"engine\.prefetch.*-1"):
-        EngineConfig(prefetch=-1)
-
-
-def test_a_sample_may_have_a_million_tokens():
-    assert OutputConfig(sample_tokens=MOST_TOKENS).sample_tokens == 1_000_000
-    with pytest.raises(ValueError, match=r"output\.sample_tokens.*1000000.*1000001"):
-        OutputConfig(sample_tokens=MOST_TOKENS + 1)
