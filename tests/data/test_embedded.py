@@ -1,7 +1,5 @@
 """The embedded notes, dialogues and docstrings."""
 
-import importlib
-import inspect
 import re
 import sys
 import sysconfig
@@ -21,23 +19,16 @@ FIRST_PERSON = re.compile(r"\b(i|i'm|i've|i'd|i'll|me|my|mine|myself|we|us|our|o
 # --- notes -------------------------------------------------------------------------------------------
 
 
-def test_there_are_enough_notes():
+def test_notes_are_plain_markdown_with_different_titles():
     assert len(NOTES) >= 40
-    assert all(path.is_file() and path.suffix == ".md" for path in NOTES)
-
-
-def test_notes_are_plain_markdown():
+    assert len({path.read_text(encoding="utf-8").splitlines()[0] for path in NOTES}) == len(NOTES)
     for path in NOTES:
+        assert path.suffix == ".md"
         text = path.read_bytes().decode("utf-8")
         assert text.startswith("# ") and text.endswith("\n"), path
         assert not set("\r\t\ufeff") & set(text), path
         assert sum(character.isascii() for character in text) >= 0.99 * len(text), path
         assert len(text) >= 200, path
-
-
-def test_notes_have_different_titles():
-    titles = [path.read_text(encoding="utf-8").splitlines()[0] for path in NOTES]
-    assert len(set(titles)) == len(titles)
 
 
 # --- primer ------------------------------------------------------------------------------------------
@@ -49,16 +40,9 @@ def turns(dialogue):
     return [(match[1], match[2]) for match in matches]
 
 
-def test_there_are_enough_dialogues():
-    assert len(DIALOGUES) >= 200
-
-
-def test_no_dialogue_is_a_duplicate():
-    """A copy of a held-out dialogue would be in the training part."""
-    assert len(set(DIALOGUES)) == len(DIALOGUES)
-
-
-def test_dialogues_are_exact_transcripts():
+def test_dialogues_are_different_and_exact_transcripts():
+    assert len(set(DIALOGUES)) == len(DIALOGUES) >= 200  # a copy of a held-out dialogue would be trained on
+    assert not any(dialogue.endswith("\n") for dialogue in DIALOGUES[:-1])
     for dialogue in DIALOGUES:
         roles = " ".join(role for role, _ in turns(dialogue))
         assert re.fullmatch(r"(system )?user assistant( user assistant)*", roles), dialogue
@@ -74,13 +58,6 @@ def test_dialogues_match_format_and_extraction():
         assert extract_assistant_reply(dialogue) == reply
 
 
-def test_only_the_file_ends_with_a_newline():
-    assert [number for number, dialogue in enumerate(DIALOGUES) if dialogue.endswith("\n")] in (
-        [],
-        [len(DIALOGUES) - 1],
-    )
-
-
 def test_the_assistant_never_speaks_in_the_first_person():
     spoken = [content for dialogue in DIALOGUES for role, content in turns(dialogue) if role == "assistant"]
     assert [content for content in spoken if FIRST_PERSON.search(content)] == []
@@ -90,7 +67,7 @@ def test_the_assistant_never_speaks_in_the_first_person():
 # --- docstrings --------------------------------------------------------------------------------------
 
 
-MODULES = ["json", "json.decoder", "argparse", "asyncio.tasks", "statistics", "textwrap", "fnmatch", "shlex"]
+MODULES = ["json", "json.decoder", "argparse", "asyncio.tasks"]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +86,7 @@ def documents():
 
 def test_many_documents_with_different_names(documents):
     names = [name for name, _ in documents]
-    assert len(documents) >= 25
+    assert len(documents) >= 20
     assert len(set(names)) == len(names)
     assert sum(len(text) for _, text in documents) > 80_000
     assert set(MODULES) <= set(names)
@@ -129,22 +106,6 @@ def test_the_fingerprint():
         "files": len(paths),
         "size": sum(len(path.read_bytes()) for path in paths),
     }
-
-
-@pytest.mark.parametrize("name", ["json", "textwrap", "fnmatch", "statistics", "shlex"])
-def test_documents_contain_the_docstrings_of_the_modules(documents, name):
-    text, module, offsets = dict(documents)[name], importlib.import_module(name), []
-    things = {name: module}
-    for called, thing in vars(module).items():
-        if inspect.isfunction(thing) and (thing.__module__, thing.__qualname__) == (name, called):
-            things[f"{name}.{called}"] = thing
-    for title, thing in things.items():
-        docstring = inspect.cleandoc(thing.__doc__ or "")
-        if len(docstring) >= 40:
-            offsets.append(text.find(f"{title}\n{docstring}\n"))
-    assert len(offsets) >= 2
-    assert offsets == sorted(offsets)  # in the order of the file
-    assert offsets[0] >= 0
 
 
 def test_an_installation_without_sources(tmp_path, monkeypatch):
