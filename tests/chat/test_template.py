@@ -211,9 +211,6 @@ def test_reply_golden(ids, reply):
     assert reply_ids(ids, FAKE) == reply
 
 
-# --- fitting into the context ------------------------------------------------------------------------
-
-
 def naive_fit(messages, limit):
     """Return the longest suffix of the turns that fits after the system message."""
     head = messages[:1] if messages and messages[0]["role"] == "system" else []

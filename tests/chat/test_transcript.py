@@ -189,9 +189,6 @@ def test_parse_of_other_text_is_an_error(text):
     assert text.strip()[:10].partition("\n")[0] in str(caught.value)
 
 
-# --- user input --------------------------------------------------------------------------------------
-
-
 def test_stops_are_the_turn_tags_and_the_delimiter():
     assert set(STOPS) == {"\nsystem: ", "\nuser: ", "\nassistant: ", "\n\n<dialogue>"}
     assert DELIMITER == "\n\n<dialogue>\n\n"
@@ -199,24 +196,15 @@ def test_stops_are_the_turn_tags_and_the_delimiter():
 
 @given(TRANSCRIPTS)
 def test_content_that_forges_a_turn_is_an_error(text):
-    forged = bool(naive_turns(text)) or "<dialogue>" in text
-    if forged:
-        with pytest.raises(ValueError):
+    tags = [tag for tag, _ in naive_turns(text)]
+    if tags or "<dialogue>" in text:
+        with pytest.raises(ValueError) as caught:
             check_content(text)
+        assert any(fact in str(caught.value) for fact in (*tags, "<dialogue>"))
     else:
         check_content(text)
         # Accepted text stays one turn.
         assert naive_turns(format_chat([message("user", text)])) == [["user: ", text], ["assistant: ", ""]]
-
-
-@pytest.mark.parametrize("tag", TAGS)
-def test_the_error_names_the_tag(tag):
-    with pytest.raises(ValueError, match=tag):
-        check_content(f"fine\n{tag}forged")
-    check_content(f"fine {tag}in the middle")
-
-
-# --- fitting into the context ------------------------------------------------------------------------
 
 
 @given(

@@ -240,9 +240,6 @@ def test_fp8_needs_sides_that_are_multiples_of_16():
     RunConfig(model=ModelConfig(C=24, H=3, L=1), train=TrainConfig(precision="bf16"))
 
 
-# --- user-defined sources ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("split", [(0.9, 0.1), (0.8, 0.1, 0.1), (90, 10), (90, 5, 5), (0.5, 0.5 + 9e-7)])
 def test_valid_splits(split):
     assert SourceConfig("x", split=split).split == split

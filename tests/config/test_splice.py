@@ -192,9 +192,6 @@ def test_invalid_choices(options):
         one(**options)
 
 
-# --- defaults ----------------------------------------------------------------------------------------
-
-
 def test_defaults():
     config = SpliceMultiDocumentLMConfig()
     assert (config.num_docs, config.doc_select_mode, config.strict_num_docs) == (10, "longest", True)

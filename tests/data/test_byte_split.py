@@ -174,9 +174,6 @@ def test_a_dataset_that_is_a_script(monkeypatch):
     assert "refs/convert" not in str(caught.value)
 
 
-# --- parts -------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=60)
 @given(st.lists(st.binary(min_size=1, max_size=6), max_size=6), st.data())
 def test_every_byte_of_a_part_has_its_chunk(datas, data):

@@ -55,9 +55,6 @@ def rows_of(samples):
     return [sample.meta["row"] for sample in samples]
 
 
-# --- mapping -----------------------------------------------------------------------------------------
-
-
 def test_golden(serve):
     serve(
         stored([
@@ -125,9 +122,6 @@ def test_every_row_is_mapped_or_counted(texts, shuffle):
     assert sum(stats.values()) == len(rows) - len(good)
 
 
-# --- meta --------------------------------------------------------------------------------------------
-
-
 def test_category_and_id_if_present(serve):
     rows = [
         row(0, category="open_qa", id=0),
@@ -158,16 +152,11 @@ def test_the_revision_of_the_cache(serve, tmp_path):
     assert {sample.meta["revision"] for sample in found} == {COMMIT}
 
 
-# --- order -------------------------------------------------------------------------------------------
-
-
 def test_shuffled_with_42_by_default(serve):
     serve(stored(ROWS))
     assert list(iter_dolly_sft()) == list(iter_dolly_sft(shuffle=True, seed=42))
     assert rows_of(iter_dolly_sft()) != list(range(30))
 
-
-# --- bad rows ----------------------------------------------------------------------------------------
 
 BAD = [
     ({"instruction": " \n"}, "without instruction"),
@@ -195,9 +184,6 @@ def test_rows_with_a_missing_field(serve, key, dropped):
     stats = {}
     assert rows_of(iter_dolly_sft(shuffle=False, stats=stats)) == ([0] if dropped else [0, 1])
     assert stats == ({f"without {key}": 1} if dropped else {})
-
-
-# --- files -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["instruction", "context"])

@@ -16,9 +16,6 @@ TURN = re.compile(r"(system|user|assistant): (\S.*\S|\S)")
 FIRST_PERSON = re.compile(r"\b(i|i'm|i've|i'd|i'll|me|my|mine|myself|we|us|our|ours|ourselves)\b", re.IGNORECASE)
 
 
-# --- notes -------------------------------------------------------------------------------------------
-
-
 def test_notes_are_plain_markdown_with_different_titles():
     assert len(NOTES) >= 40
     assert len({path.read_text(encoding="utf-8").splitlines()[0] for path in NOTES}) == len(NOTES)
@@ -29,9 +26,6 @@ def test_notes_are_plain_markdown_with_different_titles():
         assert not set("\r\t\ufeff") & set(text), path
         assert sum(character.isascii() for character in text) >= 0.99 * len(text), path
         assert len(text) >= 200, path
-
-
-# --- primer ------------------------------------------------------------------------------------------
 
 
 def turns(dialogue):
@@ -62,9 +56,6 @@ def test_the_assistant_never_speaks_in_the_first_person():
     spoken = [content for dialogue in DIALOGUES for role, content in turns(dialogue) if role == "assistant"]
     assert [content for content in spoken if FIRST_PERSON.search(content)] == []
     assert sum("niels" in content for content in spoken) >= 100
-
-
-# --- docstrings --------------------------------------------------------------------------------------
 
 
 MODULES = ["json", "json.decoder", "argparse", "asyncio.tasks"]

@@ -184,9 +184,6 @@ def test_the_seed_decides_the_order(loader, tmp_path, random_states):
     assert numbers_of(loader.unshuffled(path=path, seed=1)) == list(range(12))
 
 
-# --- dropped rows ------------------------------------------------------------------------------------
-
-
 @every_loader
 def test_dropped_rows_are_counted_and_logged_once_at_the_end(loader, tmp_path, caplog):
     caplog.set_level(logging.INFO)
@@ -214,9 +211,6 @@ def test_dropped_rows_are_logged_without_stats_and_when_closed_early(loader, tmp
     assert len(dropped_lines(caplog)) == 1
     loader.unshuffled(path=path).close()  # never started
     assert len(dropped_lines(caplog)) == 1
-
-
-# --- local files with the rows of a Hub dataset ------------------------------------------------------
 
 
 @every_hub_loader

@@ -40,9 +40,6 @@ def paths(samples):
     return [" ".join(sample.meta["message_ids"]) for sample in samples]
 
 
-# --- the reference -----------------------------------------------------------------------------------
-
-
 def is_utf8(text):
     try:
         text.encode("utf-8")
@@ -203,9 +200,6 @@ def test_threads_are_those_of_the_naive_reference(records, english_only, max_mes
         assert all(type(message) is ChatMessage for message in sample.messages)
 
 
-# --- filters -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tree():
     """p1 → a1 → p2 → a2, with a second answer a3 to p1, and a second question p3 to a1."""
@@ -232,9 +226,6 @@ def test_a_filtered_message_ends_its_branch_at_the_parent(tree, key, fields, rea
     assert stats == {reason: 1} | ({UNREACHED: lost} if lost else {})
 
 
-# --- dropped threads ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "key", "wanted", "threads"),
     [
@@ -255,9 +246,6 @@ def test_text_is_stripped_and_otherwise_unchanged():
     records = [rec("p1", text=" \n two\r\n\n  lines \t"), rec("a1", "p1", text="\u3000é\u2028x\x00 \x85")]
     (found,) = reconstruct_threads(records)
     assert [message.content for message in found.messages] == ["two\r\n\n  lines", "é\u2028x\x00"]
-
-
-# --- the cut -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,9 +273,6 @@ def test_a_cut_before_the_first_message_is_an_error(tree, serve, max_messages):
         reconstruct_threads(tree, max_messages=max_messages)
     with pytest.raises(ValueError, match="max_messages"):
         list(iter_oasst1_sft(max_messages=max_messages))
-
-
-# --- bad data ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -350,18 +335,12 @@ def test_a_long_cycle_and_a_deep_orphan():
     assert stats == {ORPHAN: MANY}
 
 
-# --- meta --------------------------------------------------------------------------------------------
-
-
 def test_meta():
     question, answer, other = rec("p1"), rec("a1", "p1", lang=None), rec("p2", lang=None)
     assert [sample.meta for sample in reconstruct_threads([question, answer, other])] == [
         {"message_tree_id": "t", "leaf_message_id": "a1", "message_ids": ["p1", "a1"], "lang": "en"},
         {"message_tree_id": "t", "leaf_message_id": "p2", "message_ids": ["p2"]},
     ]
-
-
-# --- reasons -----------------------------------------------------------------------------------------
 
 
 def test_reasons_are_counted_and_logged_once(tree, caplog):
@@ -454,8 +433,6 @@ def test_a_dataset_without_an_optional_column(serve, left):
     serve(stored(records, [name for name in COLUMNS if name != left]))
     assert paths(iter_oasst1_sft()) == ["p1 a1", "p1 a2"]
 
-
-# --- files -------------------------------------------------------------------------------------------
 
 OTHER_COLUMNS = {  # of the dataset on the Hub
     "created_date": "2023-02-06T18:48:49.391686+00:00",

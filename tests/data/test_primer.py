@@ -95,9 +95,6 @@ def test_a_tenth_is_held_out_by_default():
     assert (len(train.split(DELIMITER)), len(val.split(DELIMITER))) == (18, 2)
 
 
-# --- samples -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def primer(tmp_path):
     """Writes a primer of these blocks; returns its path."""

@@ -16,9 +16,6 @@ def make(root, *names):
         path.write_text(f"text of {name}", encoding="utf-8")
 
 
-# --- list --------------------------------------------------------------------------------------------
-
-
 def test_all_markdown_files_in_all_folders(tmp_path):
     make(tmp_path, "b.md", "a.md", "deep/er/c.md", "deep/d.md", ".hidden/e.md")
     make(tmp_path, "f.txt", "g.md.bak", "h.MD", "md", "i.markdown")
@@ -74,9 +71,6 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
         list_roam_paths(str(tmp_path))
 
 
-# --- load --------------------------------------------------------------------------------------------
-
-
 def test_every_character_is_kept_in_the_order_of_the_paths(tmp_path):
     contents = {
         "crlf.md": b"a\r\nb\rc\n",
@@ -113,9 +107,6 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte_offset(tmp_path, data, o
     assert load_texts(paths, errors="replace") == ["text of good.md", replaced]
 
 
-# --- split -------------------------------------------------------------------------------------------
-
-
 def test_split_is_by_file_and_seeded():
     paths = [f"/notes/{i}.md" for i in range(25)]
     generator = torch.Generator()
@@ -129,9 +120,6 @@ def test_split_is_by_file_and_seeded():
 def test_a_tenth_is_held_out_by_default():
     train, val = split_roam_paths([f"/notes/{i}.md" for i in range(30)], seed=0)
     assert (len(train), len(val)) == (27, 3)
-
-
-# --- samples -----------------------------------------------------------------------------------------
 
 
 def test_a_sample_per_note(tmp_path):

@@ -71,9 +71,6 @@ def test_shares_outside_0_to_1_are_refused(val_frac):
         split_items(range(5), val_frac=val_frac, seed=0)
 
 
-# --- bytes -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("size", "split", "wanted"),
     [

@@ -94,12 +94,6 @@ def test_take_reads_no_more_than_it_yields(tmp_path, take):
     assert contents(read(tmp_path, take=take)) == [f"text {i}" for i in range(take)]
 
 
-def test_texts_have_one_split(tmp_path):
-    write(tmp_path / "a.txt", "a")
-    with pytest.raises(ValueError, match=r"'validation'.*train"):
-        read(tmp_path, split="validation")
-
-
 def test_hidden_folders_are_skipped(tmp_path):
     """A folder of notes may contain the settings of an editor."""
     write(tmp_path / "note.md", "a note")
@@ -107,6 +101,8 @@ def test_hidden_folders_are_skipped(tmp_path):
     config = SourceConfig(str(tmp_path))
     assert kind_of("mine", config) == "text"
     assert contents(read(tmp_path)) == ["a note"]
+    with pytest.raises(ValueError, match=r"'validation'.*train"):
+        read(tmp_path, split="validation")
     assert user_file_paths("mine", config) == [str(tmp_path / "note.md")]
 
 
@@ -334,6 +330,3 @@ def test_a_damaged_file_is_named_with_the_line(tmp_path, name, data, fact, kind)
     assert str(tmp_path / name) in message
     assert fact in message.replace(str(tmp_path / name), "")
     assert "\n" not in message
-
-
-# --- the files of a source ---------------------------------------------------------------------------

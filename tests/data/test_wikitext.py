@@ -31,9 +31,6 @@ def assert_real_lists(found, wanted):
     assert all(type(texts) is list and all(type(text) is str for text in texts) for texts in found.values())
 
 
-# --- the Hub -----------------------------------------------------------------------------------------
-
-
 def test_splits_of_the_hub_without_blank_rows(hub):
     hub.rows = ROWS
     assert_real_lists(load_wikitext(), KEPT)
@@ -47,9 +44,6 @@ def test_an_unreachable_hub_has_remedies(hub, load):
         load()
     for part in ("wikitext", "wikitext-103-raw-v1", "path=", "NIELS_GPT_DATA", "no route"):
         assert part in str(caught.value)
-
-
-# --- local files -------------------------------------------------------------------------------------
 
 
 def test_local_folder(tmp_path):
@@ -116,9 +110,6 @@ def test_a_folder_per_config(tmp_path):
             write_texts(tmp_path / config / f"{split}-00000-of-00001.parquet", [f"{split} of {config}"])
     assert load_wikitext(path=tmp_path)["val"] == ["validation of wikitext-103-raw-v1"]
     assert load_wikitext(path=tmp_path, config="wikitext-2-raw-v1")["train"] == ["train of wikitext-2-raw-v1"]
-
-
-# --- iter_wikitext -----------------------------------------------------------------------------------
 
 
 def texts(samples):

@@ -356,8 +356,6 @@ def test_link_copies_where_there_are_no_hard_links(tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["best", "first"]
 
 
-# --- hashes ------------------------------------------------------------------------------------------
-
 SHA256 = {  # FIPS 180-2, and the million letters of its long example
     b"": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     b"abc": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",

@@ -125,9 +125,6 @@ def test_a_block_is_its_three_bytes(tokenizer, reference):
     ]
 
 
-# --- special tokens ----------------------------------------------------------------------------------
-
-
 def test_the_special_ids(tokenizer, reference):
     specials = tokenizer.special_token_ids()
     assert list(specials) == NAMES
@@ -139,15 +136,17 @@ def test_the_special_ids(tokenizer, reference):
     assert tokenizer.special_token_ids()["eot"] >= 0  # a copy
 
 
+def test_special_tokens_are_displayed_by_their_names(tokenizer):
+    ids = tokenizer.encode(f"a{SYS}b{EOT}{USR}{ASST}é")
+    assert tokenizer.render(iter(ids)) == "a<sys> b<eot>\n<usr> <asst> é"
+
+
 @pytest.mark.parametrize(("name", "token"), list(zip(NAMES, SPECIAL_TOKENS, strict=True)))
 def test_a_special_string_is_one_id_anywhere(tokenizer, name, token):
     special = tokenizer.special_token_ids()[name]
     for before, after in (("", ""), ("the bridge", "the bridge"), (" ", " "), ("漢\0", "\u2581"), ("<|", "|>")):
         wanted = [*tokenizer.encode(before), special, *tokenizer.encode(after)]
         assert tokenizer.encode(before + token + after) == wanted
-
-
-# --- batches -----------------------------------------------------------------------------------------
 
 
 @given(st.lists(UNUSUAL | TEXTS, max_size=6))
@@ -209,9 +208,6 @@ def test_ids_outside_the_vocabulary_are_an_error(tokenizer, wrap):
     tokenizer.decode([0, tokenizer.vocab_size - 1])
 
 
-# --- invalid text ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["abc\udfff def", "abc\ud83d\ude00", "\u2581ab\ud800"])
 def test_a_lone_surrogate_is_an_error_with_its_position(tokenizer, text):
     with pytest.raises(ValueError, match=r"character 3\b"):
@@ -233,18 +229,12 @@ def test_other_types_are_an_error(tokenizer, text):
 # --- loading -----------------------------------------------------------------------------------------
 
 
-def test_the_sha256_of_the_file(tokenizer, model_path):
+def test_load_from_a_file_or_a_folder(model_path):
     data = Path(model_path).read_bytes()
-    assert tokenizer.sha256 == hashlib.sha256(data).hexdigest()
-    assert tokenizer.model == data
-
-
-def test_load_from_a_file_or_a_folder(tokenizer, model_path):
-    for path in (str(model_path), Path(model_path), Path(model_path).parent, str(Path(model_path).parent)):
+    for path in (str(model_path), Path(model_path), Path(model_path).parent):
         loaded = load_tokenizer(path)
         assert isinstance(loaded, Tokenizer)
-        assert loaded.sha256 == tokenizer.sha256
-        assert loaded.encode("the bridge") == tokenizer.encode("the bridge")
+        assert (loaded.model, loaded.sha256) == (data, hashlib.sha256(data).hexdigest())
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -297,7 +287,7 @@ def train_directly(**options):
 
 @pytest.mark.parametrize(
     ("symbols", "missing"),
-    [([], "sys"), (SPECIAL_TOKENS[:3], "eot"), (SPECIAL_TOKENS[1:], "sys"), (["<|endoftext|>"], "sys")],
+    [(SPECIAL_TOKENS[:3], "eot"), (["<|endoftext|>"], "sys")],
 )
 def test_a_model_without_our_special_tokens_is_named(tmp_path, symbols, missing):
     path = tmp_path / "other.model"
@@ -336,11 +326,5 @@ def test_a_lossless_model_is_accepted():
 )
 def test_a_model_that_loses_text_is_an_error(change):
     """It has our special tokens, but a round trip changes text, or a special string is not one id."""
-    data = train_directly(**(LOSSLESS | change))
-    try:
-        other = Tokenizer(data)
-    except ValueError:
-        return
-    for text in (" the  river ", "the river", "\u2581漢", "ﬁ①"):
-        assert other.decode(other.encode(text)) == text
-    assert [other.encode(token) for token in SPECIAL_TOKENS] == [[i] for i in other.special_token_ids().values()]
+    with pytest.raises(ValueError, match="byte fallback"):
+        Tokenizer(train_directly(**(LOSSLESS | change)))

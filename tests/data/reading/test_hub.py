@@ -193,12 +193,6 @@ def test_a_stream_broken_several_times(fake, shuffle, breaks):
     assert len({str(call) for call in hub.calls}) == 1
 
 
-def test_numbers_continue_after_a_break(fake):
-    rows = numbered(9)
-    fake(rows, [(4, reset()), (7, reset())])
-    assert list(HubReader(STREAM)) == list(enumerate(rows))
-
-
 @given(
     n=st.integers(0, 25),
     breaks=st.lists(st.one_of(st.none(), st.integers(0, 26)), max_size=ATTEMPTS - 1),
@@ -208,10 +202,10 @@ def test_numbers_continue_after_a_break(fake):
 @settings(max_examples=30)
 def test_a_stream_broken_anywhere_gives_the_same_rows(n, breaks, shuffle, files):
     rows = numbered(n)
-    wanted = unbroken(rows, shuffle, files)
+    wanted = [(number if shuffle is None else None, row) for number, row in enumerate(unbroken(rows, shuffle, files))]
     with pytest.MonkeyPatch.context() as patch:
         Fake(rows, [(at, reset()) for at in breaks], files=files).install(patch)
-        assert read(shuffle=shuffle) == wanted
+        assert list(HubReader(STREAM, shuffle=shuffle)) == wanted
 
 
 @given(breaks=st.sets(st.integers(1, 30), max_size=15))
@@ -298,7 +292,7 @@ def test_a_stream_resumes_at_the_same_revision_or_before_its_first_row(fake, at,
     assert reader.revision == NEW
 
 
-def test_revision_of_a_dataset():
+def test_revision_of_a_dataset(tmp_path):
     stream = Fake(numbered(3), revisions=[OLD]).load_dataset(NAME, streaming=True)
     assert revision_of(stream) == OLD
     assert revision_of(stream.shuffle(seed=1, buffer_size=2)) == OLD
@@ -308,9 +302,6 @@ def test_revision_of_a_dataset():
     assert revision_of(Fake(numbered(3), revisions=["main"]).load_dataset(NAME, streaming=True)) is None
     assert revision_of(Fake(numbered(3), revisions=[OLD[:39]]).load_dataset(NAME, streaming=True)) is None
     assert revision_of(object()) is None
-
-
-def test_local_files_have_no_revision(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     for streaming in (True, False):
         assert revision_of(open_dataset(HubRequest(NAME, streaming=streaming, path=tmp_path))) is None
@@ -390,7 +381,7 @@ def test_retry_after_is_respected(fake, error):
 
 
 def test_retry_after_has_an_upper_limit(fake):
-    assert all(pause <= 600 for pause in failing_pauses(fake, lambda: Refused(429, {"Retry-After": "1000000"})))
+    assert failing_pauses(fake, lambda: Refused(429, {"Retry-After": "1000000"})) == [300] * 4
 
 
 @pytest.mark.parametrize("value", ["0.01", "nan", "Wed, 21 Oct 2015 07:28:00 GMT"])
@@ -484,9 +475,6 @@ def test_an_unknown_split_or_config_names_the_known_ones(fake, name, config, spl
     assert "connect" not in message and "log in" not in message
 
 
-# --- offline -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def sockets(monkeypatch):
     """The attempted uses of sockets and of time.sleep."""
@@ -527,9 +515,6 @@ def test_go_offline(sockets, monkeypatch, load, dataset_id):
     name = dataset_id.rpartition("/")[2]
     for part in (dataset_id, "connect to the Hub", "HF_HUB_OFFLINE", "path=", "NIELS_GPT_DATA=", f"/{name}/"):
         assert part in str(caught.value)
-
-
-# --- global state ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("disabled", "works"), [(True, False), (False, True), (False, False)])
