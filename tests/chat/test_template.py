@@ -146,23 +146,13 @@ def test_decode_of_other_ids_is_an_error(ids, position):
         decode_chat(ids, FAKE)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [USR, 197, ASST],
-        [ASST, ASST],
-        [USR, 197, SYS, EOT, ASST, 198, EOT],
-        [USR, 197, EOT, ASST, 198, USR, 199],
-    ],
-)
-def test_a_role_inside_a_turn_is_an_error(ids):
-    """No turn is dropped, and no content has ids that text cannot give."""
-    with pytest.raises(ValueError):
-        decode_chat(ids, FAKE)
-
-
 @given(IDS)
+@example([USR, 197, ASST])
+@example([ASST, ASST])
+@example([USR, 197, SYS, EOT, ASST, 198, EOT])
+@example([USR, 197, EOT, ASST, 198, USR, 197])
 def test_decoded_messages_encode_to_the_same_ids(ids):
+    """So no turn is dropped, and a role inside a turn is an error."""
     try:
         messages = decode_chat(ids, FAKE)
     except ValueError:
@@ -262,15 +252,9 @@ def test_round_trip_with_a_real_tokenizer(real, messages):
         name = {"system": "sys", "user": "usr", "assistant": "asst"}[each["role"]]
         wanted += [special[name], *real.encode(each["content"]), special["eot"]]
     assert ids == wanted
+    assert sum(i in special.values() for i in ids) == 2 * len(messages)  # content never gives a special id
     assert decode_chat(ids, real) == messages
     assert decode_chat(encode_prompt(messages, real), real) == messages
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(SPECIAL_TOKENS).map(lambda t: t[1:] + t[:1]))
-def test_content_never_gives_a_special_id(real, content):
-    ids = encode_chat([message("user", content)], real)
-    special = real.special_token_ids()
-    assert [i for i in ids if i in special.values()] == [special["usr"], special["eot"]]
 
 
 def test_a_reply_that_ends_inside_a_character(real):

@@ -3,7 +3,6 @@
 import re
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -56,34 +55,6 @@ def test_the_assistant_never_speaks_in_the_first_person():
     spoken = [content for dialogue in DIALOGUES for role, content in turns(dialogue) if role == "assistant"]
     assert [content for content in spoken if FIRST_PERSON.search(content)] == []
     assert sum("niels" in content for content in spoken) >= 100
-
-
-MODULES = ["json", "json.decoder", "argparse", "asyncio.tasks"]
-
-
-@pytest.fixture(scope="module")
-def documents():
-    """The documents of every eighth file of the standard library, and of MODULES: all of them take seconds."""
-    files = embedded.stdlib_files()
-    root = Path(sysconfig.get_paths()["stdlib"])
-    wanted = {root / f"{name.replace('.', '/')}{end}" for name in MODULES for end in (".py", "/__init__.py")}
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "stdlib_files", lambda: [f for i, f in enumerate(files) if i % 8 == 0 or f in wanted])
-        found = embedded.stdlib_documents()
-    assert set(sys.modules) == before, "reading docstrings imported modules"
-    return found
-
-
-def test_many_documents_with_different_names(documents):
-    names = [name for name, _ in documents]
-    assert len(documents) >= 20
-    assert len(set(names)) == len(names)
-    assert sum(len(text) for _, text in documents) > 80_000
-    assert set(MODULES) <= set(names)
-    assert not [name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("."))]
-    assert all(text.endswith("\n") and text.strip() for _, text in documents)
-    "".join(text for _, text in documents).encode("utf-8")
 
 
 def test_the_fingerprint():

@@ -77,12 +77,6 @@ def test_split_is_by_whole_dialogue(text, val_frac, seed):
     assert sorted(naive_blocks(train) + naive_blocks(val)) == sorted(naive_blocks(text))
 
 
-def test_white_space_around_a_dialogue_stays():
-    text = f"a\n{DELIMITER}  b  {DELIMITER}\nc"
-    assert primer_dialogues(text) == ["a\n", "  b  ", "\nc"]
-    assert split_primer_dialogues(text, val_frac=0, seed=0) == (text, "")
-
-
 def test_another_delimiter():
     text = "a--b--c--d"
     assert split_primer_dialogues(text, val_frac=0.5, seed=5, delimiter="--") == naive_split(text, 0.5, 5, "--")
@@ -115,29 +109,14 @@ def test_a_sample_per_dialogue(primer):
         "system: be brief.\nuser: who is niels?\nassistant: niels is here.",
         "user: hi\nassistant: one\n\n  two: three\nuser: \tmore \nassistant: é\n",
     )
-    wanted = [
-        ChatSample(
-            [
-                ChatMessage("system", "be brief."),
-                ChatMessage("user", "who is niels?"),
-                ChatMessage("assistant", "niels is here."),
-            ],
-            "primer",
-            {"dialogue": 0},
-        ),
-        ChatSample(
-            [
-                ChatMessage("user", "hi"),
-                ChatMessage("assistant", "one\n\n  two: three"),
-                ChatMessage("user", "more"),
-                ChatMessage("assistant", "é"),
-            ],
-            "primer",
-            {"dialogue": 1},
-        ),
+    chats = [
+        [("system", "be brief."), ("user", "who is niels?"), ("assistant", "niels is here.")],
+        [("user", "hi"), ("assistant", "one\n\n  two: three"), ("user", "more"), ("assistant", "é")],
     ]
-    assert list(iter_primer_sft(path)) == wanted
-    assert list(iter_primer_sft(str(path))) == wanted
+    wanted = [
+        ChatSample([ChatMessage(*turn) for turn in chat], "primer", {"dialogue": i}) for i, chat in enumerate(chats)
+    ]
+    assert list(iter_primer_sft(path)) == list(iter_primer_sft(str(path))) == wanted
 
 
 def test_the_embedded_primer_parses_completely(caplog):

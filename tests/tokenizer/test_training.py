@@ -331,23 +331,19 @@ def test_the_size_and_order_of_the_sample(n, size, seed):
     assert kept == reservoir([f"{i:02}" for i in range(n)], size, seed=seed)
 
 
-class Counted(str):
-    """A string that counts its live instances."""
-
-    alive = most = 0
-
-    def __new__(cls, value):
-        cls.alive += 1
-        cls.most = max(cls.most, cls.alive)
-        return super().__new__(cls, value)
-
-    def __del__(self):
-        type(self).alive -= 1
-
-
 def test_the_memory_of_training_is_bounded(tmp_path, corpus):
-    class Text(Counted):
-        pass
+    class Text(str):
+        """Counts its live instances."""
+
+        alive = most = 0
+
+        def __new__(cls, value):
+            cls.alive += 1
+            cls.most = max(cls.most, cls.alive)
+            return super().__new__(cls, value)
+
+        def __del__(self):
+            type(self).alive -= 1
 
     stream = (Text(text) for _ in range(5) for text in corpus)
     train_quietly(stream, tmp_path, vocab_size=400, sample_chunks=20)
