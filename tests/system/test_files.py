@@ -174,13 +174,6 @@ def test_sudden_death_in_mid_write(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-def test_a_missing_folder_is_an_error_with_the_path(tmp_path):
-    path = tmp_path / "nowhere" / "data.bin"
-    with pytest.raises(FileNotFoundError, match="nowhere") as caught:
-        files.write_bytes(path, b"x")
-    assert "intact" not in str(caught.value)
-
-
 def test_an_output_path_is_checked_without_writing(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in ("new", "a/b/c"):
@@ -318,11 +311,14 @@ def test_a_lock_file_that_cannot_be_created_is_named(tmp_path, name, named):
     assert f"cannot write {tmp_path / named}:" in str(caught.value)
 
 
-def test_writing_over_a_folder_names_it(tmp_path):
+def test_writing_over_a_folder_or_into_a_missing_one_names_it(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(IsADirectoryError, match="remove it") as caught:
         files.write_bytes(tmp_path / "x", b"")
     assert str(tmp_path / "x") in str(caught.value) and "intact" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="nowhere") as caught:
+        files.write_bytes(tmp_path / "nowhere" / "data.bin", b"x")
+    assert "intact" not in str(caught.value)
     assert names_in(tmp_path) == ["x"]
 
 
