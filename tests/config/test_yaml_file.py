@@ -95,6 +95,7 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("data.wiki=2024-01-01", ["data.wiki", "2024"]),  # YAML's own type: a date
         ("data.encoding_errors=ignore", ["data.encoding_errors", "'strict'", "'replace'", "'ignore'"]),
         ("task=words", ["task", "'bytes'", "'words'"]),
+        ("task=[bytes]", ["task", "'bytes'"]),
         ("model=5", ["model", "section", "5"]),
         ("model.C=102", ["C=102", "H=4"]),
         ("train.p_train.wiki=0.5", ["p_train", "sum"]),
@@ -104,6 +105,7 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("train..B=5", ["train..B=5"]),
         ("task.x=5", ["task", "'bytes'", "{'x': 5}"]),
         ("train.B=&a [*a]", ["train.B", "itself"]),
+        ("data.sources=&a [*a]", ["data.sources", "itself"]),
         ("model=&a {C: *a}", ["model.C", "itself"]),
         (f"train.B={'[' * 300}{']' * 300}", ["train.B", "50"]),
         ("train.p_val={wiki: 1, roam: 0, wiki: 1}", ["train.p_val", "duplicate", "wiki"]),

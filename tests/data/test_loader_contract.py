@@ -170,6 +170,12 @@ def test_an_invalid_take_is_an_error_before_reading(loader, tmp_path):
             list(loader.iterate(path=tmp_path / "nowhere", **{loader.take: take}))
 
 
+@every_loader
+def test_a_missing_path_is_named(loader, tmp_path):
+    with pytest.raises((ValueError, OSError), match="nowhere"):
+        list(loader.iterate(path=tmp_path / "nowhere"))
+
+
 @every_shuffled_loader
 def test_the_seed_decides_the_order(loader, tmp_path, random_states):
     path = loader.write(tmp_path, range(12))

@@ -1,5 +1,7 @@
 """User-defined sources: text files, rows with a text, rows with messages, and their errors."""
 
+import gzip
+import json
 import logging
 
 import pytest
@@ -67,6 +69,11 @@ def test_a_single_file_is_one_document(tmp_path, name):
     assert read(file) == [PretrainSample("one\n\ntwo\n", "mine", {"path": name})]
 
 
+def test_a_compressed_text_is_one_document(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\ntwo", mtime=0))
+    assert contents(read(tmp_path / "a.txt.gz")) == ["one\ntwo"]
+
+
 def test_paths_in_the_home_and_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -129,6 +136,11 @@ def test_rows_with_a_text(tmp_path, name, folder):
     samples = read(file.parent if folder else file)
     assert samples == [PretrainSample(f"text {i} ü\n", "mine", {"id": i, "lang": "de", "row": i}) for i in range(4)]
     assert kind_of("mine", SourceConfig(str(file))) == "text"
+
+
+def test_a_json_file_that_is_a_list(tmp_path):
+    write(tmp_path / "rows.json", json.dumps([{"text": "a"}, {"text": "b"}], indent=1))
+    assert contents(read(tmp_path)) == ["a", "b"]
 
 
 def test_another_field(tmp_path):
@@ -207,13 +219,13 @@ def test_rows_take_precedence_over_a_readme(tmp_path, name):
     ("name", "kind"), [("chats.jsonl", "auto"), ("chats.jsonl.gz", "chat"), ("chats.parquet", "auto")]
 )
 def test_rows_with_messages(tmp_path, name, kind):
-    system = [{"role": "system", "content": "be ü brief"}, *USER_HI]
+    system = [{"role": "system", "content": " be ü brief\n", "name": "ann"}, *USER_HI]
     file = write_rows(tmp_path / name, [{"messages": USER_HI, "id": 7}, {"messages": system, "id": 8}])
     assert kind_of("mine", SourceConfig(str(file), kind=kind)) == "chat"
     hi = [ChatMessage("user", "hi"), ChatMessage("assistant", "hello")]
     assert read(file, kind=kind) == [
         ChatSample(hi, "mine", {"id": 7, "row": 0}),
-        ChatSample([ChatMessage("system", "be ü brief"), *hi], "mine", {"id": 8, "row": 1}),
+        ChatSample([ChatMessage("system", " be ü brief\n"), *hi], "mine", {"id": 8, "row": 1}),
     ]
 
 

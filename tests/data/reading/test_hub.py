@@ -151,6 +151,7 @@ def test_only_the_requested_columns(fake):
     fake([{"text": "a", "number": 1, "rest": "x"}, {"text": "b", "number": 2, "rest": "y"}])
     request = HubRequest(NAME, columns=("number", "text", "not there"))
     assert list(HubReader(request)) == [(0, {"text": "a", "number": 1}), (1, {"text": "b", "number": 2})]
+    assert read(HubRequest(NAME, columns=("not there",)))[0] == {"text": "a", "number": 1, "rest": "x"}
 
 
 def test_a_reader_can_be_read_twice(fake):
@@ -515,6 +516,13 @@ def test_go_offline(sockets, monkeypatch, load, dataset_id):
     name = dataset_id.rpartition("/")[2]
     for part in (dataset_id, "connect to the Hub", "HF_HUB_OFFLINE", "path=", "NIELS_GPT_DATA=", f"/{name}/"):
         assert part in str(caught.value)
+
+
+def test_local_files_need_no_socket(sockets, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "here"}\n', encoding="utf-8")
+    for streaming in (True, False):
+        assert read(HubRequest(NAME, streaming=streaming, path=tmp_path)) == [{"text": "here"}]
+    assert sockets == []
 
 
 @pytest.mark.parametrize(("disabled", "works"), [(True, False), (False, True), (False, False)])
