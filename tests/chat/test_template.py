@@ -1,5 +1,6 @@
 """The chat template: encoding, decoding, replies, and fitting into a limit."""
 
+import itertools
 import warnings
 from types import MappingProxyType
 
@@ -57,17 +58,7 @@ def naive_chat(messages):
 
 
 ROLES = st.sampled_from(["system", "user", "assistant"])
-ODD = [
-    "",
-    " ",
-    "user: x",
-    "a\nassistant: b",
-    "<sys>",
-    "<|ngpt_sys_|>",
-    "\u2581",
-    "two\n\nlines\n",
-    SPECIAL_TOKENS[0][:-1],
-]
+ODD = ["", " ", "user: x", "a\nassistant: b", "<sys>", "\u2581", "\n two\n\nlines\n", SPECIAL_TOKENS[0][:-1]]
 CONTENTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(ODD)
 MESSAGES = st.lists(st.builds(message, ROLES, CONTENTS), max_size=6)
 IDS = st.lists(st.sampled_from([SYS, USR, ASST, EOT, 197, 198]), max_size=8)
@@ -100,24 +91,14 @@ def fit_little(messages, tokenizer):
 ENCODERS = [encode_chat, encode_prompt, fit_little]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        message("tool", "x"),
-        message("usr", "x"),
-        message(None, "x"),
-        {"content": "x"},
-        {"role": "user"},
-        message("user", None),
-        message("user", 3),
-    ],
-)
+@pytest.mark.parametrize("bad", [message("tool", "x"), {"content": "x"}, {"role": "user"}, message("user", 3)])
 def test_an_invalid_message_is_named_by_its_number(bad):
     good = message("user", "hi")
     for number, encode in enumerate(ENCODERS):
         messages = [good, good, good]
         messages[number] = bad
-        with pytest.raises(ValueError, match=rf"message {number}\b"):
+        facts = ".*'tool'.*system, user, assistant" if bad.get("role") == "tool" else ""
+        with pytest.raises(ValueError, match=rf"message {number}\b{facts}"):
             encode(messages, FAKE)
 
 
@@ -128,11 +109,6 @@ def test_a_forged_turn_is_an_error(encode, token):
         with pytest.raises(ValueError, match=r"message 1\b") as caught:
             encode([message("user", "hi"), message(role, content), message("user", "hi")], FAKE)
         assert token in str(caught.value)
-
-
-def test_the_error_names_the_roles():
-    with pytest.raises(ValueError, match=r"'tool'.*system, user, assistant"):
-        encode_chat([message("tool", "x")], FAKE)
 
 
 # --- decode ------------------------------------------------------------------------------------------
@@ -160,11 +136,8 @@ def test_decode_accepts_an_unfinished_last_turn(messages, role, content):
     [
         ([197], 0),
         ([EOT], 0),
-        ([197, USR, 197, EOT], 0),
-        ([USR, 197, EOT, 198], 3),
         ([USR, 197, EOT, 198, ASST, 199, EOT], 3),
         ([USR, 197, EOT, EOT], 3),
-        ([USR, 197, EOT, EOT, ASST], 3),
         ([SYS, EOT, USR, EOT, 197, ASST], 4),
     ],
 )
@@ -173,26 +146,13 @@ def test_decode_of_other_ids_is_an_error(ids, position):
         decode_chat(ids, FAKE)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [USR, 197, ASST],
-        [USR, ASST],
-        [ASST, ASST],
-        [USR, 197, USR, 198, EOT],
-        [USR, 197, ASST, 198, EOT],
-        [USR, 197, SYS, EOT, ASST, 198, EOT],
-        [USR, 197, EOT, ASST, 198, USR, 199],
-    ],
-)
-def test_a_role_inside_a_turn_is_an_error(ids):
-    """No turn is dropped, and no content has ids that text cannot give."""
-    with pytest.raises(ValueError):
-        decode_chat(ids, FAKE)
-
-
 @given(IDS)
+@example([USR, 197, ASST])
+@example([ASST, ASST])
+@example([USR, 197, SYS, EOT, ASST, 198, EOT])
+@example([USR, 197, EOT, ASST, 198, USR, 197])
 def test_decoded_messages_encode_to_the_same_ids(ids):
+    """So no turn is dropped, and a role inside a turn is an error."""
     try:
         messages = decode_chat(ids, FAKE)
     except ValueError:
@@ -221,9 +181,9 @@ def test_the_reply_is_that_of_the_last_assistant(messages):
         assert extract_reply(naive_chat(messages), FAKE) == replies[-1]
         assert reply_ids(naive_chat(messages), FAKE) == FAKE.encode(replies[-1])
     else:
-        for function in (reply_ids, extract_reply):
+        for function, ids in itertools.product((reply_ids, extract_reply), (naive_chat(messages), [EOT], [197])):
             with pytest.raises(ValueError, match="assistant"):
-                function(naive_chat(messages), FAKE)
+                function(ids, FAKE)
 
 
 @pytest.mark.parametrize(
@@ -239,21 +199,6 @@ def test_the_reply_is_that_of_the_last_assistant(messages):
 )
 def test_reply_golden(ids, reply):
     assert reply_ids(ids, FAKE) == reply
-
-
-@pytest.mark.parametrize("ids", [[], [EOT], [197], [USR, 197, EOT], [SYS, EOT, USR, EOT]])
-def test_no_assistant_turn_is_an_error(ids):
-    with pytest.raises(ValueError, match="assistant"):
-        reply_ids(ids, FAKE)
-    with pytest.raises(ValueError, match="assistant"):
-        extract_reply(ids, FAKE)
-
-
-def test_the_reply_is_not_stripped():
-    assert extract_reply([ASST, *FAKE.encode("\n hi \n"), EOT], FAKE) == "\n hi \n"
-
-
-# --- fitting into the context ------------------------------------------------------------------------
 
 
 def naive_fit(messages, limit):
@@ -295,12 +240,6 @@ def test_fit_golden():
     assert fit_chat(messages[1:], FAKE, 4) == tail
 
 
-def test_fit_checks_messages_that_it_drops():
-    messages = [message("user", SPECIAL_TOKENS[2]), message("user", "hi")]
-    with pytest.raises(ValueError):
-        fit_chat(messages, FAKE, 5)
-
-
 # --- with a SentencePiece tokenizer ------------------------------------------------------------------
 
 
@@ -313,15 +252,9 @@ def test_round_trip_with_a_real_tokenizer(real, messages):
         name = {"system": "sys", "user": "usr", "assistant": "asst"}[each["role"]]
         wanted += [special[name], *real.encode(each["content"]), special["eot"]]
     assert ids == wanted
+    assert sum(i in special.values() for i in ids) == 2 * len(messages)  # content never gives a special id
     assert decode_chat(ids, real) == messages
     assert decode_chat(encode_prompt(messages, real), real) == messages
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(SPECIAL_TOKENS).map(lambda t: t[1:] + t[:1]))
-def test_content_never_gives_a_special_id(real, content):
-    ids = encode_chat([message("user", content)], real)
-    special = real.special_token_ids()
-    assert [i for i in ids if i in special.values()] == [special["usr"], special["eot"]]
 
 
 def test_a_reply_that_ends_inside_a_character(real):

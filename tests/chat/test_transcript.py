@@ -36,17 +36,7 @@ def naive_reply(text):
 
 
 # Fragments that form tags, parts of tags, and tags at wrong positions.
-TAG_PARTS = [
-    "assistant: ",
-    "user: ",
-    "system: ",
-    "assistant:",
-    "Assistant: ",
-    "USER: ",
-    "user",
-    "\nassistant: ",
-    "\nuser: ",
-]
+TAG_PARTS = [*TAGS, "assistant:", "Assistant: ", "USER: ", "user", "\nassistant: ", "\nuser: "]
 SPACES = ["\n", "\n", "\n\n", " ", "\r\n", "\t", "\u2028", "\x0b", "\x85"]
 WORDS = ["a", "b c", "é", "<dialogue>"]
 TRANSCRIPTS = st.lists(st.sampled_from([*TAG_PARTS, *SPACES, *WORDS]), max_size=14).map("".join)
@@ -79,15 +69,10 @@ def test_format_rejects_other_roles(role):
         format_chat([message("user", "hi"), message(role, "x")])
 
 
-@pytest.mark.parametrize("bad", [{"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": 3}])
+@pytest.mark.parametrize("bad", [{"role": "user"}, {"role": "user", "content": 3}, {"content": "x"}])
 def test_format_rejects_other_types(bad):
-    with pytest.raises(ValueError, match=r"message 0 \(user\)"):
+    with pytest.raises(ValueError, match=r"message 0" + (r" \(user\)" if "role" in bad else "")):
         format_chat([bad])
-
-
-def test_format_rejects_a_message_without_role():
-    with pytest.raises(ValueError, match="message 0"):
-        format_chat([{"content": "x"}])
 
 
 # --- extract -----------------------------------------------------------------------------------------
@@ -97,8 +82,6 @@ def test_format_rejects_a_message_without_role():
     ("text", "reply"),
     [
         ("assistant: hello", "hello"),
-        ("user: hi\nassistant: hello", "hello"),
-        ("user: hi\nassistant: hello\n", "hello"),
         ("user: hi\nassistant: hello\nuser: more\n", "hello"),
         ("user: hi\nassistant: hello\nsystem: stop", "hello"),
         ("user: hi\nassistant: one\nuser: and?\nassistant: two\nuser: ", "two"),
@@ -111,10 +94,7 @@ def test_format_rejects_a_message_without_role():
         ("user: hi\nassistant: a\r\nuser: b", "a"),
         ("user: hi\nassistant: a\ruser: b", "a\ruser: b"),  # only "\n" begins a line
         ("user: hi\nassistant: a\u2028user: b", "a\u2028user: b"),
-        ("user: say assistant: x\nassistant: y", "y"),
-        ("before\nassistant: y", "y"),
-        ("assistant: ", ""),
-        ("user: hi\nassistant: \nuser: there", ""),
+        ("before\nuser: say assistant: x\nassistant: y", "y"),
         ("assistant: \nassistant: \n", ""),
     ],
 )
@@ -123,9 +103,7 @@ def test_extract_golden(text, reply):
     assert extract_assistant_reply(text) == reply
 
 
-@pytest.mark.parametrize(
-    "text", ["", "hello", "user: hi\n", "Assistant: x", "assistant:x", " assistant: x", "xassistant: "]
-)
+@pytest.mark.parametrize("text", ["", "user: hi\n", "Assistant: x", "assistant:x", " assistant: x", "xassistant: "])
 def test_extract_without_a_tag_is_an_error(text):
     with pytest.raises(ValueError, match="assistant: "):
         extract_assistant_reply(text)
@@ -141,15 +119,6 @@ def test_extract_matches_the_line_based_parser(text):
             extract_assistant_reply(text)
     else:
         assert extract_assistant_reply(text) == wanted
-
-
-@given(
-    st.lists(st.sampled_from(["hi", "a: b", "two\nlines", "é"]), min_size=1, max_size=4), st.text("abc :\n", min_size=1)
-)
-def test_round_trip_of_a_reply(contents, reply):
-    messages = [message("user" if i % 2 == 0 else "assistant", content) for i, content in enumerate(contents)]
-    if reply.strip():
-        assert extract_assistant_reply(format_chat(messages) + reply) == reply.strip()
 
 
 # --- parse -------------------------------------------------------------------------------------------
@@ -194,14 +163,8 @@ def test_parse_matches_the_line_based_parser(text):
 @pytest.mark.parametrize(
     ("text", "turns"),
     [
-        ("user: hi", [("user", "hi")]),
         ("user: hi\nassistant: ", [("user", "hi")]),
-        ("user: hi\nassistant: hello", [("user", "hi"), ("assistant", "hello")]),
-        ("user: hi\nassistant: hello\n", [("user", "hi"), ("assistant", "hello")]),
-        (
-            "system: s\n\nuser:  hi \r\nassistant: a\n\nb\n\n",
-            [("system", "s"), ("user", "hi"), ("assistant", "a\n\nb")],
-        ),
+        ("system: s\n\nuser:  hi \r\nassistant: a\n\nb\n", [("system", "s"), ("user", "hi"), ("assistant", "a\n\nb")]),
         ("\n \nuser: hi", [("user", "hi")]),
         ("assistant: ", []),
         ("assistant: \nassistant: ", [("assistant", "")]),
@@ -226,15 +189,6 @@ def test_parse_of_other_text_is_an_error(text):
     assert text.strip()[:10].partition("\n")[0] in str(caught.value)
 
 
-def test_the_error_of_parse_is_short():
-    with pytest.raises(ValueError) as caught:
-        parse_chat("x" * 100_000 + "\nuser: hi")
-    assert len(str(caught.value)) < 200
-
-
-# --- user input --------------------------------------------------------------------------------------
-
-
 def test_stops_are_the_turn_tags_and_the_delimiter():
     assert set(STOPS) == {"\nsystem: ", "\nuser: ", "\nassistant: ", "\n\n<dialogue>"}
     assert DELIMITER == "\n\n<dialogue>\n\n"
@@ -242,24 +196,15 @@ def test_stops_are_the_turn_tags_and_the_delimiter():
 
 @given(TRANSCRIPTS)
 def test_content_that_forges_a_turn_is_an_error(text):
-    forged = bool(naive_turns(text)) or "<dialogue>" in text
-    if forged:
-        with pytest.raises(ValueError):
+    tags = [tag for tag, _ in naive_turns(text)]
+    if tags or "<dialogue>" in text:
+        with pytest.raises(ValueError) as caught:
             check_content(text)
+        assert any(fact in str(caught.value) for fact in (*tags, "<dialogue>"))
     else:
         check_content(text)
         # Accepted text stays one turn.
         assert naive_turns(format_chat([message("user", text)])) == [["user: ", text], ["assistant: ", ""]]
-
-
-@pytest.mark.parametrize("tag", TAGS)
-def test_the_error_names_the_tag(tag):
-    with pytest.raises(ValueError, match=tag):
-        check_content(f"fine\n{tag}forged")
-    check_content(f"fine {tag}in the middle")
-
-
-# --- fitting into the context ------------------------------------------------------------------------
 
 
 @given(

@@ -1,15 +1,12 @@
 """The config dataclasses: defaults, derived sizes, and limits."""
 
-import ast
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt import streams
 from niels_gpt.config import (
     MOST_TOKENS,
     DataConfig,
@@ -20,7 +17,6 @@ from niels_gpt.config import (
     SourceConfig,
     TrainConfig,
     default_p_train,
-    schema,
 )
 
 MIXES = {
@@ -62,20 +58,6 @@ def test_configs_are_frozen():
             setattr(made, name, 1)
 
 
-@pytest.mark.parametrize("module", [schema, streams])
-def test_every_field_has_a_docstring_under_it(module):
-    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    checked = 0
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
-            for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-                if isinstance(field, ast.AnnAssign):
-                    documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-                    assert documented, f"{node.name}.{ast.unparse(field.target)}"
-                    checked += 1
-    assert checked > 10
-
-
 @settings(max_examples=40)
 @given(heads=st.integers(1, 12), pairs=st.integers(1, 40), d_ff=st.integers(0, 5000))
 def test_derived_sizes(heads, pairs, d_ff):
@@ -87,9 +69,28 @@ def test_derived_sizes(heads, pairs, d_ff):
     assert ModelConfig.of(dataclasses.asdict(made)) == made
 
 
-@pytest.mark.parametrize(
-    ("changes", "mentioned"),
-    [
+def test_of_accepts_a_dict_or_a_config():
+    wanted = ModelConfig(T=64, C=32, H=2, L=1)
+    assert ModelConfig.of(wanted) is wanted
+    assert ModelConfig.of({"T": 64, "C": 32, "H": 2, "L": 1}) == wanted
+    assert ModelConfig.of({"V": 256, "T": 64, "C": 32, "L": 1, "H": 2, "D": 16, "d_ff": 128, "dropout": 0.1}) == wanted
+
+
+@pytest.mark.parametrize("D", [0, 15, 32])
+def test_of_rejects_a_different_head_width(D):
+    with pytest.raises(ValueError, match=rf"D={D}\b.*16"):
+        ModelConfig.of({"C": 32, "H": 2, "D": D})
+
+
+def test_of_rejects_unknown_keys_and_other_types():
+    with pytest.raises(ValueError, match=r"droput.*did you mean dropout"):
+        ModelConfig.of({"droput": 0.1})
+    with pytest.raises(ValueError, match="list"):
+        ModelConfig.of([256, 256])
+
+
+INVALID = {
+    ModelConfig: [
         ({"C": 100, "H": 3}, ["C=100", "H=3"]),
         ({"C": 12, "H": 4}, ["12", "4", "3", "odd"]),
         ({"C": 64, "H": 4, "D": 32}, ["D=32", "64", "4", "16"]),
@@ -107,38 +108,7 @@ def test_derived_sizes(heads, pairs, d_ff):
         ({"dropout": math.nan}, ["dropout", "nan"]),
         ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
     ],
-)
-def test_invalid_sizes_are_named(changes, mentioned):
-    for make in (lambda: ModelConfig(**changes), lambda: ModelConfig.of(changes)):
-        with pytest.raises(ValueError) as caught:
-            make()
-        for part in mentioned:
-            assert part in str(caught.value)
-
-
-def test_of_accepts_a_dict_or_a_config():
-    wanted = ModelConfig(T=64, C=32, H=2, L=1)
-    assert ModelConfig.of(wanted) is wanted
-    assert ModelConfig.of({"T": 64, "C": 32, "H": 2, "L": 1}) == wanted
-    assert ModelConfig.of({"V": 256, "T": 64, "C": 32, "L": 1, "H": 2, "D": 16, "d_ff": 128, "dropout": 0.1}) == wanted
-
-
-@pytest.mark.parametrize("D", [0, 8, 15, 32, 64])
-def test_of_rejects_a_different_head_width(D):
-    with pytest.raises(ValueError, match=rf"D={D}\b.*16"):
-        ModelConfig.of({"C": 32, "H": 2, "D": D})
-
-
-def test_of_rejects_unknown_keys_and_other_types():
-    with pytest.raises(ValueError, match=r"droput.*did you mean dropout"):
-        ModelConfig.of({"droput": 0.1})
-    with pytest.raises(ValueError, match="list"):
-        ModelConfig.of([256, 256])
-
-
-@pytest.mark.parametrize(
-    ("changes", "mentioned"),
-    [
+    TrainConfig: [
         ({"total_steps": 0}, ["total_steps", "0"]),
         ({"B": 0}, ["B", "0"]),
         ({"warmup_steps": -1}, ["warmup_steps", "-1"]),
@@ -155,12 +125,36 @@ def test_of_rejects_unknown_keys_and_other_types():
         ({"p_train": {}}, ["p_train", "empty"]),
         ({"p_val": {"wiki": 1.5, "roam": -0.5}}, ["p_val", "roam", "-0.5"]),
     ],
+    DataConfig: [
+        ({"seed": -5}, ["data.seed", "-5"]),
+        ({"seed": 10**20}, ["data.seed", str(2**63 - 1), str(10**20)]),
+        ({"roam_val_frac": 2}, ["data.roam_val_frac", "[0, 1]", "2"]),
+        ({"roam_val_frac": math.nan}, ["data.roam_val_frac", "nan"]),
+        ({"primer_val_frac": -0.1}, ["data.primer_val_frac", "-0.1"]),
+        *(({name: ""}, [f"data.{name}"]) for name in ("wiki", "roam", "primer", "cache_dir", "token_cache")),
+    ],
+    SourceConfig: [
+        ({"path": ""}, ["data.sources", "path"]),
+        ({"path": "x", "kind": "chat", "split": (0.9, 0.1)}, ["chat", "split"]),
+        ({"path": "hub:a/b"}, ["hub:a/b", "split"]),
+        ({"path": "hub:a b", "split": (0.9, 0.1)}, ["hub:ID@REVISION", "hub:a b"]),
+        *(
+            ({"path": path, "split": (0.9, 0.1)}, ["hub:ID", path])
+            for path in ("hub:", "hub:@m", "hub:a@", "hub:a@b@c")
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "mentioned"), [(cls, *case) for cls, cases in INVALID.items() for case in cases]
 )
-def test_invalid_training_options_are_named(changes, mentioned):
-    with pytest.raises(ValueError) as caught:
-        TrainConfig(**changes)
-    for part in mentioned:
-        assert part in str(caught.value)
+def test_invalid_options_are_named(cls, changes, mentioned):
+    for make in (cls, lambda **changes: ModelConfig.of(changes)) if cls is ModelConfig else (cls,):
+        with pytest.raises(ValueError) as caught:
+            make(**changes)
+        for part in mentioned:
+            assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +165,7 @@ def test_invalid_training_options_are_named(changes, mentioned):
         ("eval_steps", 0),
         ("sample_every", -1),
         ("sample_tokens", 0),
-        ("sample_tokens", 10**12),
+        ("sample_tokens", 1_000_001),
     ],
 )
 def test_invalid_output_options_are_named(name, value):
@@ -179,31 +173,13 @@ def test_invalid_output_options_are_named(name, value):
         OutputConfig(**{name: value})
 
 
-def test_output_edges():
-    assert OutputConfig(sample_every=0).sample_every == 0
+def test_limits_are_inclusive():
+    assert OutputConfig(sample_every=0, sample_tokens=1_000_000).sample_tokens == MOST_TOKENS
     with pytest.raises(ValueError, match="sample_prompt"):
         OutputConfig(sample_prompt="")
-
-
-@pytest.mark.parametrize(
-    ("changes", "mentioned"),
-    [
-        ({"seed": -5}, ["data.seed", "-5"]),
-        ({"seed": 10**20}, ["data.seed", str(2**63 - 1), str(10**20)]),
-        ({"roam_val_frac": 2}, ["data.roam_val_frac", "[0, 1]", "2"]),
-        ({"roam_val_frac": math.nan}, ["data.roam_val_frac", "nan"]),
-        ({"primer_val_frac": -0.1}, ["data.primer_val_frac", "-0.1"]),
-        *(({name: ""}, [f"data.{name}"]) for name in ("wiki", "roam", "primer", "cache_dir", "token_cache")),
-    ],
-)
-def test_invalid_data_options_are_named(changes, mentioned):
-    with pytest.raises(ValueError) as caught:
-        DataConfig(**changes)
-    for part in mentioned:
-        assert part in str(caught.value)
-
-
-def test_data_edges():
+    assert EngineConfig(prefetch=0).prefetch == 0
+    with pytest.raises(ValueError, match=r"engine\.prefetch.*-1"):
+        EngineConfig(prefetch=-1)
     DataConfig(seed=0, roam_val_frac=0.0, primer_val_frac=1.0)
     DataConfig(seed=2**63 - 1)
 
@@ -258,9 +234,6 @@ def test_fp8_needs_sides_that_are_multiples_of_16():
     RunConfig(model=ModelConfig(C=24, H=3, L=1), train=TrainConfig(precision="bf16"))
 
 
-# --- user-defined sources ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("split", [(0.9, 0.1), (0.8, 0.1, 0.1), (90, 10), (90, 5, 5), (0.5, 0.5 + 9e-7)])
 def test_valid_splits(split):
     assert SourceConfig("x", split=split).split == split
@@ -275,23 +248,6 @@ def test_invalid_splits(split):
     assert str(list(split)) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [
-        ({"path": ""}, ["data.sources", "path"]),
-        ({"path": "x", "kind": "chat", "split": (0.9, 0.1)}, ["chat", "split"]),
-        ({"path": "hub:a/b"}, ["hub:a/b", "split"]),
-        ({"path": "hub:a b", "split": (0.9, 0.1)}, ["hub:ID@REVISION", "hub:a b"]),
-        ({"path": "hub:a@b@c", "split": (0.9, 0.1)}, ["hub:ID@REVISION", "hub:a@b@c"]),
-    ],
-)
-def test_invalid_sources(options, facts):
-    with pytest.raises(ValueError) as caught:
-        SourceConfig(**options)
-    for fact in facts:
-        assert fact in str(caught.value)
-
-
 def test_hub_sources_and_their_names():
     for path in ("hub:a/b", "hub:a/b@main"):
         assert SourceConfig(path, split=(0.9, 0.1)).path == path
@@ -299,15 +255,3 @@ def test_hub_sources_and_their_names():
     for name in ("wiki", "roam", "primer", "chat", "", "-a", "a b", "a/b"):
         with pytest.raises(ValueError, match=rf"data\.sources\.{name}"):
             DataConfig(sources={name: SourceConfig("x")})
-
-
-def test_prefetch_is_not_negative():
-    assert EngineConfig(prefetch=0).prefetch == 0
-    with pytest.raises(ValueError, match=r"engine\.prefetch.*-1"):
-        EngineConfig(prefetch=-1)
-
-
-def test_a_sample_may_have_a_million_tokens():
-    assert OutputConfig(sample_tokens=MOST_TOKENS).sample_tokens == 1_000_000
-    with pytest.raises(ValueError, match=r"output\.sample_tokens.*1000000.*1000001"):
-        OutputConfig(sample_tokens=MOST_TOKENS + 1)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 
 import pytest
 import yaml
@@ -35,6 +34,8 @@ def test_no_file_is_the_defaults(tmp_path):
 
 
 def test_overrides_change_the_file(tmp_path):
+    with pytest.raises(ValueError, match=r"train\.B\.x=5"):  # below a value
+        load_config(write(tmp_path, "train: {B: 4}\n"), overrides=["train.B.x=5"])
     path = write(tmp_path, "model: {T: 64, C: 64, H: 2}\ntrain:\n  base_lr: 3e-3\n  p_train: {wiki: 1}\n  B: 8\n")
     loaded = load_config(
         path, overrides=["train.B=4", "data.roam=notes", "train.min_lr=1E-5", "train.betas=[0.5, 0.9]"]
@@ -86,7 +87,6 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("train.B='4'", ["train.B", "integer", "'4'"]),
         ("train.B=true", ["train.B", "integer", "True"]),
         ("train.B=", ["train.B", "integer", "None"]),
-        ("train.B=[1]", ["train.B", "integer", "[1]"]),
         ("train.base_lr=fast", ["train.base_lr", "number", "'fast'"]),
         ("train.p_train=[wiki]", ["train.p_train", "['wiki']"]),
         ("train.p_train={wiki: a}", ["train.p_train.wiki", "'a'"]),
@@ -98,7 +98,6 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("task=[bytes]", ["task", "'bytes'"]),
         ("model=5", ["model", "section", "5"]),
         ("model.C=102", ["C=102", "H=4"]),
-        ("model.H=3", ["256", "3"]),
         ("train.p_train.wiki=0.5", ["p_train", "sum"]),
         ("train.B=[", ["train.B=["]),
         ("train.B", ["train.B", "section.key=value"]),
@@ -108,7 +107,6 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("train.B=&a [*a]", ["train.B", "itself"]),
         ("data.sources=&a [*a]", ["data.sources", "itself"]),
         ("model=&a {C: *a}", ["model.C", "itself"]),
-        (f"train.B={'[' * 500}{']' * 500}", ["train.B", "50"]),
         (f"train.B={'[' * 300}{']' * 300}", ["train.B", "50"]),
         ("train.p_val={wiki: 1, roam: 0, wiki: 1}", ["train.p_val", "duplicate", "wiki"]),
         ('output.sample_prompt="\\ud800"', ["output.sample_prompt", "utf-8", r"'\ud800'"]),
@@ -123,18 +121,11 @@ def test_invalid_overrides_are_named(override, mentioned):
         assert part in str(caught.value)
 
 
-def test_an_override_below_a_value_is_an_error(tmp_path):
-    path = write(tmp_path, "train: {B: 4}\n")
-    with pytest.raises(ValueError, match=r"train\.B\.x=5"):
-        load_config(path, overrides=["train.B.x=5"])
-
-
 @pytest.mark.parametrize(
     ("data", "mentioned"),
     [
         (b"model: [1, 2", "not valid YAML"),
         (b"engine: {shard: !!bool abc}", "'abc' is not a valid bool"),
-        (b"engine: {shard: !!timestamp abc}", "'abc' is not a valid timestamp"),
         (b"train:\n  B: !!int abc", "line 2, column 6"),
         (b"output:\n  sample_prompt: 0x_", "'0x_' is not a valid int"),
         (b"data: {roam: 2026-02-30}", "'2026-02-30' is not a valid timestamp"),
@@ -145,7 +136,6 @@ def test_an_override_below_a_value_is_an_error(tmp_path):
         (b"data: {wiki: '\xff'}", "byte 14"),
         (b"model:\n", "model"),
         (b"1: 2\n", "unknown key 1"),
-        (b"train: {B: x}\n", "train.B"),
         (b"model: {C: 100, H: 3}\n", "C=100"),
         (b"model: " + b"[" * 500 + b"]" * 500, "50"),
         (b"model:\n" + b"".join(b" " * i + b"a:\n" for i in range(1, 500)), "50"),
@@ -166,11 +156,6 @@ def test_a_bad_file_is_named(tmp_path, data, mentioned):
 def test_merge_keys_are_no_duplicates(tmp_path):
     path = write(tmp_path, "data: &d {seed: 1, roam: notes}\npretrain: {data: {<<: *d, seed: 2}}\nsft: {data: *d}\n")
     assert [(made.data.seed, made.data.roam) for made in load_pipeline(path).values()] == [(2, "notes"), (1, "notes")]
-
-
-def test_a_path_in_another_encoding(tmp_path):
-    with pytest.raises(ValueError, match=r"data\.roam.*utf-8.*caf\\udce9"):
-        config_from_dict({"data": {"roam": os.fsdecode(b"caf\xe9")}})
 
 
 def test_the_head_width_of_a_stored_config_follows_the_width(tmp_path):
@@ -203,23 +188,7 @@ def test_config_from_dict():
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.sampled_from(
-    [
-        "null",
-        "yes",
-        "1",
-        "0x1",
-        "1_000",
-        "3.5",
-        "2024-01-01",
-        "=",
-        "~",
-        "- a",
-        "a: b",
-        "#",
-        "'",
-        '"',
-        "\r\n",
-    ]
+    ["null", "yes", "1", "0x1", "1_000", "3.5", "2024-01-01", "=", "~", "- a", "a: b", "#", "'", '"', "\r\n"]
 )
 
 
@@ -265,7 +234,7 @@ def test_dump_and_load_give_an_equal_config(tmp_path_factory, made):
     assert dump_config(loaded) == dump_config(made)
 
 
-@pytest.mark.parametrize("text", ["1e5", "+1E-3", "2e0", "1.5e3", "1_0e1", "3.0e+4", ".5", "12", "0x1f", "1:30"])
+@pytest.mark.parametrize("text", ["1e5", "+1E-3", "1_0e1", "3.0e+4", ".5", "0x1f", "1:30"])
 def test_a_path_that_looks_like_a_number_is_quoted(tmp_path, text):
     """The loader reads 3e-4 as a number, which YAML 1.1 does not, so a folder named 1e5 must be quoted."""
     made = RunConfig(
@@ -305,22 +274,6 @@ def test_differences_golden():
         "task": ("bytes", None),
     }
     assert differences(old, json.loads(json.dumps(old))) == {}
-
-
-@settings(max_examples=25)
-@given(run_configs(), run_configs())
-def test_differences_equal_those_of_flat_tables(first, second):
-    def flat(made):
-        return {
-            (s.name, f.name): getattr(getattr(made, s.name), f.name)
-            for s in dataclasses.fields(made)
-            if s.name not in ("task", "init_from")
-            for f in dataclasses.fields(getattr(made, s.name))
-        }
-
-    a, b = flat(first), flat(second)
-    wanted = {f"{section}.{name}" for section, name in a if a[section, name] != b[section, name]}
-    assert set(differences(to_dict(first), to_dict(second))) == wanted
 
 
 def test_options_of_newer_versions_get_their_defaults():

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import yaml
 
 from niels_gpt.config import PRESETS, ModelConfig, RunConfig, TrainConfig
 from niels_gpt.config.yaml_file import config_from_dict, dump_config, load_config, load_pipeline
@@ -28,51 +27,15 @@ def message_of(make, *arguments, **options):
     return str(error.value)
 
 
-@pytest.mark.parametrize("task", ["pretrain", "sft"])
-def test_explicit_shares_are_kept(task):
-    both = load_config(None, overrides=[f"task={task}", "train.p_train={a: 1}", "train.p_val={b: 1}"])
-    assert (both.train.p_train, both.train.p_val) == ({"a": 1.0}, {"b": 1.0})
-    val = load_config(None, overrides=[f"task={task}", "train.p_val={b: 0.5, c: 0.5}"])
-    assert (val.train.p_train, val.train.p_val) == (MIXES[task], {"b": 0.5, "c": 0.5})
-    assert load_config(None, overrides=["train.p_train={roam: 1}"]).train.p_val == {"wiki": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("task", "extra"),
-    [
-        ("sft", []),
-        ("bytes", ["train.p_train={a: 0.5, b: 0.5}", "init_from=runs/x/best.pt"]),
-        ("pretrain", ["train.p_val={roam: 1.0}", "data.retain={roam: 1.0}", "data.token_cache=1e5"]),
-        ("sft", ["model.preset=v1", "data.retain={}", "init_from='2024'"]),
-    ],
-)
-def test_a_written_config_is_read_back(task, extra, tmp_path):
-    config = load_config(None, overrides=[f"task={task}", *(item for item in extra if item[-4:] != "=1e5")])
-    if "data.token_cache=1e5" in extra:  # a path that looks like a number
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, token_cache="1e5"))
+def test_a_written_config_is_read_back(tmp_path):
+    config = load_config(None, overrides=["task=sft", "model.preset=v1", "data.retain={}", "init_from='2024'"])
+    assert "preset" not in dump_config(config)
     assert load_config(write(tmp_path, dump_config(config))) == config
 
 
 def test_changing_the_task_of_a_written_config_keeps_its_shares(tmp_path):
     path = write(tmp_path, dump_config(RunConfig(task="pretrain")))
     assert load_config(path, overrides=["task=sft"]).train.p_train == PRETRAIN
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("task=chat", ["task", "'bytes'", "'pretrain'", "'sft'", "'chat'"]),
-        ("init_form=x", ["init_form", "did you mean init_from?"]),
-        ("data.token_caches=x", ["data.token_caches", "did you mean token_cache?"]),
-        ("data.retain={roam: 0.5}", ["data.retain", "sum to 1"]),
-        ("train.p_train={a: 0.5}", ["train.p_train", "sum to 1"]),
-        ("init_from=3", ["init_from", "3"]),
-    ],
-)
-def test_invalid_options_are_named(override, words):
-    message = message_of(load_config, None, overrides=["task=sft", override] if "task" not in override else [override])
-    for word in words:
-        assert word in message
 
 
 V1 = {"V": 16004, "T": 1024, "C": 512, "L": 8, "H": 8, "D": 64, "d_ff": 1536, "dropout": 0.0}
@@ -109,22 +72,11 @@ def test_keys_beside_a_preset_win(order, tmp_path):
     assert load_config(path, overrides=["model.preset=v0"]).model == ModelConfig(L=3)
 
 
-def test_a_preset_is_written_out_in_full(tmp_path):
-    config = load_config(None, overrides=["model.preset=v1"])
-    tree = yaml.safe_load(dump_config(config))
-    assert "preset" not in tree["model"]
-    assert tree["model"]["C"] == 512
-
-
 @pytest.mark.parametrize("preset", ["v2", "", "[v1]"])
 def test_an_unknown_preset(preset):
     message = message_of(load_config, None, overrides=[f"model.preset={preset}"])
     assert "model.preset" in message
     assert "v0, v1" in message
-
-
-def test_a_preset_belongs_to_the_model():
-    assert "unknown key preset" in message_of(load_config, None, overrides=["preset=v1"])
     assert "unknown key train.preset" in message_of(load_config, None, overrides=["train.preset=v1"])
 
 
@@ -199,16 +151,13 @@ def test_empty_sections(text, tmp_path):
     ("override", "words"),
     [
         ("sft.model.L=2", ["sft.model"]),
-        ("sft.model.preset=v1", ["sft.model"]),
         ("sft.task=bytes", ["sft.task"]),
         ("sft.init_from=x.pt", ["sft.init_from"]),
         ("pretrain.task=sft", ["pretrain.task"]),
         ("train.total_steps=5", ["unknown key train", "did you mean pretrain?"]),
         ("model.preset=v1", ["unknown key model", "data, pretrain, sft"]),
         ("pre_train.train.B=5", ["pre_train", "did you mean pretrain?"]),
-        ("sftt.train.B=5", ["sftt", "did you mean sft?"]),
         ("pretrain.train.total_stepz=5", ["train.total_stepz", "did you mean total_steps?"]),
-        ("sft.trian.B=5", ["trian", "did you mean train?"]),
         ("data.token_chache=x", ["data.token_chache", "did you mean token_cache?"]),
         ("pretrain.model.preset=v7", ["model.preset", "v7", "v0, v1"]),
         ("pretrain.train.p_train={a: 2}", ["train.p_train", "sum to 1"]),
@@ -216,10 +165,8 @@ def test_empty_sections(text, tmp_path):
         ("sft=3", ["sft", "section", "3"]),
         ("pretrain=", ["pretrain", "section"]),
         ("data=[]", ["data", "section"]),
-        ("pretrain.data=3", ["data", "section"]),
         ("pretrain.data=", ["data", "section"]),
         ("sft.data=[a]", ["data", "section"]),
-        ("pretrain.train=3", ["train", "section"]),
         ("pretrain.model=v1", ["model", "section"]),
         ("no equals sign", ["section.key=value"]),
     ],
@@ -231,18 +178,8 @@ def test_invalid_pipelines_are_named(override, words, tmp_path):
             assert word in message
 
 
-def test_the_task_of_a_phase_cannot_be_set(tmp_path):
-    """Setting it is an error and must not be ignored."""
-    assert "task" in message_of(load_pipeline, None, overrides=["pretrain.task=sft"])
-
-
 def test_errors_name_the_file(tmp_path):
     path = write(tmp_path, "pretrain:\n  train: {total_stepz: 4}\n")
     assert str(path) in message_of(load_pipeline, path)
     assert str(path) in message_of(load_pipeline, write(tmp_path, "- a\n- b\n"))
     assert "no config file" in message_of(load_pipeline, tmp_path / "gone.yaml")
-
-
-def test_the_phases_are_written_and_read_back(tmp_path):
-    for config in load_pipeline(write(tmp_path, FILE)).values():
-        assert load_config(write(tmp_path, dump_config(config))) == config

@@ -1,11 +1,8 @@
 """The embedded notes, dialogues and docstrings."""
 
-import importlib
-import inspect
 import re
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -18,29 +15,16 @@ TURN = re.compile(r"(system|user|assistant): (\S.*\S|\S)")
 FIRST_PERSON = re.compile(r"\b(i|i'm|i've|i'd|i'll|me|my|mine|myself|we|us|our|ours|ourselves)\b", re.IGNORECASE)
 
 
-# --- notes -------------------------------------------------------------------------------------------
-
-
-def test_there_are_enough_notes():
+def test_notes_are_plain_markdown_with_different_titles():
     assert len(NOTES) >= 40
-    assert all(path.is_file() and path.suffix == ".md" for path in NOTES)
-
-
-def test_notes_are_plain_markdown():
+    assert len({path.read_text(encoding="utf-8").splitlines()[0] for path in NOTES}) == len(NOTES)
     for path in NOTES:
+        assert path.suffix == ".md"
         text = path.read_bytes().decode("utf-8")
         assert text.startswith("# ") and text.endswith("\n"), path
         assert not set("\r\t\ufeff") & set(text), path
         assert sum(character.isascii() for character in text) >= 0.99 * len(text), path
         assert len(text) >= 200, path
-
-
-def test_notes_have_different_titles():
-    titles = [path.read_text(encoding="utf-8").splitlines()[0] for path in NOTES]
-    assert len(set(titles)) == len(titles)
-
-
-# --- primer ------------------------------------------------------------------------------------------
 
 
 def turns(dialogue):
@@ -49,16 +33,9 @@ def turns(dialogue):
     return [(match[1], match[2]) for match in matches]
 
 
-def test_there_are_enough_dialogues():
-    assert len(DIALOGUES) >= 200
-
-
-def test_no_dialogue_is_a_duplicate():
-    """A copy of a held-out dialogue would be in the training part."""
-    assert len(set(DIALOGUES)) == len(DIALOGUES)
-
-
-def test_dialogues_are_exact_transcripts():
+def test_dialogues_are_different_and_exact_transcripts():
+    assert len(set(DIALOGUES)) == len(DIALOGUES) >= 200  # a copy of a held-out dialogue would be trained on
+    assert not any(dialogue.endswith("\n") for dialogue in DIALOGUES[:-1])
     for dialogue in DIALOGUES:
         roles = " ".join(role for role, _ in turns(dialogue))
         assert re.fullmatch(r"(system )?user assistant( user assistant)*", roles), dialogue
@@ -74,48 +51,10 @@ def test_dialogues_match_format_and_extraction():
         assert extract_assistant_reply(dialogue) == reply
 
 
-def test_only_the_file_ends_with_a_newline():
-    assert [number for number, dialogue in enumerate(DIALOGUES) if dialogue.endswith("\n")] in (
-        [],
-        [len(DIALOGUES) - 1],
-    )
-
-
 def test_the_assistant_never_speaks_in_the_first_person():
     spoken = [content for dialogue in DIALOGUES for role, content in turns(dialogue) if role == "assistant"]
     assert [content for content in spoken if FIRST_PERSON.search(content)] == []
     assert sum("niels" in content for content in spoken) >= 100
-
-
-# --- docstrings --------------------------------------------------------------------------------------
-
-
-MODULES = ["json", "json.decoder", "argparse", "asyncio.tasks", "statistics", "textwrap", "fnmatch", "shlex"]
-
-
-@pytest.fixture(scope="module")
-def documents():
-    """The documents of every eighth file of the standard library, and of MODULES: all of them take seconds."""
-    files = embedded.stdlib_files()
-    root = Path(sysconfig.get_paths()["stdlib"])
-    wanted = {root / f"{name.replace('.', '/')}{end}" for name in MODULES for end in (".py", "/__init__.py")}
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "stdlib_files", lambda: [f for i, f in enumerate(files) if i % 8 == 0 or f in wanted])
-        found = embedded.stdlib_documents()
-    assert set(sys.modules) == before, "reading docstrings imported modules"
-    return found
-
-
-def test_many_documents_with_different_names(documents):
-    names = [name for name, _ in documents]
-    assert len(documents) >= 25
-    assert len(set(names)) == len(names)
-    assert sum(len(text) for _, text in documents) > 80_000
-    assert set(MODULES) <= set(names)
-    assert not [name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("."))]
-    assert all(text.endswith("\n") and text.strip() for _, text in documents)
-    "".join(text for _, text in documents).encode("utf-8")
 
 
 def test_the_fingerprint():
@@ -129,22 +68,6 @@ def test_the_fingerprint():
         "files": len(paths),
         "size": sum(len(path.read_bytes()) for path in paths),
     }
-
-
-@pytest.mark.parametrize("name", ["json", "textwrap", "fnmatch", "statistics", "shlex"])
-def test_documents_contain_the_docstrings_of_the_modules(documents, name):
-    text, module, offsets = dict(documents)[name], importlib.import_module(name), []
-    things = {name: module}
-    for called, thing in vars(module).items():
-        if inspect.isfunction(thing) and (thing.__module__, thing.__qualname__) == (name, called):
-            things[f"{name}.{called}"] = thing
-    for title, thing in things.items():
-        docstring = inspect.cleandoc(thing.__doc__ or "")
-        if len(docstring) >= 40:
-            offsets.append(text.find(f"{title}\n{docstring}\n"))
-    assert len(offsets) >= 2
-    assert offsets == sorted(offsets)  # in the order of the file
-    assert offsets[0] >= 0
 
 
 def test_an_installation_without_sources(tmp_path, monkeypatch):

@@ -61,20 +61,6 @@ def test_samples_and_their_order(serve):
     assert [sample.meta["id"] for sample in iter_gutenberg(streaming=False)] == order
 
 
-def test_take_pulls_no_more_rows_than_it_needs_and_the_buffer(serve):
-    hub = serve(books(100))
-    assert len(list(iter_gutenberg(take=3, shuffle_buffer_size=20))) == 3
-    assert 3 <= hub.pulled <= 23
-
-
-def test_the_raw_books_have_a_separate_folder(tmp_path, monkeypatch):
-    for name in ("gutenberg_clean_en_splits", "project_gutenberg"):
-        write_rows(tmp_path / name / "train.jsonl", [{"text": f"of {name}"}])
-    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
-    assert [sample.text for sample in iter_gutenberg()] == ["of gutenberg_clean_en_splits"]
-    assert [sample.text for sample in iter_gutenberg(dataset_id=RAW)] == ["of project_gutenberg"]
-
-
 def test_the_raw_books_have_a_split_per_language(tmp_path):
     # On the Hub: data/en-00000-of-00052.parquet, data/de-00000-of-00005.parquet, ...
     for language in ("de", "en"):
@@ -99,16 +85,3 @@ def test_a_text_file_is_a_book(tmp_path, streaming):
     assert stats == {"empty": 1}
     (single,) = iter_gutenberg(path=tmp_path / "a.txt", streaming=streaming)
     assert single == PretrainSample("One line", "gutenberg", {})
-
-
-def test_a_book_whose_title_begins_like_a_split(tmp_path):
-    (tmp_path / "Val d'Arno.txt").write_text("by Ruskin", encoding="utf-8")
-    (tmp_path / "Alice.txt").write_text("by Carroll", encoding="utf-8")
-    assert [sample.text for sample in iter_gutenberg(path=tmp_path, shuffle=False)] == ["by Carroll", "by Ruskin"]
-
-
-def test_a_folder_without_books(tmp_path):
-    (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
-    with pytest.raises(ValueError) as caught:
-        list(iter_gutenberg(path=tmp_path))
-    assert str(tmp_path) in str(caught.value)

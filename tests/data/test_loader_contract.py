@@ -88,14 +88,8 @@ _bad_ids = itertools.count()
 def oasst1_row(number):
     text = " " if number is None else f"ask {number}"
     key = f"bad{next(_bad_ids)}" if number is None else f"p{number}"
-    return {
-        "message_id": key,
-        "parent_id": None,
-        "message_tree_id": key,
-        "role": "prompter",
-        "text": text,
-        "lang": "en",
-    }
+    tree = {"message_id": key, "parent_id": None, "message_tree_id": key}
+    return tree | {"role": "prompter", "text": text, "lang": "en"}
 
 
 def chat_row(number):
@@ -134,11 +128,9 @@ every_shuffled_loader = pytest.mark.parametrize("loader", SHUFFLED, ids=lambda l
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    """Record pauses, and skip the 5 s that `datasets` waits after a shuffled stream of parquet files."""
+    """Skip the 5 s that `datasets` waits after a shuffled stream of parquet files."""
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
-    pauses = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    return pauses
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 # --- samples, order, take ----------------------------------------------------------------------------
@@ -161,7 +153,7 @@ def test_samples_in_order(loader, tmp_path):
 
 
 @every_loader
-@pytest.mark.parametrize("take", [0, 1, 3, 4, 9, None])
+@pytest.mark.parametrize("take", [0, 3, 9, None])
 def test_take_counts_samples_and_not_dropped_rows(loader, tmp_path, take):
     path = loader.write(tmp_path, MIXED)
     if loader.source == "oasst1":  # counts trees, also those without a valid thread
@@ -198,9 +190,6 @@ def test_the_seed_decides_the_order(loader, tmp_path, random_states):
     assert numbers_of(loader.unshuffled(path=path, seed=1)) == list(range(12))
 
 
-# --- dropped rows ------------------------------------------------------------------------------------
-
-
 @every_loader
 def test_dropped_rows_are_counted_and_logged_once_at_the_end(loader, tmp_path, caplog):
     caplog.set_level(logging.INFO)
@@ -230,65 +219,14 @@ def test_dropped_rows_are_logged_without_stats_and_when_closed_early(loader, tmp
     assert len(dropped_lines(caplog)) == 1
 
 
-@every_loader
-def test_nothing_is_logged_if_nothing_is_dropped(loader, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    path, stats = loader.write(tmp_path, range(3)), {}
-    assert len(list(loader.iterate(path=path, stats=stats))) == 3
-    assert (stats, dropped_lines(caplog)) == ({}, [])
-
-
-# --- local files with the rows of a Hub dataset ------------------------------------------------------
-
-
 @every_hub_loader
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
-def test_every_format_gives_the_same_samples(loader, tmp_path, suffix):
-    path = loader.write(tmp_path, MIXED, suffix)
-    stats = {}
-    samples = list(loader.unshuffled(path=path, stats=stats))
-    assert numbers_of(samples) == [0, 1, 2, 3] and sum(stats.values()) == 2
-    assert list(loader.unshuffled(path=str(path / f"train.{suffix}"))) == samples
-
-
-@every_hub_loader
-@pytest.mark.parametrize("name", ["full id", "last part", "map of full id", "map of last part"])
-def test_niels_gpt_data_names_a_folder_or_a_map(loader, tmp_path, monkeypatch, name):
-    key = loader.dataset_id if "full" in name else loader.dataset_id.rpartition("/")[2]
-    folder = tmp_path / ("elsewhere" if "map" in name else key)
-    loader.write(folder, range(3))
-    (tmp_path / "map.yaml").write_text(f"{key}: ./elsewhere\n", encoding="utf-8")
-    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path / "map.yaml" if "map" in name else tmp_path))
-    assert numbers_of(loader.unshuffled()) == [0, 1, 2]
-    mine = loader.write(tmp_path / "mine", [7])
+def test_files_of_other_formats_in_niels_gpt_data(loader, tmp_path, monkeypatch):
+    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
+    path = loader.write(tmp_path / loader.dataset_id.rpartition("/")[2], MIXED, "parquet")
+    assert numbers_of(loader.unshuffled()) == [0, 1, 2, 3]
+    assert numbers_of(loader.unshuffled(path=str(path / "train.parquet"))) == [0, 1, 2, 3]
+    mine = loader.write(tmp_path / "mine", [7], "jsonl.gz")
     assert numbers_of(loader.unshuffled(path=mine)) == [7]  # the path wins
-
-
-@every_hub_loader
-def test_splits_of_local_files(loader, tmp_path):
-    loader.write(tmp_path, [0])
-    write_rows(tmp_path / "validation-00000-of-00002.jsonl", [loader.row(1)])
-    write_rows(tmp_path / "validation-00001-of-00002.jsonl", [loader.row(2)])
-    assert numbers_of(loader.unshuffled(path=tmp_path, split="validation")) == [1, 2]
-    with pytest.raises(ValueError) as caught:
-        list(loader.unshuffled(path=tmp_path, split="nosuch"))
-    for fact in (str(tmp_path), "'nosuch'", "train, validation"):
-        assert fact in str(caught.value)
-
-
-@every_hub_loader
-def test_an_edited_file_is_read_again(loader, tmp_path):
-    for number in (1, 2):
-        path = loader.write(tmp_path, [number])
-        assert numbers_of(loader.unshuffled(path=path)) == [number]
-
-
-@every_hub_loader
-def test_a_damaged_file_is_named_without_retries(loader, tmp_path, no_pause):
-    (tmp_path / "train.jsonl").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"train\.jsonl"):
-        list(loader.iterate(path=tmp_path))
-    assert no_pause == []
 
 
 # --- the Hub -----------------------------------------------------------------------------------------
@@ -320,37 +258,8 @@ def test_keyword_arguments(loader):
 
 
 @every_hub_loader
-def test_a_transient_failure_is_retried(loader, monkeypatch, random_states, no_pause):
-    table = datasets.Dataset.from_list([loader.row(number) for number in range(4)])
-    calls = serve_in_turn(monkeypatch, ConnectionError("reset by peer"), table)
-    before = random_states()
-    assert sorted(numbers_of(loader.iterate())) == [0, 1, 2, 3]
-    assert (len(calls), len(no_pause)) == (2, 1)
-    assert random_states() == before
-
-
-@every_hub_loader
 def test_the_revision_is_in_meta(loader, monkeypatch):
     table = datasets.Dataset.from_list([loader.row(number) for number in range(2)])
     table.info.download_checksums = {f"hf://datasets/{loader.dataset_id}@{COMMIT}/data.parquet": {"num_bytes": 1}}
     serve_in_turn(monkeypatch, table)
     assert [sample.meta["revision"] for sample in loader.iterate()] == [COMMIT] * 2
-
-
-@every_hub_loader
-def test_without_network_and_files_the_error_has_both_remedies(loader):
-    with pytest.raises(ValueError) as caught:
-        list(loader.iterate())
-    for fact in (loader.dataset_id, "Hub", "path=", "NIELS_GPT_DATA"):
-        assert fact in str(caught.value)
-
-
-@every_hub_loader
-def test_rows_of_another_dataset_are_not_ignored(loader, monkeypatch):
-    serve_in_turn(monkeypatch, datasets.Dataset.from_dict({"number": [1, 2]}))
-    stats = {}
-    try:
-        assert list(loader.iterate(stats=stats)) == []
-    except ValueError as err:
-        assert "number" in str(err)
-    assert sum(stats.values()) == 2

@@ -1,7 +1,6 @@
 """Notes: which files, their texts, and the split."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,23 +16,9 @@ def make(root, *names):
         path.write_text(f"text of {name}", encoding="utf-8")
 
 
-# --- list --------------------------------------------------------------------------------------------
-
-
 def test_all_markdown_files_in_all_folders(tmp_path):
-    make(
-        tmp_path,
-        "b.md",
-        "a.md",
-        "deep/er/c.md",
-        "deep/d.md",
-        ".hidden/e.md",
-        "f.txt",
-        "g.md.bak",
-        "h.MD",
-        "md",
-        "i.markdown",
-    )
+    make(tmp_path, "b.md", "a.md", "deep/er/c.md", "deep/d.md", ".hidden/e.md")
+    make(tmp_path, "f.txt", "g.md.bak", "h.MD", "md", "i.markdown")
     wanted = [".hidden/e.md", "a.md", "b.md", "deep/d.md", "deep/er/c.md"]
     assert list_roam_paths(str(tmp_path)) == [f"{tmp_path}/{name}" for name in wanted]
 
@@ -54,23 +39,14 @@ def test_only_regular_files(tmp_path):
     assert found == [f"{tmp_path}/folder.md/inner.md", f"{tmp_path}/note.md"]
 
 
-def test_paths_are_absolute_strings(tmp_path, monkeypatch):
-    make(tmp_path, "notes/a.md")
-    monkeypatch.chdir(tmp_path)
-    for root in ("notes", "notes/", "./notes"):
-        found = list_roam_paths(root)
-        assert all(type(path) is str and Path(path).is_absolute() for path in found)
-        assert [Path(path).samefile(tmp_path / "notes" / "a.md") for path in found] == [True]
-
-
 def test_every_spelling_of_a_folder_gives_the_same_list(tmp_path, monkeypatch):
     make(tmp_path, "notes/a.md", "notes/b/c.md")
     monkeypatch.chdir(tmp_path)
-    assert list_roam_paths("notes") == list_roam_paths("notes/") == list_roam_paths(str(tmp_path / "notes"))
-
-
-def test_an_empty_folder_has_no_notes(tmp_path):
-    assert list_roam_paths(str(tmp_path)) == []
+    wanted = [str(tmp_path / "notes" / name) for name in ("a.md", "b/c.md")]
+    for root in ("notes", "notes/", "./notes", str(tmp_path / "notes")):
+        assert list_roam_paths(root) == wanted
+    (tmp_path / "empty").mkdir()
+    assert list_roam_paths("empty") == []
 
 
 def test_no_folder_is_an_error(tmp_path):
@@ -95,9 +71,6 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
         list_roam_paths(str(tmp_path))
 
 
-# --- load --------------------------------------------------------------------------------------------
-
-
 def test_every_character_is_kept_in_the_order_of_the_paths(tmp_path):
     contents = {
         "crlf.md": b"a\r\nb\rc\n",
@@ -120,10 +93,8 @@ def test_every_character_is_kept_in_the_order_of_the_paths(tmp_path):
     ("data", "offset", "replaced"),
     [
         (b"caf\xe9", 3, "caf\ufffd"),
-        (b"\xff\xfea\x00", 0, "\ufffd\ufffda\x00"),
         ("é".encode() * 5 + b"\x80x", 10, "ééééé\ufffdx"),  # bytes are counted, not characters
         (b"cut short \xe2\x82", 10, "cut short \ufffd"),
-        (b"surrogate \xed\xa0\x80", 10, "surrogate \ufffd\ufffd\ufffd"),
     ],
 )
 def test_a_file_that_is_not_utf8_is_named_with_the_byte_offset(tmp_path, data, offset, replaced):
@@ -134,14 +105,6 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte_offset(tmp_path, data, o
     with pytest.raises(ValueError, match=rf"bad note\.md.*\b{offset}\b"):
         load_texts(paths)
     assert load_texts(paths, errors="replace") == ["text of good.md", replaced]
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="gone"):
-        load_texts([str(tmp_path / "gone.md")])
-
-
-# --- split -------------------------------------------------------------------------------------------
 
 
 def test_split_is_by_file_and_seeded():
@@ -159,9 +122,6 @@ def test_a_tenth_is_held_out_by_default():
     assert (len(train), len(val)) == (27, 3)
 
 
-# --- samples -----------------------------------------------------------------------------------------
-
-
 def test_a_sample_per_note(tmp_path):
     make(tmp_path, "b.md", "a/z.md", "a.md", "é/ü.md", "other.txt")
     wanted = ["a.md", "a/z.md", "b.md", "é/ü.md"]
@@ -169,24 +129,7 @@ def test_a_sample_per_note(tmp_path):
         assert list(iter_roam(root)) == [PretrainSample(f"text of {name}", "roam", {"path": name}) for name in wanted]
 
 
-def test_samples_come_in_the_order_of_the_paths_with_every_character(tmp_path):
-    contents = {
-        "z.md": "a\r\nb\rc\n",
-        "a b/c.md": "\ufeff# title\n",
-        "a/b.md": "\n\n x \n\n",
-        "a-b.md": "é€\U0001f600\x00\u2028",
-        "A.md": ".",
-    }
-    for name, text in contents.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(text.encode())
-    found = list(iter_roam(tmp_path))
-    assert [sample.meta["path"] for sample in found] == ["A.md", "a b/c.md", "a-b.md", "a/b.md", "z.md"]
-    assert {sample.meta["path"]: sample.text for sample in found} == contents
-    assert {sample.source for sample in found} == {"roam"}
-
-
-@pytest.mark.parametrize("spelling", ["notes", "notes/", "./notes", "other/../notes", "~/notes"])
+@pytest.mark.parametrize("spelling", ["notes/", "other/../notes", "~/notes"])
 def test_the_path_is_relative_to_the_folder(tmp_path, monkeypatch, spelling):
     make(tmp_path, "notes/a.md", "notes/b/c.md", "other/d.md")
     monkeypatch.chdir(tmp_path)
@@ -217,13 +160,3 @@ def test_a_note_that_is_not_utf8(tmp_path):
         next(found)
     replaced = [sample.text for sample in iter_roam(tmp_path, errors="replace")]
     assert replaced == ["text of a.md", "caf\ufffd", "text of c.md"]
-
-
-def test_folders_without_notes(tmp_path):
-    make(tmp_path, "file.md")
-    (tmp_path / "empty").mkdir()
-    assert list(iter_roam(tmp_path / "empty")) == []
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        list(iter_roam(tmp_path / "nowhere"))
-    with pytest.raises(NotADirectoryError, match=r"file\.md"):
-        list(iter_roam(tmp_path / "file.md"))

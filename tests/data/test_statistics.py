@@ -23,12 +23,8 @@ PRETRAIN = st.builds(PretrainSample, TEXT, st.just("s"), META)
 MESSAGE = st.builds(ChatMessage, st.sampled_from(["system", "user", "assistant"]), TEXT)
 CHAT = st.builds(ChatSample, st.lists(MESSAGE, max_size=5), st.just("s"), META)
 QUANTILES = {
-    "min": Fraction(0),
-    "10 %": Fraction(1, 10),
-    "median": Fraction(1, 2),
-    "90 %": Fraction(9, 10),
-    "99 %": Fraction(99, 100),
-    "max": Fraction(1),
+    name: Fraction(percent, 100)
+    for name, percent in (("min", 0), ("10 %", 10), ("median", 50), ("90 %", 90), ("99 %", 99), ("max", 100))
 }
 
 
@@ -81,21 +77,16 @@ def check(samples):
     mean = summary.pop("mean_length")
     wanted = naive(samples)
     assert summary == wanted
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     if samples:
         assert abs(mean - Fraction(wanted["characters"], len(samples))) <= Fraction(1, 20) + Fraction(1, 10**9)
     else:
         assert mean is None
 
 
-@settings(max_examples=40)
-@given(st.lists(PRETRAIN, max_size=40))
-def test_texts_match_a_naive_count(samples):
-    check(samples)
-
-
-@settings(max_examples=40)
-@given(st.lists(CHAT, max_size=20))
-def test_chats_match_a_naive_count(samples):
+@settings(max_examples=60)
+@given(st.lists(PRETRAIN, max_size=40) | st.lists(CHAT, max_size=20))
+def test_samples_match_a_naive_count(samples):
     check(samples)
 
 
@@ -112,11 +103,6 @@ def test_a_quantile_is_the_length_of_a_sample():
 
 def test_the_mean_has_one_decimal():
     assert Statistics().add_all([text("x"), text("x"), text("xx")]).summary()["mean_length"] == 1.3
-
-
-def test_characters_are_not_bytes():
-    summary = Statistics().add_all([text("é中😀"), text("abc")]).summary()
-    assert (summary["samples"], summary["characters"], summary["bytes"]) == (2, 6, 2 + 3 + 4 + 3)
 
 
 def test_a_text_has_neither_roles_nor_turns_nor_unknown_languages():
@@ -156,25 +142,3 @@ def test_no_samples():
     assert set(summary["length_quantiles"].values()) == {None}
     assert not {"languages", "roles", "turns"} & set(summary)
     json.dumps(summary, allow_nan=False)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.one_of(PRETRAIN, CHAT), max_size=8))
-def test_a_summary_is_plain_json(samples):
-    summary = Statistics().add_all(samples).summary()
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-
-
-def test_samples_can_be_added_after_a_summary():
-    statistics = Statistics()
-    statistics.add(text("ab"))
-    first = statistics.summary()
-    statistics.add_all(text("c" * n) for n in range(1000))
-    assert first["samples"] == 1
-    assert statistics.summary()["samples"] == 1001
-    assert list(statistics.lengths) == [2, *range(1000)]
-
-
-def test_a_huge_document():
-    summary = Statistics().add_all([text("é" * 1_000_000)]).summary()
-    assert (summary["characters"], summary["bytes"]) == (1_000_000, 2_000_000)

@@ -52,16 +52,3 @@ def test_frozen(sample):
 
 def test_the_roles():
     assert typing.get_args(types.Role) == ("system", "user", "assistant")
-
-
-def test_no_conversion_and_no_copy():
-    messages, meta = [ChatMessage("user", " hi\r\n")], {"row": 0}
-    sample = ChatSample(messages, "dolly15k", meta)
-    assert sample.messages is messages
-    assert sample.meta is meta
-    assert sample.messages[0].content == " hi\r\n"
-    assert dataclasses.asdict(sample) == {
-        "messages": [{"role": "user", "content": " hi\r\n"}],
-        "source": "dolly15k",
-        "meta": {"row": 0},
-    }

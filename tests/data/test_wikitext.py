@@ -3,11 +3,9 @@
 import inspect
 import json
 import logging
-import time
 
 import pytest
 
-from niels_gpt.data.reading.local import find_files
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.data.wikitext import iter_wikitext, load_wikitext
 from tests.data import dropped_lines, write_rows
@@ -33,42 +31,15 @@ def assert_real_lists(found, wanted):
     assert all(type(texts) is list and all(type(text) is str for text in texts) for texts in found.values())
 
 
-# --- the Hub -----------------------------------------------------------------------------------------
-
-
 def test_splits_of_the_hub_without_blank_rows(hub):
     hub.rows = ROWS
     assert_real_lists(load_wikitext(), KEPT)
     assert set(hub.calls) == {("wikitext", "wikitext-103-raw-v1")}
 
 
-def test_another_config(hub):
-    hub.rows = ROWS
-    load_wikitext(config="wikitext-2-raw-v1")
-    assert set(hub.calls) == {("wikitext", "wikitext-2-raw-v1")}
-
-
-@pytest.mark.parametrize(
-    "error", [ConnectionError("no route to the Hub"), FileNotFoundError("no such dataset"), OSError()]
-)
-@pytest.mark.parametrize("load", [load_wikitext, lambda: list(iter_wikitext())])
-def test_an_unreachable_hub_has_remedies(hub, monkeypatch, error, load):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    hub.error = error
-    with pytest.raises(ValueError) as caught:
-        load()
-    for part in ("wikitext", "wikitext-103-raw-v1", "path=", "NIELS_GPT_DATA", str(error)):
-        assert part in str(caught.value)
-
-
-# --- local files -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
-def test_local_folder(tmp_path, suffix):
+def test_local_folder(tmp_path):
     for split, rows in ROWS.items():
-        write_texts(tmp_path / f"{split}.{suffix}", rows)
-    (tmp_path / "README.md").write_text("not data", encoding="utf-8")
+        write_texts(tmp_path / f"{split}.parquet", rows)
     assert_real_lists(load_wikitext(path=tmp_path), KEPT)
     assert load_wikitext(path=str(tmp_path)) == KEPT
 
@@ -79,24 +50,6 @@ def test_local_text_files_have_a_row_per_line(tmp_path):
     assert_real_lists(load_wikitext(path=tmp_path), {"train": ["one", "two é"], "val": ["three"], "test": []})
 
 
-def test_shards_follow_each_other_by_name(tmp_path):
-    for number in (2, 0, 1):
-        write_texts(tmp_path / f"train-0000{number}-of-00003.parquet", [f"row {number}"])
-    write_texts(tmp_path / "validation-00000-of-00001.parquet", ["held out"])
-    assert load_wikitext(path=tmp_path) == {"train": ["row 0", "row 1", "row 2"], "val": ["held out"], "test": []}
-
-
-@pytest.mark.parametrize("name", ["validation.jsonl", "valid.jsonl", "val.jsonl", "val-00000-of-00001.jsonl"])
-def test_names_of_the_validation_file(tmp_path, name):
-    write_texts(tmp_path / "train.jsonl", ["a"])
-    write_texts(tmp_path / name, ["b"])
-    assert load_wikitext(path=tmp_path) == {"train": ["a"], "val": ["b"], "test": []}
-    assert find_files(tmp_path) == {
-        "train": [str(tmp_path / "train.jsonl")],
-        "validation": [str(tmp_path / name)],
-    }
-
-
 @pytest.mark.parametrize(("there", "missing"), [("train", "validation"), ("validation", "train")])
 def test_a_split_without_file_is_named(tmp_path, there, missing):
     write_texts(tmp_path / f"{there}.jsonl", ["a"])
@@ -105,42 +58,17 @@ def test_a_split_without_file_is_named(tmp_path, there, missing):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_mixed_formats_are_an_error(tmp_path):
-    write_texts(tmp_path / "train.jsonl", ["a"])
-    write_texts(tmp_path / "validation.parquet", ["b"])
-    with pytest.raises(ValueError, match=r"\.jsonl and \.parquet"):
-        load_wikitext(path=tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_broken_file_is_an_error_with_its_name(tmp_path, suffix):
-    write_texts(tmp_path / f"validation.{suffix}", ["b"])
-    (tmp_path / f"train.{suffix}").write_bytes(b'{"text": "cut sho')
-    with pytest.raises(ValueError) as caught:
-        load_wikitext(path=tmp_path)
-    assert str(tmp_path / f"train.{suffix}") in str(caught.value)
-
-
-def test_rows_without_text_are_an_error_with_the_column(tmp_path):
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text('{"body": "a"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="text") as caught:
-        load_wikitext(path=tmp_path)
-    for part in (str(tmp_path / "train.jsonl"), "body", "column text"):
-        assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("hub_split", ["validation", "test"])
+@pytest.mark.parametrize("hub_split", ["train", "test"])
 def test_the_split_without_a_text_column_is_named(tmp_path, hub_split):
     for split in ROWS:
         row = {"body": "a"} if split == hub_split else {"text": "a"}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="column text") as caught:
+    with pytest.raises(ValueError, match=r"column text.*body") as caught:
         load_wikitext(path=tmp_path)
     assert str(tmp_path / f"{hub_split}.jsonl") in str(caught.value)
 
 
-@pytest.mark.parametrize("odd", [1, 2.5, True, ["a"], {"a": "b"}])
+@pytest.mark.parametrize("odd", [1, ["a"]])
 def test_text_that_is_not_a_string_is_dropped_and_counted(tmp_path, odd):
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": odd}) + "\n", encoding="utf-8")
     write_texts(tmp_path / "validation.jsonl", ["b", None])
@@ -166,14 +94,6 @@ def test_dropped_rows_of_all_splits_are_logged_once(hub, caplog):
         assert part in message
 
 
-def test_niels_gpt_data(tmp_path, monkeypatch):
-    (tmp_path / "wikitext").mkdir()
-    for split, rows in ROWS.items():
-        write_texts(tmp_path / "wikitext" / f"{split}.jsonl", rows)
-    monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
-    assert_real_lists(load_wikitext(), KEPT)
-
-
 def test_a_folder_per_config(tmp_path):
     for config in ("wikitext-2-raw-v1", "wikitext-103-raw-v1"):
         (tmp_path / config).mkdir()
@@ -181,9 +101,6 @@ def test_a_folder_per_config(tmp_path):
             write_texts(tmp_path / config / f"{split}-00000-of-00001.parquet", [f"{split} of {config}"])
     assert load_wikitext(path=tmp_path)["val"] == ["validation of wikitext-103-raw-v1"]
     assert load_wikitext(path=tmp_path, config="wikitext-2-raw-v1")["train"] == ["train of wikitext-2-raw-v1"]
-
-
-# --- iter_wikitext -----------------------------------------------------------------------------------
 
 
 def texts(samples):
@@ -210,29 +127,3 @@ def test_lines_of_another_config(hub):
     hub.rows = ROWS
     assert texts(iter_wikitext(config="wikitext-2-raw-v1")) == KEPT["train"]
     assert hub.calls == [("wikitext", "wikitext-2-raw-v1")]
-
-
-def test_wikitext_begins_with_a_blank_line(hub):
-    hub.rows = {**ROWS, "train": ["", " = Title = ", ""]}
-    assert texts(iter_wikitext()) == [" = Title = "]
-
-
-def test_a_null_line_at_the_beginning(hub):
-    hub.rows = {**ROWS, "train": [None, " = Title = ", ""]}
-    assert texts(iter_wikitext()) == [" = Title = "]
-
-
-def test_local_text_files_have_a_line_per_sample(tmp_path):
-    (tmp_path / "train.txt").write_text("one\n\n  \ntwo é\n", encoding="utf-8")
-    assert texts(iter_wikitext(path=tmp_path)) == ["one", "two é"]
-
-
-def test_an_unknown_split_of_the_hub_is_named(hub, monkeypatch):
-    pauses = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    hub.error = ValueError("Unknown split \"nosuch\". Should be one of ['test', 'train', 'validation'].")
-    with pytest.raises(ValueError) as caught:
-        list(iter_wikitext(split="nosuch"))
-    for part in ("wikitext", "nosuch", "'test', 'train', 'validation'"):
-        assert part in str(caught.value)
-    assert len(hub.calls) == 1 and pauses == []

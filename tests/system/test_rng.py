@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from niels_gpt.system.rng import derive_seed, generator, set_seed
 
@@ -16,32 +14,19 @@ GOLDEN = {
 }
 
 
-def test_set_seed_is_torch_manual_seed():
-    torch.manual_seed(123)
-    wanted = torch.rand(5)
-    torch.rand(3)
-    set_seed(123)
-    assert torch.equal(torch.rand(5), wanted)
-
-
-def test_set_seed_touches_torch_only(random_states):
+def test_set_seed_is_torch_manual_seed(random_states):
     before = random_states()[1:]
+    wanted = torch.manual_seed(5).get_state()
+    torch.rand(3)
     set_seed(5)
+    assert torch.equal(torch.get_rng_state(), wanted)
     assert random_states()[1:] == before
 
 
 @pytest.mark.parametrize(("parts", "wanted"), GOLDEN.items())
 def test_derived_seeds_are_the_same_on_every_machine(parts, wanted):
-    assert derive_seed(*parts) == wanted
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 2**63 - 1), st.lists(st.integers(0, 10**9) | st.sampled_from(["batch", "eval", "init"])))
-def test_derived_seeds_are_seeds(seed, parts):
-    derived = derive_seed(seed, *parts)
-    assert 0 <= derived < 2**63
-    assert derive_seed(seed, *parts) == derived
-    torch.Generator().manual_seed(derived)
+    assert derive_seed(*parts) == wanted < 2**63
+    assert torch.equal(generator(*parts, "x").get_state(), generator(derive_seed(*parts, "x")).get_state())
 
 
 def test_neighboring_purposes_give_different_seeds():
@@ -53,12 +38,6 @@ def test_generator_without_a_purpose_has_the_seed_itself():
     wanted = torch.Generator()
     wanted.manual_seed(77)
     assert torch.equal(generator(77).get_state(), wanted.get_state())
-
-
-def test_generator_for_a_purpose_has_the_derived_seed():
-    wanted = torch.Generator()
-    wanted.manual_seed(GOLDEN[42, "batch", 7])
-    assert torch.equal(generator(42, "batch", 7).get_state(), wanted.get_state())
 
 
 def test_generators_are_new_and_move_no_global_state(random_states):

@@ -36,25 +36,9 @@ def test_the_four_strings_in_order():
     assert list(SPECIAL_TOKENS) == ALL
 
 
-@pytest.mark.parametrize("token", ALL)
-@pytest.mark.parametrize(("before", "after"), [("", ""), ("a", "b"), ("\n", "\0"), ("<|ngpt_", "|>"), ("<", ">" * 3)])
-def test_a_special_string_is_found_anywhere(token, before, after):
-    text = before + token + after
-    assert find_special(text) == token
-    with pytest.raises(ValueError) as caught:
-        refuse_special(text)
-    assert token in str(caught.value)
-
-
-@pytest.mark.parametrize("text", NEAR)
-def test_similar_strings_pass(text):
-    assert find_special(text) is None
-    refuse_special(text)
-
-
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from([*ALL, *NEAR, "a", " ", "é"]), max_size=8).map("".join))
-def test_found_if_and_only_if_the_text_contains_one(text):
+def test_a_special_string_is_found_if_and_only_if_the_text_contains_one(text):
     inside = {token for token in ALL for i in range(len(text)) if text[i : i + len(token)] == token}
     found = find_special(text)
     if not inside:
@@ -62,8 +46,9 @@ def test_found_if_and_only_if_the_text_contains_one(text):
         refuse_special(text)
     else:
         assert found in inside
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError) as caught:
             refuse_special(text)
+        assert found in str(caught.value)
 
 
 def test_the_error_is_short():

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import random
 import string
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import warnings
 from importlib.metadata import version
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ from hypothesis import strategies as st
 from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
 from niels_gpt.tokenizer.training import _chunks, reservoir
 
-from .conftest import VOCAB_SIZE, make_corpus
+from .conftest import VOCAB_SIZE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,14 +52,12 @@ def train_quietly(texts, folder, **options):
 # --- the vocabulary ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vocab_size", [360, 777])
-def test_vocab_size_does_not_count_the_special_tokens(tmp_path, corpus, vocab_size):
+def test_vocab_size_does_not_count_the_special_tokens(tmp_path, corpus):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the text is long enough
-        path = train_tokenizer(corpus, tmp_path, vocab_size=vocab_size)
+        path = train_tokenizer(corpus, tmp_path, vocab_size=777)
     reference = sentencepiece.SentencePieceProcessor(model_file=path)
-    assert reference.vocab_size() == vocab_size + 4
-    assert load_tokenizer(path).vocab_size == vocab_size + 4
+    assert reference.vocab_size() == load_tokenizer(path).vocab_size == 781
     assert all(reference.piece_to_id(token) > 0 for token in SPECIAL_TOKENS)
 
 
@@ -75,8 +71,7 @@ def test_no_pieces_for_sentence_boundaries(model_path):
 
 
 def test_every_character_of_the_text_is_a_piece(tokenizer, corpus):
-    for character in sorted(set("".join(corpus))):
-        assert len(tokenizer.encode(character)) == 1, character
+    assert {len(tokenizer.encode(character)) for character in set("".join(corpus))} == {1}
 
 
 def test_a_space_is_one_piece_even_if_the_text_has_none(tmp_path):
@@ -97,23 +92,13 @@ def test_a_short_text_gives_fewer_pieces_with_a_warning(tmp_path):
     assert tokenizer.decode(tokenizer.encode("not to be, or: \u2581漢")) == "not to be, or: \u2581漢"
 
 
-def test_an_unseen_character_falls_back_to_bytes(tmp_path):
-    tokenizer = load_tokenizer(train_quietly(["plain ascii words " * 20], tmp_path, vocab_size=300))
-    for text in ("漢", "ж", "🍎", "\x07", "é", "\U0010ffff", "\u2585"):
-        ids = tokenizer.encode(text)
-        assert [tokenizer.token_bytes[i] for i in ids] == [bytes((byte,)) for byte in text.encode()]
-        assert tokenizer.decode(ids) == text
-
-
 @pytest.mark.parametrize(
     ("texts", "different"),
     [
-        (["abc"], 3 + 1),
         (["abc", "a b c"], 3 + 1),
         (["".join(map(chr, range(0x4E00, 0x4E00 + 100)))], 100 + 1),
         (["a\tb\0c\u2581d"], 4 + 1),  # replaced by a space
         (["a\r\nb"], 3 + 1),  # "\r\n" is "\n"
-        (["a\rb"], 3 + 1),
         (["ab" + SPECIAL_TOKENS[0] + "cd"], 4 + 1),  # no character of the special string
         (["x" * 3000 + "y", "éè"], 4 + 1),
     ],
@@ -145,7 +130,7 @@ def test_the_largest_vocabulary_is_allowed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "texts", [[], [""], ["", "", ""], [" ", "\n\n", "\t", "\u3000\xa0\x85"], ["\0", "\u2581"], [SPECIAL_TOKENS[3]]]
+    "texts", [[], ["", ""], [" ", "\n\n", "\t", "\u3000\xa0\x85", "\0", "\u2581"], [SPECIAL_TOKENS[3]]]
 )
 def test_no_text_is_an_error(tmp_path, texts):
     with pytest.raises(ValueError, match=rf"no text.*\b{len(texts)} texts"):
@@ -153,16 +138,12 @@ def test_no_text_is_an_error(tmp_path, texts):
     assert not (tmp_path / "no").exists()
 
 
-def test_a_single_string_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="one string"):
-        train_tokenizer("a text by mistake", tmp_path / "no", vocab_size=300)
-    assert not (tmp_path / "no").exists()
-
-
-@pytest.mark.parametrize("item", [None, 3, b"bytes", ["nested"], {"text": "x"}])
+@pytest.mark.parametrize("item", [None, b"bytes"])
 def test_an_item_of_another_type_is_named(tmp_path, item):
     with pytest.raises(ValueError, match=rf"text 2 .*{type(item).__name__}"):
         train_tokenizer(["a", "b", item, "c"], tmp_path / "no", vocab_size=300)
+    with pytest.raises(ValueError, match="one string"):
+        train_tokenizer("a text by mistake", tmp_path / "no", vocab_size=300)
     assert not (tmp_path / "no").exists()
 
 
@@ -199,14 +180,7 @@ def test_an_error_of_the_input_leaves_the_old_files(tmp_path):
     load_tokenizer(path)
 
 
-# --- unusual text ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "mark",
-    ["\t", "\0", "\u2581", "\u2585", "\r\n", "\ud800", "<0x41>", SPECIAL_TOKENS[3]],
-    ids=ascii,
-)
+@pytest.mark.parametrize("mark", ["\t", "\0", "\u2581", "\u2585", "\r\n", "\ud800", SPECIAL_TOKENS[3]], ids=ascii)
 def test_unusual_characters_do_not_break_training(tmp_path, mark):
     """Every line has one, and the words are still learned."""
     lines = [f"the zebra {mark} and the quagga{mark}", f"{mark}a zebra sleeps{mark}{mark}", "zebra quagga " * 30 + mark]
@@ -220,21 +194,6 @@ def test_unusual_characters_do_not_break_training(tmp_path, mark):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     for token in SPECIAL_TOKENS:
         assert len(tokenizer.encode(token)) == 1
-
-
-def test_lines_with_blocks_are_learned_too(tmp_path):
-    """Half of the notes have a bar of block characters; the words next to it are learned like the others."""
-    bar = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-    notes = ["zebra quagga okapi " * 5 + bar, "hello there again " * 5] * 20
-    tokenizer = load_tokenizer(train_quietly(notes, tmp_path, vocab_size=330))
-    assert len(tokenizer.encode("hello")) < 4
-    assert len(tokenizer.encode("zebra")) < 4
-
-
-def test_a_long_line_without_spaces(tmp_path):
-    text = "".join(random.Random(5).choices("abc漢🍎", k=9_000))
-    tokenizer = load_tokenizer(train_quietly([text], tmp_path, vocab_size=300))
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 # --- determinism -------------------------------------------------------------------------------------
@@ -273,11 +232,6 @@ def test_training_again_replaces_the_files(tmp_path, corpus):
     assert read_meta(path)["sha256"] == sha256_of(path)
 
 
-def test_other_texts_give_another_model(tmp_path, corpus, model_path):
-    other = train_tokenizer(make_corpus(seed=8), tmp_path / "a", vocab_size=VOCAB_SIZE)
-    assert sha256_of(other) != sha256_of(model_path)
-
-
 def test_the_seed_decides_the_sample(tmp_path, corpus):
     def model(seed, name):
         path = train_quietly(corpus, tmp_path / f"{seed}{name}", vocab_size=400, seed=seed, sample_chunks=25)
@@ -288,11 +242,6 @@ def test_the_seed_decides_the_sample(tmp_path, corpus):
     first = [model(seed, "a") for seed in (1, 2)]
     assert model(1, "b") == first[0]
     assert len(set(first)) == 2
-
-
-def test_the_seed_does_not_matter_if_everything_is_sampled(tmp_path, corpus, model_path):
-    path = train_tokenizer(corpus, tmp_path, vocab_size=VOCAB_SIZE, seed=7, sample_chunks=len(corpus))
-    assert sha256_of(path) == sha256_of(model_path)
 
 
 def test_training_does_not_move_global_generators(tmp_path, corpus, random_states):
@@ -382,109 +331,23 @@ def test_the_size_and_order_of_the_sample(n, size, seed):
     assert kept == reservoir([f"{i:02}" for i in range(n)], size, seed=seed)
 
 
-def test_a_short_input_is_sampled_completely():
-    items = ["b", "a", "", "a", "z"]
-    for size in (5, 6, 1000):
-        assert reservoir(items, size, seed=1) == items
-    assert reservoir(iter(()), 3, seed=1) == []
-
-
-def test_equal_items_count_separately():
-    assert reservoir(["x"] * 1000, 7, seed=1) == ["x"] * 7
-
-
-def chi_square(counts, expected):
-    return sum((count - expected) ** 2 / expected for count in counts)
-
-
-def test_items_and_pairs_are_uniform():
-    n, size, trials = 12, 4, 3000
-    single, pairs = dict.fromkeys(range(n), 0), dict.fromkeys(combinations(range(n), 2), 0)
-    for seed in range(trials):
-        kept = [int(item) for item in reservoir(map(str, range(n)), size, seed=seed)]
-        for i in kept:
-            single[i] += 1
-        for pair in combinations(sorted(kept), 2):
-            pairs[pair] += 1
-    # Mean and deviation of chi-square for n - 1 (pairs: about 65) degrees of freedom; five deviations are not chance.
-    freedom = (n - 1) * (1 - size / n)  # drawn without replacement
-    assert chi_square(single.values(), trials * size / n) < freedom + 5 * math.sqrt(2 * freedom)
-    chance = size * (size - 1) / (n * (n - 1))
-    assert chi_square(pairs.values(), trials * chance) < 65 + 5 * math.sqrt(2 * 65)
-
-
-def test_a_long_stream_is_sampled_uniformly():
-    n, size, seeds, buckets = 10_000, 100, 30, 20
-    counts = [0] * buckets
-    for seed in range(seeds):
-        for item in reservoir(map(str, range(n)), size, seed=seed):
-            counts[int(item) * buckets // n] += 1
-    assert sum(counts) == size * seeds
-    assert chi_square(counts, size * seeds / buckets) < 19 + 5 * math.sqrt(2 * 19)
-
-
-@pytest.mark.parametrize("distance", [1, 4096])
-def test_distant_items_are_sampled_independently(distance):
-    """Random numbers are drawn in blocks of 4096; blocks must not repeat."""
-    n, size, seeds = 10_000, 1000, 10
-    both = 0
-    for seed in range(seeds):
-        kept = {int(item) for item in reservoir(map(str, range(n)), size, seed=seed)}
-        both += sum(i + distance in kept for i in kept)
-    expected = seeds * (n - distance) * size * (size - 1) / (n * (n - 1))
-    assert abs(both - expected) < 5 * math.sqrt(expected)
-
-
-def test_the_seed_decides_the_sample_of_the_reservoir():
-    kept = [tuple(reservoir(map(str, range(1000)), 10, seed=seed)) for seed in range(20)]
-    assert len(set(kept)) == 20
-
-
-class Counted(str):
-    """A string that counts its live instances."""
-
-    alive = most = 0
-
-    def __new__(cls, value):
-        cls.alive += 1
-        cls.most = max(cls.most, cls.alive)
-        return super().__new__(cls, value)
-
-    def __del__(self):
-        type(self).alive -= 1
-
-
-def test_the_memory_of_the_reservoir_is_bounded():
-    class Item(Counted):
-        pass
-
-    taken = 0
-
-    def stream():
-        nonlocal taken
-        for i in range(20_000):
-            taken += 1
-            yield Item(i)
-
-    kept = reservoir(stream(), 10, seed=4)
-    assert taken == 20_000
-    assert len(kept) == 10
-    assert Item.most <= 13
-
-
 def test_the_memory_of_training_is_bounded(tmp_path, corpus):
-    class Text(Counted):
-        pass
+    class Text(str):
+        """Counts its live instances."""
+
+        alive = most = 0
+
+        def __new__(cls, value):
+            cls.alive += 1
+            cls.most = max(cls.most, cls.alive)
+            return super().__new__(cls, value)
+
+        def __del__(self):
+            type(self).alive -= 1
 
     stream = (Text(text) for _ in range(5) for text in corpus)
     train_quietly(stream, tmp_path, vocab_size=400, sample_chunks=20)
     assert Text.most <= 25
-
-
-def test_the_reservoir_does_not_move_global_generators(random_states):
-    before = random_states()
-    reservoir(map(str, range(10_000)), 5, seed=11)
-    assert random_states() == before
 
 
 def test_chunks_end_at_the_last_white_space_of_their_second_half():
@@ -497,12 +360,13 @@ def test_chunks_end_at_the_last_white_space_of_their_second_half():
 
 
 def test_the_reservoir_replaces_by_algorithm_r():
-    """Item n replaces slot int(u * (n + 1)) if that is below the size."""
-    for seed in range(20):
-        draws = torch.rand(4096, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
-        kept = list(range(3))
-        for n in range(3, 40):
-            slot = int(draws[n - 3] * (n + 1))
-            if slot < 3:
+    """Item n replaces slot int(u * (n + 1)) if that is below the size. Random numbers come in blocks of 4096."""
+    for seed, count, size in (*((seed, 40, 3) for seed in range(10)), (5, 9000, 400), (6, 9000, 400)):
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.cat([torch.rand(4096, generator=generator, dtype=torch.float64) for _ in range(3)]).tolist()
+        kept = list(range(size))
+        for n in range(size, count):
+            slot = int(draws[n - size] * (n + 1))
+            if slot < size:
                 kept[slot] = n
-        assert reservoir(map(str, range(40)), 3, seed=seed) == [str(n) for n in sorted(kept)]
+        assert reservoir(map(str, range(count)), size, seed=seed) == [str(n) for n in sorted(kept)]

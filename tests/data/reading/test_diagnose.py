@@ -105,17 +105,16 @@ DAMAGE = {
 }
 
 
-@pytest.fixture(params=DAMAGE)
-def damaged(request, tmp_path):
-    """(a damaged file, facts of the message)"""
-    name, make, parts = DAMAGE[request.param]
-    file = tmp_path / name
-    file.write_bytes(make())
-    return file, parts
+def write_damaged(folder, key):
+    """Return (a damaged file, facts of the message)."""
+    name, make, parts = DAMAGE[key]
+    (folder / name).write_bytes(make())
+    return folder / name, parts
 
 
-def test_the_message_for_a_file(damaged):
-    file, parts = damaged
+@pytest.mark.parametrize("key", DAMAGE)
+def test_the_message_for_a_file(tmp_path, key):
+    file, parts = write_damaged(tmp_path, key)
     for name in (file, str(file)):
         message = explain([name])
         assert message.startswith(f"cannot read {file}: ")
@@ -125,21 +124,26 @@ def test_the_message_for_a_file(damaged):
 
 
 @pytest.mark.parametrize(
-    ("streaming", "shuffle", "given"), [(True, False, "file"), (False, True, "folder"), (True, True, "folder")]
+    ("key", "streaming", "shuffle"),
+    [
+        ("cut gzip", True, False),
+        ("gzip with another sum", False, True),
+        ("gzip damaged inside", True, True),
+        ("cut parquet", False, True),
+        ("damaged parquet", True, False),
+        ("bad line", True, True),
+        ("not utf-8", False, False),
+        ("lone surrogate", True, False),
+        ("empty jsonl", False, True),
+    ],
 )
-def test_a_loader_raises_it(damaged, monkeypatch, streaming, shuffle, given):
+def test_a_loader_raises_it(tmp_path, monkeypatch, key, streaming, shuffle):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    file, parts = damaged
-    path = file if given == "file" else file.parent
-    with pytest.raises(Exception) as caught:
-        list(iter_fineweb_edu(path=path, streaming=streaming, shuffle=shuffle))
-    assert isinstance(caught.value, ValueError), repr(caught.value)
-    message = str(caught.value)
-    assert str(file) in message
-    assert "\n" not in message
-    for part in parts:
-        assert part in message.replace(str(file), "")
+    file, _ = write_damaged(tmp_path, key)
+    with pytest.raises(ValueError) as caught:
+        list(iter_fineweb_edu(path=tmp_path, streaming=streaming, shuffle=shuffle))
+    assert str(caught.value) == explain([file])
     assert not [pause for pause in pauses if pause < 5]  # `datasets` itself waits 5 s after a parquet stream
 
 
@@ -169,29 +173,14 @@ def test_the_first_bad_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_the_bad_one_of_several_files_is_named(tmp_path, streaming):
-    for i, content in enumerate((GOOD, GOOD + "{no\n", GOOD)):
-        (tmp_path / f"train-{i}.jsonl").write_text(content, encoding="utf-8")
+def test_files_of_other_splits_are_not_read(tmp_path, streaming):
+    (tmp_path / "test.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "train-0.jsonl").write_text(GOOD, encoding="utf-8")
+    assert len(list(iter_fineweb_edu(path=tmp_path, streaming=streaming))) == 20
+    (tmp_path / "train-1.jsonl").write_text(GOOD + "{no\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 21 .*JSON") as caught:
         list(iter_fineweb_edu(path=tmp_path, streaming=streaming))
     assert str(tmp_path / "train-1.jsonl") in str(caught.value)
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-def test_files_of_other_splits_are_not_named(tmp_path, streaming):
-    (tmp_path / "test.jsonl").write_text("", encoding="utf-8")
-    (tmp_path / "train-0.jsonl").write_text(GOOD, encoding="utf-8")
-    (tmp_path / "train-1.jsonl").write_text(GOOD + "{no\n", encoding="utf-8")
-    with pytest.raises(ValueError) as caught:
-        list(iter_fineweb_edu(path=tmp_path, streaming=streaming))
-    assert str(tmp_path / "train-1.jsonl") in str(caught.value)
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-def test_files_of_other_splits_are_not_even_read(tmp_path, streaming):
-    (tmp_path / "train.jsonl").write_text(LINE, encoding="utf-8")
-    (tmp_path / "test.jsonl").write_text("{no", encoding="utf-8")
-    assert len(list(iter_fineweb_edu(path=tmp_path, streaming=streaming))) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,7 +188,6 @@ def test_files_of_other_splits_are_not_even_read(tmp_path, streaming):
     [
         ("rows.json", '[{"text": "a"}, {"te', True),
         ("rows.jsonl", "[1, 2]\n[3]\n", False),
-        ("rows.jsonl", '"a"\n"b"\n', True),
         ("rows.parquet.gz", "what is this", False),
     ],
 )
@@ -253,8 +241,7 @@ def test_rows_before_the_damage_are_yielded(tmp_path):
     assert set(found) == {9_990} and 500 < len(found) <= 1200
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_datasets_does_not_log_the_error_again(tmp_path, streaming):
+def test_datasets_does_not_log_the_error_again(tmp_path):
     (tmp_path / "train.jsonl").write_text(GOOD + "{no\n", encoding="utf-8")
     records = []
     handler = logging.Handler()
@@ -263,7 +250,7 @@ def test_datasets_does_not_log_the_error_again(tmp_path, streaming):
     logger.addHandler(handler)
     try:
         with pytest.raises(ValueError, match="line 21"):
-            list(iter_fineweb_edu(path=tmp_path, streaming=streaming))
+            list(iter_fineweb_edu(path=tmp_path))
     finally:
         logger.removeHandler(handler)
     assert [record.getMessage() for record in records] == []

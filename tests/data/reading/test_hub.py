@@ -116,19 +116,14 @@ def test_rows_of_a_stream_and_their_numbers(fake):
     assert list(HubReader(STREAM)) == list(enumerate(rows))
     assert hub.calls == [((NAME, "some-config"), {"split": "train", "streaming": True})]
     assert hub.pauses == []
+    assert len(list(HubReader(HubRequest(NAME, streaming=True)))) == 12
+    assert hub.calls[1][0] == (NAME,)  # no config
 
 
-def test_no_config_is_passed_without_one(fake):
-    hub = fake(numbered(1))
-    assert len(list(HubReader(HubRequest(NAME, streaming=True)))) == 1
-    assert hub.calls[0][0] in ((NAME,), (NAME, None))
-
-
-@pytest.mark.parametrize("files", [1, 3, 12])
-def test_a_shuffled_stream_is_in_the_order_of_datasets(fake, files):
+def test_a_shuffled_stream_is_in_the_order_of_datasets(fake):
     rows, shuffle = numbered(50), Shuffle(7, 8)
-    wanted = unbroken(rows, shuffle, files)
-    fake(rows, files=files)
+    wanted = unbroken(rows, shuffle, files=3)
+    fake(rows, files=3)
     found = list(HubReader(STREAM, shuffle=shuffle))
     assert [row for _, row in found] == wanted
     assert wanted != rows
@@ -136,29 +131,27 @@ def test_a_shuffled_stream_is_in_the_order_of_datasets(fake, files):
     assert {number for number, _ in found} == {None}
 
 
-@pytest.mark.parametrize("n", [0, 1, 999, 1000, 1001, 2500])
+@pytest.mark.parametrize("n", [0, 1000, 1001])
 def test_rows_of_a_table_and_their_numbers(fake, n):
     rows = numbered(n)
     fake(rows)
     assert list(HubReader(TABLE)) == list(enumerate(rows))
 
 
-@pytest.mark.parametrize("n", [1, 1000, 2500])
+@pytest.mark.parametrize("n", [1, 2500])
 def test_a_shuffled_table_has_every_row_once_with_its_number(fake, n):
     rows = numbered(n)
     fake(rows)
     found = list(HubReader(TABLE, shuffle=Shuffle(3)))
     order = torch.randperm(n, generator=torch.Generator().manual_seed(3)).tolist()
     assert found == [(i, rows[i]) for i in order]
-    assert found == list(HubReader(TABLE, shuffle=Shuffle(3)))
-    if n > 1:
-        assert found != list(HubReader(TABLE, shuffle=Shuffle(4)))
 
 
 def test_only_the_requested_columns(fake):
     fake([{"text": "a", "number": 1, "rest": "x"}, {"text": "b", "number": 2, "rest": "y"}])
     request = HubRequest(NAME, columns=("number", "text", "not there"))
     assert list(HubReader(request)) == [(0, {"text": "a", "number": 1}), (1, {"text": "b", "number": 2})]
+    assert read(HubRequest(NAME, columns=("not there",)))[0] == {"text": "a", "number": 1, "rest": "x"}
 
 
 def test_a_reader_can_be_read_twice(fake):
@@ -188,20 +181,6 @@ ORDERS = [None, Shuffle(0, 1), Shuffle(1, 4), Shuffle(2, 20), Shuffle(3, 1000)]
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "at"),
-    [*zip(ORDERS, (0, 1, 10, 19, 20), strict=True), *zip(ORDERS, (None, 20, 2, 1, 18), strict=True)],
-    ids=str,
-)
-def test_a_stream_broken_once(fake, shuffle, at):
-    rows = numbered(20)
-    wanted = unbroken(rows, shuffle)
-    hub = fake(rows, [(at, reset())])
-    assert read(shuffle=shuffle) == wanted
-    assert len(hub.calls) == 2
-    assert len(hub.pauses) == 1
-
-
-@pytest.mark.parametrize(
     ("shuffle", "breaks"),
     list(zip(ORDERS, ([1, None, 2, None], [5, 5, 5], [0, 0, 0, 0], [12, 3, 15], [19, 0, 20, 1]), strict=True)),
     ids=str,
@@ -215,20 +194,6 @@ def test_a_stream_broken_several_times(fake, shuffle, breaks):
     assert len({str(call) for call in hub.calls}) == 1
 
 
-@pytest.mark.parametrize("at", [0, 3, 17, 29])
-def test_a_shuffled_stream_of_several_files(fake, at):
-    rows, shuffle = numbered(30), Shuffle(5, 6)
-    wanted = unbroken(rows, shuffle, files=4)
-    fake(rows, [(at, reset()), (29, reset())], files=4)
-    assert read(shuffle=shuffle) == wanted
-
-
-def test_numbers_continue_after_a_break(fake):
-    rows = numbered(9)
-    fake(rows, [(4, reset()), (7, reset())])
-    assert list(HubReader(STREAM)) == list(enumerate(rows))
-
-
 @given(
     n=st.integers(0, 25),
     breaks=st.lists(st.one_of(st.none(), st.integers(0, 26)), max_size=ATTEMPTS - 1),
@@ -238,10 +203,10 @@ def test_numbers_continue_after_a_break(fake):
 @settings(max_examples=30)
 def test_a_stream_broken_anywhere_gives_the_same_rows(n, breaks, shuffle, files):
     rows = numbered(n)
-    wanted = unbroken(rows, shuffle, files)
+    wanted = [(number if shuffle is None else None, row) for number, row in enumerate(unbroken(rows, shuffle, files))]
     with pytest.MonkeyPatch.context() as patch:
         Fake(rows, [(at, reset()) for at in breaks], files=files).install(patch)
-        assert read(shuffle=shuffle) == wanted
+        assert list(HubReader(STREAM, shuffle=shuffle)) == wanted
 
 
 @given(breaks=st.sets(st.integers(1, 30), max_size=15))
@@ -286,13 +251,6 @@ def test_a_stream_that_always_breaks_at_one_row_fails(fake):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("at", [3, 4, 19])
-def test_a_reader_that_is_closed_early_does_not_see_later_breaks(fake, at):
-    hub = fake(numbered(20), [(at, reset())])
-    assert [row for _, row in itertools.islice(HubReader(STREAM), 3)] == numbered(3)
-    assert len(hub.calls) == 1
-
-
 def test_a_shuffled_reader_that_is_closed_early_prints_nothing(fake, monkeypatch):
     ignored = []  # errors that Python would print as "Exception ignored in ..."
     monkeypatch.setattr(sys, "unraisablehook", lambda event: ignored.append(str(event.exc_value)))
@@ -327,21 +285,15 @@ def test_a_new_revision_in_the_middle_is_an_error(fake):
         assert part in str(caught.value)
 
 
-def test_a_new_revision_before_the_first_row(fake):
-    fake(numbered(10), [(0, reset())], revisions=[OLD, NEW])
+@pytest.mark.parametrize(("at", "revisions"), [(0, [OLD, NEW]), (4, [NEW, NEW])])
+def test_a_stream_resumes_at_the_same_revision_or_before_its_first_row(fake, at, revisions):
+    fake(numbered(10), [(at, reset())], revisions=revisions)
     reader = HubReader(STREAM)
     assert [row for _, row in reader] == numbered(10)
     assert reader.revision == NEW
 
 
-def test_the_same_revision_is_resumed(fake):
-    fake(numbered(10), [(4, reset())], revisions=[OLD, OLD])
-    reader = HubReader(STREAM)
-    assert [row for _, row in reader] == numbered(10)
-    assert reader.revision == OLD
-
-
-def test_revision_of_a_dataset():
+def test_revision_of_a_dataset(tmp_path):
     stream = Fake(numbered(3), revisions=[OLD]).load_dataset(NAME, streaming=True)
     assert revision_of(stream) == OLD
     assert revision_of(stream.shuffle(seed=1, buffer_size=2)) == OLD
@@ -351,9 +303,6 @@ def test_revision_of_a_dataset():
     assert revision_of(Fake(numbered(3), revisions=["main"]).load_dataset(NAME, streaming=True)) is None
     assert revision_of(Fake(numbered(3), revisions=[OLD[:39]]).load_dataset(NAME, streaming=True)) is None
     assert revision_of(object()) is None
-
-
-def test_local_files_have_no_revision(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     for streaming in (True, False):
         assert revision_of(open_dataset(HubRequest(NAME, streaming=streaming, path=tmp_path))) is None
@@ -375,16 +324,11 @@ def test_pauses_grow_and_vary(fake):
         assert len(pauses) == 4
         for k, pause in enumerate(pauses):
             assert 0.5 * 2**k <= pause <= 1.5 * 2**k
-        assert pauses[2] > pauses[0] and pauses[3] > pauses[1]
+        assert pauses == sorted(pauses)
     for k in range(4):
         factors = [pauses[k] / 2**k for pauses in runs]
         assert len(set(factors)) > 9
         assert max(factors) - min(factors) > 0.5  # spread over 0.5 to 1.5
-
-
-def test_pauses_never_shrink(fake):
-    for pauses in (failing_pauses(fake) for _ in range(20)):
-        assert pauses == sorted(pauses)
 
 
 def test_pauses_have_an_upper_limit(fake, monkeypatch):
@@ -425,13 +369,10 @@ def test_each_retry_is_logged(fake, caplog):
 @pytest.mark.parametrize(
     "error",
     [
-        lambda: Refused(429, {"Retry-After": "100"}),
-        lambda: hub_error(429, {"Retry-After": "100"}),
         lambda: hub_error(503, {"retry-after": "100"}),
-        lambda: caused(ConnectionError("could not read"), hub_error(429, {"Retry-After": "100"})),
         lambda: caused(datasets.exceptions.DatasetGenerationError("generating"), Refused(429, {"Retry-After": "100"})),
     ],
-    ids=["response", "429", "503", "cause of a ConnectionError", "cause of a DatasetGenerationError"],
+    ids=["503", "cause"],
 )
 def test_retry_after_is_respected(fake, error):
     hub = fake(numbered(3), [(1, error())])
@@ -441,10 +382,10 @@ def test_retry_after_is_respected(fake, error):
 
 
 def test_retry_after_has_an_upper_limit(fake):
-    assert all(pause <= 600 for pause in failing_pauses(fake, lambda: Refused(429, {"Retry-After": "1000000"})))
+    assert failing_pauses(fake, lambda: Refused(429, {"Retry-After": "1000000"})) == [300] * 4
 
 
-@pytest.mark.parametrize("value", ["0.01", "-5", "nan", "Wed, 21 Oct 2015 07:28:00 GMT"])
+@pytest.mark.parametrize("value", ["0.01", "nan", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_an_invalid_retry_after_is_ignored(fake, value):
     pauses = failing_pauses(fake, lambda: Refused(429, {"Retry-After": value}))
     assert len(pauses) == 4
@@ -454,16 +395,14 @@ def test_an_invalid_retry_after_is_ignored(fake, value):
 # --- transient and final errors ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["reset", "status 429", "hub status 503", "cause", "network down, nothing cached"])
+@pytest.mark.parametrize("name", ["status 429", "network down, nothing cached"])
 def test_transient_errors_are_retried(fake, name):
     hub = fake(numbered(5), [(None, TRANSIENT[name]), (2, TRANSIENT[name])])
     assert read() == numbered(5)
     assert len(hub.calls) == 3 and len(hub.pauses) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "at"), [("status 404", None), ("gated", 2), ("unknown split", None), ("disk full", 2), ("KeyError", 2)]
-)
+@pytest.mark.parametrize(("name", "at"), [("status 404", None), ("disk full", 2)])
 def test_final_errors_are_raised_at_once(fake, name, at):
     hub = fake(numbered(5), [(at, FINAL[name])])
     with pytest.raises(DataUnavailable) as caught:
@@ -490,14 +429,14 @@ def message_of(fake, error, request=STREAM):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["gated", "gated repo", "status 401", "status 403", "hub status 403"])
+@pytest.mark.parametrize("name", ["gated", "status 401", "hub status 403"])
 def test_gated_datasets_need_a_login(fake, name):
     message = message_of(fake, FINAL[name])
     for part in (NAME, "hf auth login", f"https://huggingface.co/datasets/{NAME}", "path=", "NIELS_GPT_DATA"):
         assert part in message
 
 
-@pytest.mark.parametrize("name", ["missing repo", "DatasetNotFoundError", "hub status 404", "status 404"])
+@pytest.mark.parametrize("name", ["missing repo", "DatasetNotFoundError", "status 404"])
 def test_a_missing_dataset_hints_at_the_id(fake, name):
     message = message_of(fake, FINAL[name])
     for part in (NAME, "Check the id", f"https://huggingface.co/datasets/{NAME}", "path=", "NIELS_GPT_DATA"):
@@ -522,27 +461,19 @@ def test_an_id_with_gated_in_it_is_not_gated(fake):
     assert "connect to the Hub" in message
 
 
-@pytest.mark.parametrize("name", ["unknown split", "bad split"])
-def test_an_unknown_split_names_the_known_ones(fake, name):
-    message = message_of(fake, FINAL[name], HubRequest(NAME, "some-config", "nosuch", streaming=True))
-    for part in (NAME, "nosuch", "'train', 'test'"):
+@pytest.mark.parametrize(
+    ("name", "config", "split", "known"),
+    [
+        ("unknown split", "some-config", "nosuch", "'train', 'test'"),
+        ("bad split", "some-config", "nosuch", "'train', 'test'"),
+        ("bad config", "nosuch", "train", "'one', 'two'"),
+    ],
+)
+def test_an_unknown_split_or_config_names_the_known_ones(fake, name, config, split, known):
+    message = message_of(fake, FINAL[name], HubRequest(NAME, config, split, streaming=True))
+    for part in (NAME, "nosuch", known):
         assert part in message
     assert "connect" not in message and "log in" not in message
-
-
-def test_an_unknown_config_names_the_known_ones(fake):
-    message = message_of(fake, FINAL["bad config"], HubRequest(NAME, "nosuch", streaming=True))
-    for part in (NAME, "nosuch", "'one', 'two'"):
-        assert part in message
-    assert "connect" not in message and "log in" not in message
-
-
-def test_only_the_first_line_of_a_long_error(fake):
-    message = message_of(fake, TypeError("first line\nsecond line\nthird"))
-    assert "first line" in message and "second line" not in message
-
-
-# --- offline -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -587,19 +518,11 @@ def test_go_offline(sockets, monkeypatch, load, dataset_id):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(("streaming", "given"), [(True, "path"), (False, "variable")])
-def test_local_files_need_no_socket(sockets, tmp_path, monkeypatch, streaming, given):
-    folder = tmp_path / "fineweb-edu"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text('{"text": "here"}\n', encoding="utf-8")
-    if given == "variable":
-        monkeypatch.setenv("NIELS_GPT_DATA", str(tmp_path))
-    samples = list(iter_fineweb_edu(path=folder if given == "path" else None, streaming=streaming))
-    assert [sample.text for sample in samples] == ["here"]
+def test_local_files_need_no_socket(sockets, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "here"}\n', encoding="utf-8")
+    for streaming in (True, False):
+        assert read(HubRequest(NAME, streaming=streaming, path=tmp_path)) == [{"text": "here"}]
     assert sockets == []
-
-
-# --- global state ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("disabled", "works"), [(True, False), (False, True), (False, False)])
@@ -631,13 +554,6 @@ def test_rows_that_fill_the_buffer_are_progress(fake):
     hub = fake(rows, [(at, reset()) for at in range(3, 33, 3)])
     assert read(shuffle=Shuffle(7, 100)) == unbroken(rows, Shuffle(7, 100))
     assert len(hub.calls) == 11
-
-
-def test_a_stream_without_progress_fails(fake):
-    hub = fake(numbered(40), [(9, reset())] * 20)
-    with pytest.raises(DataUnavailable, match="5 attempts"):
-        read(shuffle=Shuffle(7, 100))
-    assert len(hub.calls) == 5
 
 
 @pytest.mark.parametrize("plan", [[(50, reset()), (None, reset())], [(50, reset()), (20, reset())]])
@@ -673,7 +589,7 @@ def test_failures_up_to_the_patience_are_retried(fake, monkeypatch):
 
 # --- names of local files ----------------------------------------------------------------------------
 
-ODD_NAMES = ["a[1]", "b*", "c?d", "e[!f]", "g[", "h]", "i{1,2}", "j%20", "k#l", "m n"]
+ODD_NAMES = ["a[1]", "b*", "c?d", "i{1,2}", "j%20 k#l"]
 
 
 @pytest.mark.parametrize(("name", "streaming"), [(name, i % 2 == 0) for i, name in enumerate(ODD_NAMES)])
@@ -699,6 +615,16 @@ def test_a_path_with_two_colons_is_an_error(tmp_path, request_):
     with pytest.raises(ValueError, match="rename") as caught:
         open_dataset(request) if request.split is None else read(request)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_an_edited_file_is_read_again(tmp_path, streaming):
+    """Also with its old size and time, as after unpacking an archive again."""
+    file = tmp_path / "train.jsonl"
+    for text in ("one", "two"):
+        file.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
+        os.utime(file, (1, 1))
+        assert read(HubRequest(NAME, streaming=streaming, path=file)) == [{"text": text}]
 
 
 def test_files_of_a_split_with_different_columns(tmp_path):

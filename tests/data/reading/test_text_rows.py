@@ -146,8 +146,3 @@ def test_take(serve):
 def test_an_invalid_take(take):
     with pytest.raises(ValueError, match=rf"take_trees.*{take}"):
         check_take(take, "take_trees")
-
-
-def test_a_valid_take():
-    for take in (None, 0, 1, 10**9):
-        check_take(take)
