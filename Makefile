@@ -40,6 +40,7 @@ SEED ?= $(shell date +%s)
 test-fresh: setup
 	@echo "property tests with NIELS_GPT_TEST_SEED=$(SEED)"
 	NIELS_GPT_TEST_SEED=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "property and not gpu" -n $(TEST_PROCESSES) --dist worksteal
+
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
