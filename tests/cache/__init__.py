@@ -28,6 +28,8 @@ EOT, ASST = IDS["eot"], IDS["asst"]
 SPECIAL_STRINGS = [f"<|ngpt_{name}_84a5023f67d74cf29cc4001becde983c|>" for name in ("sys", "usr", "asst", "eot")]
 SPLITS = ("train", "val")
 UNLIMITED = 1 << 40
+BYTES_META = {"token_dtype": "uint16-le", "tokenizer_sha256": None, "vocab_size": 260, "special_token_ids": IDS}
+"""What a meta records of `ByteTokenizer`."""
 
 
 class ByteTokenizer:

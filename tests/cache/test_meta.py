@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, read_meta, sha256_file, write_meta
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, read_meta, write_meta
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -70,16 +70,6 @@ def test_unknown_format_version_raises(tmp_path, version):
     (tmp_path / "meta.json").write_text(json.dumps({"format_version": version}), encoding="utf-8")
     with pytest.raises(CacheError, match=re.escape(repr(version))):
         read_meta(tmp_path / "meta.json")
-
-
-# --- hashes ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_001])
-def test_sha256_of_a_file(tmp_path, size):
-    data = bytes(i * i % 251 for i in range(1000)) * (size // 1000 + 1)
-    (tmp_path / "x").write_bytes(data[:size])
-    assert sha256_file(str(tmp_path / "x")) == hashlib.sha256(data[:size]).hexdigest()
 
 
 # --- checks of readers ---------------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-import itertools
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -113,20 +111,6 @@ def test_any_plan_and_gather_equal_the_loop(sizes, shares, B, seed):
     assert pairs.tolist() == [[tags[name], row] for name, row in wanted]
     assert triples.tolist() == [[-tags[name], row, row] for name, row in wanted]
     assert (pairs.dtype, triples.dtype) == (torch.int64, torch.int32)
-
-
-def test_shares_are_respected():
-    weights = {"a": 0.6, "b": 0.3, "c": 0.07, "d": 0.03}
-    sizes = {"a": 3, "b": 1000, "c": 10, "d": 10**6}  # the size of a cache has no effect
-    B = 40_000
-    plan = Mixture({name: Counting(size) for name, size in sizes.items()}, weights).plan(B, generator(11))
-    counts = Counter(plan.source)
-    for name, share in weights.items():
-        deviation = (counts[name] - B * share) / math.sqrt(B * share * (1 - share))
-        assert abs(deviation) < 4, (name, counts)
-    # ... in a random order: neighbors are independent
-    same = sum(x == y for x, y in itertools.pairwise(plan.source)) / (B - 1)
-    assert same == pytest.approx(sum(share**2 for share in weights.values()), abs=0.015)
 
 
 def test_cache_without_rows_is_not_called():

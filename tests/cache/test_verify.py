@@ -1,11 +1,9 @@
 import hashlib
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache.meta import CacheError
@@ -18,7 +16,6 @@ from tests.cache import (
     conversations,
     meta_of,
     notes_cache,
-    quick_folder,
     read_offsets,
     read_tokens,
     real_tokenizer,
@@ -116,6 +113,8 @@ def test_damage_of_any_file_is_found(cache, damage):
             path.mkdir()
         else:
             path.write_bytes(data[:-2])
+        folder = next(folder for folder in find_caches(cache) if path.is_relative_to(folder))
+        assert str(path) in error_of(folder)
         message = error_of(cache)
         assert str(path) in message
         assert not any(str(other) in message for other in paths if other != path)
@@ -123,19 +122,6 @@ def test_damage_of_any_file_is_found(cache, damage):
             path.rmdir()
         path.write_bytes(data)
     assert verify_cache(cache)
-
-
-@settings(max_examples=20)
-@given(seed=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_found(caches, seed, bit):
-    with quick_folder() as root:
-        folder = Path(shutil.copytree(caches / "pretrain" / "notes", root / "notes"))
-        paths = [folder / name for name in meta_of(folder)["files"]]
-        path = paths[seed % len(paths)]
-        data = bytearray(path.read_bytes())
-        data[seed // len(paths) % len(data)] ^= 1 << bit
-        path.write_bytes(data)
-        assert str(path) in error_of(folder)
 
 
 @pytest.mark.parametrize(

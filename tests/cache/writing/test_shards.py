@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from niels_gpt.cache.writing.shards import ShardWriter, starts_path, write_error
-from tests.cache import no_waiting, read_offsets, read_tokens
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with no_waiting():
-        yield
+from tests.cache import read_offsets, read_tokens
 
 
 def append(writer, tokens, starts=()):
