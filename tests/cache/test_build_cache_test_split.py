@@ -149,9 +149,3 @@ def test_wikitext_test_split(capsys):
     capsys.readouterr()
     assert call("cache", "inspect", folder, "--split", "test") == 1
     assert "no test split" in error_of(capsys)
-
-
-@pytest.mark.parametrize("names", [["roam"], ["wikitext", "roam"]])
-def test_other_sources_have_no_test_split(names, capsys):
-    assert call("cache", "build", *names, "--test") == 1
-    assert "--test" in (message := error_of(capsys)) and "wikitext" in message

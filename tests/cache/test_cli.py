@@ -562,6 +562,7 @@ def prepared(everything):
         ("build dolly", ["'dolly'", "dolly15k"]),
         ("build poems", ["'poems'"]),
         ("build roam dolly15k --path poems", ["--path"]),
+        ("build roam --test", ["--test", "wikitext"]),
         ("build roam --tokenizer nowhere", ["nowhere"]),
         ("build roam --tokenizer no.model", ["no.model"]),
         ("build poems --config none.yaml", ["none.yaml"]),
@@ -696,13 +697,3 @@ def test_placeholders_and_damaged_caches_need_no_tokenizer(everything, succeed, 
     write("cache/pretrain/gutenberg/meta.json", '{"built": false}')
     write("cache/pretrain/fineweb_edu/meta.json", "[" * 100_000)
     succeed("build", "primer", tokenizer)
-
-
-@pytest.mark.parametrize(
-    "options",
-    ["build", "build roam --train-tokens 0", "build-all roam", "build-all --workers 0", "inspect --tokens 0", "buidl"],
-)
-def test_usage(run, options):
-    code, out, err = run(*options.split())
-    assert (code, out) == (2, "")
-    assert "Usage: niels-gpt cache" in err

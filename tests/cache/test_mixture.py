@@ -123,20 +123,6 @@ def test_cache_without_rows_is_not_called():
 # --- rows --------------------------------------------------------------------------------------------
 
 
-def test_rows_are_the_planned_windows(pretrain):
-    windows = {name: windows_of(dataset) for name, dataset in pretrain.items()}
-    sizes = {name: len(found) for name, found in windows.items()}
-    mixture = Mixture(pretrain, WEIGHTS)
-    for seed in range(3):
-        x, y = mixture.get_batch(B=33, generator=generator(seed))
-        assert x.shape == y.shape == (33, T)
-        assert x.dtype == y.dtype == torch.int64
-        wanted = [windows[name][row] for name, row in reference_plan(sizes, WEIGHTS, 33, seed)]
-        assert x.tolist() == [window[:-1] for window in wanted]
-        assert y.tolist() == [window[1:] for window in wanted]
-        assert torch.equal(y[:, :-1], x[:, 1:])
-
-
 def test_plan_by_hand(pretrain):
     """Any order, a repeated row, not all caches."""
     rows = [("web", 4), ("notes", 0), ("web", 4), ("web", 0), ("notes", 31)]

@@ -111,15 +111,6 @@ def test_targets_by_hand(tmp_path, example, targets):
     assert torch.equal(masked[masked != -100], y[masked != -100])
 
 
-def test_reply_ends_with_its_example(tmp_path):
-    """The first has no EOT; the next starts with an EOT or a reply."""
-    write(tmp_path, [[ASST, 1], [EOT, 2, ASST, 3, EOT], [ASST], [ASST, 4, EOT]])
-    dataset = open_bare(tmp_path)
-    _, _, masked = dataset.gather([0, 1, 3])
-    assert [row[row != -100].tolist() for row in masked] == [[1], [3, EOT], [4, EOT]]
-    assert dataset.num_excluded == 1
-
-
 @pytest.mark.parametrize(("asst", "eot"), [(0, 1), (65_535, 65_534), (7, 0)])
 def test_any_ids_can_be_sentinels(tmp_path, asst, eot):
     write(tmp_path, [[2, asst, 3, eot, 3]])

@@ -104,16 +104,6 @@ def test_only_needed_shards_are_read(cache, stream):
 # --- documents ---------------------------------------------------------------------------------------
 
 
-def test_documents_and_their_lengths(stream):
-    documents = expected()
-    assert [stream.document(i).tolist() for i in range(len(documents))] == documents
-    lengths = stream.document_lengths()
-    assert lengths.dtype == np.int64
-    assert lengths.tolist() == [len(ids) for ids in documents]
-    assert stream.documents.tolist() == [sum(map(len, documents[:i])) for i in range(len(documents))]
-    assert stream.document(3).dtype == np.uint16
-
-
 @pytest.mark.parametrize("number", [-1, 6, 1000])
 def test_document_past_the_end_raises(stream, number):
     with pytest.raises(IndexError, match=rf"6 documents.*{number}"):
