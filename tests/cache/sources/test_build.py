@@ -11,7 +11,13 @@ import datasets
 import pytest
 
 from niels_gpt.cache.sources import build as build_module
-from niels_gpt.cache.sources.build import install_tokenizer, open_tokenizer, write_placeholder
+from niels_gpt.cache.sources.build import (
+    check_lost_tokenizer,
+    choose_sources,
+    install_tokenizer,
+    open_tokenizer,
+    write_placeholder,
+)
 from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import sources
 from niels_gpt.tokenizer import train_tokenizer
@@ -364,6 +370,44 @@ def test_tokenizer_is_trained_on_readable_sources(small_vocabulary, everything):
     assert sorted(unreachable) == ["oasst1", "wikitext"]
     assert "NIELS_GPT_DATA" in str(unreachable["wikitext"]) and "train.jsonl" in str(unreachable["oasst1"])
     assert meta_of(Path("cache/tokenizer"))["inputs"]["texts"] > 2 * len(DOLLY)
+
+
+def test_lost_tokenizer_of_caches_that_are_not_rebuilt(everything, other_tokenizer):
+    """Placeholders and damaged caches need no tokenizer."""
+    write("cache/pretrain/gutenberg/meta.json", '{"built": false}')
+    write("cache/pretrain/fineweb_edu/meta.json", "[" * 100_000)
+    roam, primer = (sources()[name] for name in ("roam", "primer"))
+    for source in (roam, primer):
+        build_source(source.name)
+    check_lost_tokenizer(Path("cache"), [primer, roam], None)
+    check_lost_tokenizer(Path("cache"), [], write("spm.model", real_tokenizer().model))
+    for chosen, given, named in (
+        ([], None, "pretrain/roam, sft/primer"),
+        ([roam], None, ": sft/primer"),
+        ([primer], other_tokenizer[1], ": pretrain/roam"),
+    ):
+        with pytest.raises(ValueError, match=rf"spm\.model.*{named} with {real_tokenizer().sha256[:12]}.*--tokenizer"):
+            check_lost_tokenizer(Path("cache"), chosen, given)
+
+
+def test_chosen_sources():
+    config = write("c.yaml", "data: {sources: {poems: {path: poems}}}")
+
+    def chosen(names=None, only=(), skip=(), config=None):
+        return [source.name for source in choose_sources(names, list(only), list(skip), config)]
+
+    default = ["fineweb_edu", "roam", "wikitext", "gutenberg", "dolly15k", "oasst1", "primer"]
+    assert chosen() == default and chosen(config=config) == [*default, "poems"]
+    assert chosen(["roam", "dolly15k", "roam"]) == ["roam", "dolly15k"]
+    assert chosen(only=["oasst1", "roam"], skip=["roam"]) == ["oasst1"]
+    assert chosen(skip=default[:4]) == default[4:]
+    for options, named in (
+        ({"names": ["poems"]}, "'poems'.*roam"),
+        ({"skip": ["dolly"]}, "'dolly'.*dolly15k"),
+        ({"only": ["roam"], "skip": ["roam"]}, "--only.*--skip"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            chosen(**options)
 
 
 # --- placeholders ------------------------------------------------------------------------------------
