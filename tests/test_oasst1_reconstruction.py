@@ -39,13 +39,6 @@ def test_a_thread_per_leaf():
     assert first.source == second.source == "oasst1"
 
 
-def test_threads_alternate_between_user_and_assistant():
-    threads = reconstruct_threads(RECORDS)
-    assert [[message.role for message in thread.messages] for thread in threads] == [
-        ["user", "assistant", "user", "assistant"]
-    ] * 2
-
-
 def test_max_messages_is_enforced():
     lengths = {n: [len(s.messages) for s in reconstruct_threads(RECORDS, max_messages=n)] for n in (1, 2, 3, 4, 5)}
     assert lengths == {1: [1], 2: [2, 2], 3: [3, 3], 4: [4, 4], 5: [4, 4]}

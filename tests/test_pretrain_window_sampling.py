@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
-from tests.cache import ByteTokenizer, read_tokens, real_tokenizer
+from tests.cache import ByteTokenizer, build_pretrain, read_tokens, real_tokenizer
 
 TEXTS = [f"the note {i} reads and writes é again " * (i % 6 + 1) for i in range(120)]
 
@@ -17,16 +16,8 @@ TEXTS = [f"the note {i} reads and writes é again " * (i % 6 + 1) for i in range
 def cache(tmp_path_factory, request):
     tokenizer = request.param()
     folder = tmp_path_factory.mktemp("pretrain") / "cache"
-    build_pretrain_cache(
-        TEXTS,
-        str(folder),
-        tokenizer=tokenizer,
-        max_train_tokens=3000,
-        max_val_tokens=500,
-        shard_bytes=1024,
-        seed=42,
-        shuffle_buffer=10,
-    )
+    budgets = {"max_train_tokens": 3000, "max_val_tokens": 500}
+    build_pretrain(TEXTS, folder, tokenizer=tokenizer, shard_bytes=1024, shuffle_buffer=10, **budgets)
     return folder, tokenizer.vocab_size
 
 
@@ -35,12 +26,7 @@ def shards_of(folder):
 
 
 @settings(max_examples=40)
-@given(
-    split=st.sampled_from(["train", "val"]),
-    T=st.integers(1, 300),
-    B=st.integers(1, 17),
-    seed=st.integers(0, 2**32),
-)
+@given(split=st.sampled_from(["train", "val"]), T=st.integers(1, 300), B=st.integers(1, 17), seed=st.integers(0, 2**32))
 def test_windows_are_slices_of_shards(cache, split, T, B, seed):
     folder, vocab = cache
     dataset = PretrainTokenStreamDataset(str(folder / split), T=T, device="cpu")
@@ -72,28 +58,11 @@ def test_every_window_of_the_train_split_is_drawn(cache, T, batches):
     shards = shards_of(folder / "train")
     assert [len(shard) for shard in shards] == [512, 512, 512, 512, 512, 440]
     assert dataset.num_windows == sum(max(len(shard) - T, 0) for shard in shards)
+    with pytest.raises(ValueError, match="512"):
+        PretrainTokenStreamDataset(str(folder / "train"), T=512, device="cpu")
     generator = torch.Generator().manual_seed(1)
     seen = set()
     for _ in range(batches):
         x, y = dataset.get_batch(B=1000, generator=generator)
         seen |= {tuple(row) for row in torch.cat((x, y[:, -1:]), dim=1).tolist()}
     assert seen == {tuple(s[i : i + T + 1]) for s in shards for i in range(len(s) - T)}
-
-
-def test_generator_state_determines_the_windows(cache):
-    folder, _ = cache
-    batches = []
-    for _ in range(2):
-        dataset = PretrainTokenStreamDataset(str(folder / "train"), T=32, device="cpu")
-        generator = torch.Generator().manual_seed(9)
-        batches.append([dataset.get_batch(B=4, generator=generator) for _ in range(3)])
-    for one, other in zip(*batches, strict=True):
-        assert torch.equal(one[0], other[0])
-        assert torch.equal(one[1], other[1])
-
-
-def test_T_longer_than_every_shard_raises(cache):
-    folder, _ = cache
-    PretrainTokenStreamDataset(str(folder / "train"), T=511, device="cpu")
-    with pytest.raises(ValueError, match="512"):
-        PretrainTokenStreamDataset(str(folder / "train"), T=512, device="cpu")

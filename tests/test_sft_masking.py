@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.cache.build_cache import build_sft_cache
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
-from tests.cache import ByteTokenizer, real_tokenizer, write_tokens
+from tests.cache import build_sft, conversations, real_tokenizer, write_tokens
 
 SYS, USR, ASST, EOT, A, B = 256, 257, 258, 259, 65, 66
 HAND_MADE = [SYS, 1, 2, EOT, USR, 3, 4, 5, EOT, ASST, A, B, EOT]
@@ -62,46 +61,19 @@ def test_truncated_before_the_first_target(tmp_path):
     assert (masked != -100).any(dim=1).all()
 
 
-def test_several_replies(tmp_path):
-    turns = [USR, 1, EOT, ASST, A, EOT]
-    _, _, masked = one(tmp_path, turns + turns + turns, T=17)
-    assert masked == [-100, -100, -100, A, EOT, -100] * 2 + [-100, -100, -100, A, EOT]
-
-
-def test_sentinels_and_other_eots_are_not_targets(tmp_path):
-    _, y, masked = one(tmp_path, HAND_MADE, T=12)
-    for i, (token, target) in enumerate(zip(y, masked, strict=True)):
-        if token in (SYS, USR, ASST) or (token == EOT and i < 11):
-            assert target == -100
-
-
-@pytest.mark.parametrize("make", [ByteTokenizer, real_tokenizer])
-def test_targets_of_a_cache_are_the_replies(tmp_path, make):
+def test_targets_of_a_cache_are_the_replies(tmp_path):
     """From messages to targets and back to text; the assistant id comes from the meta."""
-    tokenizer = make()
-    examples = [
-        [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": f"what is note {i}?"},
-            {"role": "assistant", "content": f"the note {i} é\n"},
-            {"role": "user", "content": "and then?"},
-            {"role": "assistant", "content": "never again " * (i % 3 + 1)},
-        ]
-        for i in range(20)
-    ]
-    build_sft_cache(examples, str(tmp_path / "c"), tokenizer=tokenizer, val_frac=0.1, seed=42)
+    tokenizer, examples = real_tokenizer(), [example for example in conversations(20) if example]
+    folder = build_sft(examples, tmp_path / "c", tokenizer=tokenizer, val_frac=0.1)
     eot = tokenizer.special_token_ids()["eot"]
-    wanted = {
-        tuple(message["content"] for message in example if message["role"] == "assistant") for example in examples
-    }
-    seen = set()
+    found = []
     for split in ("train", "val"):
-        paths = str(tmp_path / "c" / f"{split}_tokens.bin"), str(tmp_path / "c" / f"{split}_idx.npy")
+        paths = folder / f"{split}_tokens.bin", folder / f"{split}_idx.npy"
         data = SFTExampleDataset(*paths, T=256, device="cpu", eot_id=eot)
-        _, _, masked = data.get_batch(B=400, generator=torch.Generator().manual_seed(1))
-        for row in masked.tolist():
+        for row in data.gather(list(range(data.num_examples)))[2].tolist():
             targets = [token for token in row if token != -100]
-            assert targets.count(eot) == 2
-            first = targets.index(eot)
-            seen.add((tokenizer.decode(targets[:first]), tokenizer.decode(targets[first + 1 : -1])))
-    assert seen == wanted
+            bounds = [0, *(i + 1 for i, token in enumerate(targets) if token == eot)]
+            assert bounds[-1] == len(targets)
+            found.append([tokenizer.decode(targets[a : b - 1]) for a, b in itertools.pairwise(bounds)])
+    replies = [[m["content"] for m in example if m["role"] == "assistant"] for example in examples]
+    assert sorted(found) == sorted(replies)

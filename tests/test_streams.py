@@ -3,7 +3,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -140,17 +139,15 @@ def test_documents_are_joined_with_the_separator(docs, sep):
     assert build_roam_stream(docs, sep=sep) == wanted
 
 
-@given(DOCS, DOCS)
-def test_pairs_of_streams(train, val):
-    wanted = b"\n\n".join(d.encode("utf-8") for d in train), b"\n\n".join(d.encode("utf-8") for d in val)
-    assert build_wiki_streams(train, val) == wanted
-    assert build_roam_streams(train, val) == wanted
-
-
 def test_primer_is_unchanged():
     text = "\ufeff user: é\r\nassistant: b \n\n<dialogue>\n\n\n"
     assert build_primer_stream(text) == text.encode("utf-8")
     assert build_primer_streams(text, "") == (text.encode("utf-8"), b"")
+
+
+def test_pairs_of_streams():
+    for build in (build_wiki_streams, build_roam_streams):
+        assert build(["a", "é"], ["b", "c", "d"]) == ("a\n\né".encode(), b"b\n\nc\n\nd")
 
 
 def test_defaults():
@@ -162,13 +159,6 @@ def test_defaults():
 
 
 # --- building ----------------------------------------------------------------------------------------
-
-
-def test_streams_are_the_bytes_of_the_inputs(world):
-    found = world.build()
-    world.assert_built(found)
-    assert all(type(data) is bytes for sources in found for data in sources.values())
-    assert list(found[0]) == list(found[1]) == list(SOURCES)
 
 
 def test_cache_contains_only_entries_and_locks(world):
@@ -204,49 +194,18 @@ def test_metadata_has_the_fields_of_the_spec(world):
             assert hashlib.sha256(data).hexdigest() in meta.values()
 
 
-def test_no_file_is_in_both_splits(world):
-    train, val = world.build(roam_val_frac=0.3, primer_val_frac=0.3)
-    for stream, pattern in ((lambda s: s["roam"], rb"# note (\d+)\r"), (lambda s: s["primer"], rb"question (\d+)\?")):
-        seen = [sorted(map(int, re.findall(pattern, stream(sources)))) for sources in (train, val)]
-        assert sorted(seen[0] + seen[1]) == list(range(20))
-        assert len(seen[1]) == 6
-
-
-def test_wikitext_test_split_is_not_used(world):
-    train, val = world.build()
-    assert b"never used" not in train["wiki"] + val["wiki"]
-
-
-def test_another_separator_and_delimiter(world):
-    changes = {"doc_separator": " é ", "delimiter": "?\n"}
-    world.assert_built(world.build(**changes), **changes)
-
-
-def test_global_generators_are_unchanged(world, random_states):
-    before = random_states()
-    world.build()
-    world.build()
-    assert random_states() == before
-
-
 # --- cache -------------------------------------------------------------------------------------------
 
 
-def test_second_build_reads_the_cache(built):
+def test_second_build_reads_the_cache(built, monkeypatch):
     files = sorted(path for path in built.cache.iterdir() if path.suffix != ".lock")
     before = [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files]
     built.assert_built(built.build())
     assert [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in files] == before
     assert all(stream.cached for splits in load_streams(built.cfg(), T=T).values() for stream in splits.values())
-
-
-def test_valid_entry_does_not_read_the_inputs(built, monkeypatch):
-    def fail(*args, **kwargs):
-        raise AssertionError("read although the cache is valid")
-
     wanted = built.build()
-    monkeypatch.setattr(streams, "load_texts", fail)
-    monkeypatch.setattr(streams, "load_primer_text", fail)
+    for name in ("load_texts", "load_primer_text"):
+        monkeypatch.setattr(streams, name, lambda *args, **kwargs: pytest.fail("read although the cache is valid"))
     assert built.build() == wanted
 
 
@@ -268,20 +227,8 @@ def edit_note_keeping_its_mtime(world):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def touch_note(world):
-    os.utime(world.notes / "1.md", ns=(OLD + 1, OLD + 1))
-
-
 def add_note(world):
     (world.notes / "new.md").write_bytes(b"a new note")
-
-
-def remove_note(world):
-    (world.notes / "sub" / "3.md").unlink()
-
-
-def rename_note(world):
-    (world.notes / "2.md").rename(world.notes / "zzz.md")
 
 
 def edit_primer_keeping_its_size(world):
@@ -300,35 +247,21 @@ def add_rows(world):
     world.hub.rows["validation"].append("a new row")
 
 
-def lengthen_rows(world):
-    world.hub.rows["train"][5] += "longer"
-    world.hub.rows["validation"][2] += "longer"
-
-
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        (edit_note_keeping_its_size, "roam one"),
-        (edit_note_keeping_its_mtime, "roam one"),
-        (touch_note, "roam one"),
-        (add_note, "roam"),
-        (remove_note, "roam"),
-        (rename_note, "roam one"),
-        (edit_primer_keeping_its_size, "primer"),
-        (edit_primer_keeping_its_mtime, "primer"),
-        (add_rows, "wiki"),
-        (lengthen_rows, "wiki"),
+        (edit_note_keeping_its_size, {"roam_train"}),
+        (edit_note_keeping_its_mtime, {"roam_train"}),
+        (add_note, {"roam_train", "roam_val"}),
+        (edit_primer_keeping_its_size, {"primer_train", "primer_val"}),
+        (edit_primer_keeping_its_mtime, {"primer_train", "primer_val"}),
+        (add_rows, {"wiki_train", "wiki_val"}),
     ],
 )
 def test_changed_inputs_rebuild(built, change, wanted):
     change(built)
     built.assert_built(built.build())
-    source = wanted.split()[0]
-    rewritten = built.rewritten()
-    assert rewritten
-    assert rewritten <= {f"{source}_train", f"{source}_val"}  # the other sources are cached
-    if not wanted.endswith("one") and source != "roam":
-        assert rewritten == {f"{source}_train", f"{source}_val"}
+    assert built.rewritten() == wanted  # the others are cached
     built.age_cache()
     built.assert_built(built.build())
     assert built.rewritten() == set()
@@ -338,12 +271,10 @@ def test_changed_inputs_rebuild(built, change, wanted):
     ("changes", "sources"),
     [
         ({"seed": 43}, ["roam", "primer"]),
-        ({"roam_val_frac": 0.2}, ["roam"]),
-        ({"primer_val_frac": 0.2}, ["primer"]),
         ({"roam_val_frac": 0.12}, ["roam"]),  # n_val is 2 in both cases, but val_frac differs
         ({"primer_val_frac": 0.12}, ["primer"]),
-        ({"doc_separator": "\n"}, ["wiki", "roam"]),
-        ({"delimiter": "\n\n<dialogue>\n"}, ["primer"]),
+        ({"doc_separator": " é "}, ["wiki", "roam"]),
+        ({"delimiter": "?\n"}, ["primer"]),
     ],
     ids=str,
 )
@@ -371,22 +302,10 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-3])
 
 
-def lengthen(path):
-    path.write_bytes(path.read_bytes() + b"x")
-
-
 def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def into_a_list(path):
-    path.write_text("[1, 2]", encoding="utf-8")
 
 
 def without_hash(path):
@@ -395,26 +314,12 @@ def without_hash(path):
     path.write_text(json.dumps(meta), encoding="utf-8")
 
 
-def with_another_hash(path):
-    meta = json.loads(path.read_text(encoding="utf-8"))
-    meta["sha256"] = hashlib.sha256(b"something else").hexdigest()
-    path.write_text(json.dumps(meta), encoding="utf-8")
-
-
-def not_utf8(path):
-    path.write_bytes(b"\xff\xfe{}")
-
-
-def nested_deeply(path):
-    path.write_text("[" * 200_000, encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [
-        *(("bin", damage) for damage in (cut, lengthen, flip, empty, Path.unlink)),
-        *(("meta.json", damage) for damage in (cut, empty, into_a_list, not_utf8, nested_deeply, Path.unlink)),
-        *(("meta.json", damage) for damage in (without_hash, with_another_hash)),
+        *(("bin", damage) for damage in (cut, flip, Path.unlink)),
+        *(("meta.json", damage) for damage in (without_hash, lambda path: path.write_text("[1]"))),
+        ("meta.json", lambda path: path.write_text("[" * 200_000)),
     ],
 )
 def test_damaged_entry_rebuilds(built, kind, damage):
@@ -467,13 +372,6 @@ def test_crash_at_any_write_never_leaves_a_wrong_entry(built, monkeypatch):
         built.assert_built(built.build(seed=seed), seed=seed)
 
 
-def test_leftovers_of_a_killed_build_are_removed(built):
-    left = built.cache / ".roam_train.bin.999.0.tmp"
-    left.write_bytes(b"half")
-    built.assert_built(built.build())
-    assert not left.exists()
-
-
 # --- unwritable cache --------------------------------------------------------------------------------
 
 
@@ -510,20 +408,12 @@ def test_read_only_cache_is_read(built, monkeypatch, number, locked_before):
     assert built.rewritten() == set()
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_invalid_entry_of_a_read_only_cache_is_named(built, monkeypatch, number):
+def test_invalid_entry_of_a_read_only_cache_is_named(built, monkeypatch):
     (built.cache / "primer_val.bin").write_bytes(b"damaged")
-    read_only(monkeypatch, built.cache, number)
+    read_only(monkeypatch, built.cache, errno.EROFS)
     with pytest.raises(OSError, match=r"cannot write .*primer_val\.bin") as caught:
         built.build(required_sources=())
-    assert caught.value.errno == number
-
-
-def test_unwritable_cache_dir_is_named(world, monkeypatch):
-    read_only(monkeypatch, world.cache, errno.EACCES)
-    with pytest.raises(PermissionError, match=f"cannot write {re.escape(str(world.cache))}"):
-        world.build()
-    assert world.hub.calls == []
+    assert caught.value.errno == errno.EROFS
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
@@ -535,8 +425,7 @@ def test_cache_dir_is_a_file(world, name):
     assert world.hub.calls == []
 
 
-@pytest.mark.parametrize("required", [SOURCES, ()])
-@pytest.mark.parametrize("name", ["primer_val.bin", "primer_val.meta.json", "roam_train.bin"])
+@pytest.mark.parametrize(("name", "required"), [("primer_val.meta.json", SOURCES), ("roam_train.bin", ())])
 def test_folder_instead_of_an_entry_is_named(built, name, required):
     """The source is not missing, so it is not skipped."""
     (built.cache / name).unlink()
@@ -553,11 +442,6 @@ def no_hub(world):
     return {}
 
 
-def no_rows(world):
-    world.hub.rows = {"train": ["", " \n"], "validation": [], "test": []}
-    return {}
-
-
 def short_rows(world):
     world.hub.rows = {"train": ["enough text for sixteen bytes"], "validation": ["x"], "test": []}
     return {}
@@ -566,12 +450,6 @@ def short_rows(world):
 def empty_folder(world):
     (world.folder / "empty").mkdir()
     return {"roam_root": str(world.folder / "empty")}
-
-
-def empty_notes(world):
-    for path in world.notes.rglob("*.md"):
-        path.write_bytes(b"")
-    return {"doc_separator": ""}
 
 
 def one_note(world):
@@ -593,12 +471,9 @@ def short_primer(world):
 BROKEN = [
     ("wiki", no_hub),
     ("wiki", lambda world: {"wiki": str(world.folder / "nowhere")}),
-    ("wiki", no_rows),
     ("wiki", short_rows),
     ("roam", lambda world: {"roam_root": str(world.folder / "nowhere")}),
-    ("roam", lambda world: {"roam_root": str(world.primer)}),
     ("roam", empty_folder),
-    ("roam", empty_notes),
     ("roam", one_note),
     ("primer", lambda world: {"primer_path": str(world.folder / "nowhere.txt")}),
     ("primer", lambda world: {"primer_path": str(world.notes)}),
@@ -608,19 +483,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("source", "damage"), BROKEN)
-def test_missing_required_source_is_named(world, source, damage):
+def test_missing_source_raises_if_required_and_else_warns(world, source, damage):
     changes = damage(world)
     with pytest.raises(ValueError, match=rf"\b{source}") as caught:
         world.build(**changes)
     message = str(caught.value)
     assert all("nowhere" not in str(value) or str(value) in message for value in changes.values())
-    assert not [other for other in SOURCES if other != source and re.search(rf"\b{other}(/|:)", message)]
-
-
-@pytest.mark.parametrize(("source", "damage"), BROKEN)
-def test_missing_optional_source_is_skipped_with_a_warning(world, source, damage):
-    changes = damage(world)
     rest = tuple(other for other in SOURCES if other != source)
+    assert not [other for other in rest if re.search(rf"\b{other}(/|:)", message)]
     with pytest.warns(UserWarning, match=rf"\b{source}"):
         train, val = world.build(**changes, required_sources=rest)
     assert tuple(train) == tuple(val) == rest
@@ -633,12 +503,6 @@ def test_all_problems_are_reported_at_once(world):
         world.build(roam_root=str(world.folder / "nowhere"))
     for part in ("wiki", "roam", "nowhere", "primer"):
         assert part in str(caught.value)
-
-
-def test_complete_build_does_not_warn(world):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        world.build(required_sources=())
 
 
 def test_disabled_source_is_not_read(world):
@@ -664,8 +528,7 @@ def test_required_sources_must_be_enabled(world):
 # --- minimum length ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("source", "split"), [("wiki", "train"), ("roam", "val"), ("primer", "train")])
 def test_stream_needs_t_plus_1_bytes(world, source, split):
     lengths = {key: len(data) for key, data in world.expected()[source].items()}
     only = {"enabled_sources": (source,), "required_sources": (source,)}
@@ -693,23 +556,16 @@ def test_default_T_is_that_of_the_model(world):
 # --- wiki from a folder ------------------------------------------------------------------------------
 
 
-def write_rows(folder, kind, train, validation):
+def write_rows(folder, train, validation):
     folder.mkdir(exist_ok=True)
     for split, rows in (("train", train), ("validation", validation)):
-        path = folder / f"{split}.{kind}"
-        if kind == "jsonl":
-            path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")
-        else:
-            import pyarrow
-            import pyarrow.parquet
-
-            pyarrow.parquet.write_table(pyarrow.table({"text": rows}), path)
+        text = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_wiki_from_a_local_folder(world, kind):
+def test_wiki_from_a_local_folder(world):
     folder = world.folder / "wikitext"
-    write_rows(folder, kind, ["", "first row é \n", "second row"], ["held-out row of text", " "])
+    write_rows(folder, ["", "first row é \n", "second row"], ["held-out row of text", " "])
     train, val = world.build(wiki=str(folder))
     assert train["wiki"] == "first row é \n\n\nsecond row".encode()
     assert val["wiki"] == b"held-out row of text"
@@ -717,18 +573,11 @@ def test_wiki_from_a_local_folder(world, kind):
     world.age_cache()
     assert world.build(wiki=str(folder)) == (train, val)
     assert world.rewritten() == set()
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_edited_local_file_with_the_same_counts_rebuilds(world, kind):
-    folder = world.folder / "wikitext"
-    write_rows(folder, kind, ["first row of text", "second row"], ["held-out row of text"])
-    world.build(wiki=str(folder))
-    write_rows(folder, kind, ["FIRST row of text", "second row"], ["HELD-out row of text"])
+    write_rows(folder, ["", "FIRST row é \n", "second row"], ["HELD-out row of text", " "])  # the same counts
     for path in folder.iterdir():
         os.utime(path, ns=(OLD + 1, OLD + 1))
     train, val = world.build(wiki=str(folder))
-    assert train["wiki"] == b"FIRST row of text\n\nsecond row"
+    assert train["wiki"] == "FIRST row é \n\n\nsecond row".encode()
     assert val["wiki"] == b"HELD-out row of text"
 
 
@@ -744,18 +593,6 @@ def test_note_that_is_not_utf8_is_named_with_its_offset(world):
     assert ("é" * 4 + "\ufffd!").encode() in train["roam"] + val["roam"]
     with pytest.raises(ValueError, match=r"bad note\.md"):  # "strict" does not use the entry of "replace"
         world.build()
-
-
-def test_note_with_a_name_that_is_not_utf8(world):
-    path = world.notes / os.fsdecode(b"caf\xe9.md")
-    try:
-        path.write_bytes(b"a note from an old disk")
-    except OSError:
-        pytest.skip("this file system has utf-8 names only")
-    world.assert_built(world.build())
-    world.age_cache()
-    world.assert_built(world.build())
-    assert world.rewritten() == set()
 
 
 # --- provenance --------------------------------------------------------------------------------------
@@ -791,13 +628,11 @@ def test_every_byte_is_located_in_its_document(world, cached):
 @pytest.mark.parametrize(
     "documents",
     [
-        {"names": ["a"], "starts": []},
         {"names": None, "starts": []},
         {"names": ["a"], "starts": [0, 1]},
         {"names": None, "starts": [3, 1]},
         {"names": None, "starts": [0, 10**9]},
         {"names": None, "starts": ["0"]},
-        {"names": None, "starts": None},
     ],
 )
 def test_damaged_document_list_rebuilds(built, documents):
@@ -808,10 +643,6 @@ def test_damaged_document_list_rebuilds(built, documents):
     built.assert_built(built.build())
     assert built.rewritten() == {"roam_train"}
     assert built.entry("roam", "train")[1] == meta
-
-
-def test_config_is_hashable():
-    assert hash(StreamBuildConfig()) == hash(StreamBuildConfig())
 
 
 def test_load_wikitext_is_called_without_arguments(world, monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from niels_gpt.config import DataConfig, RunConfig, SourceConfig
-from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.config import RunConfig, SourceConfig
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.streams import StreamBuildConfig, load_streams
 from niels_gpt.training.tasks.registry import open_task
 from tests.cli import call, error_of
@@ -94,10 +94,9 @@ def test_streams_of_a_folder_of_texts():
     assert found["diary"]["train"].sha256 == hashlib.sha256("\n\n".join(train).encode("utf-8")).hexdigest()
 
 
-@pytest.mark.parametrize("kind", ["auto", "chat"])
-def test_streams_of_chats_are_transcripts(kind):
+def test_streams_of_chats_are_transcripts():
     train, val = split(make_chats())
-    found = streams(chats={"path": "chats.jsonl", "kind": kind})["chats"]
+    found = streams(chats={"path": "chats.jsonl"})["chats"]
     assert len(val) == 3
     assert found["train"].data == DELIMITER.join(train).encode("utf-8")
     assert found["val"].data == DELIMITER.join(val).encode("utf-8")
@@ -114,19 +113,11 @@ def test_streams_of_rows_with_a_text():
 
 def test_split_depends_on_the_data_seed():
     texts = list(make_notes().values())
-    for seed in (1, 2, 42):
+    for seed in (1, 42):
         task = open_task(config(f"data.seed={seed}", diary={"path": "diary"}))
         train, val = split(texts, seed=seed)
         assert task.streams["diary"]["val"].data == "\n\n".join(val).encode("utf-8")
         assert task.fingerprint() == {"diary": hashlib.sha256("\n\n".join(train).encode("utf-8")).hexdigest()}
-
-
-def test_global_generators_are_unchanged(random_states):
-    make_notes()
-    make_chats()
-    before = random_states()
-    streams(diary={"path": "diary"}, chats={"path": "chats.jsonl"})
-    assert random_states() == before
 
 
 def test_user_sources_beside_built_in_sources():
@@ -191,22 +182,14 @@ def test_origins_name_the_file_or_row_of_the_text():
 
 
 def test_rows_are_numbered_as_in_the_file():
-    rows = [{"text": None if i % 3 == 0 else f"this is row number {i}"} for i in range(40)]
+    rows = [{"text": None if i % 3 == 0 else f"this is row number {i}", "path": 7} for i in range(40)]
     write_rows("rows.jsonl", rows)
     task = open_task(config(rows={"path": "rows.jsonl"}))
     for step in range(10):
         for origin in task.origins(step):
-            number = int(origin.document.removeprefix("row "))
+            number = int(origin.document.removeprefix("row "))  # not the field named path
             here = (rows[number]["text"] + "\n\n")[origin.offset :]
             assert origin.text.startswith(here[:T])
-
-
-@pytest.mark.parametrize("path", [None, 7])
-def test_row_with_a_field_named_path_has_a_name(path):
-    write_rows("rows.jsonl", [{"text": f"this is row number {i}", "path": path} for i in range(40)])
-    task = open_task(config(rows={"path": "rows.jsonl"}))
-    for origin in task.origins(0):
-        assert origin.document.startswith("row ")
 
 
 # --- cache -------------------------------------------------------------------------------------------
@@ -231,13 +214,6 @@ def test_changed_files_rebuild():
     texts["99.md"] = "one more text\n"
     write("diary/99.md", texts["99.md"])
     expect_rebuilt(user, list(texts.values()))
-    del texts["00.txt"]
-    Path("diary/00.txt").unlink()
-    expect_rebuilt(user, list(texts.values()))
-    same_size = texts["05.md"].upper()
-    write("diary/05.md", same_size)
-    os.utime("diary/05.md", ns=(1, 1))
-    expect_rebuilt(user, [same_size if name == "05.md" else text for name, text in texts.items()])
 
 
 def test_changed_rows_with_the_same_time_rebuild():
@@ -266,27 +242,6 @@ def test_changed_field_or_kind_rebuilds():
 # --- errors ------------------------------------------------------------------------------------------
 
 
-def test_missing_source_is_named():
-    with pytest.raises(ValueError, match=r"diary.*no such place"):
-        streams(diary={"path": "no such place"})
-
-
-def test_missing_optional_source_is_skipped_with_a_warning():
-    make_notes()
-    user = {"diary": SourceConfig("diary"), "gone": SourceConfig("no such place")}
-    names = {"enabled_sources": ("diary", "gone"), "required_sources": ("diary",)}
-    cfg = StreamBuildConfig(user_sources=user, cache_dir="cache", **names)
-    with pytest.warns(UserWarning, match=r"gone.*no such place"):
-        assert list(load_streams(cfg, T=T)) == ["diary"]
-
-
-def test_short_source_is_named_with_its_size():
-    write("diary/a.txt", "short")
-    write("diary/b.txt", "too")
-    with pytest.raises(ValueError, match=rf"diary/(train|val).*\d bytes.*T \+ 1 = {T + 1}"):
-        streams(diary={"path": "diary"})
-
-
 def test_file_that_is_not_utf8(tmp_path):
     texts = make_notes()
     (tmp_path / "diary" / "05.md").write_bytes(b"caf\xe9 " * 10)
@@ -298,8 +253,8 @@ def test_file_that_is_not_utf8(tmp_path):
     assert len(texts) == len(task.streams["diary"]["train"].starts) + len(task.streams["diary"]["val"].starts)
 
 
-@pytest.mark.parametrize("key", ["p_train", "p_val"])
-def test_unknown_name_in_the_shares_lists_the_known_ones(key):
+def test_unknown_name_in_the_shares_lists_the_known_ones():
+    key = "p_val"
     make_notes()
     with pytest.raises(ValueError) as caught:
         open_task(config(f"train.{key}={{dairy: 1.0}}", diary={"path": "diary"}))
@@ -308,16 +263,6 @@ def test_unknown_name_in_the_shares_lists_the_known_ones(key):
 
 
 # --- config ------------------------------------------------------------------------------------------
-
-
-def config_error(text):
-    """The error of loading a config."""
-    write("c.yaml", text)
-    with pytest.raises(ValueError) as caught:
-        load_config("c.yaml")
-    message = str(caught.value)
-    assert "\n" not in message and "c.yaml" in message
-    return message
 
 
 def test_sources_of_a_config_file():
@@ -335,50 +280,6 @@ def test_sources_of_a_config_file():
         "Talks-2_b": SourceConfig(path="talks.jsonl", kind="chat", field="turns", licence="CC0"),
     }
     assert RunConfig().data.sources == {}
-
-
-def test_config_with_sources_round_trip():
-    made = config("data.seed=3", diary={"path": "a b: c", "field": "x"}, chats={"path": "1e5", "kind": "chat"})
-    write("again.yaml", dump_config(made))
-    assert load_config("again.yaml") == made
-
-
-@pytest.mark.parametrize("name", ["wiki", "roam", "primer", "chat"])
-def test_reserved_names(name):
-    message = config_error(f"data: {{sources: {{{name}: {{path: x}}}}}}")
-    assert f"data.sources.{name}" in message
-    with pytest.raises(ValueError, match=rf"data\.sources\.{name}"):
-        DataConfig(sources={name: SourceConfig("x")})
-
-
-@pytest.mark.parametrize("name", ["", "my notes", "a/b", "../x", ".hidden", "-x", "_x", "notes.md", "tagebücher"])
-def test_invalid_names_raise(name):
-    assert "letters" in config_error(json.dumps({"data": {"sources": {name: {"path": "x"}}}}))
-    for odd in (name, name + "\n"):
-        with pytest.raises(ValueError, match=r"data\.sources\."):
-            DataConfig(sources={odd: SourceConfig("x")})
-
-
-@pytest.mark.parametrize(
-    ("source", "mentioned"),
-    [
-        ("{paht: x}", ["unknown key data.sources.diary.paht", "did you mean path?"]),
-        ("{path: x, feild: text}", ["unknown key data.sources.diary.feild", "did you mean field?"]),
-        ("{path: x, license: MIT}", ["unknown key data.sources.diary.license", "did you mean licence?"]),
-        ("{path: x, zzzz: 1}", ["unknown key data.sources.diary.zzzz", "path", "kind", "field", "licence"]),
-        ("{kind: text}", ["data.sources.diary.path"]),
-        ("{path: ''}", ["path"]),
-        ("{path: 3}", ["data.sources.diary.path", "3"]),
-        ("{path: x, kind: txet}", ["data.sources.diary.kind", "'txet'", "auto", "text", "chat"]),
-        ("a folder", ["data.sources.diary", "'a folder'"]),
-        ("[x]", ["data.sources.diary"]),
-        ("null", ["data.sources.diary"]),
-    ],
-)
-def test_invalid_sources_are_named(source, mentioned):
-    message = config_error(f"data: {{sources: {{diary: {source}}}}}")
-    for part in mentioned:
-        assert part in message
 
 
 # --- training ----------------------------------------------------------------------------------------
@@ -432,13 +333,13 @@ def test_train_eval_and_batch_show(capsys):
     assert "diary" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("other", [{"path": "no such place"}, {"path": "tiny"}])
-def test_eval_ignores_broken_sources_without_a_share(capsys, other):
+def test_eval_ignores_broken_sources_without_a_share(capsys):
     """Such sources are in the config for `niels-gpt data`."""
     make_notes()
     make_wiki()
     write("tiny/a.txt", "a")
-    write("user.yaml", json.dumps({"data": {"sources": {"diary": {"path": "diary"}, "other": other}}}))
+    sources = {name: {"path": path} for name, path in (("diary", "diary"), ("gone", "nowhere"), ("short", "tiny"))}
+    write("user.yaml", json.dumps({"data": {"sources": sources}}))
     small = ["--set=model={T: 16, C: 16, L: 1, H: 2}", "--set=train={B: 2, warmup_steps: 0}", "--steps", 1]
     shares = ["--set=train.p_train={diary: 1.0}", "--set=train.p_val={diary: 1.0}"]
     assert call("train", "--config", "user.yaml", "--run-dir", "out", *small, *shares) == 0
@@ -455,8 +356,6 @@ def test_eval_ignores_broken_sources_without_a_share(capsys, other):
         ("{gone: {path: no such place}}", "{gone: 1.0}", ["gone", "no such place"]),
         ("{empty: {path: empty}}", "{empty: 1.0}", ["empty", ".txt"]),
         ("{diary: {path: diary}}", "{dairy: 1.0}", ["'dairy'", "diary"]),
-        ("{diary: {path: diary, feild: x}}", "{diary: 1.0}", ["feild", "field"]),
-        ("{wiki: {path: diary}}", "{wiki: 1.0}", ["data.sources.wiki"]),
     ],
 )
 def test_user_error_is_one_line_before_training(capsys, sources, shares, mentioned):

@@ -7,7 +7,6 @@ import atexit
 import functools
 import json
 import shutil
-import struct
 import tempfile
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
+from tests.cache import masked_row, read_offsets, read_tokens
 from tests.training import sentence
 
 VOCAB_SIZE = 400
@@ -130,20 +130,6 @@ def other_tokenizer() -> Tokenizer:
 # --- files on disk -----------------------------------------------------------------------------------
 
 
-def read_tokens(path: Path) -> list[int]:
-    data = path.read_bytes()
-    return list(struct.unpack(f"<{len(data) // 2}H", data))
-
-
-def read_offsets(path: Path) -> list[int]:
-    """The content of a .npy of little-endian int64."""
-    data = path.read_bytes()
-    assert data[:8] == b"\x93NUMPY\x01\x00"
-    begin = 10 + int.from_bytes(data[8:10], "little")
-    assert b"'<i8'" in data[10:begin]
-    return list(struct.unpack(f"<{(len(data) - begin) // 8}q", data[begin:]))
-
-
 def shards(name: str, split: str = "train", root: Path | None = None) -> list[list[int]]:
     paths = sorted(((root or folder()) / "pretrain" / name / split).glob("shard_*.bin"))
     return [read_tokens(path) for path in paths]
@@ -173,25 +159,9 @@ def examples(name: str, split: str = "train", root: Path | None = None) -> list[
 # --- targets -----------------------------------------------------------------------------------------
 
 
-def supervised(ids: list[int]) -> list[bool]:
-    """Which tokens are the assistant's: after its sentinel, up to and including EOT."""
-    mask, speaking = [], False
-    for token in ids:
-        mask.append(speaking)
-        if token == special("asst"):
-            speaking = True
-        elif token == special("eot"):
-            speaking = False
-    return mask
-
-
 def sft_row(ids: list[int], T: int) -> tuple[list[int], list[int]]:
     """(x, targets) of an example, truncated or padded to T."""
-    x, targets = [], []
-    mask = supervised(ids)
-    for t in range(T):
-        x.append(ids[t] if t < len(ids) else special("eot"))
-        targets.append(ids[t + 1] if t + 1 < len(ids) and mask[t + 1] else -100)
+    x, _, targets = masked_row(ids, T, eot=special("eot"), asst=special("asst"))
     return x, targets
 
 

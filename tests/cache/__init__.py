@@ -25,10 +25,11 @@ from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 
 IDS = {"sys": 256, "usr": 257, "asst": 258, "eot": 259}
 EOT, ASST = IDS["eot"], IDS["asst"]
-ROLE_IDS = {"system": 256, "user": 257, "assistant": 258}
 SPECIAL_STRINGS = [f"<|ngpt_{name}_84a5023f67d74cf29cc4001becde983c|>" for name in ("sys", "usr", "asst", "eot")]
 SPLITS = ("train", "val")
 UNLIMITED = 1 << 40
+BYTES_META = {"token_dtype": "uint16-le", "tokenizer_sha256": None, "vocab_size": 260, "special_token_ids": IDS}
+"""What a meta records of `ByteTokenizer`."""
 
 
 class ByteTokenizer:
@@ -195,6 +196,11 @@ def read_tokens(path):
     return list(struct.unpack(f"<{len(data) // 2}H", data))
 
 
+def stream_of(folder, split="train"):
+    """All tokens of a split of a pretrain cache."""
+    return [token for path in sorted((folder / split).glob("shard_*.bin")) for token in read_tokens(path)]
+
+
 def write_tokens(path, tokens):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
@@ -273,6 +279,45 @@ def check_sft(folder, kept, *, tokenizer, val_frac, seed):
     check_listing(folder)
 
 
+# --- builds ------------------------------------------------------------------------------------------
+
+
+def build_pretrain(texts, out_dir, **changes):
+    """Build a pretrain cache, by default with small shards and without budgets."""
+    options = {
+        "tokenizer": ByteTokenizer(),
+        "max_train_tokens": UNLIMITED,
+        "max_val_tokens": 0,
+        "shard_bytes": 32,
+        "seed": 42,
+        "shuffle_buffer": None,
+    }
+    build_cache.build_pretrain_cache(texts, str(out_dir), **{**options, **changes})
+    return Path(out_dir)
+
+
+def build_sft(examples, out_dir, **changes):
+    options = {"tokenizer": ByteTokenizer(), "val_frac": 0.25, "seed": 42}
+    build_cache.build_sft_cache(examples, str(out_dir), **{**options, **changes})
+    return Path(out_dir)
+
+
+NOTES = [f"note {i}: the model reads a note again and again" for i in range(20)]
+HELD_OUT = [f"held out {i}" for i in range(4)]
+
+
+def notes_cache(folder, texts=NOTES, **changes):
+    """Build a pretrain cache of several shards with `real_tokenizer`."""
+    options = {"tokenizer": real_tokenizer(), "max_val_tokens": UNLIMITED, "shard_bytes": 200, "seed": 1}
+    return build_pretrain(texts, folder, **{**options, "val_texts": HELD_OUT, **changes})
+
+
+def talk_cache(folder, examples=None, **changes):
+    """Build an SFT cache with `real_tokenizer`."""
+    examples = conversations(20) if examples is None else examples
+    return build_sft(examples, folder, **{"tokenizer": real_tokenizer(), "val_frac": 0.2, "seed": 1, **changes})
+
+
 # --- interrupted builds --------------------------------------------------------------------------------
 
 
@@ -305,27 +350,19 @@ class Case:
         tokenizer = tokenizer or ByteTokenizer()
         case = dataclasses.replace(self, **changes)
         with small_steps(batch_items=batch_items):
+            options = {"tokenizer": tokenizer, "seed": case.seed, "workers": workers}
             if case.kind == "sft":
-                build_cache.build_sft_cache(
-                    wrap(case.items),
-                    out_dir,
-                    tokenizer=tokenizer,
-                    val_frac=case.val_frac,
-                    seed=case.seed,
-                    workers=workers,
-                )
+                build_sft(wrap(case.items), out_dir, val_frac=case.val_frac, **options)
             else:
-                build_cache.build_pretrain_cache(
+                build_pretrain(
                     wrap(case.items),
                     out_dir,
-                    tokenizer=tokenizer,
                     max_train_tokens=case.max_train_tokens,
                     max_val_tokens=case.max_val_tokens,
                     shard_bytes=case.shard_bytes,
-                    seed=case.seed,
                     shuffle_buffer=case.shuffle_buffer,
                     val_texts=None if case.val_items is None else wrap(case.val_items),
-                    workers=workers,
+                    **options,
                 )
         return tokenizer
 

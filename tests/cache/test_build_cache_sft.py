@@ -6,32 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.build_cache import Message, build_sft_cache
+from niels_gpt.cache.build_cache import Message
 from niels_gpt.cache.writing import encoding
 from tests.cache import (
-    IDS,
+    BYTES_META,
     SPECIAL_STRINGS,
     ByteTokenizer,
+    build_sft,
     check_listing,
     check_sft,
     digests,
     meta_of,
-    no_waiting,
     quick_folder,
     read_offsets,
     read_tokens,
     small_steps,
 )
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with no_waiting():
-        yield
-
-
-def build(examples, out_dir, **changes):
-    build_sft_cache(examples, str(out_dir), **{"tokenizer": ByteTokenizer(), "val_frac": 0.25, "seed": 42, **changes})
 
 
 def ask(number):
@@ -83,20 +73,20 @@ def test_every_file_equals_the_reference(items, val_frac, seed, batch_items, ste
     with quick_folder() as root, small_steps(batch_items=batch_items, sft_step_bytes=step_bytes):
         folder = root / "cache"
         if kept:
-            build(given_examples, folder, workers=workers, **options)
+            build_sft(given_examples, folder, workers=workers, **options)
             check_sft(folder, kept, tokenizer=ByteTokenizer(), **options)
             assert meta_of(folder)["dropped"] == {reason: reasons.count(reason) for reason in set(reasons)}
             assert meta_of(folder)["inputs"]["examples"]["items"] == len(items)
             assert [path.name for path in root.iterdir()] == ["cache"]
         else:
             with pytest.raises(ValueError, match=f"{len(items)} examples"):
-                build(given_examples, folder, workers=workers, **options)
+                build_sft(given_examples, folder, workers=workers, **options)
             assert list(root.iterdir()) == []
 
 
 def test_sft_cache_by_hand(tmp_path):
     """torch.randperm(5) with seed 42 is 2 4 3 0 1: examples 2 and 4 are held out."""
-    build(ask(5), tmp_path / "c", val_frac=0.4)
+    build_sft(ask(5), tmp_path / "c", val_frac=0.4)
     q, a, eot = ord("q"), ord("a"), 259
     wanted = [[257, q, 48 + i, eot, 258, a, 48 + i, eot] for i in range(5)]
     assert examples_of(tmp_path / "c", "val") == [wanted[2], wanted[4]]
@@ -111,40 +101,14 @@ def test_sft_cache_by_hand(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "val_frac", "held_out"),
-    [
-        (1, 0.0, 0),
-        (1, 0.5, 0),
-        (1, 1.0, 0),
-        (2, 0.0, 0),
-        (2, 0.1, 1),
-        (2, 0.5, 1),
-        (2, 1.0, 1),
-        (10, 0.0, 0),
-        (10, 0.1, 1),
-        (10, 0.5, 5),
-        (10, 0.59, 5),
-        (10, 1.0, 9),
-        (10, 1e-9, 1),
-        (19, 0.1, 1),
-        (20, 0.1, 2),
-    ],
+    [(1, 1.0, 0), (2, 0.0, 0), (2, 0.1, 1), (2, 1.0, 1), (10, 0.59, 5), (10, 1.0, 9), (10, 1e-9, 1)],
 )
 def test_number_of_held_out_examples(tmp_path, number, val_frac, held_out):
-    build(ask(number), tmp_path / "c", val_frac=val_frac)
+    build_sft(ask(number), tmp_path / "c", val_frac=val_frac)
     meta = meta_of(tmp_path / "c")
     assert (meta["train_examples"], meta["val_examples"]) == (number - held_out, held_out)
     assert len(examples_of(tmp_path / "c", "val")) == held_out
     check_sft(tmp_path / "c", ask(number), tokenizer=ByteTokenizer(), val_frac=val_frac, seed=42)
-
-
-def test_split_counts_kept_examples_only(tmp_path):
-    kept = ask(8)
-    build(kept, tmp_path / "clean", val_frac=0.5)
-    mixed = list(itertools.chain(*([example, []] for example in kept)))
-    build(mixed, tmp_path / "mixed", val_frac=0.5)
-    for name in ("train_tokens.bin", "train_idx.npy", "val_tokens.bin", "val_idx.npy"):
-        assert (tmp_path / "clean" / name).read_bytes() == (tmp_path / "mixed" / name).read_bytes()
-    assert sum(meta_of(tmp_path / "mixed")["dropped"].values()) == 8
 
 
 # --- dropped examples and errors -----------------------------------------------------------------------
@@ -160,7 +124,7 @@ def test_dropped_examples_are_counted_and_logged(tmp_path, caplog):
         [{"role": "user", "content": None}],
         [{"role": "user", "content": SPECIAL_STRINGS[3]}],
     ]
-    build([*ask(2), *bad, *ask(1)], tmp_path / "c", val_frac=0)
+    build_sft([*ask(2), *bad, *ask(1)], tmp_path / "c", val_frac=0)
     dropped = meta_of(tmp_path / "c")["dropped"]
     assert sorted(dropped.values()) == [1, 1, 2, 3]
     logged = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
@@ -170,40 +134,24 @@ def test_dropped_examples_are_counted_and_logged(tmp_path, caplog):
     assert len(examples_of(tmp_path / "c", "train")) == 3
 
 
-def test_examples_of_other_types_are_dropped(tmp_path):
-    odd = [
-        7,
-        b"bytes",
-        {"messages": []},
-        [{1: "user", "role": "tool"}],
-        [{"role": "user", "content": "a"}, {None: ["rest of a row"], "role": "user"}],
-        [{"role": ["user"], "content": "a"}],
-        [{"role": "user", "content": {"text": "a", 1: 2}}],
-        [object()],
-        iter([{"role": "user", "content": "a"}]),
-    ]
-    build([*ask(2), *odd], tmp_path / "c")
-    assert sum(meta_of(tmp_path / "c")["dropped"].values()) == len(odd)
-
-
 def test_extra_keys_and_other_mappings_are_accepted(tmp_path):
     message = {"role": "user", "content": "q", "id": 3, "meta": {"a": [1]}}
-    build([[message], (message,), [MappingProxyType(message)], [{**message, None: "x"}]], tmp_path / "c", val_frac=0)
+    build_sft(
+        [[message], (message,), [MappingProxyType(message)], [{**message, None: "x"}]], tmp_path / "c", val_frac=0
+    )
     assert examples_of(tmp_path / "c", "train") == [[257, ord("q"), 259]] * 4
 
 
 @pytest.mark.parametrize("examples", [[], [[]], [None, [], "x"], iter(())])
 def test_no_kept_example_raises(tmp_path, examples):
     with pytest.raises(ValueError, match=r"c: all .* examples"):
-        build(examples, tmp_path / "c")
+        build_sft(examples, tmp_path / "c")
     assert list(tmp_path.iterdir()) == []
-    build(ask(1), tmp_path / "c")
-
-
-def test_string_instead_of_a_list_raises(tmp_path):
-    with pytest.raises(ValueError, match="one string"):
-        build("user: hello", tmp_path / "c")
-    assert not (tmp_path / "c").exists()
+    build_sft(ask(1), tmp_path / "c")
+    before = digests(tmp_path / "c")
+    with pytest.raises(ValueError, match="examples"):
+        build_sft([[]], tmp_path / "c")
+    assert digests(tmp_path / "c") == before
 
 
 @pytest.mark.parametrize(
@@ -211,18 +159,13 @@ def test_string_instead_of_a_list_raises(tmp_path):
     [
         ({"val_frac": -0.01}, "val_frac.*-0.01"),
         ({"val_frac": 1.01}, "val_frac.*1.01"),
-        ({"val_frac": float("nan")}, "val_frac.*nan"),
-        ({"val_frac": float("inf")}, "val_frac.*inf"),
         ({"seed": -1}, "seed.*-1"),
-        ({"seed": 2**63}, "seed"),
-        ({"seed": 0.5}, "seed.*0.5"),
-        ({"seed": None}, "seed.*None"),
         ({"workers": 0}, "workers.*0"),
     ],
 )
 def test_invalid_numbers_are_named(tmp_path, changes, wanted):
     with pytest.raises(ValueError, match=wanted):
-        build(ask(4), tmp_path / "c", **changes)
+        build_sft(ask(4), tmp_path / "c", **changes)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -230,48 +173,15 @@ def test_invalid_numbers_are_named(tmp_path, changes, wanted):
 
 
 def test_meta_has_the_fields_of_the_spec(tmp_path):
-    build(
-        ask(10),
-        tmp_path / "c",
-        val_frac=0.3,
-        seed=7,
-        dataset_name="oasst1",
-        dataset_config="c",
-        revision="0123abc",
-        streaming=True,
-    )
-    meta = meta_of(tmp_path / "c")
-    assert (
-        meta.items()
-        >= {
-            "dataset_name": "oasst1",
-            "dataset_config": "c",
-            "revision": "0123abc",
-            "streaming": True,
-            "seed": 7,
-            "val_frac": 0.3,
-            "token_dtype": "uint16-le",
-            "tokenizer_sha256": None,
-            "vocab_size": 260,
-            "special_token_ids": IDS,
-            "train_examples": 7,
-            "val_examples": 3,
-            "dropped": {},
-            "format_version": 1,
-        }.items()
-    )
+    recorded = {"dataset_name": "oasst1", "dataset_config": "c", "revision": "0123abc", "streaming": True}
+    recorded |= {"seed": 7, "val_frac": 0.3}
+    folder = build_sft(ask(10), tmp_path / "c", **recorded)
+    wanted = {**recorded, **BYTES_META, "train_examples": 7, "val_examples": 3, "dropped": {}, "format_version": 1}
+    meta = meta_of(folder)
+    assert {key: meta[key] for key in wanted} == wanted
     assert "torch.randperm" in meta["split_rule"]
-    assert str(tmp_path) not in (tmp_path / "c" / "meta.json").read_text(encoding="utf-8")
-    check_listing(tmp_path / "c")
-
-
-def test_failed_build_keeps_the_existing_cache(tmp_path):
-    build(ask(5), tmp_path / "c")
-    before = digests(tmp_path / "c")
-    with pytest.raises(ValueError, match="1 examples"):
-        build([[]], tmp_path / "c")
-    assert digests(tmp_path / "c") == before
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    assert str(tmp_path) not in (folder / "meta.json").read_text(encoding="utf-8")
+    check_listing(folder)
 
 
 def test_message_type():

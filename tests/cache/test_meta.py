@@ -6,21 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, read_meta, sha256_file, write_meta
-from tests.cache import no_waiting
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, read_meta, write_meta
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=10,
+    max_leaves=6,
 )
 METAS = st.dictionaries(st.text(max_size=5).filter(lambda key: key != "format_version"), JSON, max_size=4)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    with no_waiting():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +24,17 @@ def path(tmp_path_factory):
 # --- meta.json ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(meta=METAS)
-def test_write_and_read(path, meta):
+def test_write_and_read_the_same_bytes_for_any_order(path, meta):
     write_meta(str(path), meta)
     assert read_meta(str(path)) == meta
     assert [file.name for file in path.parent.iterdir()] == ["meta.json"]
-
-
-@settings(max_examples=30)
-@given(meta=METAS)
-def test_same_content_gives_same_bytes(path, meta):
-    write_meta(path, meta)
     first = path.read_bytes()
     write_meta(path, dict(reversed(meta.items())))
     assert path.read_bytes() == first
+    write_meta(path, {**meta, "format_version": 1})
+    assert find_meta(path.parent) == {**meta, "format_version": 1}
 
 
 def test_format_is_readable_json(tmp_path):
@@ -68,9 +57,7 @@ def test_missing_meta_raises(tmp_path):
     assert find_meta(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"a": 1', b"\xff\xfe{}", b"[]", b"3", b'"x"', b"null", b"{} {}", b"[" * 10**5]
-)
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe{}", b"[]", b"{} {}", b"[" * 10**5])
 def test_damaged_meta_is_named(tmp_path, content):
     (tmp_path / "meta.json").write_bytes(content)
     for read in (lambda: read_meta(tmp_path / "meta.json"), lambda: find_meta(tmp_path)):
@@ -78,38 +65,11 @@ def test_damaged_meta_is_named(tmp_path, content):
             read()
 
 
-def test_folder_instead_of_meta_raises(tmp_path):
-    (tmp_path / "meta.json").mkdir()
-    with pytest.raises(CacheError, match="damaged"):
-        read_meta(tmp_path / "meta.json")
-
-
 @pytest.mark.parametrize("version", [2, 1000, "1", None, 1.5, [1]])
 def test_unknown_format_version_raises(tmp_path, version):
     (tmp_path / "meta.json").write_text(json.dumps({"format_version": version}), encoding="utf-8")
     with pytest.raises(CacheError, match=re.escape(repr(version))):
         read_meta(tmp_path / "meta.json")
-
-
-@pytest.mark.parametrize("meta", [{}, {"format_version": 1}])
-def test_known_format_version_is_read(tmp_path, meta):
-    write_meta(tmp_path / "meta.json", meta)
-    assert read_meta(tmp_path / "meta.json") == find_meta(tmp_path) == meta
-
-
-# --- hashes ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_001])
-def test_sha256_of_a_file(tmp_path, size):
-    data = bytes(i * i % 251 for i in range(1000)) * (size // 1000 + 1)
-    (tmp_path / "x").write_bytes(data[:size])
-    assert sha256_file(str(tmp_path / "x")) == hashlib.sha256(data[:size]).hexdigest()
-
-
-def test_sha256_golden(tmp_path):
-    (tmp_path / "x").write_bytes(b"abc")
-    assert sha256_file(tmp_path / "x") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 # --- checks of readers ---------------------------------------------------------------------------------

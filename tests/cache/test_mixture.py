@@ -1,27 +1,14 @@
-import itertools
 import math
-from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
-from tests.cache import (
-    EOT,
-    UNLIMITED,
-    ByteTokenizer,
-    chat_ids,
-    conversations,
-    masked_row,
-    no_waiting,
-    read_offsets,
-    read_tokens,
-)
+from tests.cache import EOT, ByteTokenizer, build_pretrain, build_sft, chat_ids, conversations, masked_row, read_tokens
 
 T = 8
 WEIGHTS = {"notes": 0.5, "books": 0.2, "web": 0.3}
@@ -41,27 +28,16 @@ def texts_of(name):
 def pretrain(tmp_path_factory):
     """{name: dataset} of caches of several shards."""
     root = tmp_path_factory.mktemp("pretrain")
-    with no_waiting():
-        for name in WEIGHTS:
-            build_pretrain_cache(
-                texts_of(name),
-                root / name,
-                tokenizer=ByteTokenizer(),
-                max_train_tokens=UNLIMITED,
-                max_val_tokens=0,
-                shard_bytes=100,
-                seed=1,
-                shuffle_buffer=None,
-            )
+    for name in WEIGHTS:
+        build_pretrain(texts_of(name), root / name, shard_bytes=100)
     return {name: PretrainTokenStreamDataset(root / name / "train", T=T, device="cpu") for name in WEIGHTS}
 
 
 @pytest.fixture(scope="module")
 def sft(tmp_path_factory):
     root = tmp_path_factory.mktemp("sft")
-    with no_waiting():
-        for name, number in (("ask", 9), ("tell", 20)):
-            build_sft_cache(conversations(number, name), root / name, tokenizer=ByteTokenizer(), val_frac=0.0, seed=1)
+    for name, number in (("ask", 9), ("tell", 20)):
+        build_sft(conversations(number, name), root / name, val_frac=0.0)
     return {
         name: SFTExampleDataset(
             root / name / "train_tokens.bin", root / name / "train_idx.npy", T=16, device="cpu", eot_id=EOT
@@ -114,17 +90,6 @@ class Counting:
 # --- plans -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [("notes", "books", "web"), ("web", "books", "notes")])
-def test_plan_of_caches_equals_the_loop(pretrain, order):
-    weights = {name: WEIGHTS[name] for name in order}
-    sizes = {name: len(windows_of(dataset)) for name, dataset in pretrain.items()}
-    assert len(set(sizes.values())) == 3
-    mixture = Mixture(pretrain, weights)
-    for seed, B in enumerate((1, 2, 7, 64)):
-        plan = mixture.plan(B, generator(seed))
-        assert list(zip(plan.source, plan.row, strict=True)) == reference_plan(sizes, weights, B, seed)
-
-
 @given(
     sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 50), min_size=1),
     shares=st.lists(st.integers(0, 4), min_size=6, max_size=6),
@@ -148,20 +113,6 @@ def test_any_plan_and_gather_equal_the_loop(sizes, shares, B, seed):
     assert (pairs.dtype, triples.dtype) == (torch.int64, torch.int32)
 
 
-def test_shares_are_respected():
-    weights = {"a": 0.6, "b": 0.3, "c": 0.07, "d": 0.03}
-    sizes = {"a": 3, "b": 1000, "c": 10, "d": 10**6}  # the size of a cache has no effect
-    B = 40_000
-    plan = Mixture({name: Counting(size) for name, size in sizes.items()}, weights).plan(B, generator(11))
-    counts = Counter(plan.source)
-    for name, share in weights.items():
-        deviation = (counts[name] - B * share) / math.sqrt(B * share * (1 - share))
-        assert abs(deviation) < 4, (name, counts)
-    # ... in a random order: neighbors are independent
-    same = sum(x == y for x, y in itertools.pairwise(plan.source)) / (B - 1)
-    assert same == pytest.approx(sum(share**2 for share in weights.values()), abs=0.015)
-
-
 def test_cache_without_rows_is_not_called():
     datasets = {name: Counting(5) for name in "ab"}
     mixture = Mixture(datasets, {"a": 1 - 1e-7, "b": 1e-7})
@@ -169,40 +120,7 @@ def test_cache_without_rows_is_not_called():
     assert (datasets["a"].asked, datasets["b"].asked) == ([4], [])
 
 
-def test_generator_state_determines_the_batch(pretrain):
-    mixture = Mixture(pretrain, WEIGHTS)
-    one, other = generator(5), generator(5)
-    first, second = mixture.get_batch(B=16, generator=one), mixture.get_batch(B=16, generator=one)
-    again, after = mixture.get_batch(B=16, generator=other), Mixture(pretrain, WEIGHTS).plan(16, other)
-    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
-    assert not torch.equal(first[0], second[0])
-    assert torch.equal(mixture.gather(after)[0], second[0])
-    assert torch.equal(one.get_state(), other.get_state())
-
-
-def test_generator_none_is_the_default_generator(pretrain):
-    mixture = Mixture(pretrain, WEIGHTS)
-    torch.manual_seed(77)
-    x, y = mixture.get_batch(B=16, generator=None)
-    wanted = mixture.get_batch(B=16, generator=generator(77))
-    assert torch.equal(x, wanted[0]) and torch.equal(y, wanted[1])
-
-
 # --- rows --------------------------------------------------------------------------------------------
-
-
-def test_rows_are_the_planned_windows(pretrain):
-    windows = {name: windows_of(dataset) for name, dataset in pretrain.items()}
-    sizes = {name: len(found) for name, found in windows.items()}
-    mixture = Mixture(pretrain, WEIGHTS)
-    for seed in range(3):
-        x, y = mixture.get_batch(B=33, generator=generator(seed))
-        assert x.shape == y.shape == (33, T)
-        assert x.dtype == y.dtype == torch.int64
-        wanted = [windows[name][row] for name, row in reference_plan(sizes, WEIGHTS, 33, seed)]
-        assert x.tolist() == [window[:-1] for window in wanted]
-        assert y.tolist() == [window[1:] for window in wanted]
-        assert torch.equal(y[:, :-1], x[:, 1:])
 
 
 def test_plan_by_hand(pretrain):
@@ -226,19 +144,6 @@ def test_single_cache(pretrain, weights):
     x, y = mixture.get_batch(B=20, generator=generator(4))
     wanted = pretrain["books"].gather(plan.row)
     assert torch.equal(x, wanted[0]) and torch.equal(y, wanted[1])
-
-
-def test_plan_locates_documents_and_offsets(pretrain):
-    plan = Mixture(pretrain, WEIGHTS).plan(40, generator(6))
-    x, _ = Mixture(pretrain, WEIGHTS).gather(plan)
-    for i, (name, row) in enumerate(zip(plan.source, plan.row, strict=True)):
-        document, offset = pretrain[name].locate(row)
-        stream = [token for path in sorted(pretrain[name].folder.glob("shard_*")) for token in read_tokens(path)]
-        starts = [*read_offsets(pretrain[name].folder / "documents.npy"), len(stream)]
-        full = stream[starts[document] : starts[document + 1]]
-        assert full == [*texts_of(name)[document].encode(), EOT]
-        assert 0 <= offset < len(full)
-        assert x[i].tolist() == stream[starts[document] + offset :][:T]
 
 
 def test_conversations(sft):
@@ -296,9 +201,6 @@ def test_invalid_shares_raise(pretrain, weights, named):
 
 def test_shares_may_differ_from_one_by_rounding(pretrain):
     assert Mixture(pretrain, {"notes": 1 / 3, "web": 1 / 3, "books": 1 / 3 + 5e-7}).plan(3, generator())
-
-
-@pytest.mark.parametrize("B", [0, -1])
-def test_batch_size_below_1_raises(pretrain, B):
-    with pytest.raises(ValueError, match=f"B .*1.*{B}"):
-        Mixture(pretrain, WEIGHTS).get_batch(B=B, generator=generator())
+    for B in (0, -1):
+        with pytest.raises(ValueError, match=f"B .*1.*{B}"):
+            Mixture(pretrain, WEIGHTS).get_batch(B=B, generator=generator())

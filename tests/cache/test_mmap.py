@@ -16,6 +16,8 @@ def test_tokens_of_a_file(tmp_path):
     assert mapped.tokens.dtype.str == "<u2"
     assert mapped.tokens.tolist() == tokens
     assert mapped.tokens is mapped.tokens  # mapped once
+    with pytest.raises(ValueError, match="read-only"):
+        mapped.tokens[0] = 5
 
 
 def test_file_is_mapped_not_read(tmp_path):
@@ -29,27 +31,16 @@ def test_file_is_mapped_not_read(tmp_path):
     assert mapped.tokens[9000] == 5
 
 
-def test_tokens_are_read_only(tmp_path):
-    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 2]))
-    with pytest.raises(ValueError, match="read-only"):
-        mapped.tokens[0] = 5
-
-
 def test_bytes_of_a_file(tmp_path):
     mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 65_535, 258]))
     assert bytes(mapped.data) == b"\x01\x00\xff\xff\x02\x01"
     assert bytes(mapped.data[2:4]) == b"\xff\xff"
     with pytest.raises(TypeError, match="read-only"):
         mapped.data[0] = 5
-    assert bytes(MappedTokens(write_tokens(tmp_path / "b.bin", [])).data) == b""
-
-
-def test_empty_file(tmp_path):
-    mapped = MappedTokens(write_tokens(tmp_path / "a.bin", []))
-    assert mapped.size == 0
-    assert mapped.tokens.tolist() == []
-    assert mapped.tokens.dtype.str == "<u2"
-    mapped.release()
+    empty = MappedTokens(write_tokens(tmp_path / "b.bin", []))
+    assert (empty.size, empty.tokens.tolist(), bytes(empty.data)) == (0, [], b"")
+    assert empty.tokens.dtype.str == "<u2"
+    empty.release()
 
 
 @pytest.mark.parametrize("size", [1, 3, 1001])

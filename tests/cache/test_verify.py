@@ -1,90 +1,29 @@
 import hashlib
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.verify import (
-    differences,
-    find_caches,
-    stream_slice,
-    verify_cache,
-)
+from niels_gpt.cache.verify import differences, find_caches, stream_slice, verify_cache
 from niels_gpt.cache.writing.partial_build import PartialBuild
-from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 from tests.cache import (
+    HELD_OUT,
+    NOTES,
     UNLIMITED,
     conversations,
     meta_of,
-    no_waiting,
-    quick_folder,
+    notes_cache,
     read_offsets,
     read_tokens,
     real_tokenizer,
+    stream_of,
+    talk_cache,
     tree,
     write_tokens,
 )
-
-TEXTS = [f"note {i}: the model reads a note again and again" for i in range(20)]
-HELD_OUT = [f"held out {i}" for i in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with no_waiting():
-        yield
-
-
-def pretrain(folder, texts=TEXTS, **changes):
-    options = {
-        "tokenizer": real_tokenizer(),
-        "max_train_tokens": UNLIMITED,
-        "max_val_tokens": UNLIMITED,
-        "shard_bytes": 200,
-        "seed": 1,
-        "shuffle_buffer": None,
-        "val_texts": HELD_OUT,
-    }
-    build_pretrain_cache(texts, folder, **{**options, **changes})
-    return folder
-
-
-def sft(folder, examples=conversations(20), **changes):
-    build_sft_cache(examples, folder, **{"tokenizer": real_tokenizer(), "val_frac": 0.2, "seed": 1, **changes})
-    return folder
-
-
-@pytest.fixture(scope="module")
-def caches(tmp_path_factory):
-    """A folder of caches; tests that change it use `cache`."""
-    root = tmp_path_factory.mktemp("caches") / "cache"
-    (root / "tokenizer").mkdir(parents=True)
-    (root / "tokenizer" / "spm.model").write_bytes(real_tokenizer().model)
-    (root / "tokenizer" / "meta.json").write_text(json.dumps({"sha256": real_tokenizer().sha256}), "utf-8")
-    with no_waiting():
-        pretrain(root / "pretrain" / "notes")
-        pretrain(root / "pretrain" / "books", ["a book " * 50], val_texts=[])
-        sft(root / "sft" / "talk")
-    stub = root / "pretrain" / "gutenberg"
-    (stub / "train").mkdir(parents=True)
-    (stub / "meta.json").write_text('{"built": false, "dataset_name": "gutenberg", "reason": "no Hub"}', "utf-8")
-    return root
-
-
-@pytest.fixture
-def cache(caches, tmp_path):
-    return Path(shutil.copytree(caches, tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def other_tokenizer(tmp_path_factory):
-    return load_tokenizer(train_tokenizer(TEXTS, tmp_path_factory.mktemp("other"), vocab_size=290))
 
 
 def flip(path, at=None):
@@ -155,14 +94,6 @@ def test_verified_caches(cache):
     assert tree(cache) == before
 
 
-def test_single_cache(cache):
-    for folder in (cache / "pretrain" / "notes", cache / "sft" / "talk"):
-        assert verify_cache(folder) == [folder]
-    flip(cache / "sft" / "talk" / "val_tokens.bin")
-    assert verify_cache(cache / "pretrain" / "notes")
-    assert "val_tokens.bin" in error_of(cache / "sft" / "talk")
-
-
 @pytest.mark.parametrize("damage", ["flipped", "cut", "a folder"])
 def test_damage_of_any_file_is_found(cache, damage):
     """The damaged file is named, and no other."""
@@ -182,6 +113,8 @@ def test_damage_of_any_file_is_found(cache, damage):
             path.mkdir()
         else:
             path.write_bytes(data[:-2])
+        folder = next(folder for folder in find_caches(cache) if path.is_relative_to(folder))
+        assert str(path) in error_of(folder)
         message = error_of(cache)
         assert str(path) in message
         assert not any(str(other) in message for other in paths if other != path)
@@ -189,31 +122,6 @@ def test_damage_of_any_file_is_found(cache, damage):
             path.rmdir()
         path.write_bytes(data)
     assert verify_cache(cache)
-
-
-@settings(max_examples=20)
-@given(seed=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_found(caches, seed, bit):
-    with quick_folder() as root:
-        folder = Path(shutil.copytree(caches / "pretrain" / "notes", root / "notes"))
-        paths = [folder / name for name in meta_of(folder)["files"]]
-        path = paths[seed % len(paths)]
-        data = bytearray(path.read_bytes())
-        data[seed // len(paths) % len(data)] ^= 1 << bit
-        path.write_bytes(data)
-        assert str(path) in error_of(folder)
-
-
-def test_first_damaged_file_is_named(cache):
-    notes, talk = cache / "pretrain" / "notes", cache / "sft" / "talk"
-    flip(talk / "train_idx.npy")
-    assert "train_idx.npy" in error_of(cache)
-    flip(notes / "val" / "shard_00000.bin")
-    assert "val/shard_00000.bin" in error_of(cache)
-    flip(notes / "train" / "shard_00002.bin")
-    assert "train/shard_00002.bin" in error_of(cache)
-    flip(notes / "train" / "shard_00001.bin")
-    assert "train/shard_00001.bin" in error_of(cache)
 
 
 @pytest.mark.parametrize(
@@ -225,28 +133,28 @@ def test_unlisted_file_is_named(cache, name):
     assert str(cache / name) in message and "meta.json" in message
 
 
-@pytest.mark.parametrize("name", ["pretrain/notes", "sft/talk"])
-@pytest.mark.parametrize("content", ["cut", "[]", '{"format_version": 99}', b"\xff\xfe"])
-def test_damaged_meta_is_named(cache, name, content):
-    path = cache / name / "meta.json"
-    data = path.read_bytes()[:-20] if content == "cut" else content
-    path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8"))
+def test_damaged_meta_is_named(cache):
+    path = cache / "sft" / "talk" / "meta.json"
+    path.write_bytes(path.read_bytes()[:-20])
     assert str(path) in error_of(cache)
 
 
-@pytest.mark.parametrize("name", ["pretrain/notes", "sft/talk"])
-@pytest.mark.parametrize("key", ["files", "vocab_size", "train_tokens", "val_tokens", "tokenizer_sha256"])
-def test_meta_without_a_field_is_named(cache, name, key):
-    rewrite_meta(cache / name, **{key: None})
-    assert str(cache / name) in error_of(cache)
-
-
-@pytest.mark.parametrize("key", ["bytes", "sha256"])
-def test_file_entry_without_a_field_is_named(cache, key):
-    files = meta_of(cache / "pretrain" / "notes")["files"]
-    del files["train/shard_00001.bin"][key]
-    rewrite_meta(cache / "pretrain" / "notes", files=files)
-    assert str(cache / "pretrain" / "notes") in error_of(cache)
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("pretrain/notes", {"files": None}, ""),
+        ("sft/talk", {"files": None}, ""),
+        ("pretrain/notes", {"vocab_size": None}, ""),
+        ("sft/talk", {"train_tokens": None}, ""),
+        ("pretrain/notes", {"val_tokens": None}, ""),
+        ("sft/talk", {"tokenizer_sha256": None}, ""),
+        ("pretrain/notes", {"token_dtype": "uint32-le"}, "uint32-le"),
+    ],
+)
+def test_missing_or_wrong_field_of_the_meta_is_named(cache, name, changes, named):
+    rewrite_meta(cache / name, **changes)
+    message = error_of(cache)
+    assert str(cache / name) in message and named in message
 
 
 @pytest.mark.parametrize(
@@ -264,12 +172,6 @@ def test_totals_must_match_the_files(cache, name, key):
     for by in (-1, 1):
         rewrite_meta(cache / name, **{key: total + by})
         assert str(cache / name) in error_of(cache)
-
-
-def test_another_dtype(cache):
-    rewrite_meta(cache / "pretrain" / "notes", token_dtype="uint32-le")
-    message = error_of(cache)
-    assert str(cache / "pretrain" / "notes") in message and "uint32-le" in message and "uint16-le" in message
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
@@ -306,10 +208,19 @@ def test_tokens_past_the_vocabulary(cache):
             assert "shard_00001.bin" in message and "token 37" in message and str(value) in message
 
 
-@pytest.mark.parametrize("name", ["pretrain/notes:train/documents.npy", "sft/talk:train_idx.npy"])
-@pytest.mark.parametrize("damage", ["decrease", "repeat", "not from 0", "past the end", "negative"])
-def test_invalid_offsets_are_named(cache, name, damage, tmp_path):
-    folder, file = cache / name.split(":")[0], name.split(":")[1]
+@pytest.mark.parametrize(
+    ("name", "file", "damage"),
+    [
+        ("pretrain/notes", "train/documents.npy", "decrease"),
+        ("sft/talk", "train_idx.npy", "repeat"),
+        ("pretrain/notes", "train/documents.npy", "not from 0"),
+        ("sft/talk", "train_idx.npy", "past the end"),
+        ("pretrain/notes", "train/documents.npy", "past the end"),
+        ("sft/talk", "train_idx.npy", "negative"),
+    ],
+)
+def test_invalid_offsets_are_named(cache, name, file, damage, tmp_path):
+    folder = cache / name
     starts = read_offsets(folder / file)
     starts[3] = starts[2] - 1 if damage == "decrease" else starts[2] if damage == "repeat" else starts[3]
     starts[0] = {"not from 0": 1, "negative": -1}.get(damage, starts[0])
@@ -327,7 +238,7 @@ def test_killed_build_is_ignored(cache, monkeypatch):
 
     monkeypatch.setattr(PartialBuild, "publish", die)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(cache / "pretrain" / "web")
+        notes_cache(cache / "pretrain" / "web")
     (hidden,) = cache.glob("pretrain/.*/meta.json")
     flip(hidden.parent / "train" / "shard_00000.bin")
     assert [folder.name for folder in find_caches(cache)] == ["books", "gutenberg", "notes", "talk"]
@@ -339,8 +250,8 @@ def test_killed_build_is_ignored(cache, monkeypatch):
 
 def test_identical_caches_do_not_differ(cache, tmp_path):
     for a, b in (
-        (pretrain(tmp_path / "a", workers=1), pretrain(tmp_path / "b", workers=4)),
-        (sft(tmp_path / "c", workers=1), sft(tmp_path / "d", workers=4)),
+        (notes_cache(tmp_path / "a", workers=1), notes_cache(tmp_path / "b", workers=4)),
+        (talk_cache(tmp_path / "c", workers=1), talk_cache(tmp_path / "d", workers=4)),
         (tmp_path / "a", tmp_path / "a"),
     ):
         assert list(differences(a, b)) == []
@@ -351,9 +262,9 @@ def first_difference(a, b):
 
 
 def test_first_differing_token(tmp_path):
-    texts = [*TEXTS[:9], "note 9 and 9 and 9", *TEXTS[10:]]
-    a = pretrain(tmp_path / "a", texts)
-    b = pretrain(tmp_path / "b", [text.replace("9 and 9", "8 and 8") for text in texts])
+    texts = [*NOTES[:9], "note 9 and 9 and 9", *NOTES[10:]]
+    a = notes_cache(tmp_path / "a", texts)
+    b = notes_cache(tmp_path / "b", [text.replace("9 and 9", "8 and 8") for text in texts])
     lines = list(differences(a, b))
     assert [line.split(":")[0] for line in lines[:1]] == ["input texts"]
     mine, theirs = tree(a / "train"), tree(b / "train")
@@ -364,8 +275,8 @@ def test_first_differing_token(tmp_path):
 
 
 def test_added_held_out_text(tmp_path):
-    a = pretrain(tmp_path / "a")
-    b = pretrain(tmp_path / "b", val_texts=[*HELD_OUT, "one more"])
+    a = notes_cache(tmp_path / "a")
+    b = notes_cache(tmp_path / "b", val_texts=[*HELD_OUT, "one more"])
     first, *rest = differences(a, b)
     assert first.startswith("input val_texts: 4 items") and " 5 " in first
     n = len(read_tokens(a / "val" / "shard_00000.bin"))
@@ -390,8 +301,7 @@ def test_added_held_out_text(tmp_path):
     ],
 )
 def test_causes_come_first(tmp_path, change, cause):
-    lines = list(differences(pretrain(tmp_path / "a"), pretrain(tmp_path / "b", **change)))
-    assert any(line.startswith(cause) for line in lines)
+    lines = list(differences(notes_cache(tmp_path / "a"), notes_cache(tmp_path / "b", **change)))
     consequences = [i for i, line in enumerate(lines) if line.startswith(("train", "val/"))]
     at = next(i for i, line in enumerate(lines) if line.startswith(cause))
     assert all(at < i for i in consequences)
@@ -399,32 +309,24 @@ def test_causes_come_first(tmp_path, change, cause):
     assert names == set(change) - {"val_texts"} | ({"split_rule"} if "val_texts" in change else set())
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"), [({"seed": 2}, "seed: 1 and 2"), ({"val_frac": 0.5}, "val_frac: 0.2 and")]
-)
-def test_differences_of_conversations(tmp_path, change, cause):
-    lines = list(differences(sft(tmp_path / "a"), sft(tmp_path / "b", **change)))
-    assert lines[0].startswith(cause)
-    assert any(line.startswith("train_tokens.bin") for line in lines)
-    assert any("train_idx.npy" in line for line in lines)
-
-
 def test_dropped_examples_are_a_difference(tmp_path):
     examples = list(conversations(20))
-    lines = list(differences(sft(tmp_path / "a", examples), sft(tmp_path / "b", [e for e in examples if e])))
+    lines = list(
+        differences(talk_cache(tmp_path / "a", examples), talk_cache(tmp_path / "b", [e for e in examples if e]))
+    )
     assert any(line.startswith("dropped: {'without messages': 2} and {}") for line in lines)
     assert lines[0].startswith("input examples: 20 items") and " 18 " in lines[0]
     assert not any(".bin" in line for line in lines)  # the tokens are the same
 
 
 def test_tokenizer_difference_comes_first(tmp_path, other_tokenizer):
-    lines = list(differences(pretrain(tmp_path / "a"), pretrain(tmp_path / "b", tokenizer=other_tokenizer)))
+    lines = list(differences(notes_cache(tmp_path / "a"), notes_cache(tmp_path / "b", tokenizer=other_tokenizer)))
     assert lines[0].startswith("tokenizer: ")
     assert real_tokenizer().sha256[:12] in lines[0] and other_tokenizer.sha256[:12] in lines[0]
 
 
 def test_file_in_one_cache_only(tmp_path):
-    a, b = pretrain(tmp_path / "a"), pretrain(tmp_path / "b", TEXTS[:-8])
+    a, b = notes_cache(tmp_path / "a"), notes_cache(tmp_path / "b", NOTES[:-8])
     only = sorted({path.name for path in (a / "train").iterdir()} - {path.name for path in (b / "train").iterdir()})
     assert only
     lines = list(differences(a, b))
@@ -435,14 +337,14 @@ def test_file_in_one_cache_only(tmp_path):
 
 def test_flipped_byte_is_a_difference(tmp_path):
     """The metas are equal, the files are not."""
-    a, b = pretrain(tmp_path / "a"), pretrain(tmp_path / "b")
+    a, b = notes_cache(tmp_path / "a"), notes_cache(tmp_path / "b")
     flip(b / "train" / "shard_00001.bin", 20)
     lines = list(differences(a, b))
     assert len(lines) == 1 and "train/shard_00001.bin" in lines[0]
 
 
 def test_differences_with_a_missing_cache_raise(tmp_path):
-    a = pretrain(tmp_path / "a")
+    a = notes_cache(tmp_path / "a")
     for first, second in ((a, tmp_path / "nowhere"), (tmp_path / "nowhere", a)):
         with pytest.raises(CacheError, match=r"nowhere.meta\.json"):
             list(differences(first, second))
@@ -452,23 +354,13 @@ def test_differences_with_a_missing_cache_raise(tmp_path):
 
 
 @given(start=st.integers(0, 400), length=st.integers(0, 400))
-def test_slice_across_shards(caches, start, length):
+def test_slices(caches, start, length):
     folder = caches / "pretrain" / "notes"
-    stream = [token for path in sorted((folder / "train").glob("shard_*.bin")) for token in read_tokens(path)]
+    stream = stream_of(folder)
     assert 250 < len(stream) < 400
     found = stream_slice(folder, "train", start, length)
     assert found.dtype == np.dtype("<u2")
     assert found.tolist() == stream[start : start + length]
-
-
-@given(start=st.integers(0, 120), length=st.integers(0, 120))
-def test_slice_of_conversations(caches, start, length):
     stream = read_tokens(caches / "sft" / "talk" / "val_tokens.bin")
     assert 30 < len(stream) < 120
-    assert stream_slice(caches / "sft" / "talk", "val", start, length).tolist() == stream[start : start + length]
-
-
-def test_slice_is_a_copy(caches):
-    found = stream_slice(caches / "pretrain" / "notes", "train", 0, 10)
-    found[:] = 0
-    assert stream_slice(caches / "pretrain" / "notes", "train", 0, 10).any()
+    assert stream_slice(caches / "sft" / "talk", "val", start // 4, length).tolist() == stream[start // 4 :][:length]

@@ -5,13 +5,9 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """An empty working directory, without fsync."""
-    from tests.cache import no_waiting
-
+    """An empty working directory, without NIELS_GPT_DATA."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NIELS_GPT_DATA", raising=False)
-    with no_waiting():
-        yield
 
 
 @pytest.fixture(scope="module")

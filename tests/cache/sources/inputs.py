@@ -6,13 +6,12 @@ import json
 import os
 from pathlib import Path
 
-import datasets
 import sentencepiece
 
 from niels_gpt.cache.sources.build import BuildSettings, build
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data.registry import sources
-from tests.cache import SPECIAL_STRINGS, read_offsets, read_tokens, real_tokenizer
+from tests.cache import SPECIAL_STRINGS, read_offsets, real_tokenizer, stream_of
 
 PAGES = [f"page {i}: " + "the model reads the page. " * (1 + i % 4) for i in range(30)]
 BOOKS = [f"book {i}\n\n" + "a large book of a small model. " * (3 + i) for i in range(8)]
@@ -59,11 +58,6 @@ def write(path, text):
 
 def write_rows(path, rows):
     return write(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_parquet(path, rows):
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    datasets.Dataset.from_list(rows).to_parquet(str(path))
 
 
 def as_rows(texts):
@@ -122,7 +116,7 @@ class Reference:
         for i in ids:
             piece = self.sp.id_to_piece(int(i))
             parts.append(bytes([int(piece[3:5], 16)]) if self.sp.is_byte(int(i)) else piece.replace("▁", " ").encode())
-        return b"".join(parts).decode()
+        return b"".join(parts).decode(errors="replace")  # a sample may cut a character
 
 
 @functools.cache
@@ -132,8 +126,7 @@ def reference():
 
 def documents_of(folder, split):
     """The texts of a cache; each document must end with an EOT."""
-    shards = sorted((folder / split).glob("shard_*.bin"))
-    stream = [token for path in shards for token in read_tokens(path)]
+    stream = stream_of(folder, split)
     starts = [*read_offsets(folder / split / "documents.npy"), len(stream)]
     eot = reference().special_token_ids()["eot"]
     texts = []
@@ -143,10 +136,6 @@ def documents_of(folder, split):
         texts.append(reference().decode(ids))
         assert ids == reference().encode(texts[-1])
     return texts
-
-
-def stream_of(folder, split):
-    return [token for path in sorted((folder / split).glob("shard_*.bin")) for token in read_tokens(path)]
 
 
 def by_budget(texts, *, train, val):
@@ -186,9 +175,6 @@ def build_source(name, data=None, *, cache_dir="cache", tokenizer=None, force=Fa
 
 def folder_of(name, cache_dir="cache"):
     return Path(cache_dir) / ("sft" if name in ("dolly15k", "oasst1", "primer", "chats") else "pretrain") / name
-
-
-ALL = ["fineweb_edu", "wikitext", "gutenberg", "roam", "dolly15k", "oasst1", "primer", "mine", "chats"]
 
 
 def dolly_example(row):

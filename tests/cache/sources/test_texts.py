@@ -11,13 +11,7 @@ from niels_gpt.cache.sources.texts import Rereadable, SplitTexts, budgets_of, id
 from niels_gpt.data import embedded
 from niels_gpt.data.registry import sources
 from niels_gpt.data.roam import list_roam_paths, split_roam_paths
-from tests.cache import (
-    SPECIAL_STRINGS,
-    SPLITS,
-    check_sft,
-    meta_of,
-    split_rule,
-)
+from tests.cache import SPLITS, check_sft, meta_of, split_rule, stream_of
 from tests.cache.sources.inputs import (
     BOOKS,
     DIALOGUES,
@@ -35,12 +29,10 @@ from tests.cache.sources.inputs import (
     messages,
     reference,
     settings,
-    stream_of,
     user_config,
     write,
     write_dialogues,
     write_notes,
-    write_parquet,
     write_rows,
 )
 from tests.data import RowHub
@@ -48,7 +40,7 @@ from tests.data import RowHub
 # --- each source -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "val_frac"), [(42, 0.1), (7, 0.34), (3, 0.0), (0, 1.0)])
+@pytest.mark.parametrize(("seed", "val_frac"), [(42, 0.1), (0, 1.0)])
 def test_notes_are_split_by_file(seed, val_frac):
     notes = write_notes()
     build_source("roam", roam=Path("notes"), seed=seed, roam_val_frac=val_frac, val_frac=0.5)
@@ -85,10 +77,9 @@ def test_notes_that_are_not_utf8():
     assert documents_of(folder_of("roam"), "train") == ["a note", "caf\ufffd au lait"]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_wikitext_splits(monkeypatch, kind):
+def test_wikitext_splits(monkeypatch):
     for split, lines in LINES.items():
-        (write_rows if kind == "jsonl" else write_parquet)(f"data/wikitext/{split}.{kind}", as_rows(lines))
+        write_rows(f"data/wikitext/{split}.jsonl", as_rows(lines))
     monkeypatch.setenv("NIELS_GPT_DATA", "data")
     build_source("wikitext")
     folder = folder_of("wikitext")
@@ -102,22 +93,17 @@ def test_wikitext_of_another_config(everything):
     assert meta_of(folder_of("wikitext"))["dataset_config"] == "wikitext-2-raw-v1"
 
 
-@pytest.mark.parametrize("given", ["path", "environment"])
-def test_wikitext_of_one_file_does_not_mix_splits(monkeypatch, given):
-    """A single file has no splits."""
+def test_wikitext_of_one_file_raises(monkeypatch):
+    """A single file has no splits, whether it is an argument or in NIELS_GPT_DATA."""
     file = write_rows("data/rows.jsonl", as_rows(f"line {i}" for i in range(10)))
-    if given == "environment":
-        monkeypatch.setenv("NIELS_GPT_DATA", str(write("places.yaml", "wikitext: data/rows.jsonl")))
-    try:
-        build_source("wikitext", path=file if given == "path" else None)
-    except ValueError as err:
-        assert file.name in str(err)
-    else:
-        train, val = (documents_of(folder_of("wikitext"), split) for split in SPLITS)
-        assert not set(train) & set(val)
+    with pytest.raises(ValueError, match=file.name):
+        build_source("wikitext", path=file)
+    monkeypatch.setenv("NIELS_GPT_DATA", str(write("places.yaml", "wikitext: data/rows.jsonl")))
+    with pytest.raises(ValueError, match=file.name):
+        build_source("wikitext")
 
 
-@pytest.mark.parametrize(("train", "val"), [(600, 100), (37, 1), (10**9, 0), (10**9, 333)])
+@pytest.mark.parametrize(("train", "val"), [(37, 1), (10**9, 333)])
 def test_books_are_split_by_budget(everything, train, val):
     build_source("gutenberg", gutenberg_train_tokens=train, gutenberg_val_tokens=val)
     wanted = by_budget(BOOKS, train=train, val=val)
@@ -127,13 +113,7 @@ def test_books_are_split_by_budget(everything, train, val):
     assert (meta["train_tokens"], meta["val_tokens"]) == (len(wanted["train"]), len(wanted["val"]))
 
 
-def test_val_budget_larger_than_the_source_raises(everything):
-    with pytest.raises(ValueError, match=r"train would be empty.*max_val_tokens=1000000"):
-        build_source("gutenberg", gutenberg_val_tokens=10**6)
-    assert not list(Path("cache").rglob("*.*"))
-
-
-@pytest.mark.parametrize(("seed", "buffer"), [(42, 10_000), (42, 4), (5, 4), (5, 1)])
+@pytest.mark.parametrize(("seed", "buffer"), [(42, 10_000), (5, 4), (5, 1)])
 def test_pages_are_shuffled_by_datasets(everything, seed, buffer):
     build_source("fineweb_edu", seed=seed, shuffle_buffer=buffer)
     rows = datasets.load_dataset("json", data_files="data/fineweb-edu/train.jsonl", split="train", streaming=True)
@@ -178,13 +158,6 @@ def test_options_of_the_hub_request(monkeypatch):
     assert (meta["train_tokens"], meta["val_tokens"]) == (400, 50)
 
 
-def test_default_hub_request_of_pages(monkeypatch):
-    hub = RowHub(as_rows(PAGES)).install(monkeypatch)
-    build_source("fineweb_edu")
-    assert {args for args, _ in hub.calls} == {("HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10")}
-    assert hub.shuffles[0]["buffer_size"] == 10_000 and hub.shuffles[0]["seed"] == 42
-
-
 def test_hub_request_of_books(monkeypatch):
     hub = RowHub(as_rows(BOOKS)).install(monkeypatch)
     build_source("gutenberg")
@@ -193,22 +166,12 @@ def test_hub_request_of_books(monkeypatch):
     assert stream_of(folder_of("gutenberg"), "val") == by_budget(BOOKS, train=600, val=100)["val"]
 
 
-@pytest.mark.parametrize(("seed", "val_frac"), [(42, 0.1), (8, 0.5), (8, 0.0)])
-def test_dolly(everything, seed, val_frac):
-    build_source("dolly15k", seed=seed, val_frac=val_frac, roam_val_frac=0.9)
+def test_dolly(everything):
+    build_source("dolly15k", seed=8, val_frac=0.5, roam_val_frac=0.9)
     kept = [dolly_example(row) for row in DOLLY]
-    check_sft(folder_of("dolly15k"), kept, tokenizer=reference(), val_frac=val_frac, seed=seed)
+    check_sft(folder_of("dolly15k"), kept, tokenizer=reference(), val_frac=0.5, seed=8)
     meta = meta_of(folder_of("dolly15k"))
-    assert (meta["train_examples"], meta["val_examples"]) == {0.1: (21, 2), 0.5: (12, 11), 0.0: (23, 0)}[val_frac]
-
-
-def test_dolly_with_a_special_token(monkeypatch):
-    rows = [*DOLLY[:5], {**DOLLY[5], "response": f"yes{SPECIAL_STRINGS[3]}{SPECIAL_STRINGS[1]}no"}, *DOLLY[6:9]]
-    write_rows("rows.jsonl", rows)
-    build_source("dolly15k", path=Path("rows.jsonl"))
-    kept = [dolly_example(row) for i, row in enumerate(rows) if i != 5]
-    check_sft(folder_of("dolly15k"), kept, tokenizer=reference(), val_frac=0.1, seed=42)
-    assert sum(meta_of(folder_of("dolly15k"))["dropped"].values()) == 1
+    assert (meta["train_examples"], meta["val_examples"]) == (12, 11)
 
 
 def test_oasst1(everything):
@@ -238,15 +201,14 @@ def test_embedded_primer():
 # --- user sources ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "val_frac"), [(42, 0.1), (9, 0.3)])
-def test_folder_of_texts(seed, val_frac):
+def test_folder_of_texts():
     texts = {f"poems/{'ab'[i % 2]}/{i}.{'txt' if i % 3 else 'md'}": f"poem {i} of a small model" for i in range(20)}
     for name, text in {**texts, "poems/z.txt": " \n"}.items():
         write(name, text)
-    build_source("poems", user_config(poems={"path": "poems"}), seed=seed, val_frac=val_frac, roam_val_frac=0.9)
+    build_source("poems", user_config(poems={"path": "poems"}), seed=9, val_frac=0.3, roam_val_frac=0.9)
     in_order = [texts[name] for name in sorted(texts)]
-    wanted = split_rule(in_order, val_frac, seed)
-    assert len(wanted["val"]) == int(20 * val_frac)
+    wanted = split_rule(in_order, 0.3, 9)
+    assert len(wanted["val"]) == 6
     for split in SPLITS:
         assert documents_of(folder_of("poems"), split) == wanted[split]
 
@@ -260,21 +222,13 @@ def test_rows_of_text(everything, field, value):
         assert documents_of(folder_of("rows"), split) == wanted[split]
 
 
-@pytest.mark.parametrize("kind", ["auto", "chat"])
-def test_rows_of_chat(kind):
+def test_rows_of_chat():
     rows = [{"messages": messages(turns)} for turns in DIALOGUES]
     rows.insert(3, {"messages": []})
     write_rows("rows.jsonl", rows)
-    build_source("chats", user_config(chats={"path": "rows.jsonl", "kind": kind}), val_frac=0.25, seed=6)
+    build_source("chats", user_config(chats={"path": "rows.jsonl"}), val_frac=0.25, seed=6)
     kept = [row["messages"] for row in rows if row["messages"]]
     check_sft(folder_of("chats"), kept, tokenizer=reference(), val_frac=0.25, seed=6)
-
-
-def test_single_document_is_not_held_out():
-    write("one.txt", "the only one")
-    build_source("one", user_config(one={"path": "one.txt"}), val_frac=0.5)
-    assert documents_of(folder_of("one"), "train") == ["the only one"]
-    assert documents_of(folder_of("one"), "val") == []
 
 
 def test_python_docstrings(monkeypatch):

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache.writing import encoding
-from niels_gpt.cache.writing.encoding import (
-    default_workers,
-    encode_chats,
-    encode_texts,
-    in_order,
-)
+from niels_gpt.cache.writing.encoding import default_workers, encode_chats, encode_texts, in_order
 from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, drop_reason, real_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab \r\n\té😀\u2581\ufeff\x00"), max_size=10)
@@ -55,11 +50,6 @@ def test_only_line_ends_are_normalized():
     assert tokens[-1] == EOT
 
 
-def test_strings_similar_to_special_tokens_are_text():
-    texts = ["<|ngpt_", "<|ngpt_eot|>", SPECIAL_STRINGS[0][:-1], SPECIAL_STRINGS[1].upper(), "<|endoftext|>"]
-    assert encode_texts(texts, ByteTokenizer()).dropped == []
-
-
 # --- conversations -----------------------------------------------------------------------------------
 
 
@@ -92,25 +82,18 @@ def test_chat_template_by_hand():
 GOOD = {"role": "user", "content": "a"}
 MALFORMED = [
     ([], encoding.NO_MESSAGES),
-    ((), encoding.NO_MESSAGES),
     (None, encoding.NO_MESSAGES),
     ("user: a", encoding.NO_MESSAGES),
-    (7, encoding.NO_MESSAGES),
     ({"role": "user", "content": "a"}, encoding.NO_MESSAGES),
     (["a"], encoding.BAD_ROLE),
-    ([None], encoding.BAD_ROLE),
-    ([{}], encoding.BAD_ROLE),
     ([{"content": "a"}], encoding.BAD_ROLE),
+    ([GOOD, {}, GOOD], encoding.BAD_ROLE),
     ([{"role": "tool", "content": "a"}], encoding.BAD_ROLE),
-    ([{"role": "User", "content": "a"}], encoding.BAD_ROLE),
-    ([{"role": None, "content": "a"}], encoding.BAD_ROLE),
     ([{"role": ["user"], "content": "a"}], encoding.BAD_ROLE),
-    ([{"role": {"name": "user"}, "content": "a"}], encoding.BAD_ROLE),
     ([{"role": "user"}], encoding.NO_CONTENT),
     ([{"role": "user", "content": ""}], encoding.NO_CONTENT),
-    ([{"role": "user", "content": None}], encoding.NO_CONTENT),
     ([{"role": "user", "content": 7}], encoding.NO_CONTENT),
-    ([{"role": "user", "content": ["a"]}], encoding.NO_CONTENT),
+    ([GOOD, {"role": "user", "content": ["a"]}], encoding.NO_CONTENT),
     ([{"role": "user", "content": "\udc00"}], encoding.NOT_TEXT),
     ([{"role": "user", "content": f"a{SPECIAL_STRINGS[2]}"}], encoding.SPECIAL),
 ]
@@ -121,16 +104,6 @@ def test_malformed_conversations_are_dropped_with_a_reason(example, reason):
     encoded = encode_chats([[GOOD], example, [GOOD, GOOD]], ByteTokenizer())
     assert encoded.dropped == [(1, reason)]
     assert sequences(encoded) == [[257, 97, 259], [], [257, 97, 259, 257, 97, 259]]
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [(example[0], reason) for example, reason in MALFORMED if isinstance(example, list) and example],
-)
-def test_one_malformed_message_drops_the_conversation(message, reason):
-    encoded = encode_chats([[GOOD, message, GOOD]], ByteTokenizer())
-    assert encoded.dropped == [(0, reason)]
-    assert len(encoded.tokens) == 0
 
 
 # --- tokenizers --------------------------------------------------------------------------------------
@@ -155,19 +128,10 @@ class WrongInBatches(Wrong):
 @pytest.mark.parametrize("make", [Wrong, WrongInBatches])
 @pytest.mark.parametrize("bad", [-1, 260, 65_536 + 97])
 def test_ids_that_cannot_be_stored_raise(make, bad):
-    for encode, items in (
-        (encode_texts, ["a", "z"]),
-        (encode_chats, [[GOOD], [{"role": "user", "content": "z"}]]),
-    ):
+    for encode, items in ((encode_texts, ["a", "z"]), (encode_chats, [[GOOD], [{"role": "user", "content": "z"}]])):
         assert encode(items[:1], make(bad)).dropped == []
         with pytest.raises(ValueError, match=str(bad)):
             encode(items, make(bad))
-
-
-def test_batch_encoding_equals_single_encoding():
-    tokenizer = real_tokenizer()
-    texts = ["the note", "", "é ß \u2581 block", "日本 \x00", "a" * 5000]
-    assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == [tokenizer.encode(text) for text in texts]
 
 
 # --- in_order ----------------------------------------------------------------------------------------
@@ -208,11 +172,6 @@ def test_number_of_workers_and_queued_jobs(workers):
     assert most == workers
 
 
-def test_all_workers_run_concurrently():
-    barrier = threading.Barrier(4, timeout=30)
-    assert len(list(in_order(range(8), lambda job: barrier.wait(), 4))) == 8
-
-
 def test_error_is_raised_in_the_order_of_jobs():
     def work(job):
         if job == 5:
@@ -223,15 +182,6 @@ def test_error_is_raised_in_the_order_of_jobs():
     assert [next(results)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(RuntimeError, match="job 5"):
         next(results)
-
-
-def test_error_of_the_input_is_raised():
-    def jobs():
-        yield from range(3)
-        raise RuntimeError("no more jobs")
-
-    with pytest.raises(RuntimeError, match="no more jobs"):
-        list(in_order(jobs(), lambda job: job, 2))
 
 
 def test_closing_waits_for_running_jobs_and_starts_no_more():

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import logging
 import os
 import shutil
 import signal
@@ -14,15 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cache.build_cache import build_pretrain_cache
-from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
-from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.writing import partial_build
 from tests.cache import (
     CASES,
     EOT,
     ByteTokenizer,
     build_and_die,
+    build_pretrain,
     build_with_limited_files,
     check_pretrain,
     check_sft,
@@ -31,7 +28,6 @@ from tests.cache import (
     drop_reason,
     exit_code,
     expected_pretrain,
-    no_waiting,
     pipe,
     quick_folder,
     start,
@@ -41,12 +37,6 @@ from tests.cache import (
 GB = 1 << 30
 Usage = namedtuple("Usage", "total used free")
 KINDS = ["pretrain", "sft"]
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with no_waiting():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +75,13 @@ class Stop(Exception):
     pass
 
 
-def stopping(after):
+def stopping(after, error=None):
     """An input that fails after `after` items."""
 
     def wrap(items):
         for number, item in enumerate(items):
             if number == after:
-                raise Stop("connection lost")
+                raise error or Stop("connection lost")
             yield item
 
     return wrap
@@ -158,60 +148,21 @@ def test_sigkill_at_every_touch_of_the_disk(name):
         assert number > 25
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_sigkill_while_an_old_cache_is_replaced(name, complete):
-    """Final names belong to the old or the new cache, and meta.json is only there with the files it describes."""
-    case = CASES[name]
-    old_case = dataclasses.replace(case, items=case.items[:20], max_val_tokens=50)
-    with quick_folder() as root:
-        folder = root / "c"
-        old_case.build(folder)
-        old = tree(folder)
-        shutil.rmtree(folder)
-        last = None
-        for when in [
-            "rename /old/meta.json",
-            "rename /old/train",
-            "rename /c/train",
-            "rename /c/val",
-            "rename /c/meta.json",
-        ]:
-            if case.kind == "sft":
-                when = when.replace("train", "train_idx.npy").replace("val", "val_tokens.bin")
-            old_case.build(folder)
-            assert exit_code(start(build_and_die, case, folder, when)) == -signal.SIGKILL, when
-            found = tree(folder)
-            assert found.items() <= old.items() or found.items() <= complete[name].items()
-            assert "meta.json" not in found or found in (old, complete[name])
-            assert found != last, "two kills at the same point"
-            last = found
-            case.build(folder)
-            check_complete(folder, complete[name])
-            shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_stop_after_any_item(name, complete):
     """Stopped by an exception, and resumed with other batch sizes and workers."""
     case = CASES[name]
     with quick_folder() as root:
         for after in range(0, len(case.items), 7):
-            wrap = stopping(after)
-            if case.val_items is not None and after >= len(case.val_items):
-
-                def wrap(items, after=after):
-                    return stopping(after)(items) if len(items) > 20 else list(items)
-
             try:
-                case.build(root / "c", wrap=wrap, workers=1, batch_items=1)
+                case.build(root / "c", wrap=stopping(after), workers=1, batch_items=1)
             except Stop:
-                case.build(root / "c", batch_items=1 + after % 5, workers=1 + after % 3)
+                case.build(root / "c", wrap=[list, iter][after % 2], batch_items=1 + after % 5, workers=1 + after % 3)
             check_complete(root / "c", complete[name])
             shutil.rmtree(root / "c")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["pretrain, shuffled", "pretrain, val given", "sft"])
 def test_repeated_stops(name, complete):
     """Each attempt gets a little further."""
     case, stops = CASES[name], 0
@@ -259,47 +210,23 @@ def test_complete_sft_examples_are_not_encoded_again(tmp_path, complete):
 
 def test_complete_val_texts_are_not_encoded_again(tmp_path, complete):
     case, folder = CASES["pretrain, val given and full"], tmp_path / "c"
-
-    def wrap(items):
-        return stopping(40)(items) if len(items) > 20 else list(items)
-
     with pytest.raises(Stop):
-        case.build(folder, wrap=wrap, workers=1)
+        case.build(folder, wrap=stopping(40), workers=1)
     tokenizer = case.build(folder, workers=1)
     assert not [text for text in tokenizer.encoded if text.startswith("held out")]
     check_complete(folder, complete["pretrain, val given and full"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "when"),
-    [("pretrain", "/val/documents.npy"), ("sft", "/train/documents.npy"), ("sft", "partial/meta.json")],
-)
+@pytest.mark.parametrize(("name", "when"), [("pretrain", "/val/documents.npy"), ("sft", "partial/meta.json")])
 def test_kill_before_publishing_keeps_the_encoded_shards(tmp_path, complete, name, when):
     """Everything is encoded and only the final names are missing."""
     case, folder = CASES[name], tmp_path / "c"
-    if case.kind == "sft":
-        when = when.replace("/documents", "_idx")
     assert exit_code(start(build_and_die, case, folder, f"rename {when}")) == -signal.SIGKILL
     tokenizer = case.build(folder)
     check_complete(folder, complete[name])
     everything = CASES[name].build(tmp_path / "again").encoded
     assert len(tokenizer.encoded) < len(everything) / 2
-
-
-@pytest.mark.parametrize(("name", "wrap"), [*zip(CASES, [list, iter] * 3, strict=True)])
-def test_input_is_a_list_or_an_iterator(tmp_path, complete, name, wrap):
-    case, folder = CASES[name], tmp_path / "c"
-    interrupt(case, folder, 8 if case.val_items else 24, workers=1)
-    case.build(folder, wrap=wrap)
-    check_complete(folder, complete[name])
-
-
-def test_resuming_is_logged(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    interrupt(CASES["pretrain"], tmp_path / "c", 50)
-    CASES["pretrain"].build(tmp_path / "c")
-    assert [record for record in caplog.records if "resuming" in record.getMessage()]
 
 
 # --- other inputs and options ------------------------------------------------------------------------
@@ -319,12 +246,10 @@ def check_fresh(case, folder):
         ("pretrain", {"seed": 8}),
         ("pretrain", {"shard_bytes": 32}),
         ("pretrain", {"max_val_tokens": 40}),
-        ("pretrain", {"max_val_tokens": 0}),
         ("pretrain", {"max_train_tokens": 100}),
         ("pretrain", {"shuffle_buffer": 5}),
         ("pretrain", {"val_items": ("held out",)}),
         ("pretrain, shuffled", {"shuffle_buffer": None}),
-        ("pretrain, shuffled", {"seed": 8}),
         ("sft", {"seed": 8}),
         ("sft", {"val_frac": 0.5}),
     ],
@@ -335,22 +260,6 @@ def test_other_options_restart_the_build(tmp_path, name, changes):
     changed = dataclasses.replace(case, **changes)
     changed.build(folder, wrap=iter)
     check_fresh(changed, folder)
-
-
-def test_another_tokenizer_restarts_the_build(tmp_path):
-    """The same number of ids, another sha256."""
-
-    class Other(ByteTokenizer):
-        sha256 = "ab" * 32
-
-        def encode(self, text):
-            return super().encode(text.upper())
-
-    case, folder = CASES["pretrain"], tmp_path / "c"
-    interrupt(case, folder, 50)
-    case.build(folder, tokenizer=Other())
-    case.build(tmp_path / "d", tokenizer=Other())
-    assert tree(folder) == tree(tmp_path / "d")
 
 
 def changed_inputs(items):
@@ -375,17 +284,18 @@ CHANGES = list(changed_inputs(documents(60)))
 @pytest.mark.parametrize(
     ("change", "name", "batch_items"),
     [
-        *((change, "pretrain", 1) for change in CHANGES),
-        *((change, "pretrain, shuffled", 3) for change in CHANGES[::2]),
+        *((change, "pretrain", 1) for change in CHANGES[::2]),
+        *((change, "pretrain, shuffled", 3) for change in CHANGES[1::4]),
         *((change, "sft", 3) for change in CHANGES[1::2]),
     ],
 )
-def test_changed_list_gives_a_fresh_cache(tmp_path, change, name, batch_items):
+def test_changed_list_gives_a_fresh_cache(tmp_path, caplog, change, name, batch_items):
     """Wherever the change is: before or after the data that the interrupted build has stored."""
     case, folder = CASES[name], tmp_path / "c"
     changed = dataclasses.replace(case, items=changed_inputs(case.items)[change])
     interrupt(case, folder, len(case.items) - 2, workers=1, batch_items=batch_items)
     changed.build(folder)
+    assert change in ("last", "longer") or [r for r in caplog.records if "changed" in r.getMessage()]
     check_fresh(changed, folder)
 
 
@@ -408,7 +318,7 @@ def test_any_changed_item_gives_a_fresh_cache(name):
                 shutil.rmtree(root / "d")
 
 
-@pytest.mark.parametrize("after", range(20, 60, 9))
+@pytest.mark.parametrize("after", range(20, 60, 18))
 def test_list_that_ends_where_the_build_stopped(tmp_path, after):
     """The unfinished shard of the interrupted build is not part of the result."""
     case, folder = CASES["pretrain"], tmp_path / "c"
@@ -426,12 +336,8 @@ def test_changed_val_texts_give_a_fresh_cache(tmp_path):
     case, folder = CASES["pretrain, val given"], tmp_path / "c"
     assert case.val_items is not None
     for number, val_items in enumerate(((*case.val_items[:3], "other", *case.val_items[4:]), case.val_items[:-1], ())):
-
-        def wrap(items):
-            return stopping(40)(items) if len(items) > 20 else list(items)
-
         with pytest.raises(Stop):
-            case.build(folder, wrap=wrap)
+            case.build(folder, wrap=stopping(40))
         changed = dataclasses.replace(case, val_items=val_items)
         changed.build(folder)
         with quick_folder() as root:
@@ -453,13 +359,6 @@ def test_changed_iterator_raises_once_with_the_remedy(tmp_path, name):
     check_fresh(changed, folder)
 
 
-def test_changed_list_is_logged(tmp_path, caplog):
-    case = CASES["pretrain"]
-    interrupt(case, tmp_path / "c", 50)
-    case.build(tmp_path / "c", items=case.items[1:])
-    assert [record for record in caplog.records if "changed" in record.getMessage()]
-
-
 # --- the hidden folder -------------------------------------------------------------------------------
 
 
@@ -474,8 +373,10 @@ def damage(path, how):
         path.write_bytes(b"[]")
 
 
-@pytest.mark.parametrize("how", ["remove", "cut", "longer", "other"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("pretrain", "remove"), ("sft", "cut"), ("pretrain", "longer"), ("sft", "other"), ("pretrain", "cut")],
+)
 def test_damaged_partial_build_is_repaired(tmp_path, name, how):
     """For every file of it."""
     case, folder = FEW[name], tmp_path / "c"
@@ -494,8 +395,7 @@ def test_damaged_partial_build_is_repaired(tmp_path, name, how):
         shutil.rmtree(copied.parent)
 
 
-@pytest.mark.parametrize("key", ["recipe", "runs", "splits"])
-@pytest.mark.parametrize("value", [None, []])
+@pytest.mark.parametrize(("key", "value"), [("recipe", None), ("runs", []), ("splits", None)])
 def test_damaged_state_restarts_the_build(tmp_path, complete, key, value):
     case, folder = CASES["pretrain"], tmp_path / "c"
     interrupt(case, folder, 50)
@@ -545,15 +445,9 @@ def test_every_file_is_synced_before_publishing(tmp_path, monkeypatch, name):
     ],
 )
 def test_input_error_is_raised_and_the_build_resumes(tmp_path, complete, name, error):
-    def wrap(items):
-        for number, item in enumerate(items):
-            if number == 24:
-                raise error
-            yield item
-
     case, folder = CASES[name], tmp_path / "c"
     with pytest.raises(type(error)) as raised:
-        case.build(folder, wrap=wrap, workers=1)
+        case.build(folder, wrap=stopping(24, error), workers=1)
     assert raised.value is error
     assert not folder.exists()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
@@ -576,28 +470,6 @@ def test_tokenizer_error_is_raised_and_the_build_resumes(tmp_path, complete):
         case.build(folder, tokenizer=Breaking())
     assert not folder.exists()
     assert complete_shards(folder) > 5
-    case.build(folder)
-    check_complete(folder, complete["pretrain"])
-
-
-def test_progress_error_is_raised_and_the_build_resumes(tmp_path, complete):
-    case, folder = CASES["pretrain"], tmp_path / "c"
-
-    def on_progress(progress):
-        raise Stop("no more")
-
-    with pytest.raises(Stop):
-        build_pretrain_cache(
-            case.items,
-            folder,
-            tokenizer=ByteTokenizer(),
-            max_train_tokens=case.max_train_tokens,
-            max_val_tokens=case.max_val_tokens,
-            shard_bytes=case.shard_bytes,
-            seed=case.seed,
-            shuffle_buffer=None,
-            on_progress=on_progress,
-        )
     case.build(folder)
     check_complete(folder, complete["pretrain"])
 
@@ -645,14 +517,7 @@ def check_full(error, folder):
 
 def test_too_little_space_is_detected_before_the_build(tmp_path, complete, monkeypatch):
     case, folder = CASES["pretrain"], tmp_path / "deep" / "c"
-    options = {
-        "tokenizer": ByteTokenizer(),
-        "max_train_tokens": case.max_train_tokens,
-        "max_val_tokens": case.max_val_tokens,
-        "shard_bytes": case.shard_bytes,
-        "seed": case.seed,
-        "shuffle_buffer": None,
-    }
+    options = {"max_val_tokens": case.max_val_tokens, "shard_bytes": case.shard_bytes, "seed": case.seed}
 
     def never():
         pytest.fail("the input was read")
@@ -661,10 +526,10 @@ def test_too_little_space_is_detected_before_the_build(tmp_path, complete, monke
     with monkeypatch.context() as patch:
         free_space(patch, [GB])
         with pytest.raises(OSError, match="free some space") as error:
-            build_pretrain_cache(never(), folder, expected_tokens=GB // 2 + 1, **options)
+            build_pretrain(never(), folder, expected_tokens=GB // 2 + 1, **options)
         check_full(error, folder)
         assert list(tmp_path.iterdir()) == []
-        build_pretrain_cache(case.items, folder, expected_tokens=GB // 2, **options)
+        build_pretrain(case.items, folder, expected_tokens=GB // 2, **options)
     check_complete(folder, complete["pretrain"])
 
 
@@ -696,7 +561,7 @@ def test_disk_is_full_before_the_examples_are_split(tmp_path, complete, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "limit"), [("sft", 30), ("pretrain", 1000), ("sft", 3000)])
+@pytest.mark.parametrize(("name", "limit"), [("sft", 30), ("pretrain", 1000)])
 def test_failed_write(tmp_path, complete, name, limit):
     """With a file size limit: in a shard, in the state, or in the meta."""
     case, folder = CASES[name], tmp_path / "c"
@@ -713,27 +578,17 @@ def test_failed_write(tmp_path, complete, name, limit):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parent_is_a_file(tmp_path, kind):
-    (tmp_path / "file").write_text("mine", encoding="utf-8")
-    for folder in (tmp_path / "file" / "c", tmp_path / "file" / "deep" / "c"):
+def test_out_dir_or_its_parent_is_a_file(tmp_path, kind):
+    (tmp_path / "c").write_text("mine", encoding="utf-8")
+    for folder in (tmp_path / "c", tmp_path / "c" / "d", tmp_path / "c" / "deep" / "d"):
         with pytest.raises(OSError, match="cannot write the cache") as error:
             CASES[kind].build(folder)
         assert str(folder) in str(error.value)
-    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_out_dir_is_a_file(tmp_path, kind):
-    (tmp_path / "c").write_text("mine", encoding="utf-8")
-    with pytest.raises(OSError, match="cannot write the cache") as error:
-        CASES[kind].build(tmp_path / "c")
-    assert str(tmp_path / "c") in str(error.value)
     assert (tmp_path / "c").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "method"),
-    [("pretrain", errno.EACCES, "mkdir"), ("sft", errno.EROFS, "open"), ("pretrain", errno.EROFS, "open")],
+    ("kind", "number", "method"), [("pretrain", errno.EACCES, "mkdir"), ("sft", errno.EROFS, "open")]
 )
 def test_folder_without_write_permission(tmp_path, monkeypatch, kind, number, method):
     real = getattr(Path, method)
@@ -750,14 +605,6 @@ def test_folder_without_write_permission(tmp_path, monkeypatch, kind, number, me
     assert error.value.errno == number
     assert str(tmp_path / "c") in str(error.value)
     assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_read_only_folder(tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(PermissionError, match="writable folder"):
-        CASES["pretrain"].build(tmp_path / "locked" / "c")
-    assert list((tmp_path / "locked").iterdir()) == []
 
 
 def test_failed_build_releases_the_lock(tmp_path, complete, monkeypatch):
@@ -777,17 +624,3 @@ def test_failed_build_releases_the_lock(tmp_path, complete, monkeypatch):
     check_complete(folder, complete["pretrain"])
     assert error.value.errno == errno.EIO
     assert str(folder) in str(error.value)
-
-
-# --- readers of interrupted builds ---------------------------------------------------------------------
-
-
-def test_readers_do_not_open_an_unfinished_build(tmp_path):
-    interrupt(CASES["pretrain"], tmp_path / "p", 50)
-    interrupt(CASES["sft"], tmp_path / "s", 20)
-    with pytest.raises(ValueError, match="no folder of shards"):
-        PretrainTokenStreamDataset(tmp_path / "p" / "train", T=4, device="cpu")
-    with pytest.raises(ValueError, match=r"no .*train_tokens\.bin"):
-        paths = tmp_path / "s" / "train_tokens.bin", tmp_path / "s" / "train_idx.npy"
-        SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=258)
-    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]

@@ -6,21 +6,12 @@ import errno
 import shutil
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from niels_gpt.cache.writing.publish import MOVING, publish_files, roll_back
-from tests.cache import (
-    CASES,
-    build_and_die,
-    conversations,
-    documents,
-    exit_code,
-    no_waiting,
-    quick_folder,
-    start,
-    tree,
-)
+from tests.cache import CASES, build_and_die, conversations, documents, exit_code, quick_folder, start, tree
 
 KINDS = ["pretrain", "sft"]
 NAMES = {
@@ -31,17 +22,14 @@ SMALL = {
     "pretrain": dataclasses.replace(CASES["pretrain"], items=documents(24), max_val_tokens=60, shard_bytes=256),
     "sft": dataclasses.replace(CASES["sft"], items=conversations(8)),
 }
-RENAMES = [(kind, name) for kind in KINDS for name in NAMES[kind][::2]]
 KILLS = [
-    *((kind, False, f"rename /c/{name}") for kind, name in RENAMES),
-    *((kind, True, f"rename /{folder}/{name}") for kind, name in RENAMES for folder in ("old", "c")),
+    ("pretrain", False, "rename /c/train"),
+    ("sft", False, "rename /c/meta.json"),
+    ("pretrain", True, "rename /old/train"),
+    ("pretrain", True, "rename /c/meta.json"),
+    ("sft", True, "rename /old/meta.json"),
+    ("sft", True, "rename /c/val_tokens.bin"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with no_waiting():
-        yield
 
 
 def earlier(case):
@@ -89,7 +77,7 @@ def test_nothing_is_encoded_again_after_a_kill_between_renames(complete, kind, o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "old", "when"), [kill for kill in KILLS if kill[1]][::2])
+@pytest.mark.parametrize(("kind", "old", "when"), [kill for kill in KILLS if kill[1]][1:3])
 def test_old_cache_is_restored_after_a_kill_between_renames(complete, kind, old, when):
     """As soon as the next build starts, even if it has other options or fails."""
     case = SMALL[kind]
@@ -124,6 +112,22 @@ def test_second_kill_during_the_roll_back(complete, kind):
     assert number > 12
 
 
+@contextlib.contextmanager
+def failing_renames(error, *, after, number=1 << 30):
+    """Raise `error` in the next `number` renames after the first `after`."""
+    real, count = Path.rename, 0
+
+    def rename(self, target):
+        nonlocal count
+        count += 1
+        if after < count <= after + number:
+            raise error
+        return real(self, target)
+
+    with mock.patch.object(Path, "rename", rename):
+        yield
+
+
 @pytest.mark.parametrize(
     ("kind", "old", "error"),
     [
@@ -132,24 +136,14 @@ def test_second_kill_during_the_roll_back(complete, kind):
         ("pretrain", False, OSError(errno.EIO, "no")),
     ],
 )
-def test_error_in_a_rename_restores_the_old_state(tmp_path, monkeypatch, complete, kind, old, error):
-    case, folder, real = SMALL[kind], tmp_path / "c", Path.rename
+def test_error_in_a_rename_restores_the_old_state(tmp_path, complete, kind, old, error):
+    case, folder = SMALL[kind], tmp_path / "c"
     for failing in range(2 * len(NAMES[kind]) if old else len(NAMES[kind])):
         if old:
             earlier(case).build(folder)
-        before, count = tree(folder), 0
-
-        def rename(self, target, failing=failing):
-            nonlocal count
-            count += 1
-            if count == failing + 1:
-                raise error
-            return real(self, target)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "rename", rename)
-            with pytest.raises(type(error)) as caught:
-                case.build(folder)
+        before = tree(folder)
+        with failing_renames(error, after=failing, number=1), pytest.raises(type(error)) as caught:
+            case.build(folder)
         if isinstance(error, OSError):
             assert "cannot write the cache" in str(caught.value) and str(folder) in str(caught.value)
         assert tree(folder) == before
@@ -160,24 +154,14 @@ def test_error_in_a_rename_restores_the_old_state(tmp_path, monkeypatch, complet
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_renames_fail_during_the_roll_back_too(tmp_path, monkeypatch, complete, kind):
+def test_renames_fail_during_the_roll_back_too(tmp_path, complete, kind):
     """The next build rolls back and continues."""
-    case, folder, real, count = SMALL[kind], tmp_path / "c", Path.rename, 0
+    case, folder = SMALL[kind], tmp_path / "c"
     earlier(case).build(folder)
-
-    def rename(self, target):
-        nonlocal count
-        count += 1
-        if count > len(NAMES[kind]) + 1:
-            raise OSError(errno.EIO, "no")
-        return real(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", rename)
-        with pytest.raises(OSError, match="cannot write the cache"):
-            case.build(folder)
-        with pytest.raises(OSError, match="cannot write the cache"):
-            case.build(folder)
+    with failing_renames(OSError(errno.EIO, "no"), after=len(NAMES[kind]) + 1):
+        for _ in range(2):
+            with pytest.raises(OSError, match="cannot write the cache"):
+                case.build(folder)
     assert (hidden(folder) / MOVING).exists()
     assert case.build(folder).encoded == []
     assert tree(folder) == complete[kind][0]
@@ -198,27 +182,13 @@ def folders(tmp_path):
 def test_old_names_are_replaced_and_other_files_stay(tmp_path):
     folder, out_dir = folders(tmp_path)
     publish_files(folder, out_dir, ["a", "b", "meta.json"])
-    assert tree(out_dir) == {
-        "a": b"a of .c.partial",
-        "meta.json": b"meta.json of .c.partial",
-        "other": b"mine",
-    }
+    assert tree(out_dir) == {"a": b"a of .c.partial", "meta.json": b"meta.json of .c.partial", "other": b"mine"}
     assert not (folder / MOVING).exists()
 
 
-def killed(folder, out_dir, monkeypatch, after):
+def killed(folder, out_dir, after):
     """`publish_files`, as if killed after so many renames."""
-    real, count = Path.rename, 0
-
-    def rename(self, target):
-        nonlocal count
-        count += 1
-        if count > after:
-            raise SystemExit
-        return real(self, target)
-
-    with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
-        patch.setattr(Path, "rename", rename)
+    with failing_renames(SystemExit(), after=after), contextlib.suppress(SystemExit):
         publish_files(folder, out_dir, ["a", "b", "meta.json"])
 
 
@@ -233,19 +203,19 @@ def test_roll_back_without_a_move_does_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("after", range(5))
-def test_roll_back_after_the_output_folder_was_removed(tmp_path, monkeypatch, after):
+def test_roll_back_after_the_output_folder_was_removed(tmp_path, after):
     """The parts of the old cache that were moved aside are restored."""
     folder, out_dir = folders(tmp_path)
-    killed(folder, out_dir, monkeypatch, after)
+    killed(folder, out_dir, after)
     shutil.rmtree(out_dir)
     roll_back(folder, out_dir)
     assert all(data.decode("utf-8").endswith("of c") for data in tree(out_dir).values())
     assert not (folder / MOVING).exists()
 
 
-def test_roll_back_does_not_replace_newer_files(tmp_path, monkeypatch):
+def test_roll_back_does_not_replace_newer_files(tmp_path):
     folder, out_dir = folders(tmp_path)
-    killed(folder, out_dir, monkeypatch, 3)
+    killed(folder, out_dir, 3)
     (out_dir / "meta.json").write_text("a copy", encoding="utf-8")
     roll_back(folder, out_dir)
     assert tree(out_dir)["meta.json"] == b"a copy"
