@@ -123,7 +123,6 @@ def test_names_that_are_markup_or_not_utf8(place, tmp_path, capsys, trained):
     (notes / trained[0]).rename(notes / "[red]<b>a\nb.md")
     (notes / trained[1]).rename(notes / b"\xff.md".decode("utf-8", errors="surrogateescape"))
     assert call("audit", place / "run", "--notes", notes, *WINDOWS, "--out", "out") == NOT_SAFE
-    assert "[red]<b>a" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "[red]<b>a" in output and "\\xff.md" in output
     read((tmp_path / "out/report.html").read_text(encoding="utf-8"))
-    assert call("audit", place / "run", "--notes", notes, *WINDOWS, "--json") == NOT_SAFE
-    assert "\\xff.md" in {d["name"] for d in json.loads(capsys.readouterr().out)["documents"]}

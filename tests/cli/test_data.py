@@ -107,13 +107,10 @@ def test_list_json(capsys, monkeypatch):
     monkeypatch.setenv("NIELS_GPT_DATA", "data-here")
     write(".roam-data/a.md", "a note")
     rows = {row["name"]: row for row in printed_json(capsys, "list")}
-    assert list(rows) == BUILT_IN
-    assert {name: row["id"] for name, row in rows.items() if row["id"]} == IDS
-    wikitext = {"name": "wikitext", "kind": "text", "id": "wikitext", "from": "hub", "place": "wikitext"}
-    assert rows["wikitext"] == {**wikitext, "licence": rows["wikitext"]["licence"]}
+    assert {name: row["id"] for name, row in rows.items()} == {name: IDS.get(name) for name in BUILT_IN}
+    assert (rows["wikitext"]["from"], rows["wikitext"]["place"]) == ("hub", "wikitext")
     assert (rows["oasst1"]["from"], Path(rows["oasst1"]["place"])) == ("local", Path("data-here/oasst1"))
     assert (rows["roam"]["from"], rows["roam"]["place"]) == ("local", ".roam-data")
-    assert rows["primer"]["from"] == rows["stdlib"]["from"] == "embedded"
 
 
 def test_list_offline(capsys):
