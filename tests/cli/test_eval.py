@@ -55,7 +55,7 @@ def test_json(capsys, options, stride, limit):
     assert result["scores"]["val_wiki"]["nats_per_token"] == pytest.approx(exact.nats_per_token, rel=1e-9)
 
 
-def test_the_table_of_the_newest_run(capsys, tmp_path):
+def test_the_table_of_the_newest_run(capsys):
     scores = evaluated(capsys, "--run", "runs/small")["scores"]
     assert call("eval") == 0
     output, errors = capsys.readouterr()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 
 import pytest
 
 from niels_gpt.runs.folder import RunFolder
-from tests.cli import call, error_of
+from niels_gpt.training.progress import Silent
+from tests.cli import After, call, error_of, report_to, send
 from tests.cli.reciting import VAL_FRAC, longest, one_thread, split, write_notes
 from tests.report.pages import read
 from tests.training import metric_lines
@@ -92,71 +94,41 @@ STUDY = [
     "--set=splice.controls=1",
     "--set=splice.eval_examples=2",
     "--set=train.B=4",
-    "--set=train.total_steps=6",
+    "--set=train.total_steps=4",
     "--set=train.warmup_steps=0",
     "--set=train.base_lr=1e-2",
     "--set=output.checkpoint_every=2",
     "--set=output.sample_tokens=2",
     "--device=cpu",
+    "--stride=20",
 ]
 VARY = ["--vary", "splice.num_docs=1, 2", "--out", "study"]
 
 
-def test_study(place, capsys):
-    """Two runs, their reports, and the law; the same command again trains nothing."""
-    train, _ = split(place / "notes")
-    text = output(capsys, "splice", "study", *STUDY, *VARY)
-    reports = {}
-    for number in (1, 2):
-        run = RunFolder(place / "study" / f"num_docs-{number}")
-        assert run.read_config().splice.num_docs == number
-        reports[number] = json.loads((run.path / "memorization/report.json").read_text(encoding="utf-8"))
-        assert f"splice.num_docs = {number}: study/num_docs-{number}" in text
-        assert reports[number]["train_tokens"] == sum(
-            (place / "notes" / name).stat().st_size for name in longest(train, number)
-        )
-        assert [entry["step"] for entry in reports[number]["checkpoints"]] == [2, 4, 6]
-        assert reports[number]["settings"]["window"] == 65  # what fits T
-    assert "log P(z) = " in text
-    assert "6 points" in text
-    assert (place / "study/law.png").read_bytes().startswith(PNG)
-    page = read((place / "study/law.html").read_text(encoding="utf-8"))
-    assert any("num_docs-2, step 6" in cell for cell in page.texts("td"))
-    lines = metric_lines(place / "study/num_docs-1")
-
-    again = output(capsys, "splice", "study", *STUDY, *VARY)
-    assert "(resuming)" in again
-    assert again[again.index("log P(z)") :] == text[text.index("log P(z)") :]
-    assert metric_lines(place / "study/num_docs-1") == lines
-
-
-def test_interrupted_study_resumes(place, capsys, monkeypatch):
-    import signal
-
-    from niels_gpt.training.step import StepRunner
-
-    run_step, done = StepRunner.step, []
-
-    def interrupted(self, batch, *, step, lr):
-        done.append(step)
-        if len(done) == 9:  # in the second run
-            signal.raise_signal(signal.SIGINT)
-        return run_step(self, batch, step=step, lr=lr)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StepRunner, "step", interrupted)
-        assert call("splice", "study", *STUDY, *VARY) == 130
-    assert done == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+def test_study(place, capsys, monkeypatch):
+    """Two runs, their reports, and the law. A signal stops the second run; the same command resumes it."""
+    report_to(monkeypatch, Silent(), After(2, send(signal.SIGINT)))
+    assert call("splice", "study", *STUDY, *VARY) == 130
     text, errors = capsys.readouterr()
-    assert "Traceback" not in errors
-    assert "the same command again" in text
+    assert "Traceback" not in errors and "the same command again" in text
     assert not (place / "study/law.html").exists()
     finished = metric_lines(place / "study/num_docs-1")
     text = output(capsys, "splice", "study", *STUDY, *VARY)
-    assert "log P(z) = " in text
     assert metric_lines(place / "study/num_docs-1") == finished
-    assert [line["step"] for line in metric_lines(place / "study/num_docs-2")] == [0, 1, 2, 3, 4, 5]
-    assert (place / "study/law.png").exists()
+    train, _ = split(place / "notes")
+    for number in (1, 2):
+        run = RunFolder(place / "study" / f"num_docs-{number}")
+        assert f"splice.num_docs = {number}: study/num_docs-{number} (resuming)" in text
+        assert run.read_config().splice.num_docs == number
+        assert [line["step"] for line in metric_lines(run.path)] == [0, 1, 2, 3]
+        report = json.loads((run.path / "memorization/report.json").read_text(encoding="utf-8"))
+        assert report["train_tokens"] == sum((place / "notes" / n).stat().st_size for n in longest(train, number))
+        assert [entry["step"] for entry in report["checkpoints"]][-1] == 4
+        assert (report["settings"]["window"], report["settings"]["stride"]) == (65, 20)  # 65 is what fits T
+    assert "log P(z) = " in text
+    assert (place / "study/law.png").read_bytes().startswith(PNG)
+    page = read((place / "study/law.html").read_text(encoding="utf-8"))
+    assert any("num_docs-2, step 4" in cell for cell in page.texts("td"))
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_unused_and_longest_subwords(place, capsys):
     assert len(set(longest)) == 12 and set(longest) <= set(found.values())
 
 
-def test_the_table(place, capsys):
+def test_the_table(capsys):
     report, _ = reported(capsys, "roam", "primer", "--tokenizer", "tok")
     assert call("tokenizer", "report", "roam", "primer", "--tokenizer", "tok") == 0
     output = capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_the_table(place, capsys):
     assert "  ".join(repr(subword) for subword in report["unused_examples"]) in output
 
 
-def test_texts_with_special_strings_are_skipped(place, tmp_path, capsys):
+def test_texts_with_special_strings_are_skipped(tmp_path, capsys):
     for number, text in enumerate(["the note", f"forged {SPECIAL_TOKENS[3]} here", "and the model"]):
         (tmp_path / f"{number}.md").write_text(text, encoding="utf-8")
     (tmp_path / "c.yaml").write_text(f"data: {{sources: {{few: {{path: {tmp_path}}}}}}}\n", encoding="utf-8")
