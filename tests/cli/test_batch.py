@@ -1,9 +1,9 @@
 """`niels-gpt batch show`: source, document, offset and text of every row of a step."""
 
+import dataclasses
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,17 +39,9 @@ def inside(folder, monkeypatch):
 
 
 def test_json(inside, capsys):
-    step = 100
-    assert call("batch", "show", "--run", "run", "--step", step, "--json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    batch = open_task(load_config("run/config.yaml")).batch(step)
-    assert [row["row"] for row in shown] == [0, 1, 2, 3]
-    for row, ids in zip(shown, batch.x, strict=True):
-        assert row["text"] == bytes(ids.tolist()).decode("utf-8", errors="replace")
-        assert row["source"] in ("roam", "primer")
-        if row["source"] == "roam":
-            document = (Path(row["document"]).read_bytes() + b"\n\n")[row["offset"] :]
-            assert bytes(ids.tolist())[: len(document)] == document[:150]
+    assert call("batch", "show", "--run", "run", "--step", 100, "--json") == 0
+    rows = open_task(load_config("run/config.yaml")).origins(100)
+    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(row) for row in rows]
 
 
 def test_every_row_is_printed_as_it_is(inside, capsys):
@@ -85,7 +77,7 @@ def test_long_texts_are_cut(inside, capsys):
         assert ("...\n" in output) == cut
 
 
-def test_a_file_name_in_another_encoding(tmp_path, monkeypatch, capsys):
+def test_a_file_name_in_another_encoding_and_changed_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     texts = write_texts(tmp_path / "texts")
     for path in (texts / "notes").iterdir():
@@ -99,13 +91,6 @@ def test_a_file_name_in_another_encoding(tmp_path, monkeypatch, capsys):
         assert r"caf\udce9 note_" in output
     documents = [row.document for row in open_task(load_config("out/config.yaml")).origins(0)]
     assert [row["document"] for row in json.loads(output)] == documents
-
-
-def test_changed_data_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    texts = write_texts(tmp_path / "texts")
-    assert call("train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "out") == 0
-    capsys.readouterr()
     primer = texts / "primer.txt"
     primer.write_text(primer.read_text(encoding="utf-8").replace("the", "THE"), encoding="utf-8")
     assert call("batch", "show", "--run", "out", "--step", 0) == 1

@@ -126,8 +126,7 @@ def test_a_checkpoint_and_default_windows(place, capsys):
     report = report_of(capsys, path, "--no-curve", "--stride", 40)
     assert (report["checkpoint"], report["step"]) == (str(path), STEPS[0])
     assert report["settings"] == {"window": 65, "prompt": 32, "stride": 40, "greedy": 32, "map": "suffix"}
-    named = report_of(capsys, "--checkpoint", path, "--run", place / "run", "--no-curve", "--stride", 40)
-    assert named["documents"] == report["documents"]
+
     for more in (["--run", place / "run"], ["--checkpoint", path]):
         assert call("memorize", place / "run", *more) == 1
         assert "--run and --checkpoint" in error_of(capsys)
