@@ -10,7 +10,7 @@ from rich.console import Console
 from bench.__main__ import main
 from bench.case import NAMES, ON_CPU, ON_CUDA, Case, Contender, Work, load_case
 from bench.cases.get_batch import literal
-from bench.report import machine, table, write_json
+from bench.report import table
 from bench.runner import Row, summarize
 from niels_gpt import get_batch
 
@@ -122,17 +122,12 @@ def test_the_table_has_a_line_per_row_within_80_columns():
     assert any("litgpt" in line and "not installed" in line for line in lines)
 
 
-def test_the_json_has_the_rows_and_the_machine(tmp_path):
-    write_json(tmp_path / "new" / "r.json", [Row("c", "ours", "ours", "ms", 1.5, seconds=[0.1])], machine=machine())
-    result = json.loads((tmp_path / "new" / "r.json").read_text(encoding="utf-8"))
-    assert result["rows"][0]["median"] == 1.5
-    assert result["machine"]["cpu"] and result["machine"]["cores"] and result["machine"]["torch"]
-
-
 def test_contenders_run_in_separate_processes(tmp_path, capsys):
-    code = main(["tests.bench.fake", "--rounds", "3", "--quick", "--json", str(tmp_path / "r.json")])
+    code = main(["tests.bench.fake", "--rounds", "3", "--quick", "--json", str(tmp_path / "new/r.json")])
     assert code == 1  # because of the broken ones
-    rows = {row["contender"]: row for row in json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"]}
+    result = json.loads((tmp_path / "new/r.json").read_text(encoding="utf-8"))
+    assert result["machine"]["cpu"] and result["machine"]["cores"] and result["machine"]["torch"]
+    rows = {row["contender"]: row for row in result["rows"]}
     assert len(rows["ours"]["seconds"]) == len(rows["peer"]["seconds"]) == 3
     assert rows["ours"]["versus"] == "peer"
     assert rows["ours"]["facts"] == {"quick": True}
@@ -152,15 +147,6 @@ def test_fresh_contenders_are_new_processes_in_every_round(tmp_path):
     assert len(set(processes)) == 6
 
 
-def test_every_case_for_a_gpu_loads():
-    assert set(ON_CPU) <= set(NAMES) and set(ON_CUDA) <= set(NAMES)
-    for name in ON_CUDA:
-        case = load_case(name, "cuda")
-        names = [c.name for c in case.contenders]
-        assert (case.name, case.device) == (name, "cuda") and len(set(names)) == len(names)
-        assert all(c.alone in (None, *names) for c in case.contenders)
-
-
 def test_a_missing_device_is_reported_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["train_step", "--device", "cuda"]) == 2
@@ -171,10 +157,12 @@ def test_a_missing_device_is_reported_in_one_line(monkeypatch, capsys):
 
 
 def test_every_case_loads_and_an_unknown_one_is_refused(capsys):
-    for name in NAMES:
-        case = load_case(name)
+    assert set(ON_CPU) <= set(NAMES) and set(ON_CUDA) <= set(NAMES)
+    for name, device in [*((name, "cpu") for name in NAMES), *((name, "cuda") for name in ON_CUDA)]:
+        case = load_case(name, device)
         names = [c.name for c in case.contenders]
-        assert case.name == name and len(set(names)) == len(names)
+        assert (case.name, case.device) == (name, device) and len(set(names)) == len(names)
+        assert all(c.alone in (None, *names) for c in case.contenders)
     with pytest.raises(SystemExit, match="2"):
         main(["trian_step"])
     errors = capsys.readouterr().err

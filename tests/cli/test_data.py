@@ -10,11 +10,9 @@ from pathlib import Path
 
 import datasets  # now, while the environment says offline: it reads that once
 import huggingface_hub
-import matplotlib.image
 import pytest
 
 from niels_gpt.cli import data
-from niels_gpt.data import embedded
 from tests.cli import call, error_of
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +88,8 @@ def dolly_text(row):
 # --- list --------------------------------------------------------------------------------------------
 
 
-def test_list(capsys):
+def test_list(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")  # lines are not wrapped
     head, *lines = out(capsys, "list").splitlines()
     assert head.split() == ["name", "kind", "from", "licence", "id", "place"]
     assert [line.split()[0] for line in lines] == BUILT_IN
@@ -103,31 +102,15 @@ def test_list(capsys):
     assert "CC BY-SA 3.0" in lines[3] and "Apache-2.0" in lines[4] and "ODC-By" in lines[0]
 
 
-def test_list_does_not_wrap_in_a_narrow_terminal(capsys, monkeypatch):
-    wide = out(capsys, "list")
-    monkeypatch.setenv("COLUMNS", "30")
-    assert out(capsys, "list") == wide
-
-
 def test_list_json(capsys, monkeypatch):
     write_rows("data-here/oasst1/train.jsonl", [{}])
     monkeypatch.setenv("NIELS_GPT_DATA", "data-here")
     write(".roam-data/a.md", "a note")
     rows = {row["name"]: row for row in printed_json(capsys, "list")}
-    assert list(rows) == BUILT_IN
-    assert all(set(row) == {"name", "kind", "id", "licence", "from", "place"} for row in rows.values())
-    assert {name: row["id"] for name, row in rows.items() if row["id"]} == IDS
-    assert rows["wikitext"] | {"licence": ""} == {
-        "name": "wikitext",
-        "kind": "text",
-        "id": "wikitext",
-        "licence": "",
-        "from": "hub",
-        "place": "wikitext",
-    }
+    assert {name: row["id"] for name, row in rows.items()} == {name: IDS.get(name) for name in BUILT_IN}
+    assert (rows["wikitext"]["from"], rows["wikitext"]["place"]) == ("hub", "wikitext")
     assert (rows["oasst1"]["from"], Path(rows["oasst1"]["place"])) == ("local", Path("data-here/oasst1"))
     assert (rows["roam"]["from"], rows["roam"]["place"]) == ("local", ".roam-data")
-    assert rows["primer"]["from"] == rows["stdlib"]["from"] == "embedded"
 
 
 def test_list_offline(capsys):
@@ -137,35 +120,14 @@ def test_list_offline(capsys):
     assert table.count(" missing ") == 5 and "NIELS_GPT_DATA" in table
 
 
-def test_list_shows_what_is_in_the_cache(capsys, tmp_path):
-    place = tmp_path / "hf" / "datasets" / "databricks___databricks-dolly-15k"
-    (place / "default" / "0.0.0" / "abc").mkdir(parents=True)
-    rows = {row["name"]: row for row in printed_json(capsys, "list", "--offline")}
-    assert rows["dolly15k"]["from"] == "cache"
-    assert rows["dolly15k"]["place"].startswith(str(place))
-    assert rows["wikitext"]["from"] == "missing"
-
-
 def test_list_with_own_sources(capsys):
     write("poems/a.txt", "roses")
-    write_rows("chats.jsonl", [{"messages": [{"role": "user", "content": "hi"}]}])
-    write_config(
-        poems={"path": "poems", "licence": "CC0"}, chats={"path": "chats.jsonl"}, gone={"path": "no such place"}
-    )
-    rows = {row["name"]: row for row in printed_json(capsys, "list", "--config", "c.yaml")}
-    assert list(rows) == [*BUILT_IN, "poems", "chats", "gone"]
-    assert rows["poems"] == {
-        "name": "poems",
-        "kind": "text",
-        "id": None,
-        "licence": "CC0",
-        "from": "local",
-        "place": "poems",
-    }
-    assert (rows["chats"]["kind"], rows["chats"]["licence"]) == ("chat", "yours")
-    assert rows["gone"]["from"] == "missing" and "no such place" in rows["gone"]["place"]
-    lines = out(capsys, "list", "--config", "c.yaml").splitlines()
-    assert lines[-3].split() == ["poems", "text", "local", "CC0", "-", "poems"]
+    write_config(poems={"path": "poems", "licence": "CC0"}, gone={"path": "no such place"})
+    rows = [row["name"] for row in printed_json(capsys, "list", "--config", "c.yaml")]
+    assert rows == [*BUILT_IN, "poems", "gone"]
+    *_, poems, gone = out(capsys, "list", "--config", "c.yaml").splitlines()
+    assert poems.split() == ["poems", "text", "local", "CC0", "-", "poems"]
+    assert "missing" in gone and "no such place" in gone
 
 
 # --- show --------------------------------------------------------------------------------------------
@@ -216,12 +178,8 @@ def test_show_json_has_one_complete_sample_per_line(capsys):
     write("notes/a.md", "é\u2028\n" + "long " * 500)
     (note,) = shown(capsys, "roam", "--path", "notes")
     assert note == {"text": "é\u2028\n" + "long " * 500, "source": "roam", "meta": {"path": "a.md"}}
-
-
-def test_show_json_of_dates(capsys):
     write_rows("rows.jsonl", [{"text": "t", "date": "2024-01-02T03:04:05"}])
     (sample,) = shown(capsys, "fineweb_edu", "--path", "rows.jsonl")
-    assert sample["text"] == "t"
     assert sample["meta"]["date"].startswith("2024-01-02")
 
 
@@ -237,24 +195,12 @@ def test_show_cuts_long_texts(capsys):
 def test_show_shuffled(capsys):
     write_rows("dolly.jsonl", DOLLY)
     options = ["dolly15k", "--path", "dolly.jsonl", "-n", 7]
-    orders = {
-        seed: [sample["meta"]["row"] for sample in shown(capsys, *options, "--shuffle", "--seed", seed)]
-        for seed in (1, 2, 3)
-    }
-    assert all(sorted(order) == list(range(7)) for order in orders.values())
-    assert len({tuple(order) for order in orders.values()} | {tuple(range(7))}) > 2
-    again = shown(capsys, *options, "--shuffle", "--seed", 2)
-    assert [sample["meta"]["row"] for sample in again] == orders[2]
+    one, two, again = (
+        [sample["meta"]["row"] for sample in shown(capsys, *options, "--shuffle", "--seed", seed)] for seed in (1, 2, 2)
+    )
+    assert sorted(one) == sorted(two) == list(range(7))
+    assert one != two == again
     assert [sample["meta"]["row"] for sample in shown(capsys, *options, "--seed", 2)] == list(range(7))
-
-
-def test_show_shuffled_notes_are_not_the_first_ones(capsys):
-    for i in range(10):
-        write(f"notes/{i}.md", f"note {i}")
-    write_config(mine={"path": "notes"})
-    for options in (["roam", "--path", "notes"], ["mine", "--config", "c.yaml"]):
-        firsts = {shown(capsys, *options, "-n", 1, "--shuffle", "--seed", seed)[0]["text"] for seed in range(6)}
-        assert len(firsts) > 1, options
 
 
 def test_show_a_split_and_a_subset(capsys, hub):
@@ -267,21 +213,6 @@ def test_show_a_split_and_a_subset(capsys, hub):
     assert hub.calls[-1] == ("HuggingFaceFW/fineweb-edu", "CC-MAIN-2024-10")
 
 
-def test_show_local_data_by_the_environment(capsys, monkeypatch):
-    write_rows("here/databricks-dolly-15k/train.jsonl", DOLLY)
-    monkeypatch.setenv("NIELS_GPT_DATA", "here")
-    assert len(shown(capsys, "dolly15k", "--offline", "-n", 10)) == 7
-
-
-@pytest.mark.parametrize("name", ["roam", "primer", "stdlib"])
-def test_show_embedded_sources(capsys, monkeypatch, name):
-    files = embedded.stdlib_files()[:40]  # all of it takes seconds to read
-    monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
-    samples = shown(capsys, name, "-n", 2, "--offline")
-    assert [sample["source"] for sample in samples] == [name, name]
-    assert ("messages" in samples[0]) == (name == "primer")
-
-
 def test_show_an_own_source(capsys):
     write_rows("rows.jsonl", [{"body": f"poem {i}", "n": i} for i in range(4)])
     write_rows("others.jsonl", [{"body": "another"}])
@@ -290,18 +221,9 @@ def test_show_an_own_source(capsys):
     assert samples == [{"text": f"poem {i}", "source": "poems", "meta": {"n": i, "row": i}} for i in range(2)]
     (other,) = shown(capsys, "poems", "--config", "c.yaml", "--path", "others.jsonl")
     assert other["text"] == "another"
-    assert "poem 3" in out(capsys, "show", "poems", "--config", "c.yaml", "-n", 9)
 
 
 # --- stats -------------------------------------------------------------------------------------------
-
-
-def quantile(lengths, tenths):
-    return sorted(lengths)[(len(lengths) - 1) * tenths // 10]
-
-
-def is_picture(path):
-    return matplotlib.image.imread(path).std() > 0
 
 
 def test_stats_of_texts(capsys, tmp_path):
@@ -322,28 +244,7 @@ def test_stats_of_texts(capsys, tmp_path):
         "dropped": {"empty": 2, "without text": 1},
         "png": str(Path("data/stats/fineweb_edu.png")),
     }
-    assert is_picture(tmp_path / "data" / "stats" / "fineweb_edu.png")
     assert [path.name for path in (tmp_path / "data" / "stats").iterdir()] == ["fineweb_edu.png"]
-
-
-def test_stats_of_chats(capsys):
-    write_rows("dolly.jsonl", [*DOLLY, {"instruction": "no answer", "context": "", "response": ""}])
-    summary = printed_json(capsys, "stats", "dolly15k", "--path", "dolly.jsonl")
-    pairs = [dolly_text(row) for row in DOLLY]
-    lengths = [len(ask) + len(answer) for ask, answer in pairs]
-    assert summary["samples"] == 7
-    assert summary["characters"] == summary["bytes"] == sum(lengths)
-    assert summary["mean_length"] == round(sum(lengths) / 7, 1)
-    found = summary["length_quantiles"]
-    assert (found["min"], found["max"]) == (min(lengths), max(lengths))
-    assert [found["10 %"], found["median"], found["90 %"]] == [quantile(lengths, tenths) for tenths in (1, 5, 9)]
-    assert summary["roles"] == {
-        "user": {"messages": 7, "characters": sum(len(ask) for ask, _ in pairs)},
-        "assistant": {"messages": 7, "characters": sum(len(answer) for _, answer in pairs)},
-    }
-    assert summary["turns"] == {"2": 7}
-    assert summary["dropped"] == {"without response": 1}
-    assert "languages" not in summary
 
 
 def test_stats_as_a_table(capsys, tmp_path):
@@ -366,16 +267,18 @@ def test_stats_as_a_table(capsys, tmp_path):
     assert [(bar[:-2], bar[-1]) for bar in bars] == [(["2", "to", "3"], "2"), (["4", "to", "7"], "1,500")]
     assert set(bars[1][-2]) == {"█"} and len(bars[0][-2]) == 1
     assert lines[-1].endswith(str(Path("pictures/of [bold]mine[/].png")))
-    assert is_picture(tmp_path / "pictures" / "of [bold]mine[/].png")
+    assert (tmp_path / "pictures" / "of [bold]mine[/].png").read_bytes().startswith(b"\x89PNG")
     assert not Path("data").exists()
 
 
-def test_stats_in_a_narrow_terminal_keep_every_number(capsys, monkeypatch):
+@pytest.mark.parametrize(("columns", "bar"), [(40, 10), (65, 25), (80, 40), (81, 40)])
+def test_stats_in_a_narrow_terminal_keep_every_number(capsys, monkeypatch, columns, bar):
     write_rows("pages.jsonl", [{"text": "x" * 1234567}, {"text": "y"}])
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", str(columns))
     output = out(capsys, "stats", "fineweb_edu", "--path", "pages.jsonl")
     for number in ("1,234,568", "1,234,567", "617,284.0"):
         assert number in output
+    assert {line.count("█") for line in output.splitlines()} == {0, bar}
 
 
 def test_stats_of_the_first_samples(capsys):
@@ -385,6 +288,10 @@ def test_stats_of_the_first_samples(capsys):
     assert (summary["samples"], summary["characters"]) == (2, sum(len(text) for pair in first for text in pair))
     assert "2 samples (the first 2)" in out(capsys, "stats", "dolly15k", "--path", "dolly.jsonl", "--take", 2)
     assert "the first" not in out(capsys, "stats", "dolly15k", "--path", "dolly.jsonl", "--take", 20)
+    write_rows("rows/train.jsonl", DOLLY)
+    write_rows("rows/validation.jsonl", DOLLY[:1])
+    summary = printed_json(capsys, "stats", "dolly15k", "--path", "rows", "--split", "validation")
+    assert (summary["split"], summary["samples"]) == ("validation", 1)
 
 
 def test_stats_of_a_huge_source_are_of_its_first_ten_thousand(capsys, hub, monkeypatch):
@@ -400,86 +307,33 @@ def test_stats_of_a_huge_source_are_of_its_first_ten_thousand(capsys, hub, monke
     assert printed_json(capsys, "stats", "fineweb_edu")["samples"] == 13
 
 
-def test_stats_of_a_split(capsys, tmp_path):
-    write_rows("rows/train.jsonl", DOLLY)
-    write_rows("rows/validation.jsonl", DOLLY[:1])
-    summary = printed_json(capsys, "stats", "dolly15k", "--path", "rows", "--split", "validation")
-    assert (summary["split"], summary["samples"]) == ("validation", 1)
-
-
-def test_stats_of_threads(capsys):
-    rows = [
-        {"message_id": i, "parent_id": p, "message_tree_id": "a", "role": r, "text": t, "lang": lang}
-        for i, p, r, t, lang in [
-            ("a", None, "prompter", "why?", "en"),
-            ("b", "a", "assistant", "because.", "en"),
-            ("c", "a", "assistant", "so.", "en"),
-            ("d", "c", "prompter", "warum?", "de"),
-        ]
-    ]
-    write_rows("trees.jsonl", rows)
-    summary = printed_json(capsys, "stats", "oasst1", "--path", "trees.jsonl")
-    assert summary["samples"] == 2
-    assert summary["turns"] == {"2": 2}
-    assert summary["roles"]["user"] == {"messages": 2, "characters": 8}
-    assert summary["languages"] == {"en": 2}
-    assert sum(summary["dropped"].values()) == 1
-
-
-def test_show_reports_dropped_rows_on_stderr():
-    write_rows("dolly.jsonl", [{"instruction": "", "context": "", "response": "r"}] * 3 + DOLLY)
-    command = [sys.executable, "-m", "niels_gpt", "data", "show", "dolly15k", "--path", "dolly.jsonl", "-n", "20"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 7
-    (line,) = done.stderr.splitlines()
-    assert "dolly15k" in line and "3 without instruction" in line
-
-
 # --- mistakes ----------------------------------------------------------------------------------------
 
 
 def prepare():
     write_rows("rows/train.jsonl", DOLLY)
-    write("empty/readme.csv", "a,b")
     write("notes/a.md", "a note")
     write("blank/a.md", " \n")
     write("bad.jsonl", '{"instruction": "a", "response": "b"}\n{"instruction": \n')
-    write("bad.parquet", "this is no parquet file")
     Path("cut.jsonl.gz").write_bytes(gzip.compress(b'{"instruction": "a", "response": "b"}\n' * 99)[:-20])
-    Path("latin.md").write_bytes(b"caf\xe9")
     Path("latin").mkdir()
     Path("latin/a.md").write_bytes(b"caf\xe9")
-    write_config(mine={"path": "notes"}, gone={"path": "no such place"}, nothing={"path": "empty"})
+    write_config(mine={"path": "notes"}, gone={"path": "no such place"})
     write("typo.yaml", "data: {sources: {mine: {paht: notes}}}")
-    write("taken.yaml", "data: {sources: {dolly15k: {path: notes}}}")
 
 
 @pytest.mark.parametrize(
     ("options", "mentioned"),
     [
         ("dolly", ["'dolly'", "dolly15k", "stdlib"]),
-        ("mine", ["'mine'", "wikitext"]),
-        ("roam --split validation", ["roam", "'validation'", "train"]),
         ("dolly15k --path rows --split tset", ["'tset'", "train", "rows"]),
         ("dolly15k --path nowhere", ["nowhere", "databricks/databricks-dolly-15k"]),
-        ("roam --path nowhere", ["nowhere"]),
-        ("primer --path nowhere", ["nowhere"]),
         ("dolly15k --subset big", ["dolly15k", "'big'"]),
         ("dolly15k --path bad.jsonl", ["bad.jsonl", "line 2"]),
-        ("dolly15k --path bad.parquet", ["bad.parquet", "parquet"]),
-        ("dolly15k --path cut.jsonl.gz", ["cut.jsonl.gz", "gzip"]),
-        ("dolly15k --path empty", ["empty", ".jsonl"]),
-        ("primer --path latin.md", ["latin.md", "offset 3"]),
-        ("roam --path latin", ["a.md", "offset 3"]),
-        ("mine --config none.yaml", ["none.yaml"]),
+        ("roam --path latin", ["a.md", "offset 3", "--encoding-errors"]),
         ("mine --config typo.yaml", ["data.sources.mine.paht", "path"]),
-        ("mine --config taken.yaml", ["dolly15k", "already"]),
         ("gone --config c.yaml", ["gone", "no such place"]),
-        ("nothing --config c.yaml", ["empty", ".txt", ".jsonl"]),
-        ("mine --config c.yaml --split test", ["'test'", "train"]),
-        ("mine --config c.yaml --subset x", ["mine", "'x'"]),
+        ("mine --config c.yaml --path elsewhere", ["elsewhere"]),
     ],
 )
 def test_a_mistake_is_one_line(capsys, tmp_path, options, mentioned):
@@ -503,25 +357,12 @@ def test_no_sample_is_an_error(capsys, tmp_path, command):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_missing_path_is_named_as_it_was_given(capsys):
+def test_the_remedy_for_other_encodings(capsys):
     prepare()
-    assert call("data", "show", "mine", "--config", "c.yaml", "--path", "elsewhere") == 1
-    message = error_of(capsys)
-    assert "elsewhere" in message
-    assert "data.sources.mine.path is" not in message  # that is what the config says
+    assert "caf\ufffd" in out(capsys, "show", "roam", "--path", "latin", "--encoding-errors", "replace")
 
 
-def test_the_remedy_for_other_encodings_is_an_option_of_the_command(capsys):
-    prepare()
-    assert call("data", "show", "roam", "--path", "latin") == 1
-    message = error_of(capsys)
-    if "--encoding-errors" in message:
-        assert call("data", "show", "roam", "--path", "latin", "--encoding-errors", "replace") == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "name"), [("show", "fineweb_edu"), ("stats", "wikitext"), ("show", "gutenberg"), ("stats", "oasst1")]
-)
+@pytest.mark.parametrize(("command", "name"), [("show", "fineweb_edu"), ("stats", "wikitext")])
 def test_offline_without_data_names_both_remedies(capsys, monkeypatch, command, name):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -536,9 +377,10 @@ def test_offline_without_data_names_both_remedies(capsys, monkeypatch, command, 
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-def test_a_damaged_file_is_one_line_of_the_process(file="cut.jsonl.gz"):
+def test_a_damaged_file_is_one_line_of_the_process():
     """The libraries below print nothing beside it."""
     prepare()
+    file = "cut.jsonl.gz"
     command = [sys.executable, "-m", "niels_gpt", "data", "show", "dolly15k", "--path", file]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
@@ -553,17 +395,3 @@ def test_a_damaged_file_is_one_line_of_the_process(file="cut.jsonl.gz"):
 def test_usage(capsys, options):
     assert call("data", *options.split()) == 2
     assert "Usage: niels-gpt data" in capsys.readouterr().err
-
-
-def test_help_names_the_commands_and_options(capsys):
-    assert call("data", "--help") == 0
-    shown_help = capsys.readouterr().out
-    assert all(f"\n  {command} " in shown_help for command in ("list", "show", "stats"))
-    for command, options in (
-        ("list", "--config --offline --json"),
-        ("show", "-n --split --shuffle --seed --subset --path --config --chars --offline --json"),
-        ("stats", "--take --split --subset --path --config --png --offline --json"),
-    ):
-        assert call("data", command, "--help") == 0
-        text = capsys.readouterr().out
-        assert all(option in text for option in options.split())

@@ -55,7 +55,7 @@ def test_json(capsys, options, stride, limit):
     assert result["scores"]["val_wiki"]["nats_per_token"] == pytest.approx(exact.nats_per_token, rel=1e-9)
 
 
-def test_the_table_of_the_newest_run(capsys, tmp_path):
+def test_the_table_of_the_newest_run(capsys):
     scores = evaluated(capsys, "--run", "runs/small")["scores"]
     assert call("eval") == 0
     output, errors = capsys.readouterr()
@@ -120,9 +120,8 @@ def test_a_model_with_a_tokenizer_is_scored_on_token_caches(token_runs, capsys, 
     assert result["stride"] == 16
     assert result["scores"]["val_roam"]["tokens"] == 59
     best = "runs/chat/checkpoints/best.pt"
-    assert evaluated(capsys, "--checkpoint", best, "--limit", 60) == result  # the run is found from its checkpoint
-    folder = ["--token-cache", token_caches.folder()]
-    assert evaluated(capsys, "--checkpoint", best, "--limit", 60, *folder) == result
+    options = ["--checkpoint", best, "--limit", 60, "--token-cache", token_caches.folder()]
+    assert evaluated(capsys, *options) == result  # the run is found from its checkpoint
     assert call("eval", "--checkpoint", best, "--token-cache", "nowhere") == 1
     assert "nowhere" in error_of(capsys)
     assert call("eval", "--run", "runs/chat", "--limit", 60) == 0

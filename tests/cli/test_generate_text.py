@@ -66,16 +66,6 @@ def test_the_sampling_options_reach_the_model(checkpoint, capsys):
         assert capsys.readouterr().out == continued(checkpoint, "ab", **wanted) + "\n"
 
 
-def test_json(checkpoint, capsys):
-    assert call("generate", "é", "--checkpoint", checkpoint, "--max-tokens", 30, "--seed", 1, "--json") == 0
-    output = capsys.readouterr().out
-    assert json.loads(output) == {
-        "checkpoint": str(checkpoint),
-        "prompt": "é",
-        "texts": [continued(checkpoint, "é")],
-    }
-
-
 def test_several_continuations(checkpoint, capsys):
     model, _ = load_model(checkpoint)
     drawn_from = torch.Generator().manual_seed(1)
@@ -86,14 +76,13 @@ def test_several_continuations(checkpoint, capsys):
     output = capsys.readouterr().out
     assert output == "".join(f"--- {i} of 3\n{text}\n" for i, text in enumerate(texts, 1))
     assert call("generate", "ab", *options, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["texts"] == texts
+    assert json.loads(capsys.readouterr().out) == {"checkpoint": str(checkpoint), "prompt": "ab", "texts": texts}
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
 def test_stop(checkpoint, capsys, json_too):
     free = continued(checkpoint, "ab", 40, temperature=0.0)[2:]
     stop = free[10:12]
-    assert free.isascii()
     options = ["--checkpoint", checkpoint, "--max-tokens", 40, "--temperature", 0, "--stop", "zzz", "--stop", stop]
     assert call("generate", "ab", *options, *json_too) == 0
     output = capsys.readouterr().out
@@ -115,22 +104,6 @@ def test_an_empty_prompt(checkpoint, capsys, monkeypatch):
     assert "prompt is empty" in error_of(capsys)
 
 
-def test_a_prompt_longer_than_the_context(checkpoint, capsys):
-    prompt = "abc " * 100
-    for cache in ("--cache", "--no-cache"):
-        options = ["--checkpoint", checkpoint, "--max-tokens", 20, "--temperature", 0]
-        assert call("generate", prompt, *options, cache) == 0
-        output = capsys.readouterr().out
-        assert output.startswith(prompt)
-        alone = continued(checkpoint, prompt[-96:], 20, temperature=0.0)
-        assert output[len(prompt) : -1] == alone[96:]
-
-
-def test_an_empty_stop(checkpoint, capsys):
-    assert call("generate", "ab", "--checkpoint", checkpoint, "--stop", "") == 1
-    assert "stop" in capsys.readouterr().err
-
-
 def test_int8_weights(checkpoint, capsys):
     options = ["--checkpoint", checkpoint, "--max-tokens", 30, "--temperature", 0, "--device", "cpu"]
     assert call("generate", "hello", *options, "--weights", "int8") == 0
@@ -141,7 +114,7 @@ def test_int8_weights(checkpoint, capsys):
     assert re.search("--weights.*float32 or int8.*'int4'", error_of(capsys))
 
 
-@pytest.mark.parametrize("options", [[], ["--temperature", "0"], ["--json", "-n", "2"], ["--weights", "int8"]])
+@pytest.mark.parametrize("options", [["--temperature", "0"], ["--json", "-n", "2"]])
 def test_broken_weights_are_refused(tmp_path, capsys, monkeypatch, options):
     model = GPT({"T": 8, "C": 4, "L": 1, "H": 1, "dropout": 0.0})
     with torch.no_grad():

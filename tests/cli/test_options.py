@@ -54,8 +54,11 @@ def test_an_unusable_output_path_is_refused_before_any_work(capsys, command):
         ("memorize --prompt 0", "1"),
         ("memorize --stride 0", "1"),
         ("memorize --greedy -1", "0"),
+        ("memorize --documents 0", "1"),
         ("data lint --context 0", "1"),
         ("eval --limit 1", "2"),
+        ("splice coverage --steps 0", "1"),
+        ("splice coverage --epochs 0", "1"),
     ],
 )
 def test_values_past_a_limit_are_wrong_usage(capsys, command, limit):

@@ -1,7 +1,8 @@
 """`niels-gpt pipeline`: two phases, a best checkpoint for each, and resume from wherever it stopped."""
 
+import contextlib
+import io
 import json
-import math
 import re
 import shlex
 import shutil
@@ -11,11 +12,8 @@ import pytest
 import torch
 import yaml
 
-from niels_gpt.config.yaml_file import load_config
 from niels_gpt.report import curves
-from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system.rng import generator
 from niels_gpt.training.progress import Silent
 from niels_gpt.training.tasks.base import eval_name
 from tests import token_caches
@@ -37,13 +35,14 @@ sft:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with caches under the default path, a config, and a finished pipeline, whole/."""
+    """A folder with caches under the default path, a config, a finished pipeline, whole/, and what it printed."""
     folder = tmp_path_factory.mktemp("pipeline")
     token_caches.copy_to(folder / "cache")
     (folder / "c.yaml").write_text(FILE, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
         assert call("pipeline", "--config", "c.yaml", "--run-dir", "whole") == 0
+    (folder / "printed.txt").write_text(printed.getvalue(), encoding="utf-8")
     return folder
 
 
@@ -85,33 +84,6 @@ def test_each_phase_has_its_own_run_and_its_own_best_checkpoint(place):
         assert best["config"]["V"] == 404
 
 
-def mean_loss(model, kind, name, T=16, B=6, steps=2, *, seed):
-    """Return the mean loss of the held-out rows that an evaluation draws, token by token."""
-    if kind == "pretrain":
-        pool = [(ids[:-1], ids[1:]) for _, ids in token_caches.windows(name, "val", T)]
-    else:
-        talks = token_caches.examples(name, "val")
-        pool = [token_caches.sft_row(talks[i], T) for i in token_caches.usable(talks, T)]
-    draw = generator(seed, "eval", name)
-    losses = []
-    for _ in range(steps):
-        rows = [pool[i] for i in torch.randint(0, len(pool), (B,), generator=draw).tolist()]
-        losses += token_caches.nats(model, [x for x, _ in rows], [targets for _, targets in rows])
-    return math.fsum(losses) / len(losses)
-
-
-def test_sft_evaluates_its_own_caches_and_those_of_pretraining(place):
-    run = RunFolder(place / "whole/sft")
-    model, step = load_model(run.latest)
-    assert step == STEPS["sft"]
-    evals = metric_lines(run.path)[-1]["evals"]
-    shares = {"dolly15k": 0.50, "oasst1": 0.45, "primer": 0.05}
-    wanted = sum(share * mean_loss(model, "sft", name, seed=8) for name, share in shares.items())
-    assert evals["val_sft"] == pytest.approx(wanted, rel=1e-5)
-    kept = (mean_loss(model, "pretrain", "fineweb_edu", seed=8) + mean_loss(model, "pretrain", "roam", seed=8)) / 2
-    assert evals["val_pretrain"] == pytest.approx(kept, rel=1e-5)
-
-
 def test_sft_starts_from_the_best_checkpoint_of_pretraining(place):
     """And not from the latest one: here the best comes earlier."""
     # The learning rate grows from 0 to 5, so that the end is worse than the beginning on every machine.
@@ -123,32 +95,27 @@ def test_sft_starts_from_the_best_checkpoint_of_pretraining(place):
 
 
 def test_what_is_printed(place, capsys):
-    assert call("pipeline", "--config", "c.yaml", "--run-dir", "printed") == 0
-    output, errors = capsys.readouterr()
-    assert errors == ""
+    output = (place / "printed.txt").read_text(encoding="utf-8")
     assert "\x1b" not in output
-    assert output.index("pretrain: into printed/pretrain") < output.index("sft: into printed/sft")
+    assert output.index("pretrain: into whole/pretrain") < output.index("sft: into whole/sft")
     assert re.search(r"^fineweb_edu +50\.0%", output, re.MULTILINE)
     assert re.search(r"^dolly15k +50\.0%", output, re.MULTILINE)
-    before, after = (metric_lines(place / "printed" / phase)[-1]["evals"] for phase in ("pretrain", "sft"))
-    assert (
-        f"val_pretrain: {before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT" in output
-    )
-    assert f"val_sft: {after['val_sft']:.3f}" in output
+    before, after = (metric_lines(place / "whole" / phase)[-1]["evals"] for phase in ("pretrain", "sft"))
+    losses = f"{before['val_pretrain']:.3f} after pretraining, {after['val_pretrain']:.3f} after SFT"
+    assert f"val_pretrain: {losses}\nval_sft: {after['val_sft']:.3f}\n" in output
     for phase in ("pretrain", "sft"):
-        assert f"best {phase} checkpoint: printed/{phase}/checkpoints/best.pt" in output
+        assert f"best {phase} checkpoint: whole/{phase}/checkpoints/best.pt" in output
     (line,) = [line for line in output.splitlines() if line.startswith("next: ")]
     commands = re.findall(r"niels-gpt (.*?)(?:   |$)", line)
     assert [shlex.split(command)[0] for command in commands] == ["chat", "eval"]
     assert call(*shlex.split(commands[1]), "--limit", 50, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == "printed/sft/checkpoints/best.pt"
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == "whole/sft/checkpoints/best.pt"
 
 
 def test_folders_are_named_after_the_config(place, capsys):
+    (place / "runs/c").mkdir(parents=True)
     fast = token_caches.options(["pretrain.train.total_steps=2", "sft.train.total_steps=2"])
-    for _ in range(2):
-        assert call("pipeline", "--config", "c.yaml", *fast) == 0
-    assert sorted(path.name for path in (place / "runs").iterdir()) == ["c", "c-2"]
+    assert call("pipeline", "--config", "c.yaml", *fast) == 0
     capsys.readouterr()
     assert call("eval", "--limit", 20, "--json") == 0  # the newest run is the last phase of the last pipeline
     output, errors = capsys.readouterr()
@@ -159,13 +126,8 @@ def test_folders_are_named_after_the_config(place, capsys):
 def test_print_config(place, capsys):
     assert call("pipeline", "--config", "c.yaml", "--set", "sft.train.B=4", "--print-config") == 0
     output = capsys.readouterr().out
-    found = {}
-    for part in re.split(r"^# ", output, flags=re.MULTILINE)[1:]:
-        name, _, text = part.partition("\n")
-        found[name] = yaml.safe_load(text)
-        path = place / f"shown-{name}.yaml"
-        path.write_text(text, encoding="utf-8")
-        assert load_config(path).task == name
+    parts = [part.partition("\n") for part in re.split(r"^# ", output, flags=re.MULTILINE)[1:]]
+    found = {name: yaml.safe_load(text) for name, _, text in parts}
     assert list(found) == ["pretrain", "sft"]
     assert found["pretrain"]["model"] == found["sft"]["model"]
     assert found["pretrain"]["model"]["V"] == 404  # the tokenizer's
@@ -179,7 +141,7 @@ def test_print_config(place, capsys):
         assert stored == printed
 
 
-@pytest.mark.parametrize("name", ["my caches", "caches #2", "[draft]", "2024"])
+@pytest.mark.parametrize("name", ["caches #2", "2024"])
 def test_the_folder_of_caches_may_have_any_name(place, capsys, name):
     shutil.copytree(place / "cache/tokenizer", place / name / "tokenizer")
     assert call("pipeline", "--config", "c.yaml", "--token-cache", name, "--print-config") == 0, capsys.readouterr()
@@ -188,15 +150,6 @@ def test_the_folder_of_caches_may_have_any_name(place, capsys, name):
 
 
 # --- what is refused ---------------------------------------------------------------------------------
-
-
-def test_a_folder_that_holds_a_pipeline(place, capsys):
-    before = snapshot(place / "whole")
-    assert call("pipeline", "--config", "c.yaml", "--run-dir", "whole") == 1
-    message = error_of(capsys)
-    assert "whole" in message
-    assert "--resume" in message
-    assert snapshot(place / "whole") == before
 
 
 @pytest.mark.parametrize("phase", ["pretrain", "sft"])
@@ -219,17 +172,11 @@ def refused(capsys, folder, *arguments):
     ("override", "words"),
     [
         ("sft.model.L=2", ["sft.model"]),
-        ("train.B=2", ["unknown key train", "pretrain"]),
-        ("sft.train.totl_steps=2", ["totl_steps", "total_steps"]),
-        ("pretrain.train.p_train={gone: 1.0}", ["gone", "fineweb_edu"]),
-        ("pretrain.train.warmup_steps=50", ["warmup"]),
         ("data.token_cache=nowhere", ["nowhere", "niels-gpt cache build-all"]),
         ("pretrain.init_from=gone.pt", ["gone.pt"]),
         # mistakes in the second phase, before the first one has run
         ("sft.train.p_train={gone: 1.0}", ["gone", "dolly15k"]),
-        ("sft.train.warmup_steps=50", ["warmup"]),
         ("sft.train.precision=tf32", ["tf32", "cpu"]),
-        ("sft.data.token_cache=nowhere", ["nowhere"]),
     ],
 )
 def test_mistakes_are_reported_before_any_work(tmp_path, override, words, capsys):
@@ -238,9 +185,8 @@ def test_mistakes_are_reported_before_any_work(tmp_path, override, words, capsys
         assert word in message
 
 
-@pytest.mark.parametrize("file", ["pretrain/roam/train/shard_00000.bin", "sft/primer/train_tokens.bin"])
-def test_verify_finds_damaged_caches_of_either_phase(tmp_path, capsys, file):
-    root = token_caches.copy_to(tmp_path / "caches")
+def test_verify_finds_damaged_caches_of_the_second_phase(tmp_path, capsys):
+    root, file = token_caches.copy_to(tmp_path / "caches"), "sft/primer/train_tokens.bin"
     data = bytearray((root / file).read_bytes())
     data[10] ^= 1
     (root / file).write_bytes(data)
@@ -300,28 +246,16 @@ def test_a_signal_saves_and_prints_how_to_resume(place, monkeypatch, capsys, pha
     check_same(place / folder, place / "whole")
 
 
-@pytest.mark.parametrize("kind", ["with --set", "with --token-cache", "without a config"])
-def test_the_command_to_resume_continues_the_same_pipeline(place, monkeypatch, capsys, kind, tmp_path):
-    """Whatever options it was started with."""
-    short = ["--set", "pretrain.train.total_steps=4", "--set", "sft.train.total_steps=3"]
-    if kind == "with --set":
-        given = ["--config", "c.yaml", "--set", "pretrain.train.seed=9", "--set", "sft.train.seed=9"]
-    elif kind == "with --token-cache":
-        shutil.copytree(place / "cache", place / "other caches")
-        text = FILE.replace("token_cache: cache", "token_cache: nowhere")
-        (place / "a config.yaml").write_text(text, encoding="utf-8")
-        given = ["--config", "a config.yaml", "--token-cache", "other caches"]
-    else:
-        tree = yaml.safe_load(FILE)
-        sections = [(f"{phase}.{part}", value) for phase in ("pretrain", "sft") for part, value in tree[phase].items()]
-        given = [word for key, value in sections for word in ("--set", f"{key}={json.dumps(value)}")]
-    uninterrupted, folder = tmp_path / "one", tmp_path / "two"
-    report_to(monkeypatch)
-    assert call("pipeline", *given, *short, "--run-dir", uninterrupted) == 0
+def test_the_command_to_resume_needs_none_of_the_options(place, monkeypatch, capsys, tmp_path):
+    """Those of --set and --token-cache are stored; here they are all of c.yaml."""
+    shutil.copytree(place / "cache", place / "other caches")
+    tree = yaml.safe_load(FILE)
+    sections = [(f"{phase}.{part}", value) for phase in ("pretrain", "sft") for part, value in tree[phase].items()]
+    given = [word for key, value in sections for word in ("--set", f"{key}={json.dumps(value)}")]
     in_phase(monkeypatch, "pretrain", 1, send(signal.SIGTERM))
-    assert call("pipeline", *given, *short, "--run-dir", folder) == 143
+    assert call("pipeline", *given, "--token-cache", "other caches", "--run-dir", tmp_path / "a run") == 143
     assert call(*command_in(capsys.readouterr().out)) == 0, capsys.readouterr().err
-    check_same(folder, uninterrupted)
+    check_same(tmp_path / "a run", place / "whole")
 
 
 @pytest.mark.parametrize("step", [STEPS["pretrain"] - 1, STEPS["pretrain"]])
@@ -337,9 +271,9 @@ def test_a_signal_during_the_last_step_of_pretraining_stops_the_pipeline(place, 
     check_same(place / folder, place / "whole")
 
 
-@pytest.mark.parametrize(("phase", "step"), [("pretrain", 2), ("pretrain", 10), ("sft", 6)])
+@pytest.mark.parametrize(("phase", "step"), [("pretrain", 10), ("sft", 2)])
 def test_a_killed_pipeline_resumes_to_the_same_weights(place, monkeypatch, phase, step):
-    """Killed before the first checkpoint of a phase, after its last step but before its checkpoint, and in between."""
+    """Killed after the last step of pretraining but before its checkpoint, and before the first one of SFT."""
     folder = f"killed-{phase}-{step}"
     in_phase(monkeypatch, phase, step, die)
     with pytest.raises(Killed):
@@ -355,6 +289,8 @@ def test_a_finished_pipeline_is_not_changed(place, capsys):
     for phase in ("pretrain", "sft"):
         assert f"{phase}: whole/{phase} is finished" in output
         assert f"best {phase} checkpoint: whole/{phase}/checkpoints/best.pt" in output
+    assert call("pipeline", "--config", "c.yaml", "--run-dir", "whole") == 1
+    assert re.search("whole.*--resume", error_of(capsys))
     assert snapshot(place / "whole") == before
 
 

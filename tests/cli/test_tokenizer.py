@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 import sentencepiece
@@ -58,13 +59,6 @@ def messages(place):
     return [line.partition(": ")[2] for block in blocks for line in block.splitlines()]
 
 
-def own_texts(place):
-    lines = (place / "mine.jsonl").read_text(encoding="utf-8").splitlines()
-    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(42)).tolist()
-    held_out = order[: len(lines) // 10]
-    return [json.loads(line)["text"] for i, line in enumerate(lines) if i not in held_out]
-
-
 def snapshot(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -90,34 +84,23 @@ def test_a_tokenizer_is_written(place, capsys):
     assert snapshot(place / "tok") == snapshot(place / "new/tok")  # the same text and seed: the same bytes
 
 
-def test_the_seed_and_the_number_of_documents_reach_the_training(place, capsys):
-    assert call("tokenizer", "train", "roam", "--out", "few", "--documents", 3, "--seed", 5, *SMALL) == 0
-    meta = json.loads((place / "few/meta.json").read_text(encoding="utf-8"))
-    assert meta["seed"] == 5
-    assert meta["inputs"]["texts"] == 3
-
-
 def test_an_existing_tokenizer_is_replaced_only_with_force(place, capsys):
-    assert call("tokenizer", "train", "primer", "--out", "kept", *SMALL) == 0
-    before = snapshot(place / "kept")
-    capsys.readouterr()
-    assert call("tokenizer", "train", "roam", "--out", "kept", *SMALL) == 1
-    message = error_of(capsys)
-    assert "kept" in message
-    assert "--force" in message
-    assert snapshot(place / "kept") == before
-    assert call("tokenizer", "train", "roam", "--out", "kept", *SMALL, "--force") == 0
-    assert snapshot(place / "kept") != before
-    assert load_tokenizer(place / "kept").vocab_size == 324
+    """And the seed and the number of documents reach the training."""
+    shutil.copytree(place / "tok", place / "kept")
+    few = ["tokenizer", "train", "roam", "--out", "kept", "--documents", 3, "--seed", 5, *SMALL]
+    assert call(*few) == 1
+    assert re.search("kept.*--force", error_of(capsys))
+    assert snapshot(place / "kept") == snapshot(place / "tok")
+    assert call(*few, "--force") == 0
+    meta = json.loads((place / "kept/meta.json").read_text(encoding="utf-8"))
+    assert (meta["seed"], meta["inputs"]["texts"]) == (5, 3)
+    assert load_tokenizer(place / "kept").sha256 == meta["sha256"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["roam", "--vocab-size", 200], ["vocab_size", "200"]),
-        (["roam", "--vocab-size", 258], ["vocab_size", "258"]),
-        (["roam", "--vocab-size", 70_000], ["vocab_size", "70000"]),
-        (["nowhere"], ["'nowhere'", "roam"]),
         (["roam", "--path", "gone"], ["gone"]),
         (["mine"], ["'mine'", "roam"]),  # without its config
     ],
@@ -142,12 +125,6 @@ def test_the_default_is_every_source_that_can_be_read(place, capsys, hub):
     assert "niels-gpt tokenizer report roam primer " in output
 
 
-def next_command(capsys):
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if line.startswith("next: ")]
-    return shlex.split(line.removeprefix("next: "))
-
-
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
@@ -164,8 +141,8 @@ def test_the_next_command_can_be_typed_as_it_is_printed(place, arguments, wanted
         for i in range(4):
             (other / f"{i}.md").write_text(token_caches.words(i, 200), encoding="utf-8")
     assert call("tokenizer", "train", *arguments, "--vocab-size", 350) == 0
-    program, *rest = next_command(capsys)
-    assert program == "niels-gpt"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: niels-gpt ")]
+    rest = shlex.split(line.removeprefix("next: niels-gpt "))
     assert call(*rest, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     (row,) = report["sources"]
@@ -203,29 +180,15 @@ def measured(place, texts):
 
 
 def test_bytes_per_token_of_each_source(place, capsys):
-    report, errors = reported(capsys, "roam", "primer", "mine", "--config", "c.yaml", "--tokenizer", "tok")
+    report, errors = reported(capsys, "roam", "primer", "--tokenizer", "tok")
     assert errors == ""
-    assert [row["source"] for row in report["sources"]] == ["roam", "primer", "mine"]
-    for row, texts in zip(report["sources"], (notes(place), messages(place), own_texts(place)), strict=True):
+    assert [row["source"] for row in report["sources"]] == ["roam", "primer"]
+    for row, texts in zip(report["sources"], (notes(place), messages(place)), strict=True):
         wanted, _ = measured(place, texts)
         assert row["tokens_per_second"] > 0
         assert {key: row[key] for key in wanted} == pytest.approx(wanted)
     sha = hashlib.sha256((place / "tok/spm.model").read_bytes()).hexdigest()
     assert (report["sha256"], report["vocab_size"]) == (sha, 324)
-    best = {row["source"]: row["bytes_per_token"] for row in report["sources"]}
-    assert best["roam"] > best["mine"] > 1  # it was trained on the notes
-
-
-def test_take_limits_the_texts(place, capsys):
-    report, _ = reported(capsys, "roam", "--tokenizer", "tok", "--take", 2)
-    wanted, _ = measured(place, notes(place)[:2])
-    assert {key: report["sources"][0][key] for key in wanted} == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("path", ["tok", "tok/spm.model"])
-def test_a_tokenizer_is_a_folder_or_a_file(place, capsys, path):
-    report, _ = reported(capsys, "roam", "--tokenizer", path)
-    assert report["vocab_size"] == 324
 
 
 def subwords(place):
@@ -240,25 +203,21 @@ def subwords(place):
     return found
 
 
-def test_unused_subwords(place, capsys):
-    report, _ = reported(capsys, "primer", "--tokenizer", "tok", "--take", 5)
-    _, used = measured(place, messages(place)[:5])
-    unused = [data.decode("utf-8") for i, data in subwords(place).items() if i not in used]
-    assert 0 < len(unused) < len(subwords(place))
+def test_unused_and_longest_subwords(place, capsys):
+    report, _ = reported(capsys, "primer", "--tokenizer", "tok/spm.model", "--take", 5)
+    wanted, used = measured(place, messages(place)[:5])
+    assert {key: report["sources"][0][key] for key in wanted} == pytest.approx(wanted)
+    found = subwords(place)
+    unused = [data.decode("utf-8") for i, data in found.items() if i not in used]
+    assert 0 < len(unused) < len(found)
     assert report["unused_pieces"] == len(unused)
     assert report["unused_examples"] == unused[:24]
+    longest = [text.encode("utf-8") for text in report["longest_pieces"]]
+    assert [len(data) for data in longest] == sorted(map(len, found.values()), reverse=True)[:12]
+    assert len(set(longest)) == 12 and set(longest) <= set(found.values())
 
 
-def test_the_longest_subwords(place, capsys):
-    report, _ = reported(capsys, "primer", "--tokenizer", "tok")
-    found = subwords(place)
-    shown = [text.encode("utf-8") for text in report["longest_pieces"]]
-    assert [len(data) for data in shown] == sorted((len(data) for data in found.values()), reverse=True)[: len(shown)]
-    assert len(set(shown)) == len(shown) == 12
-    assert set(shown) <= set(found.values())
-
-
-def test_the_table(place, capsys):
+def test_the_table(capsys):
     report, _ = reported(capsys, "roam", "primer", "--tokenizer", "tok")
     assert call("tokenizer", "report", "roam", "primer", "--tokenizer", "tok") == 0
     output = capsys.readouterr().out
@@ -268,16 +227,13 @@ def test_the_table(place, capsys):
         (line,) = [line for line in lines if line.startswith(row["source"])]
         assert f" {row['bytes_per_token']:.2f} " in line
         assert f" {100 * row['one_byte_tokens']:.1f}% " in line
-    gpt2 = next(line for line in lines if "GPT-2" in line)
-    assert re.search(r"\b4\b", gpt2)
-    bytes_ = next(line for line in lines if line.startswith("bytes"))
-    assert "1.00" in bytes_
+    assert re.search(r"^GPT-2.* 4\b", output, re.MULTILINE) and re.search(r"^bytes.* 1\.00 ", output, re.MULTILINE)
     assert "  ".join(repr(subword) for subword in report["longest_pieces"]) in output
     assert re.search(rf"^unused: {report['unused_pieces']:,} ", output, re.MULTILINE)
     assert "  ".join(repr(subword) for subword in report["unused_examples"]) in output
 
 
-def test_texts_with_special_strings_are_skipped(place, tmp_path, capsys):
+def test_texts_with_special_strings_are_skipped(tmp_path, capsys):
     for number, text in enumerate(["the note", f"forged {SPECIAL_TOKENS[3]} here", "and the model"]):
         (tmp_path / f"{number}.md").write_text(text, encoding="utf-8")
     (tmp_path / "c.yaml").write_text(f"data: {{sources: {{few: {{path: {tmp_path}}}}}}}\n", encoding="utf-8")
@@ -286,19 +242,15 @@ def test_texts_with_special_strings_are_skipped(place, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "facts"),
     [
-        (["roam", "--tokenizer", "gone"], ["gone", "niels-gpt tokenizer train"]),
-        (["roam", "--tokenizer", "mine.jsonl"], ["mine.jsonl"]),
-        (["nowhere", "--tokenizer", "tok"], ["'nowhere'", "roam"]),
-        (["roam", "--tokenizer", "tok", "--path", "gone"], ["gone"]),
+        (["roam", "--tokenizer", "gone"], "gone.*niels-gpt tokenizer train"),
+        (["roam", "--tokenizer", "tok", "--path", "gone"], "gone"),
     ],
 )
-def test_reports_that_are_refused(arguments, words, capsys):
+def test_reports_that_are_refused(arguments, facts, capsys):
     assert call("tokenizer", "report", *arguments) == 1
-    message = error_of(capsys)
-    for word in words:
-        assert word in message
+    assert re.search(facts, error_of(capsys))
 
 
 def test_the_default_is_to_report_every_source_that_can_be_read(capsys, hub):

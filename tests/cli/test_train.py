@@ -19,7 +19,7 @@ from niels_gpt.report import curves
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.processes import World
 from niels_gpt.training.loop import TrainResult
-from tests.cli import SMALL, After, call, data, error_of, report_to, send, snapshot
+from tests.cli import SMALL, After, call, data, error_of, report_to, send
 from tests.training import metric_lines, write_texts
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,46 +64,15 @@ def test_a_run_leaves_config_metrics_checkpoints_samples_and_plot(texts, tmp_pat
     assert all({"step", "loss", "lr", "grad_norm", "tokens_per_s"} <= set(line) for line in lines)
 
 
-def test_the_table_of_sources(texts, capsys):
-    options = ["--roam", "data/notes", "--primer", "data/primer.txt"]  # short paths: the table wraps long ones
-    assert call("train", *SMALL, *options, "--steps", 1, "--run-dir", "out") == 0
-    head, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
-    assert head == ["source", "share", "train", "held", "out", "documents", "from"]
-    notes = [path.read_bytes() for path in (texts / "notes").iterdir()]
-    size = sum(map(len, notes)) + 2 * (len(notes) - 2)  # two notes are held out; two bytes join neighbors
-    assert [row[0] for row in rows] == ["roam", "primer"]
-    assert rows[0][1] == "60.0%" and rows[0][2].endswith("B") and rows[0][3].endswith("B")
-    assert rows[0][4] == str(len(notes))
-    shown = [float(text.rstrip("kB")) * (1000 if "k" in text else 1) for text in rows[0][2:4]]
-    assert sum(shown) == pytest.approx(size, rel=0.02)
-
-
 def test_run_folders_are_named_after_the_config(texts, tmp_path, capsys, no_plot):
     shutil.move(texts / "notes", tmp_path / ".roam-data")  # the default paths
     (tmp_path / "my-model.yaml").write_text("train: {warmup_steps: 0}\n", encoding="utf-8")
-    for _ in range(2):
-        assert call("train", *SMALL, "--config", "my-model.yaml", "--steps", 1) == 0
+    assert call("train", *SMALL, "--config", "my-model.yaml", "--steps", 1) == 0
     assert call("train", *SMALL, "--steps", 1) == 0
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["my-model", "my-model-2", "train"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["my-model", "train"]
     output = capsys.readouterr().out
     for path in (".roam-data (built)", ".roam-data (cached)", "data/primer.txt (built)"):
         assert path in output
-
-
-def test_a_folder_that_holds_a_run_or_is_in_use_or_is_a_file(texts, tmp_path, capsys, no_plot):
-    train = ["train", *SMALL, *data(texts), "--steps", 2, "--run-dir"]
-    with RunFolder("out").lock():
-        assert call(*train, "out") == 1
-    assert re.search("another process.* out.*--run-dir", error_of(capsys))
-    assert not (tmp_path / "out/metrics.jsonl").exists()
-    assert call(*train, "out") == 0
-    before = snapshot(tmp_path / "out")
-    capsys.readouterr()
-    assert call(*train, "out") == 1
-    assert re.search("out .*--resume", error_of(capsys))
-    assert snapshot(tmp_path / "out") == before
-    assert call(*train, texts / "primer.txt") == 1
-    assert re.search(r"primer\.txt is a file.*--run-dir", error_of(capsys))
 
 
 # --- signals -----------------------------------------------------------------------------------------
@@ -113,10 +82,8 @@ def test_a_folder_that_holds_a_run_or_is_in_use_or_is_a_file(texts, tmp_path, ca
     ("number", "folder"),
     [
         (signal.SIGINT, "out"),
-        (signal.SIGTERM, "a run"),
-        (signal.SIGHUP, "a [draft] run"),
         (signal.SIGTERM, "it's"),
-        (signal.SIGINT, "[bold]"),
+        (signal.SIGHUP, "a [draft] run"),
     ],
 )
 def test_the_command_to_resume_can_be_typed_as_it_is_printed(texts, capsys, monkeypatch, no_plot, number, folder):
@@ -130,10 +97,9 @@ def test_the_command_to_resume_can_be_typed_as_it_is_printed(texts, capsys, monk
     assert [line["step"] for line in metric_lines(texts.parent / folder)] == list(range(6))
 
 
-@pytest.mark.parametrize("second", STOPS)
-def test_a_second_signal_while_the_plot_is_drawn_does_not_cut_the_message(texts, capsys, monkeypatch, second):
+def test_signals_while_the_plot_is_drawn_do_not_cut_the_message(texts, capsys, monkeypatch):
     report_to(monkeypatch, After(1, send(signal.SIGTERM)))
-    monkeypatch.setattr(curves, "plot_losses", lambda run: send(second)())
+    monkeypatch.setattr(curves, "plot_losses", lambda run: [send(number)() for number in STOPS])
     before = [signal.getsignal(number) for number in STOPS]
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
     output, errors = capsys.readouterr()
@@ -199,7 +165,7 @@ def stopped(texts, tmp_path, monkeypatch, capsys, no_plot):
     return tmp_path / "out"
 
 
-def test_resume_with_a_changed_config(stopped, capsys):
+def test_resume_with_a_changed_config_and_changed_data(stopped, texts, capsys):
     resume = ["train", "--run-dir", "out", "--resume"]
     config = (stopped / "config.yaml").read_bytes()
     assert call(*resume, "--set", "train.base_lr=0.5") == 1
@@ -208,17 +174,14 @@ def test_resume_with_a_changed_config(stopped, capsys):
     assert (stopped / "config.yaml").read_bytes() == config
     assert call(*resume, "--set", "model.T=16", "--allow-config-change") == 1
     assert re.search(r"model\.T.* 32.* 16.*new run", error_of(capsys))
-    assert call(*resume, "--set", "train.base_lr=0.5", "--allow-config-change") == 0
-    assert metric_lines(stopped)[3]["lr"] > 0.1
-
-
-def test_resume_on_changed_data(stopped, texts, capsys):
     for note in (texts / "notes").iterdir():
         note.write_text(note.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
-    assert call("train", "--run-dir", "out", "--resume") == 1
+    changed = [*resume, "--set", "train.base_lr=0.5", "--allow-config-change"]
+    assert call(*changed) == 1
     message = error_of(capsys)
     assert "roam" in message and "primer" not in message and "--allow-data-change" in message
-    assert call("train", "--run-dir", "out", "--resume", "--allow-data-change") == 0
+    assert call(*changed, "--allow-data-change") == 0
+    assert metric_lines(stopped)[3]["lr"] > 0.1
 
 
 def test_resume_if_there(stopped, texts, capsys):
@@ -242,82 +205,41 @@ def test_divergence_names_the_step_and_the_plot_is_drawn(texts, tmp_path, capsys
     assert (tmp_path / "out/loss.png").exists()
 
 
-@pytest.fixture
-def file_limit():
-    """A function that limits the size of files of this process; undone afterwards."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_names_the_checkpoint_that_was_not_saved(texts, tmp_path, capsys, monkeypatch, file_limit):
+def test_a_full_disk_names_the_checkpoint_that_was_not_saved(texts, tmp_path, capsys, monkeypatch):
     """And not the plot, which cannot be written either."""
-    report_to(monkeypatch, After(3, lambda: file_limit(5000)))
-    assert call("train", *SMALL, *data(texts), "--steps", 9, "--checkpoint-every", 2, "--run-dir", "out") == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    report_to(monkeypatch, After(3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))))
+    try:
+        code = call("train", *SMALL, *data(texts), "--steps", 9, "--checkpoint-every", 2, "--run-dir", "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 1
     assert "step_00000004.pt" in error_of(capsys)
     assert torch.load(tmp_path / "out/checkpoints/latest.pt", weights_only=True)["step"] == 2
-
-
-def test_a_full_disk_names_the_metrics_and_the_run_can_be_resumed(
-    texts, tmp_path, capsys, monkeypatch, no_plot, file_limit
-):
-    path = tmp_path / "out/metrics.jsonl"
-    report_to(monkeypatch, After(3, lambda: file_limit(path.stat().st_size + 5)))  # part of the next line fits
-    assert call("train", *SMALL, *data(texts), "--steps", 6, "--run-dir", "out") == 1
-    assert re.search(r"out/metrics\.jsonl.*File too large.*space", error_of(capsys))
-    file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    assert call("train", "--run-dir", "out", "--resume") == 0
-    assert [line["step"] for line in metric_lines(tmp_path / "out")] == list(range(6))
 
 
 # --- what is refused before any work -----------------------------------------------------------------
 
 
-def refused(capsys, texts, *options):
-    assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", "out", *options) == 1
+def test_files_that_are_not_utf8(texts, capsys, no_plot):
+    bad = texts / "notes/note_00.md"
+    bad.write_bytes(b"# caf\xe9\n" + b"word " * 50)
+    train = ["train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "out"]
+    assert call(*train) == 1
+    message = error_of(capsys)
+    assert str(bad) in message and "offset 5" in message and "--encoding-errors replace" in message
     assert not (texts.parent / "out/config.yaml").exists()
-    return error_of(capsys)
+    assert call(*train, "--encoding-errors", "replace") == 0
 
 
 @pytest.mark.parametrize(
     ("option", "facts"),
-    [
-        ("model.V=100", r"model\.V=100.*largest byte is \d+"),
-        ("model.V=100000000000000", "weights"),
-        ("model.d_ff=1000000000000", "weights"),
-        ("train.B=9223372036854775807", "rows"),
-        ("train.B=100000000000000000000", "rows"),
-        ("train.p_train={roam: 0.5, primer: 0.4}", r"train\.p_train.* 1.*0\.9"),
-    ],
+    [("model.V=100", r"model\.V=100.*largest byte is \d+"), ("train.B=100000000000000000000", "rows")],
 )
 def test_impossible_values_are_refused_before_the_folder_is_created(texts, tmp_path, capsys, option, facts):
-    assert re.search(facts, refused(capsys, texts, "--set", option))
+    assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", "out", "--set", option) == 1
+    assert re.search(facts, error_of(capsys))
     assert not (tmp_path / "out").exists()
-
-
-def test_files_that_are_not_utf8(texts, capsys, no_plot):
-    bad = texts / "notes/note_00.md"
-    bad.write_bytes(b"# caf\xe9\n" + b"word " * 50)
-    message = refused(capsys, texts)
-    assert str(bad) in message and "offset 5" in message and "--encoding-errors replace" in message
-    assert call("train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "new", "--encoding-errors", "replace") == 0
-    bad.write_text("a note", encoding="utf-8")
-    (texts / "primer.txt").write_bytes(b"user: hi\nassistant: \xff" + b"word " * 50)
-    capsys.readouterr()
-    assert re.search(r"primer\.txt.*offset 20", refused(capsys, texts))
-
-
-def test_notes_and_dialogues_that_are_missing_empty_or_too_short(texts, capsys):
-    for note in (texts / "notes").iterdir():
-        note.write_text("", encoding="utf-8")
-    assert "roam/train" in refused(capsys, texts)
-    shutil.rmtree(texts / "notes")
-    (texts / "notes").mkdir()
-    assert "roam" in refused(capsys, texts)
-    write_texts(texts.parent / "more")
-    shutil.copytree(texts.parent / "more/notes", texts / "notes", dirs_exist_ok=True)
-    (texts / "primer.txt").write_text("user: a\nassistant: b\n\n<dialogue>\n\nuser: c\nassistant: d", encoding="utf-8")
-    assert re.search(r"primer/train.* 20 bytes.*T \+ 1 = 33", refused(capsys, texts))
 
 
 # --- with_data ---------------------------------------------------------------------------------------

@@ -55,39 +55,6 @@ def test_bins(values, bins):
     assert starts[0] == 0 and sizes.max() - sizes.min() <= 1
 
 
-@settings(max_examples=25)
-@given(st.lists(TIMES, min_size=1, max_size=5), st.integers(1, 30))
-def test_lines_against_a_naive_binning(all_seen, width):
-    documents = [document(f"doc {i}", seen) for i, seen in enumerate(all_seen)]
-    first, _, heads, *lines = coverage_text(documents, title="T", examples=1234, frames=56, width=width)
-    assert first.startswith(f"T: {len(documents)} document") and "1,234 examples in 56 frames" in first
-    assert heads.split() == ["tokens", "min", "mean", "max", "min", "mean", "max", "epoch"]
-    top = max(max(naive_means(seen, width)) for seen in all_seen)
-    whole = sum(map(sum, all_seen))
-    assert len(lines) == len(documents)
-    for i, (line, seen) in enumerate(zip(lines, all_seen, strict=True)):
-        assert line.startswith(f"doc {i}  ")
-        drawn = line[len(f"doc {i}  ") :][:width].ljust(width)
-        for block, mean in zip(drawn, naive_means(seen, width), strict=False):
-            assert (block == " ") == (mean == 0), "only unseen bins are blank"
-            assert top == 0 or -1e-9 <= BLOCKS.index(block) - 8 * mean / top < 1 + 1e-9
-        assert drawn[min(len(seen), width) :].strip() == ""
-        tokens, low, mean, high, low_2, _, high_2, share = line[len(f"doc {i}  ") + width :].split()
-        assert (int(tokens), int(low), int(high)) == (len(seen), min(seen), max(seen))
-        assert (int(low_2), int(high_2)) == (max(min(seen) - 1, 0), max(max(seen) - 1, 0))
-        assert float(mean) == pytest.approx(sum(seen) / len(seen), rel=0.005, abs=0.006)
-        assert float(share.strip("%> ")) == pytest.approx(100 * sum(seen) / max(whole, 1), rel=0.006)
-
-
-def test_uniform_coverage_is_flat():
-    *_, line = coverage_text([document("a", [7] * 1000)], title="", examples=1, frames=1, width=20)
-    assert line.split()[1] == "█" * 20
-    *_, one, other = coverage_text(
-        [document("a", [8] * 100), document("b", [4] * 100)], title="", examples=1, frames=1, width=20
-    )
-    assert one.split()[1] == "█" * 20 and other.split()[1] == "▄" * 20, "one scale for all documents"
-
-
 def test_text_by_hand():
     documents = [document("even", [4] * 16), document("日本", [1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 3, 3, 2, 2, 0, 0])]
     assert coverage_text(documents, title="One epoch", examples=2000, frames=1, width=8) == [
@@ -96,6 +63,13 @@ def test_text_by_hand():
         "                tokens  min mean max  min mean max  epoch",
         "even  ████████      16    4 4.00   4    3 3.00   3  62.7%",
         "日本  ▂▄▆██▆▄       16    0 2.38   4    0 1.50   3  37.3%",
+    ]
+    long = [document("one", [1000, 3000]), document("a longer name", [0] * 1999 + [20_000])]
+    assert coverage_text(long, title="T", examples=1, frames=30, width=4)[1:] == [
+        "                                    seen            supervised",
+        "                     tokens    min  mean    max  min  mean    max  epoch",
+        "one            ▃█         2  1,000 2,000  3,000  999 1,999  2,999  16.7%",
+        "a longer name     ▁   2,000      0  10.0 20,000    0 10.00 19,999  83.3%",
     ]
 
 

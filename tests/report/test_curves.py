@@ -2,8 +2,8 @@
 
 import json
 import math
-import struct
 
+import matplotlib.image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,17 +23,13 @@ def write_metrics(run, lines, tail=""):
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail, encoding="utf-8")
 
 
-def test_no_losses(run):
+def test_no_losses(run, tmp_path):
+    plot_losses(RunFolder(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
     plot_losses(run)
-    assert not run.plot_path.exists()
     write_metrics(run, [])
     plot_losses(run)
     assert not run.plot_path.exists()
-
-
-def test_a_missing_run_is_not_created(tmp_path):
-    plot_losses(RunFolder(tmp_path / "none"))
-    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("steps", [1, 50])
@@ -42,10 +38,7 @@ def test_png(run, steps, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "TkAgg")
     write_metrics(run, [{"step": s, "loss": 5 - s / 50} for s in range(steps)], tail='{"step": 99, "lo')
     plot_losses(run)
-    data = run.plot_path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    assert data[-8:-4] == b"IEND"
-    width, height = struct.unpack(">II", data[16:24])
+    height, width, _ = matplotlib.image.imread(run.plot_path).shape
     assert width > height > 300
     assert sorted(path.name for path in run.path.iterdir()) == ["loss.png", "metrics.jsonl"]
 
@@ -102,20 +95,10 @@ def test_a_constant_loss(run, recwarn):
 
 
 @settings(max_examples=40)
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=120))
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=130))
 def test_smooth_is_a_running_mean(values):
     result = smooth(values)
     assert len(result) == len(values)
     for i, got in enumerate(result):
         width = max(1, min((i + 1) // 20, len(values) // 60))
         assert got == pytest.approx(sum(values[i + 1 - width : i + 1]) / width, abs=1e-6)
-
-
-def test_smooth_follows_an_early_fall():
-    values = [8.0] * 30 + [4.0] * 6000
-    assert smooth(values)[40] == 4.0
-
-
-@pytest.mark.parametrize("n", [1, 5, 20, 21, 400])
-def test_smooth_keeps_a_constant(n):
-    assert smooth([3.5] * n) == pytest.approx([3.5] * n)

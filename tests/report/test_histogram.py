@@ -1,8 +1,5 @@
 """Histograms of lengths as text and as PNG, against a naive count."""
 
-import io
-import struct
-
 import matplotlib.image
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from hypothesis import strategies as st
 
 from niels_gpt.report.histogram import count_by_doubling, histogram_text, plot_histogram
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 LENGTHS = st.lists(
     st.one_of(
         st.integers(0, 20),
@@ -43,65 +39,14 @@ def test_bins_equal_a_naive_count(lengths):
     assert count_by_doubling(lengths) == naive(lengths)
 
 
-@pytest.mark.parametrize(
-    ("length", "low", "high"),
-    [
-        (0, 0, 1),
-        (1, 1, 2),
-        (2, 2, 4),
-        (3, 2, 4),
-        (1023, 512, 1024),
-        (1024, 1024, 2048),
-        (2**53 - 1, 2**52, 2**53),
-        (2**53, 2**53, 2**54),
-    ],
-)
-def test_the_bin_of_one_length(length, low, high):
-    assert count_by_doubling([length]) == [(low, high, 1)]
-    assert count_by_doubling([length] * 5) == [(low, high, 5)]
-
-
-@pytest.mark.parametrize("length", [2**54 - 1, 2**63 - 1])
-def test_lengths_beyond_float_precision(length):
-    assert count_by_doubling([length]) == naive([length])
-
-
-@pytest.mark.parametrize("make", [list, tuple, np.array, lambda x: np.array(x, dtype=np.int32)])
-def test_any_sequence_of_lengths(make):
-    assert count_by_doubling(make([5, 0, 1, 1])) == [(0, 1, 1), (1, 2, 2), (2, 4, 0), (4, 8, 1)]
+@pytest.mark.parametrize("length", [0, 1, 2, 1023, 1024, 2**53 - 1, 2**53, 2**54 - 1, 2**63 - 1])
+def test_one_length(length):
+    assert count_by_doubling([length]) == count_by_doubling(np.array([length])) == naive([length])
 
 
 def test_no_lengths():
     assert count_by_doubling([]) == []
     assert histogram_text([]) == []
-
-
-def drawn(line, width):
-    """Return (label, eighths of the bar, count) of a line, after checking its columns."""
-    bar_at = len(line) - len(line.rpartition("  ")[2]) - 2 - width
-    label, bar, number = line[: bar_at - 2], line[bar_at : bar_at + width], line[bar_at + width + 2 :]
-    assert line[bar_at - 2 : bar_at] == "  "
-    filled = bar.rstrip()
-    assert set(filled[:-1]) <= {"█"}, line
-    eighths = 8 * (len(filled) - 1) + EIGHTHS.index(filled[-1]) if filled else 0
-    return label, eighths, number
-
-
-@settings(max_examples=50)
-@given(LENGTHS.filter(bool), st.integers(1, 60))
-def test_text(lengths, width):
-    bins = naive(lengths)
-    most = max(number for *_, number in bins)
-    lines = histogram_text(lengths, width=width)
-    assert len(lines) == len(bins)
-    for line, (low, high, number) in zip(lines, bins, strict=True):
-        label, eighths, shown = drawn(line, width)
-        assert label.strip() == (f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}")
-        assert shown == f"{number:,}"
-        assert eighths == 8 * width if number == most else eighths <= 8 * width
-        assert (eighths > 0) == (number > 0), "a bar shows if and only if there are samples"
-        assert abs(eighths - 8 * width * number / most) < 1
-    assert len({len(line) - len(line.rpartition("  ")[2]) for line in lines}) == 1, "the bars are not aligned"
 
 
 def test_text_by_hand():
@@ -114,6 +59,8 @@ def test_text_by_hand():
         " 8 to 15            0",
         "16 to 31  █         1",
     ]
+    eighths = histogram_text([1] * 16 + [2] * 9 + [4] * 6 + [8], width=1)  # rounded up
+    assert eighths == ["      1  █  16", " 2 to 3  ▋  9", " 4 to 7  ▍  6", "8 to 15  ▏  1"]
 
 
 def test_a_single_sample_shows_beside_many():
@@ -125,21 +72,12 @@ def test_a_single_sample_shows_beside_many():
 # --- PNG -------------------------------------------------------------------------------------
 
 
-def pixels(path):
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data[-8:-4] == b"IEND"
-    width, height = struct.unpack(">II", data[16:24])
-    image = matplotlib.image.imread(io.BytesIO(data), format="png")
-    assert image.shape[:2] == (height, width)
-    assert width > height > 300
-    return image
-
-
-def test_png(tmp_path):
-    path = tmp_path / "h.png"
-    plot_histogram([0, 0, 1, 2, 1000, 10_000_000], path, title="a title with [brackets] & ü")
-    image = pixels(path)
-    assert image.std() > 0.01, "blank"
+def test_png(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setenv("MPLBACKEND", "TkAgg")  # no display is needed
+    plot_histogram([0, 0, 1, 2, 1000, 10_000_000], tmp_path / "h.png", title="a title with [brackets] & ü")
+    image = matplotlib.image.imread(tmp_path / "h.png")
+    assert image.shape[1] > image.shape[0] > 300
     bars = (abs(image[..., :3] - np.array([0x3B, 0x6E, 0xA5]) / 255) < 0.01).all(axis=2)
     assert bars.sum() > 1000, "no bars"
     assert [file.name for file in tmp_path.iterdir()] == ["h.png"]
@@ -180,15 +118,3 @@ def test_the_png_is_replaced_atomically(tmp_path, monkeypatch):
         plot_histogram([4, 5], path, title="third")
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["h.png"]
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(OSError, match=r"none.h\.png"):
-        plot_histogram([1], tmp_path / "none" / "h.png", title="t")
-
-
-def test_plotting_needs_no_display(tmp_path, monkeypatch):
-    monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setenv("MPLBACKEND", "TkAgg")
-    plot_histogram([1, 2], tmp_path / "h.png", title="t")
-    assert pixels(tmp_path / "h.png").size

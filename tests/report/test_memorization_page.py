@@ -15,36 +15,23 @@ TEXT = f"\n  {NASTY}\n\tnaïve 日本語 🙂👩‍👩‍👧 ]]> &amp; &#65;\
 
 
 def document(name, *, control=False, windows=100, memorized=0, max_p=0.75, mean_log_p=-20.0, **other):
-    counts = {
-        "0.0001": windows // 2,
-        "0.01": memorized + 3,
-        "0.1": memorized + 2,
-        "0.5": memorized,
-        "0.9": memorized // 2,
-    }
-    if control:
-        counts = dict.fromkeys(counts, 0)
+    counts = (windows // 2, memorized + 3, memorized + 2, memorized, memorized // 2)
+    samples = {str(10**k): {p: min(windows, k * 7 + i) for i, p in enumerate(("0.9", "0.5", "0.1"))} for k in range(7)}
     return {
-        "name": name,
-        "source": "notes",
-        "control": control,
-        "tokens": 5 * windows,
-        "bytes": 20 * windows,
-        "windows": windows,
-        "short": False,
-        "mean_p": max_p / 8,
-        "median_p": max_p / 64,
-        "max_p": max_p,
-        "mean_log_p": mean_log_p,
-        "over": counts,
-        "nats_per_token": 1.2345,
-        "bits_per_byte": 0.4567,
+        "name": name, "source": "notes", "control": control, "tokens": 5 * windows, "bytes": 20 * windows,
+        "windows": windows, "short": False, "mean_p": max_p / 8, "median_p": max_p / 64, "max_p": max_p,
+        "mean_log_p": mean_log_p, "nats_per_token": 1.2345, "bits_per_byte": 0.4567, "discoverable": samples,
+        "over": {p: 0 if control else n for p, n in zip(("0.0001", "0.01", "0.1", "0.5", "0.9"), counts, strict=True)},
         "greedy": {"starts": 77, "share": 0.625, "exact": 12},
         "longest_run": {"tokens": 345, "start": 3, "text": f"run of {name}"},
-        "discoverable": {
-            str(10**k): {p: min(windows, k * 7 + i) for i, p in enumerate(("0.9", "0.5", "0.1"))} for k in range(7)
-        },
-    } | other
+    } | other  # fmt: skip
+
+
+def passage(rank, d):
+    return {
+        "document": d["name"], "control": d["control"], "start": 1234, "end": 1334, "p": d["max_p"],
+        "log_p": math.log(d["max_p"]), "prompt": f"{TEXT}(prompt of {rank})", "suffix": f"{TEXT}(suffix of {rank})",
+    }  # fmt: skip
 
 
 def make_report(documents=None, **other):
@@ -54,59 +41,30 @@ def make_report(documents=None, **other):
         document("beta", windows=1, short=True, greedy={"starts": 0, "share": None, "exact": 0}, mean_log_p=-10.0),
         document("held out", control=True, windows=500, max_p=2e-7, mean_log_p=-16 * math.log(10)),
     ]
-    ranked = sorted(documents, key=lambda d: -d["max_p"])
+    p = [i % 9 / 8 for i in range(len(TEXT))]
     return {
-        "format": 1,
-        "title": f"Report {NASTY}",
-        "checkpoint": "runs/x/000100.pt",
-        "step": 1200,
-        "parameters": 3_412_992,
-        "positions": "rope",
-        "unit": "token",
+        "format": 1, "title": f"Report {NASTY}", "checkpoint": "runs/x/000100.pt", "step": 1200,
+        "parameters": 3_412_992, "positions": "rope", "unit": "token", "documents": documents,
         "settings": {"window": 100, "prompt": 50, "stride": 5, "greedy": 32, "map": "suffix"},
-        "documents": documents,
-        "passages": [
-            {
-                "document": d["name"],
-                "control": d["control"],
-                "start": 1234,
-                "end": 1334,
-                "p": d["max_p"],
-                "log_p": math.log(d["max_p"]),
-                "prompt": f"{TEXT}(prompt of {i})",
-                "suffix": f"{TEXT}(suffix of {i})",
-            }
-            for i, d in enumerate(ranked)
-        ],
-        "strips": [
-            {"document": d["name"], "control": d["control"], "text": TEXT, "p": [i % 9 / 8 for i in range(len(TEXT))]}
-            for d in documents
-        ],
-        "checkpoints": [],
-        "position_map": None,
-    } | other
+        "passages": [passage(i, d) for i, d in enumerate(sorted(documents, key=lambda d: -d["max_p"]))],
+        "strips": [{"document": d["name"], "control": d["control"], "text": TEXT, "p": p} for d in documents],
+        "checkpoints": [], "position_map": None,
+    } | other  # fmt: skip
 
 
 def checkpoints(documents, steps):
+    means = {"mean_p": 0.1, "median_p": 0.1, "max_p": 0.5}
     return [
         {
             "step": step,
             "documents": [
-                {
-                    "name": d["name"],
-                    "control": d["control"],
-                    "mean_p": 0.1,
-                    "median_p": 0.1,
-                    "max_p": 0.5,
-                    "mean_log_p": -900.0 + step,
-                    "memorized": step / max(steps) / 2,
-                    "nats_per_token": 5 - step / max(steps),
-                }
+                {"name": d["name"], "control": d["control"], **means, "mean_log_p": -900.0 + step,
+                 "memorized": step / max(steps) / 2, "nats_per_token": 5 - step / max(steps)}
                 for d in documents
             ],
         }
         for step in steps
-    ]
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +136,6 @@ def test_controls_have_their_own_group(found):
     assert "held out" not in bodies[0] and "held out" in bodies[1] and "alpha" not in bodies[1]
 
 
-def test_tables_are_sortable(found):
-    assert {"Document", "Tokens", "Windows", "mean", "median", "max", "0.01%", "1%", "50%", "90%"} <= set(
-        found.texts("button")
-    )
-    for attributes, _ in found.all("td", "n"):
-        float(attributes["data-v"])
-
-
 def test_samples_table(found):
     [body] = [text for text in found.texts("table") if "n samples" in text]
     trained = [document("", windows=w)["discoverable"] for w in (1000, 3000, 1)]
@@ -221,20 +171,9 @@ def test_positions_are_explained_for_rope_and_drawn_if_learned():
     learned = memorization_page(make_report(positions="learned"))
     assert sentence not in learned and "Offset in the frame" not in learned
     documents = make_report()["documents"]
-    drawn = {
-        "offsets": [0, 64, 128],
-        "documents": [
-            {
-                "name": d["name"],
-                "control": d["control"],
-                "mean_p": [0.5, 0.1, 0.0],
-                "mean_log_p": [-1.0, -50.0, -2000.0],
-                "best_p": 0.75,
-                "best_offset": 77,
-            }
-            for d in documents
-        ],
-    }
+    means = {"mean_p": [0.5, 0.1, 0.0], "mean_log_p": [-1.0, -50.0, -2000.0], "best_p": 0.75, "best_offset": 77}
+    rows = [{"name": d["name"], "control": d["control"], **means} for d in documents]
+    drawn = {"offsets": [0, 64, 128], "documents": rows}
     html = memorization_page(make_report(positions="learned", position_map=drawn))
     page = read(html)
     assert sentence not in html and "Offset in the frame" in page.texts("h2")
@@ -266,32 +205,6 @@ def test_many_documents_share_a_color():
     assert {f"d{i}" for i in range(30)} <= set(names), "each line has its name on hover"
 
 
-def test_a_long_document_gives_a_small_page():
-    size = 40_000
-    text = ("word <&> " * size)[:size]
-    p = [(i // 40 * 7919 % 101) / 100 for i in range(size)]  # another probability every 40 characters
-    report = make_report([document("long", windows=8000)])
-    report["strips"] = [{"document": "long", "control": False, "text": text, "p": p}]
-    html = memorization_page(report)
-    assert len(html) < 250_000
-    page = read(html)
-    spans = [a for tag, a, _, around in page.elements if tag == "span" and "details" in around and "title" in a]
-    assert 500 < len(spans) <= size / 40
-    assert text in page.texts("div", "text")
-    strip = [a for a, inside in page.all("details") if text in inside]
-    assert "open" not in strip[0], "long texts are folded"
-
-
-def test_limits_of_passages_and_strips(monkeypatch):
-    report = make_report([document(f"d{i}") for i in range(50)])
-    monkeypatch.setattr(page_module, "_MAX_CHARACTERS", 3 * len(TEXT))
-    page = read(memorization_page(report))
-    soft = page.texts("p", "soft")
-    assert "47 more are in the JSON file." in soft and "10 more are in the JSON file." in soft
-    assert page.texts("div", "text").count(TEXT) == 3
-    assert len(page.texts("article")) == 40
-
-
 @pytest.mark.parametrize(
     ("empty", "without"),
     [("passages", "Strongest passages"), ("strips", "Where in the text"), ("documents", "How much of each document")],
@@ -319,9 +232,12 @@ def test_without_greedy_decoding():
     assert "Greedy" not in page.texts("dt")
 
 
-def test_unit_is_bytes():
-    text = read(memorization_page(make_report(unit="byte"))).texts("body")[0]
+def test_the_unit_and_the_map_are_those_of_the_report():
+    settings = {**make_report()["settings"], "map": "window"}
+    page = read(memorization_page(make_report(unit="byte", settings=settings)))
+    text = page.texts("body")[0]
     assert "Windows of 100 bytes" in text and "nats per token" not in text
+    assert "in the prompt of a window as well" in page.texts("dd")[-1]
 
 
 def test_the_page_depends_on_the_json_only():
@@ -332,18 +248,11 @@ def test_the_page_depends_on_the_json_only():
     assert memorization_page(json.loads(json.dumps(report))) == first, "JSON is enough"
 
 
-def test_glossary(found):
-    terms = found.texts("dt")
-    assert {"Window z", "P(z)", "Memorized", "Control", "Greedy", "Longest verbatim run"} <= set(terms)
-    assert len(found.texts("dd")) == len(terms)
-    other = read(memorization_page(make_report(settings={**make_report()["settings"], "map": "window"})))
-    assert "in the prompt of a window as well" in other.texts("dd")[-1]
-
-
-def test_limits_of_bars_and_colors():
-    """Sixty bars of trained documents, the highest first, and as many of controls."""
+def test_limits_of_bars_and_passages():
+    """Sixty bars of trained documents, the highest first, and as many of controls; forty passages."""
     documents = [document(f"d{i:02}", max_p=0.1 + i / 1000) for i in range(61)]
     page = read(memorization_page(make_report([*documents, document("c", control=True)])))
+    assert len(page.texts("article")) == 40 and "22 more are in the JSON file." in page.texts("p", "soft")
     names = [text for tag, _, text, around in page.elements if tag == "text" and text[:1] == "d"]
     assert names[0] == "d60" and len(names) == 60 and "d00" not in names
     assert any("1 documents not drawn" in text for text in page.texts("p", "soft"))
