@@ -61,11 +61,6 @@ def crash_at(step):
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "data")
-
-
-@pytest.fixture(scope="module")
 def full(texts, tmp_path_factory):
     """An uninterrupted run."""
     run = RunFolder(tmp_path_factory.mktemp("full") / "run")

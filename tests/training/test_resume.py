@@ -20,17 +20,12 @@ from niels_gpt.training.resume import (
     sharded_content,
 )
 from niels_gpt.training.tasks.registry import open_task
-from tests.training import same, small_config, write_texts
+from tests.training import same, small_config
 from tests.training.worlds import Notes
 
 SHORT = ["train.total_steps=2", "train.warmup_steps=1", "output.checkpoint_every=1", "output.eval_every=1"]
 SHORT += ["output.keep=1"]
 BOTH_OPTIMIZERS = pytest.mark.parametrize("made", ["adamw", "muon"], indirect=True)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "data")
 
 
 @pytest.fixture(scope="module")

@@ -98,11 +98,11 @@ def _work(end, rank, size, ports, function, arguments):
 
 
 def commands(rank, ports, folder, runs):
-    """(exit code, stdout, stderr) of each command line in a process of a world; `runs` are (arguments, variables)."""
+    """(exit code, stdout, stderr) of each command line in a process of a world."""
     os.chdir(folder)
     results = []
-    for port, (arguments, variables) in zip(ports, runs, strict=False):
-        os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0", **variables}
+    for port, arguments in zip(ports, runs, strict=False):
+        os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0"}
         outputs = [folder / f".{name}.{rank}" for name in ("stdout", "stderr")]
         _redirect(*outputs)
         try:

@@ -18,7 +18,7 @@ from niels_gpt.training.parallel.sharding import clip_gradients, fill, state_ten
 from niels_gpt.training.resume import TrainState, sharded_content
 from niels_gpt.training.tasks.registry import open_task
 from tests import token_caches
-from tests.training import metric_lines, same, sentence, small_config, weights_sha256, worlds, write_texts
+from tests.training import metric_lines, same, sentence, small_config, weights_sha256, worlds
 from tests.training.worlds import digests, run_world
 
 STEPS = 4
@@ -41,11 +41,6 @@ NOT_RUN = {
     "frames": ["splice.packed=false", "splice.content_length=10", "model.positions=learned"],
     "packed": ["splice.content_length=10", "splice.balance_tau=0.5"],
 }
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "data")
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,6 @@ from tests.training import DELIMITER, small_config, write_texts
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "data")
-
-
-@pytest.fixture(scope="module")
 def task(texts):
     return open_task(small_config(texts))
 

@@ -117,17 +117,6 @@ def test_ends_are_offsets_in_the_stream(notes, tmp_path):
     assert (np.diff(split.ends) >= 0).all()
 
 
-def test_documents_from_the_cache_are_the_same(notes, tmp_path):
-    first, second = (open_documents(byte_config(tmp_path)) for _ in range(2))
-    assert texts_of(first.train) == texts_of(second.train)
-    assert first.train.sha256 == second.train.sha256
-    (notes / "i.md").write_text("changed", encoding="utf-8")
-    third = open_documents(byte_config(tmp_path))
-    changed = [split for split in ("train", "held_out") if b"changed" in dict(texts_of(getattr(third, split))).values()]
-    assert len(changed) == 1
-    assert getattr(third, changed[0]).sha256 != getattr(first, changed[0]).sha256
-
-
 def test_a_single_note(tmp_path):
     """Nothing is held out, which a study of one document does not need."""
     (tmp_path / "notes").mkdir()
