@@ -147,20 +147,6 @@ def test_a_missing_latest_falls_back_to_the_numbered_ones(run):
     assert (path, payload["step"]) == (run.step_path(4), 4)
 
 
-def test_a_failing_save_leaves_the_old_ones(run, monkeypatch):
-    save(run, 2, best=True)
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"step_00000004\.pt"):
-        save(run, 4, best=True)
-    monkeypatch.undo()
-    assert step_of(run.latest) == step_of(run.best) == step_of(run.step_path(2)) == 2
-    assert not [path for path in run.checkpoints.iterdir() if path.name.endswith(".tmp")]
-
-
 # --- metrics -----------------------------------------------------------------------------------------
 
 

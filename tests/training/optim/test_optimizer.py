@@ -111,29 +111,6 @@ def test_steps_equal_those_of_the_naive_version(kind):
     assert sum(isinstance(one, NaiveMuon) for one in naive.values()) == (4 * SIZES["L"] if kind == "muon" else 0)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_saved_state_resumes_identically(kind):
-    model = new_model()
-    optimizer = make_optimizer(model, settings(kind))
-    for step in range(3):
-        give_gradients(model, step)
-        optimizer.step()
-    state, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    for step in range(3, 6):
-        give_gradients(model, step)
-        optimizer.step()
-
-    other = new_model()
-    other.load_state_dict(state)
-    again = make_optimizer(other, settings(kind))
-    again.load_state_dict(saved)
-    for step in range(3, 6):
-        give_gradients(other, step)
-        again.step()
-    assert same(model.state_dict(), other.state_dict())
-    assert same(optimizer.state_dict(), again.state_dict())
-
-
 @pytest.mark.parametrize(("kind", "loaded"), [("adamw", True), ("muon", False), ("muon", True)])
 def test_a_learning_rate_set_in_the_groups_reaches_every_weight(kind, loaded):
     model = new_model()

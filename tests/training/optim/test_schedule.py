@@ -42,8 +42,7 @@ def test_linear_warm_up_then_cosine_decay(total, warmup, base, share):
     rates = [lr_at_step(s, total, base_lr=base, warmup_steps=warmup, min_lr=low) for s in range(total)]
     for step in range(warmup):
         assert rates[step] == pytest.approx(base * step / warmup)
-    assert rates[warmup] == pytest.approx(base)
-    assert rates[-1] == pytest.approx(low, abs=1e-15)
+    assert (rates[warmup], rates[-1]) == (base, low)  # exactly
     for step in range(warmup, total):  # half of a cosine, point-symmetric around its middle
         mirrored = total - 1 - (step - warmup)
         assert rates[step] + rates[mirrored] == pytest.approx(base + low)
@@ -61,10 +60,3 @@ def test_a_step_outside_the_run_is_rejected(step):
 def test_a_warm_up_as_long_as_the_run_is_rejected(warmup):
     with pytest.raises(ValueError, match=rf"{warmup}.*10"):
         lr_at_step(0, 10, warmup_steps=warmup)
-
-
-@given(st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(0, 50), st.integers(2, 100))
-def test_both_ends_are_exact(base_lr, share, warmup, rest):
-    rates = {"base_lr": base_lr, "min_lr": share * base_lr, "warmup_steps": warmup}
-    assert lr_at_step(warmup, warmup + rest, **rates) == base_lr
-    assert lr_at_step(warmup + rest - 1, warmup + rest, **rates) == share * base_lr

@@ -1,6 +1,7 @@
 """The byte task, against batches and losses computed by hand from the files."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,7 @@ def test_origins_name_the_document_and_offset_of_the_text(texts, task):
                 assert Path(origin.document) in roam_files(texts, "train")
                 document, gap = Path(origin.document).read_bytes(), b"\n\n"
             else:
-                kind, number = origin.document.split()
-                assert kind == "dialogue"
+                number = re.fullmatch(r"dialogue (\d+)", origin.document)[1]
                 document, gap = blocks[int(number)].encode("utf-8"), DELIMITER.encode()
             here = (document + gap)[origin.offset :]
             assert here, "the offset is past the document and its separator"
@@ -114,8 +114,7 @@ def test_origins_in_wikitext_give_the_row_number(texts, tmp_path):
     assert list(wiki.streams) == ["wiki"]  # other sources are not built
     for step in range(5):
         for origin, ids in zip(wiki.origins(step), wiki.batch(step).x, strict=True):
-            kind, number = origin.document.split()
-            assert kind == "row"
+            number = re.fullmatch(r"row (\d+)", origin.document)[1]
             here = (rows[int(number)].encode("utf-8") + b"\n\n")[origin.offset :]
             assert here
             assert bytes(ids.tolist())[: len(here)] == here[:16]

@@ -582,13 +582,10 @@ def test_ids_past_the_vocabulary(tmp_path, split):
             token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # it is read for comparison
         return
     task = token_task(*overrides, "splice.num_docs=1", "splice.controls=0")
-    with pytest.raises(ValueError, match=facts):
-        for step in range(40):
-            task.batch(step)
-    with pytest.raises(ValueError, match=facts):
-        task.sample_prompt()
-    with pytest.raises(ValueError, match=facts):
-        token_task(*overrides, "splice.doc_key=a")
+    reads = [lambda: [task.batch(step) for step in range(40)], task.sample_prompt]
+    for read in (*reads, lambda: token_task(*overrides, "splice.doc_key=a")):
+        with pytest.raises(ValueError, match=facts):
+            read()
 
 
 @pytest.mark.parametrize(("name", "value"), [("pad_token_id", -1), ("pad_token_id", 256), ("eos_token_id", 256)])
