@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from niels_gpt.runs import folder as folder_module
 from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError
 from niels_gpt.runs.folder import MetricsLog, RunFolder
+from niels_gpt.system.processes import SINGLE_PROCESS
+from niels_gpt.training.resume import TrainState, sharded_content
 from tests.training import small_config
 
 SIZES = {"V": 8, "T": 4, "C": 4, "L": 1, "H": 1, "dropout": 0.0}
@@ -145,6 +149,37 @@ def test_a_missing_latest_falls_back_to_the_numbered_ones(run):
     run.latest.unlink()
     path, payload, _ = run.newest_checkpoint("cpu")
     assert (path, payload["step"]) == (run.step_path(4), 4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_latest_and_retention_work_for_folders_and_files(run):
+    model = GPT(SIZES)
+    state = TrainState(model, torch.optim.AdamW(model.parameters()))
+
+    def save_next(sharded):
+        state.step += 1
+        torch.nn.init.constant_(model.tok_emb.weight, state.step)
+        if sharded:
+            run.save_sharded(*sharded_content(state, {"best": None}), SINGLE_PROCESS, keep=2)
+        else:
+            save(run, state.step, keep=2)
+        path, saved, damaged = run.newest_checkpoint("cpu")
+        assert (path, saved["step"], damaged) == (run.latest, state.step, [])
+        assert saved["model"]["tok_emb.weight"].eq(state.step).all()
+        return sorted(path.name for path in run.checkpoints.iterdir())
+
+    assert [save_next(True) for _ in range(3)][-1] == ["latest", "step_00000002", "step_00000003"]
+    assert save_next(False) == ["config.json", "latest.pt", "step_00000003", "step_00000004.pt"]
+    before = (run.checkpoints / "latest.pt").read_bytes()
+    assert save_next(True) == ["config.json", "latest", "step_00000004.pt", "step_00000005"]
+    # A kill between the two renames leaves both pointers: the newer one counts.
+    (run.checkpoints / "latest.pt").write_bytes(before)
+    for time, step in ((1, 5), (2**33, 4)):
+        os.utime(run.checkpoints / "latest.pt", (time, time))
+        assert run.newest_checkpoint("cpu")[1]["step"] == step
+    shutil.rmtree(run.checkpoints / "step_00000005")  # a dangling link does not count
+    (run.checkpoints / "latest.pt").unlink()
+    assert run.newest_checkpoint("cpu")[0].name == "step_00000004.pt"
 
 
 # --- metrics -----------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Runs in several processes: the losses of one process, whatever the task, the optimizer and the sharding."""
 
 import dataclasses
-import os
 import shutil
 from itertools import chain
 
@@ -15,7 +14,6 @@ from niels_gpt.system.processes import SINGLE_PROCESS, RankShare
 from niels_gpt.training.loop import train
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.parallel.sharding import clip_gradients, fill, state_tensors, ties
-from niels_gpt.training.resume import TrainState, sharded_content
 from niels_gpt.training.tasks.registry import open_task
 from tests import token_caches
 from tests.training import metric_lines, same, sentence, small_config, weights_sha256, worlds
@@ -255,47 +253,6 @@ def test_divergence_is_reported_by_the_main_process(texts, tmp_path):
 
 
 # --- without processes -------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_latest_and_retention_work_for_folders_and_files(texts, tmp_path):
-    run, model = RunFolder(tmp_path / "run"), GPT(small_config(texts).model)
-    state = TrainState(model, make_optimizer(model, small_config(texts).train))
-    extra = {"best": None, "data": {}, "config": {}}
-
-    def names():
-        return sorted(path.name for path in run.checkpoints.iterdir())
-
-    def save(step, *, sharded):
-        state.step = step
-        if sharded:
-            run.save_sharded(*sharded_content(state, extra), SINGLE_PROCESS, keep=2)
-        else:
-            run.save(model, state.optimizer, step, extra, numbered=True, best=False, keep=2)
-        path, saved, damaged = run.newest_checkpoint("cpu")
-        assert (path, saved["step"], damaged) == (run.latest, step, [])
-        assert same(saved["model"], model.state_dict())
-
-    with run.lock():
-        for step in (1, 2, 3):
-            save(step, sharded=True)
-            with torch.no_grad():
-                model.norm.weight.add_(1)
-        assert names() == ["latest", "step_00000002", "step_00000003"]
-        save(4, sharded=False)
-        assert names() == ["config.json", "latest.pt", "step_00000003", "step_00000004.pt"]
-        before = (run.checkpoints / "latest.pt").read_bytes()
-        save(5, sharded=True)
-        assert names() == ["config.json", "latest", "step_00000004.pt", "step_00000005"]
-        # A kill between the two renames leaves both pointers: the newer one counts.
-        (run.checkpoints / "latest.pt").write_bytes(before)
-        os.utime(run.checkpoints / "latest.pt", (1, 1))
-        assert run.newest_checkpoint("cpu")[1]["step"] == 5
-        os.utime(run.checkpoints / "latest.pt", (2**33, 2**33))
-        assert run.newest_checkpoint("cpu")[1]["step"] == 4
-        shutil.rmtree(run.checkpoints / "step_00000005")  # a dangling link does not count
-        (run.checkpoints / "latest.pt").unlink()
-        assert run.newest_checkpoint("cpu")[0].name == "step_00000004.pt"
 
 
 @pytest.mark.parametrize(("size", "kind"), [(2, "adamw"), (4, "sft"), (8, "frames"), (8, "packed")])
