@@ -119,7 +119,7 @@ def commands(rank, ports, folder, runs):
 
 
 def _redirect(stdout, stderr):
-    """Append what this process and its children write to two files."""
+    """Write the output of this process and its children to two files, or to one."""
     for descriptor, path in enumerate((stdout, stderr), 1):
         with path.open("wb" if stdout != stderr else "ab") as file:
             os.dup2(file.fileno(), descriptor)
