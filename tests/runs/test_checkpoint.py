@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import platform
-import random
 import signal
 import socket
 import zipfile
@@ -22,12 +21,8 @@ import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig, load_checkpoint, loss_fn, save_checkpoint
-from niels_gpt.runs.checkpoint import (
-    CheckpointError,
-    load_model,
-    load_weights,
-    read_checkpoint,
-)
+from niels_gpt.runs.checkpoint import CheckpointError, load_model, load_weights, read_checkpoint
+from tests.training import same
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
 CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
@@ -55,17 +50,6 @@ def trained(steps: int = 3, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def same(a: Any, b: Any) -> bool:
-    """Equal in every bit, dtype and type, at any depth."""
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -76,14 +60,18 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("name", ["model.pt", "model.pth"])
 def test_roundtrip(tmp_path: Path, name: str) -> None:
     model, optimizer = trained()
-    path = tmp_path / name
+    path = tmp_path / "x" / "y" / name
+    save_checkpoint(path, make(1), None, 9, CONFIG)  # is replaced
     save_checkpoint(str(path), model, optimizer, 3, CONFIG)
     config, state, optimizer_state, step = load_checkpoint(str(path), "cpu")
     assert config == CONFIG and type(config) is dict
     assert type(step) is int and step == 3
     assert same(dict(state), dict(model.state_dict()))
     assert same(optimizer_state, optimizer.state_dict())
-    assert names(tmp_path) == sorted(["config.json", name])
+    assert names(path.parent) == ["config.json", name]
+    with pytest.raises(ValueError, match=r"a\.bin"):
+        save_checkpoint(path.with_name("a.bin"), model, None, 0, CONFIG)
+    assert names(path.parent) == ["config.json", name]
 
 
 def test_the_signatures_follow_the_spec() -> None:
@@ -98,70 +86,25 @@ def test_the_signatures_follow_the_spec() -> None:
 def test_the_config_is_a_dict_and_is_written_beside(tmp_path: Path, config: Any) -> None:
     save_checkpoint(tmp_path / "a.pt", make(), None, 0, config)
     assert load_checkpoint(tmp_path / "a.pt", "cpu")[0] == CONFIG
+    assert load_checkpoint(tmp_path / "a.pt", "cpu")[2:] == (None, 0)
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == CONFIG
 
 
-def test_no_optimizer(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a.pt", make(), None, 7, CONFIG)
-    _, _, optimizer_state, step = load_checkpoint(tmp_path / "a.pt", "cpu")
-    assert optimizer_state is None and step == 7
-
-
-def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
-    model, optimizer = trained(3)
-    save_checkpoint(tmp_path / "a.pt", model, optimizer, 3, CONFIG)
-    for step in (3, 4):
-        train_step(model, optimizer, step)
-    config, state, optimizer_state, at = load_checkpoint(tmp_path / "a.pt", "cpu")
-    resumed = GPT(config)
-    resumed.load_state_dict(state)
-    again = torch.optim.AdamW(resumed.parameters(), lr=99.0)  # the saved rate replaces it
-    again.load_state_dict(optimizer_state)
-    for step in range(at, 5):
-        train_step(resumed, again, step)
-    assert same(dict(resumed.state_dict()), dict(model.state_dict()))
-    assert same(again.state_dict(), optimizer.state_dict())
-
-
-def test_a_new_checkpoint_replaces_the_old(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a.pt", make(0), None, 1, CONFIG)
-    save_checkpoint(tmp_path / "a.pt", make(1), None, 2, CONFIG)
-    _, state, _, step = load_checkpoint(tmp_path / "a.pt", "cpu")
-    assert step == 2 and same(dict(state), dict(make(1).state_dict()))
-    assert names(tmp_path) == ["a.pt", "config.json"]
-
-
-def test_folders_are_created_and_other_suffixes_rejected(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "x" / "y" / "a.pt", make(), None, 0, CONFIG)
-    assert names(tmp_path / "x" / "y") == ["a.pt", "config.json"]
-    with pytest.raises(ValueError, match=r"a\.bin"):
-        save_checkpoint(tmp_path / "a.bin", make(), None, 0, CONFIG)
-    assert names(tmp_path) == ["x"]
-
-
-def test_extra_round_trips(tmp_path: Path) -> None:
-    extra = {"best": 1.25, "history": [1, 2, {"a": None}], "name": "é"}
-    save_checkpoint(tmp_path / "a.pt", make(), None, 0, CONFIG, extra=extra)
-    assert read_checkpoint(tmp_path / "a.pt", "cpu")["extra"] == extra
+def test_extra_round_trips_and_numpy_scalars_become_python_numbers(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "b.pt", make(), None, 0, CONFIG)
     assert read_checkpoint(tmp_path / "b.pt", "cpu")["extra"] == {}
-
-
-def test_numpy_scalars_become_python_numbers(tmp_path: Path) -> None:
     model, optimizer = trained()
     optimizer.param_groups[0]["lr"] = np.float64(1e-4)
     config: dict[str, Any] = {**CONFIG, "seen": np.int64(3), "rates": (np.float32(0.5), 2)}
-    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, config, extra={"x": {"y": [np.float32(2)]}})
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, config, extra={"x": {"y": [np.float32(2), None]}, "é": 1})
     saved = read_checkpoint(tmp_path / "a.pt", "cpu")
     assert same(saved["config"]["seen"], 3)
     assert same(saved["config"]["rates"], (0.5, 2))
-    assert same(saved["extra"], {"x": {"y": [2.0]}})
+    assert same(saved["extra"], {"x": {"y": [2.0, None]}, "é": 1})
     assert same(saved["optimizer"]["param_groups"][0]["lr"], 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("where", "value"), [("config", Path("x")), ("extra", np.zeros(3)), ("optimizer", object()), ("extra", Path("x"))]
-)
+@pytest.mark.parametrize(("where", "value"), [("config", Path("x")), ("extra", np.zeros(3)), ("optimizer", object())])
 def test_content_that_could_not_be_loaded_is_rejected_and_the_old_file_stays(
     tmp_path: Path, where: str, value: object
 ) -> None:
@@ -180,10 +123,10 @@ def test_content_that_could_not_be_loaded_is_rejected_and_the_old_file_stays(
 def test_the_format_is_the_dict_of_torch_save(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     save_checkpoint(tmp_path / "a.pt", model, optimizer, 4, CONFIG)
-    payload = torch.load(tmp_path / "a.pt", weights_only=True)
-    assert same(dict(payload["model"]), dict(model.state_dict()))
-    assert payload["step"] == 4 and payload["config"] == CONFIG
-    needed = {key: payload[key] for key in ("model", "optimizer", "step", "config")}
+    content = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert same(dict(content["model"]), dict(model.state_dict()))
+    assert content["step"] == 4 and content["config"] == CONFIG
+    needed = {key: content[key] for key in ("model", "optimizer", "step", "config")}
     for zipped in (True, False):
         torch.save(needed, tmp_path / "b.pt", _use_new_zipfile_serialization=zipped)
         assert same(load_checkpoint(tmp_path / "b.pt", "cpu"), load_checkpoint(tmp_path / "a.pt", "cpu"))
@@ -199,14 +142,13 @@ def test_load_model(tmp_path: Path) -> None:
     assert torch.equal(loaded(ids), model.eval()(ids))
 
 
-def test_no_global_generator_is_used(tmp_path: Path) -> None:
+def test_no_global_generator_is_used(tmp_path: Path, random_states: Any) -> None:
     model, optimizer = trained(1)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    before = random_states()
     save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, CONFIG)
     load_checkpoint(tmp_path / "a.pt", "cpu")
     load_model(tmp_path / "a.pt")
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
+    assert random_states() == before
 
 
 # --- a checkpoint is publishable -------------------------------------------------------------------
@@ -251,17 +193,14 @@ class Hostile:
         return os.mkdir, (str(self.marker),)
 
 
-@pytest.mark.parametrize(
-    ("where", "kind"), [("extra", "zip"), ("config", "legacy"), ("step", "pickle"), ("optimizer", "zip")]
-)
+@pytest.mark.parametrize(("where", "kind"), [("extra", "zip"), ("config", "legacy"), ("step", "pickle")])
 def test_code_is_rejected_and_does_not_run(tmp_path: Path, where: str, kind: str) -> None:
     marker, path = tmp_path / "it-ran", tmp_path / "a.pt"
-    payload: dict[str, Any] = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
-    payload[where] = {"x": Hostile(marker)}
+    hostile = {"x": Hostile(marker)}
     if kind == "pickle":
-        path.write_bytes(pickle.dumps(payload[where], protocol=2))
+        path.write_bytes(pickle.dumps(hostile, protocol=2))
     else:
-        torch.save(payload, path, _use_new_zipfile_serialization=kind == "zip")
+        torch.save(payload(**{where: hostile}), path, _use_new_zipfile_serialization=kind == "zip")
     for load in (lambda: load_checkpoint(path, "cpu"), lambda: load_model(path), lambda: read_checkpoint(path, "cpu")):
         with pytest.raises(CheckpointError, match=r"a\.pt"):
             load()
@@ -290,25 +229,15 @@ def test_truncated(smallest: Path, tmp_path: Path) -> None:
             load_checkpoint(path, "cpu")
 
 
-@pytest.mark.parametrize("size", [5_000, 100_000])
-def test_half_of_a_larger_file(tmp_path: Path, size: int) -> None:
-    save_checkpoint(tmp_path / "a.pt", make(V=2 * size // (8 * 4)), None, 1, CONFIG)
-    raw = (tmp_path / "a.pt").read_bytes()
-    (tmp_path / "a.pt").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(CheckpointError, match=r"a\.pt"):
-        load_checkpoint(tmp_path / "a.pt", "cpu")
-
-
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize(("flip", "step"), [(0x01, 7), (0xFF, 4)])
-def test_a_flipped_byte_is_detected_or_harmless(smallest: Path, tmp_path: Path, flip: int, step: int) -> None:
+def test_a_flipped_byte_is_detected_or_harmless(smallest: Path, tmp_path: Path) -> None:
     """Padding and unused header fields may change; the content that is read may not."""
     raw, path = smallest.read_bytes(), tmp_path / "a.pt"
     intact = read_checkpoint(smallest, "cpu")
     directory = raw.index(b"PK\x01\x02")  # the zip directory at the end of the file
     silent = []
-    for at in [*range(0, directory, 41), *range(directory, len(raw), step)]:
-        path.write_bytes(raw[:at] + bytes([raw[at] ^ flip]) + raw[at + 1 :])
+    for at in [*range(0, directory, 41), *range(directory, len(raw), 5)]:
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ (1 if at % 2 else 255)]) + raw[at + 1 :])
         try:
             if not same(read_checkpoint(path, "cpu"), intact):
                 silent.append(at)
@@ -335,24 +264,34 @@ def a_zip_file() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"PK\x03\x04", b"\x80\x02}q\x00.", bytes(5000), a_zip_file()])
-def test_not_a_torch_file(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        *((b"", "empty"), (b"hi\n", r"torch\.save did not"), (b"hello\n", r"torch\.save did not")),
+        *((data, "") for data in (b"PK\x03\x04", b"\x80\x02}q\x00.", bytes(5000), a_zip_file())),
+    ],
+)
+def test_not_a_torch_file(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "a.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"a\.pt"):
+    with pytest.raises(CheckpointError, match=rf"a\.pt is damaged .*{why}"):
         load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+def payload(**entries: Any) -> dict[str, Any]:
+    """The content of a checkpoint, with some entries replaced."""
+    return {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG, "extra": {}} | entries
 
 
 @pytest.mark.parametrize("missing", ["model", "optimizer", "step", "config"])
 def test_a_missing_entry_is_named(tmp_path: Path, missing: str) -> None:
-    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
-    torch.save({key: value for key, value in payload.items() if key != missing}, tmp_path / "a.pt")
+    torch.save({key: value for key, value in payload().items() if key != missing}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=rf"a\.pt.*{missing}"):
         load_checkpoint(tmp_path / "a.pt", "cpu")
 
 
-@pytest.mark.parametrize("payload", [[1, 2], 5, "text", torch.zeros(3), {}], ids=repr)
-def test_not_a_checkpoint(tmp_path: Path, payload: Any) -> None:
-    torch.save(payload, tmp_path / "a.pt")
+@pytest.mark.parametrize("content", [[1, 2], "text", torch.zeros(3), {}], ids=repr)
+def test_not_a_checkpoint(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"a\.pt"):
         load_checkpoint(tmp_path / "a.pt", "cpu")
 
@@ -371,7 +310,6 @@ def test_no_file(tmp_path: Path) -> None:
         ({"d_ff": 20}, "mlp"),
         ({"L": 3}, r"blocks\.2"),
         ({"L": 1}, r"blocks\.1"),
-        ({"C": 16, "D": 8}, "tok_emb"),
     ],
 )
 def test_weights_of_another_architecture(tmp_path: Path, changes: dict[str, int], weight: str) -> None:
@@ -385,17 +323,17 @@ def test_weights_of_another_architecture(tmp_path: Path, changes: dict[str, int]
     [
         {"config": {**CONFIG, "width": 3}},
         {"config": {**CONFIG, "C": 9}},
+        {"config": {**CONFIG, "D": torch.zeros(3)}},
         {"config": None},
         {"model": dict.fromkeys(make().state_dict(), 3)},
         {"model": None},
         {"model": []},
     ],
-    ids=["unknown key", "odd sizes", "no config", "numbers for weights", "no weights", "a list of weights"],
+    ids=["unknown key", "odd sizes", "tensors", "no config", "numbers for weights", "no weights", "a list of weights"],
 )
 def test_content_that_cannot_be_a_model(tmp_path: Path, entry: dict[str, Any]) -> None:
     """load_model raises CheckpointError with the path."""
-    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG}
-    torch.save(payload | entry, tmp_path / "a.pt")
+    torch.save(payload(**entry), tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"a\.pt"):
         load_model(tmp_path / "a.pt")
 
@@ -403,16 +341,13 @@ def test_content_that_cannot_be_a_model(tmp_path: Path, entry: dict[str, Any]) -
 @pytest.mark.parametrize(
     "entry",
     [
-        *({"step": step} for step in ("3", 3.0, -1, True, None)),
-        *({"config": config} for config in ([], "v0")),
-        *({"extra": extra} for extra in ("text", None, [], {"data": []}, {"data": None})),
-        *({"optimizer": state} for state in ([], "text", torch.zeros(2))),
+        *({"step": -1}, {"step": True}, {"config": []}),
+        *({"extra": None}, {"extra": {"data": []}}, {"optimizer": torch.zeros(2)}),
     ],
     ids=repr,
 )
 def test_entries_of_the_wrong_type(tmp_path: Path, entry: dict[str, Any]) -> None:
-    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": CONFIG, "extra": {}}
-    torch.save(payload | entry, tmp_path / "a.pt")
+    torch.save(payload(**entry), tmp_path / "a.pt")
     for read in (read_checkpoint, load_checkpoint, load_model):
         with pytest.raises(CheckpointError, match=rf"a\.pt.*{next(iter(entry))}") as caught:
             read(tmp_path / "a.pt", "cpu")
@@ -431,10 +366,8 @@ def test_invalid_entries_are_not_written(tmp_path: Path, step: int, extra: dict[
     [
         ({"C": 2**40}, "rope"),
         ({"T": 2**50}, "rope"),
-        ({"T": 2**70}, "rope"),
         ({"T": 2**50}, "learned"),
         ({"L": 2**70}, "learned"),
-        ({"d_ff": 2**63}, "learned"),
     ],
 )
 def test_a_config_larger_than_its_weights_is_not_built(tmp_path: Path, change: dict[str, int], positions: str) -> None:
@@ -444,22 +377,15 @@ def test_a_config_larger_than_its_weights_is_not_built(tmp_path: Path, change: d
         load_model(tmp_path / "a.pt")
 
 
-def test_a_config_of_tensors(tmp_path: Path) -> None:
-    payload = {"model": make().state_dict(), "optimizer": None, "step": 1, "config": {**CONFIG, "D": torch.zeros(3)}}
-    torch.save(payload, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"a\.pt"):
-        load_model(tmp_path / "a.pt")
-
-
 @pytest.mark.parametrize(
     "change",
-    [lambda w: w.to("meta"), lambda w: w.to_sparse(), lambda w: w.int(), lambda w: w.bool(), lambda w: w.cfloat()],
-    ids=["meta", "sparse", "int", "bool", "complex"],
+    [lambda w: w.to("meta"), lambda w: w.to_sparse(), lambda w: w.int(), lambda w: w.cfloat()],
+    ids=["meta", "sparse", "int", "complex"],
 )
 def test_weights_that_are_not_dense_floats(tmp_path: Path, change: Any) -> None:
     state = make().state_dict()
     state["norm.weight"] = change(state["norm.weight"])
-    torch.save({"model": state, "optimizer": None, "step": 1, "config": CONFIG}, tmp_path / "a.pt")
+    torch.save(payload(model=state), tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"a\.pt.*norm\.weight"):
         load_model(tmp_path / "a.pt")
     model = make(1)
@@ -468,10 +394,10 @@ def test_weights_that_are_not_dense_floats(tmp_path: Path, change: Any) -> None:
     assert same(dict(model.state_dict()), dict(make(1).state_dict()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_weights_of_another_precision_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
     weights = {name: weight.to(dtype) for name, weight in make().state_dict().items()}
-    torch.save({"model": weights, "optimizer": None, "step": 1, "config": CONFIG}, tmp_path / "a.pt")
+    torch.save(payload(model=weights), tmp_path / "a.pt")
     loaded = load_model(tmp_path / "a.pt")[0].state_dict()
     assert same(dict(loaded), {name: weight.float() for name, weight in weights.items()})
 
@@ -499,14 +425,6 @@ def test_a_failing_call_leaves_the_old_file(
     assert load_checkpoint(tmp_path / "a.pt", "cpu")[3] == 1
 
 
-def test_content_that_cannot_be_pickled_leaves_the_old_file(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a.pt", make(0), None, 1, CONFIG)
-    with pytest.raises(Exception, match=r"pickle|lambda"):
-        save_checkpoint(tmp_path / "a.pt", make(1), None, 2, CONFIG, extra={"f": lambda: None})
-    assert names(tmp_path) == ["a.pt", "config.json"]
-    assert load_checkpoint(tmp_path / "a.pt", "cpu")[3] == 1
-
-
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     """A process that may not write beyond a file size gets an OSError, and nothing is lost."""
     resource = pytest.importorskip("resource")
@@ -528,13 +446,3 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     _, state, _, step = load_checkpoint(path, "cpu")
     assert step == 1 and same(dict(state), dict(make(0).state_dict()))
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) == CONFIG
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [(b"", "it is empty"), (b"hi\n", "torch.save did not write it"), (b"hello\n", "torch.save did not")],
-)
-def test_the_reason_for_a_damaged_file_is_given(tmp_path: Path, data: bytes, why: str) -> None:
-    (tmp_path / "a.pt").write_bytes(data)
-    with pytest.raises(CheckpointError, match=rf"a\.pt is damaged .*{why}"):
-        read_checkpoint(tmp_path / "a.pt", "cpu")

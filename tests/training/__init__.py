@@ -9,50 +9,15 @@ import torch
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import load_config
 
-WORDS = [
-    "the",
-    "a",
-    "note",
-    "model",
-    "byte",
-    "loss",
-    "step",
-    "learns",
-    "from",
-    "reads",
-    "writes",
-    "small",
-    "large",
-    "never",
-    "again",
-    "and",
-    "so",
-    "then",
-    "é",
-    "ß",
-]
+WORDS = ["the", "a", "note", "model", "byte", "loss", "step", "learns", "from", "reads", "writes", "small", "large"]
+WORDS += ["never", "again", "and", "so", "then", "é", "ß"]
 DELIMITER = "\n\n<dialogue>\n\n"
 
-SMALL = [
-    "model.T=16",
-    "model.C=16",
-    "model.L=1",
-    "model.H=2",
-    "model.dropout=0.1",
-    "train.total_steps=12",
-    "train.warmup_steps=2",
-    "train.base_lr=1e-2",
-    "train.min_lr=1e-3",
-    "train.B=4",
-    "train.seed=7",
-    "train.p_train={roam: 0.6, primer: 0.4}",
-    "train.p_val={roam: 0.25, primer: 0.75}",
-    "output.checkpoint_every=4",
-    "output.eval_every=3",
-    "output.eval_steps=2",
-    "output.sample_every=0",
-    "output.sample_tokens=4",
-]
+SMALL = ["model.T=16", "model.C=16", "model.L=1", "model.H=2", "model.dropout=0.1", "train.B=4", "train.seed=7"]
+SMALL += ["train.total_steps=12", "train.warmup_steps=2", "train.base_lr=1e-2", "train.min_lr=1e-3"]
+SMALL += ["train.p_train={roam: 0.6, primer: 0.4}", "train.p_val={roam: 0.25, primer: 0.75}"]
+SMALL += ["output.checkpoint_every=4", "output.eval_every=3", "output.eval_steps=2"]
+SMALL += ["output.sample_every=0", "output.sample_tokens=4"]
 
 
 def sentence(number: int, words: int) -> str:
@@ -111,11 +76,11 @@ def metric_lines(run_dir: Path) -> list[dict]:
 
 
 def same(a, b) -> bool:
-    """Whether nested lists and dicts are equal; tensors bit for bit."""
+    """Whether nested lists and dicts are equal, with the same types; tensors bit for bit."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    return type(a) is type(b) and a == b

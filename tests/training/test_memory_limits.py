@@ -36,9 +36,7 @@ def test_errors_that_mean_something_else(error):
     ("model", "B", "named"),
     [
         ({"V": 10**14}, 4, r"model of 1,600,000,\d{3},\d{3},\d{3} weights"),
-        ({"d_ff": 10**12}, 4, r"model of [\d,]+ weights"),
         ({"L": 10**12}, 4, r"model of [\d,]+ weights"),
-        ({}, 2**63 - 1, r"batch of 9,223,372,036,854,775,807 rows"),
         ({}, 10**20, r"batch of 100,000,000,000,000,000,000 rows"),
         ({"T": 10**15}, 4, r"T=1,000,000,000,000,000"),
     ],

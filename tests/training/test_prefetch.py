@@ -37,14 +37,6 @@ def test_without_a_gpu_each_batch_is_built_on_demand():
     assert prefetch_threads() == []
 
 
-def test_an_error_while_building_is_raised():
-    def broken(step):
-        raise OSError("the disk is gone")
-
-    with Prefetcher(broken, first=0, last=2, device="cpu", ahead=2) as batches, pytest.raises(OSError, match="gone"):
-        batches.next()
-
-
 # --- the thread, with a stand-in for CUDA -----------------------------------------------------------
 
 
@@ -108,11 +100,12 @@ def test_no_thread_without_batches_to_prefetch(fake_cuda, first, last, ahead):
             assert batches.next().moves == ["cuda"]
 
 
-def test_an_error_in_the_thread_is_raised_by_next(fake_cuda):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_error_while_building_is_raised_by_next(fake_cuda, device):
     def broken(step):
         raise OSError("the disk is gone")
 
-    with Prefetcher(broken, first=0, last=2, device="cuda", ahead=1) as batches, pytest.raises(OSError, match="gone"):
+    with Prefetcher(broken, first=0, last=2, device=device, ahead=1) as batches, pytest.raises(OSError, match="gone"):
         batches.next()
 
 

@@ -43,7 +43,7 @@ def check_same(run, full):
 
 @pytest.mark.parametrize(
     ("kind", "steps"),
-    [("bytes", [2, 6]), ("pretrain", [6]), ("sft", [2])],  # before the first checkpoint, and after it
+    [("bytes", [2, 6]), ("sft", [6])],  # before the first checkpoint, and after it
 )
 def test_sigkill_while_training(kind, steps, tmp_path):
     config = config_of(kind, tmp_path)

@@ -161,13 +161,8 @@ def test_every_held_out_token_of_the_pretrain_caches(run, monkeypatch, stride, l
 def test_a_chat_model_is_also_scored_on_replies(run, monkeypatch, batch):
     monkeypatch.setattr(score_run, "EXAMPLES_PER_BATCH", batch)
     scores = score_token_caches(run, load_config(overrides=["task=sft"]), caches(), ScoreOptions(limit=2))
-    assert list(scores) == [
-        "val_fineweb_edu",
-        "val_roam",
-        "val_dolly15k (replies)",
-        "val_oasst1 (replies)",
-        "val_chat (replies)",
-    ]
+    replies = [f"val_{name} (replies)" for name in ("dolly15k", "oasst1", "chat")]
+    assert list(scores) == ["val_fineweb_edu", "val_roam", *replies]
     assert scores["val_roam"]["tokens"] == 1
     for name in token_caches.SFT:
         losses, scored = [], []
@@ -192,18 +187,10 @@ def test_the_test_splits_and_nothing_else(run, tmp_path):
             score_token_caches(run, load_config(overrides=[f"task={task}"]), caches(), ScoreOptions("test"))
     root = token_caches.copy_to(tmp_path / "caches")
     texts = token_caches.documents("roam")
-    build_pretrain_cache(
-        texts[:4],
-        root / "pretrain" / "wikitext",
-        tokenizer=tokenizer(),
-        val_texts=texts[4:6],
-        test_texts=texts[6:],
-        max_train_tokens=1 << 40,
-        max_val_tokens=1 << 40,
-        shard_bytes=200,
-        seed=1,
-        shuffle_buffer=None,
-    )
+    splits = {"val_texts": texts[4:6], "test_texts": texts[6:]}
+    limits = {"max_train_tokens": 1 << 40, "max_val_tokens": 1 << 40, "shard_bytes": 200}
+    options = {"tokenizer": tokenizer(), "seed": 1, "shuffle_buffer": None}
+    build_pretrain_cache(texts[:4], root / "pretrain" / "wikitext", **splits, **limits, **options)
     options = ScoreOptions("test", stride=8)
     scores = score_token_caches(run, load_config(overrides=["task=sft"]), caches(root), options)
     ids = [i for text in texts[6:] for i in [*tokenizer().encode(text), special("eot")]]
@@ -222,8 +209,9 @@ def test_caches_of_another_tokenizer(run, tmp_path):
         score_token_caches(run, RunConfig(), caches(root))
 
 
-@pytest.mark.parametrize("file", ["pretrain/roam/val/shard_00000.bin", "pretrain/roam/train/shard_00000.bin"])
-@pytest.mark.parametrize("token", [404, 65535])
+@pytest.mark.parametrize(
+    ("file", "token"), [("pretrain/roam/val/shard_00000.bin", 404), ("pretrain/roam/train/shard_00000.bin", 65535)]
+)
 def test_ids_past_the_vocabulary(run, tmp_path, file, token):
     root = token_caches.copy_to(tmp_path / "cache")
     data = bytearray((root / file).read_bytes())

@@ -50,7 +50,7 @@ def run(config, steps=4, notes=None):
     return runner.model, [(result.loss.item(), result.norm.item()) for result in results]
 
 
-@pytest.mark.parametrize("micro_batches", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize("micro_batches", [0, 2, 6])
 def test_a_step_equals_the_naive_one(micro_batches):
     model, results = run(config_of(accumulate=micro_batches))
     reference = copy.deepcopy(model_of())
@@ -210,9 +210,8 @@ def test_the_step_after_the_warm_up_is_captured_and_replayed(monkeypatch):
     assert replayed == batches[3:]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_checkpointed_activations_give_the_same_steps(recompute):
-    assert run(config_of({"checkpoint_activations": recompute}))[1] == run(config_of())[1]
+def test_checkpointed_activations_give_the_same_steps():
+    assert run(config_of({"checkpoint_activations": True}))[1] == run(config_of())[1]
 
 
 # --- memory ------------------------------------------------------------------------------------------
@@ -308,16 +307,11 @@ def test_missing_native_kernels_are_noted_once(monkeypatch):
     assert "slower" in note and "no C compiler" in note and "\n" not in note
 
 
-def test_determinism_on_a_cpu_needs_no_switch():
-    with deterministic(True, "cpu"):
-        assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_determinism_on_cuda_is_switched_on_and_restored(wanted, monkeypatch):
+@pytest.mark.parametrize(("wanted", "device"), [(True, "cuda"), (False, "cuda"), (True, "cpu")])
+def test_determinism_is_switched_on_for_cuda_and_restored(wanted, device, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "x")
-    with deterministic(wanted, "cuda"):
-        assert torch.are_deterministic_algorithms_enabled() == wanted
+    with deterministic(wanted, device):
+        assert torch.are_deterministic_algorithms_enabled() == (wanted and device == "cuda")
     assert not torch.are_deterministic_algorithms_enabled()
 
 

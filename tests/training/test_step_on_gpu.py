@@ -16,7 +16,7 @@ from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.base import Batch
-from tests.training import SMALL, data_options, metric_lines, small_config, weights_sha256, write_texts
+from tests.training import SMALL, data_options, metric_lines, small_config, weights_sha256
 from tests.training.test_loop import Crash, crash_at
 
 pytestmark = pytest.mark.gpu
@@ -175,11 +175,6 @@ def test_out_of_memory_in_a_later_step_keeps_the_weights(little_memory):
     with pytest.raises(OutOfMemory, match="out of memory"):
         runner.step(large_batch(0, B=1024), step=1, lr=1e-3)
     assert all(torch.equal(a, b) for a, b in zip(runner.model.parameters(), before, strict=True))
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "data")
 
 
 @pytest.mark.parametrize("compiled", [False, True])

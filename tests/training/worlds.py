@@ -12,6 +12,9 @@ from multiprocessing.connection import wait
 
 import numpy as np
 import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from niels_gpt.cli.main import main
 from niels_gpt.model import dropout
@@ -25,6 +28,7 @@ from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.progress import Silent
 from niels_gpt.training.step import StepRunner
+from niels_gpt.training.tasks.byte_task import ByteTask
 from niels_gpt.training.tasks.registry import open_task
 
 TIMEOUT = 120
@@ -81,8 +85,8 @@ def _work(end, rank, size, ports, function, arguments):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
     torch.set_num_threads(1)
     try:
-        if function is commands:
-            result = commands(rank, ports, *arguments)
+        if function in (commands, torchrun):
+            result = function(rank, ports, *arguments)
         else:
             with open_world("cpu") as world:
                 result = function(world, *arguments)
@@ -94,16 +98,13 @@ def _work(end, rank, size, ports, function, arguments):
 
 
 def commands(rank, ports, folder, runs):
-    """(exit code, stdout, stderr) of each command line in a process of a world; `runs` are (arguments, variables)."""
+    """(exit code, stdout, stderr) of each command line in a process of a world."""
     os.chdir(folder)
     results = []
-    for port, (arguments, variables) in zip(ports, runs, strict=False):
-        os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0", **variables}
+    for port, arguments in zip(ports, runs, strict=False):
+        os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0"}
         outputs = [folder / f".{name}.{rank}" for name in ("stdout", "stderr")]
-        for descriptor, path in enumerate(outputs, 1):
-            with path.open("wb") as file:
-                os.dup2(file.fileno(), descriptor)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+        _redirect(*outputs)
         try:
             main(arguments)
             code = 0
@@ -115,6 +116,51 @@ def commands(rank, ports, folder, runs):
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return results
+
+
+def _redirect(stdout, stderr):
+    """Write the output of this process and its children to two files, or to one."""
+    for descriptor, path in enumerate((stdout, stderr), 1):
+        with path.open("wb" if stdout != stderr else "ab") as file:
+            os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+
+
+def torchrun(rank, ports, folder, arguments):
+    """(type of the exception, output) of torchrun --standalone --max-restarts 1 with two interrupted workers.
+
+    This is torchrun's agent without its command line: the workers are forked, so that they need not load torch.
+    """
+    os.chdir(folder)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    output = folder / ".output"
+    _redirect(output, output)
+    standalone = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
+    config = LaunchConfig(1, 1, 2, max_restarts=1, monitor_interval=0.1, start_method="fork", **standalone)
+    try:
+        elastic_launch(config, _interrupted_command)(arguments)
+        raised = "nothing"
+    except (SignalException, ChildFailedError) as err:
+        raised = type(err).__name__
+    return raised, output.read_text(encoding="utf-8")
+
+
+def _interrupted_command(arguments):
+    """Run a command whose rank 1 is killed at step 6; after the restart, torchrun gets SIGTERM at step 10."""
+    batch, first = ByteTask.batch, os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def interrupted(self, step, *share):
+        if first and step == 6 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not first and step == 10 and os.environ["RANK"] == "0":
+            os.kill(os.getppid(), signal.SIGTERM)
+        if not first and step > 10:
+            time.sleep(0.2)  # until torchrun has forwarded the signal
+        return batch(self, step, *share)
+
+    ByteTask.batch = interrupted
+    main(arguments)
 
 
 def digests(batch):

@@ -6,15 +6,10 @@ import pytest
 
 from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.training.parallel.agreement import check_rows, check_same
-from tests.training import sentence, small_config, worlds, write_texts
+from tests.training import sentence, small_config, worlds
 from tests.training.worlds import run_world
 
 QUICK = ["train.B=8", "train.total_steps=3", "output.checkpoint_every=100"]
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return write_texts(tmp_path_factory.mktemp("texts") / "data")
 
 
 def test_rows_must_be_divisible_by_the_processes(texts):

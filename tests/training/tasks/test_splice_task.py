@@ -4,6 +4,7 @@ import collections
 import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,12 +12,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.training.loop import train
-from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.splice_task import (
     SpliceTask,
     distinct_spans,
@@ -31,24 +31,10 @@ from tests.training import sentence
 
 T, B = 24, 6
 SMALL = [
-    "task=splice",
-    f"model.T={T}",
-    "model.C=16",
-    "model.L=1",
-    "model.H=2",
-    "model.dropout=0.0",
-    "train.total_steps=6",
-    "train.warmup_steps=1",
-    "train.base_lr=1e-2",
-    "train.min_lr=1e-3",
-    f"train.B={B}",
-    "train.seed=7",
-    "output.checkpoint_every=4",
-    "output.eval_every=3",
-    "output.sample_every=0",
-    "output.sample_tokens=4",
-    "data.roam_val_frac=0.3",
-    "splice.num_docs=3",
+    *f"task=splice model.T={T} model.C=16 model.L=1 model.H=2 model.dropout=0.0".split(),
+    *f"train.total_steps=6 train.warmup_steps=1 train.base_lr=1e-2 train.min_lr=1e-3 train.B={B} train.seed=7".split(),
+    *["output.checkpoint_every=4", "output.eval_every=3", "output.sample_every=0", "output.sample_tokens=4"],
+    *["data.roam_val_frac=0.3", "splice.num_docs=3"],
 ]
 NOTES = {f"note_{i:02d}.md": f"# {i}\n{sentence(i, 3 + 2 * (i % 6))}\n" for i in range(14)}
 PARTS = split_rule(sorted(NOTES), 0.3, 42)
@@ -63,13 +49,17 @@ def quick():
         yield
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("splice")
+def write_notes(folder, notes=NOTES):
+    """Write <folder>/notes; returns the folder."""
     (folder / "notes").mkdir()
-    for name, text in NOTES.items():
+    for name, text in notes.items():
         (folder / "notes" / name).write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_notes(tmp_path_factory.mktemp("splice"))
 
 
 def config_of(place, *overrides):
@@ -113,13 +103,11 @@ def spans_in(batch):
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
         SWEEP,
         ["splice.sampler=stream", "splice.offset_jitter=3", "splice.content_length=10"],
         ["splice.curriculum=2", "splice.balance_mode=by_document"],
-        ["splice.alpha=0.8", "splice.balance_tau=0.5", "splice.content_length=9"],
     ],
-    ids=["default", "sweep", "stream", "curriculum", "edges"],
+    ids=["sweep", "stream", "curriculum"],
 )
 def test_a_batch_depends_on_the_step_alone(place, overrides):
     packed = "false" if overrides == SWEEP else "true"
@@ -193,7 +181,7 @@ def test_one_document_by_its_index(place):
 # --- origins ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overrides", [[], SWEEP, ["splice.content_start_mode=cyclic_roll", "splice.content_length=9"]])
+@pytest.mark.parametrize("overrides", [SWEEP, ["splice.content_start_mode=cyclic_roll", "splice.content_length=9"]])
 def test_origins_are_the_text_of_the_files(place, overrides):
     task = task_of(place, *overrides)
     stream = (place / "streams" / "roam_train.bin").read_bytes()
@@ -248,17 +236,6 @@ def test_controls_are_held_out_documents_of_about_the_same_length(place, number)
     assert not set(found) & set(PARTS["train"])
 
 
-def test_controls_are_never_trained_on(place):
-    task = task_of(place, "splice.num_docs=10", "splice.content_length=16", "splice.balance_mode=by_document")
-    seen = {span for step in range(40) for span, _ in spans_in(task.batch(step))}
-    texts = [bytes(span) for span in seen]
-    held_out = [NOTES[name].encode("utf-8") for name in PARTS["val"]]
-    trained = [NOTES[name].encode("utf-8") for name in PARTS["train"]]
-    assert all(any(text in note for note in trained) for text in texts)
-    unique = [text for text in texts if not any(text in note for note in held_out)]
-    assert len(unique) > 0.8 * len(texts)  # notes share short phrases, not more
-
-
 def test_documents_too_short_for_an_example_are_not_controls(place):
     shortest = sorted(len(content(name)) for name in PARTS["val"])[1]
     task = task_of(place, "splice.controls=50", f"splice.min_copy_len={min(shortest, T)}", "splice.num_docs=1")
@@ -272,11 +249,7 @@ def test_a_copy_of_a_trained_document_is_not_a_control(tmp_path):
     trained = CHOSEN[0]
     text = NOTES[trained]
     near = sorted(PARTS["val"], key=lambda name: abs(len(content(name)) - len(content(trained))))[:2]
-    notes = NOTES | {near[0]: text, near[1]: text[:-2] + "!\n"}
-    for name, written in notes.items():
-        path = tmp_path / "notes" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(written, encoding="utf-8")
+    write_notes(tmp_path, NOTES | {near[0]: text, near[1]: text[:-2] + "!\n"})
     task = task_of(tmp_path, "splice.num_docs=1", "splice.controls=50")
     assert [task.names, task.controls and task.documents.held_out.name(task.controls[0])] == [[trained], near[1]]
     assert {task.documents.held_out.name(i) for i in task.controls} == set(PARTS["val"]) - {near[0]}
@@ -339,7 +312,6 @@ LAYOUTS = {
         {"content_start_mode": "anchor_start", "offset_bound": "truncate", "offset_stride": 3},
     ),
     "jitter": (["splice.content_length=10", "splice.offset_jitter=2"], {"content_length": 10}),
-    "stream": (["splice.sampler=stream", "splice.content_length=10"], {"content_length": 10}),
 }
 
 
@@ -349,9 +321,7 @@ LAYOUTS = {
         ("default", "rope", "true"),
         ("sweep", "learned", "false"),
         ("cut", "learned", "true"),
-        ("cut", "rope", "false"),
         ("jitter", "learned", "false"),
-        ("stream", "rope", "true"),
     ],
 )
 def test_evaluation_equals_that_of_single_frames(place, layout, positions, packed):
@@ -404,51 +374,20 @@ def test_documents_without_examples_are_not_evaluated(place):
     assert f"loss/{CHOSEN[0]}" in found
 
 
+def test_equal_names_get_a_number():
+    names = unique_names(SimpleNamespace(name=lambda i: f"note {i % 290}"), range(300))
+    assert names == [f"note {i % 290}" + (f" ({i})" if i % 290 < 10 else "") for i in range(300)]
+
+
 def test_details_are_limited_to_64_documents(tmp_path):
     """The mean covers all 70 documents."""
-    (tmp_path / "notes").mkdir()
-    for i in range(110):
-        (tmp_path / "notes" / f"{i}.md").write_text(sentence(i, 3), encoding="utf-8")
+    write_notes(tmp_path, {f"{i}.md": sentence(i, 3) for i in range(110)})
     task = task_of(tmp_path, "splice.num_docs=70", "data.roam_val_frac=0.1", "splice.eval_examples=1")
     found, _ = task.evaluate(model_of(task.config), "cpu")
     assert len(found) == 2 + 2 * 64
     docs = [list(task.documents.train.ids(i)) for i in task.chosen]
     losses = naive_losses(model_of(task.config).eval(), docs, lambda i: 1, 1)
     assert found["splice"] == pytest.approx(np.mean([loss for loss, _ in losses]), rel=1e-4)
-
-
-def test_equal_names_get_a_number(tmp_path):
-    for folder in "abcdef":
-        (tmp_path / "notes" / folder).mkdir(parents=True)
-        (tmp_path / "notes" / folder / "index.md").write_text(f"{folder} " + sentence(ord(folder), 6), encoding="utf-8")
-    task = task_of(tmp_path, "splice.num_docs=3", "splice.controls=1")
-    assert len(set(task.names)) == 3
-    found, _ = task.evaluate(model_of(task.config), "cpu")
-    assert len([key for key in found if key.startswith("loss/") and "control" not in key]) == 3
-
-
-class CountedName(str):
-    """Counts how often names are compared."""
-
-    compared = 0
-
-    def __eq__(self, other):
-        CountedName.compared += 1
-        return str.__eq__(self, other)
-
-    __hash__ = str.__hash__
-
-
-def test_names_are_compared_in_linear_time():
-    """A run may have thousands of documents."""
-
-    class Names:
-        def name(self, i):
-            return CountedName(f"note {i % 290}")
-
-    names = unique_names(Names(), range(300))
-    assert names == [f"note {i % 290}" + (f" ({i})" if i % 290 < 10 else "") for i in range(300)]
-    assert CountedName.compared < 10 * 300
 
 
 @settings(max_examples=30)
@@ -481,10 +420,7 @@ def test_the_fingerprint_changes_with_the_choice(place, tmp_path):
 
 
 def test_the_fingerprint_changes_with_the_text(tmp_path):
-    (tmp_path / "notes").mkdir()
-    for name, text in NOTES.items():
-        (tmp_path / "notes" / name).write_text(text, encoding="utf-8")
-    before = task_of(tmp_path).fingerprint()
+    before = task_of(write_notes(tmp_path)).fingerprint()
     (tmp_path / "notes" / CHOSEN[1]).write_text(NOTES[CHOSEN[1]].upper(), encoding="utf-8")
     assert task_of(tmp_path).fingerprint() != before
 
@@ -503,26 +439,12 @@ def warning_of(task):
     return "".join(line for line in task.notes() if line.startswith("warning"))
 
 
-SWEEPS = [
-    ["slide_within", "tight", 8, 1, 1],
-    ["slide_within", "truncate", 8, 2, 3],
-    ["slide_within", "truncate", 20, 1, 1],
-    ["anchor_start", "tight", 8, 1, 1],
-    ["anchor_start", "truncate", 9, 1, 2],
-    ["cyclic_roll", "tight", 8, 3, 1],
-    ["cyclic_roll", "truncate", 8, 1, 5],
-]
-
-
-@pytest.mark.parametrize(("mode", "bound", "K", "stride", "step"), SWEEPS)
+@pytest.mark.parametrize(
+    ("mode", "bound", "K", "stride", "step"), [("slide_within", "truncate", 8, 2, 3), ("cyclic_roll", "tight", 8, 3, 1)]
+)
 def test_a_sweep_over_offsets_repeats_spans_under_rope(place, mode, bound, K, stride, step):
-    names = {
-        "content_start_mode": mode,
-        "offset_bound": bound,
-        "content_length": K,
-        "content_stride": stride,
-        "offset_stride": step,
-    }
+    names = {"content_start_mode": mode, "offset_bound": bound, "content_length": K}
+    names |= {"content_stride": stride, "offset_stride": step}
     overrides = [f"splice.{key}={value}" for key, value in names.items()]
     task = task_of(place, *overrides, "splice.balance_mode=by_coverage")
     spans = [(i, *span) for i, name in enumerate(CHOSEN) for span in naive_spans(S=T, L=len(content(name)), **names)]
@@ -589,25 +511,15 @@ def test_the_size_of_the_dataset_is_noted(place):
 # --- prompts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["splice.curriculum=5"],
-        ["splice.sampler=stream", "splice.curriculum=3", "splice.balance_tau=0.0", "train.seed=1"],
-    ],
-)
-def test_samples_continue_the_first_document(place, overrides):
+def test_samples_continue_the_first_document(place):
     text = NOTES[CHOSEN[0]].encode("utf-8")
     assert len(text) > 64
     wanted = text[:32].decode("utf-8", errors="ignore")
-    assert task_of(place, *overrides).sample_prompt() == wanted
+    assert task_of(place, "splice.sampler=stream", "splice.curriculum=3").sample_prompt() == wanted
 
 
 def test_a_prompt_is_at_most_half_of_a_document(tmp_path):
-    (tmp_path / "notes").mkdir()
-    for i in range(4):
-        (tmp_path / "notes" / f"{i}.md").write_text("äöü", encoding="utf-8")  # six bytes: the cut is within ö
+    write_notes(tmp_path, {f"{i}.md": "äöü" for i in range(4)})  # six bytes: the cut is within ö
     assert task_of(tmp_path, "splice.num_docs=1").sample_prompt() == "ä"
 
 
@@ -621,29 +533,18 @@ def test_a_prompt_of_tokens():
 
 REJECTED = [
     (["splice.content_stride=0"], ["content_stride", "0"]),
-    (["splice.offset_stride=-1"], ["offset_stride", "-1"]),
-    (["splice.balance_tau=1.5"], ["balance_tau", "1.5"]),
-    (["splice.content_length=1"], ["content_length", "1"]),
     (["splice.num_docs=0"], ["num_docs", "0"]),
     (["splice.num_docs=99"], ["num_docs=99", str(len(PARTS["train"]))]),
     (["splice.min_doc_length=5000"], ["num_docs=3", "only 0", "5,000"]),
-    (["splice.min_doc_length=50", "splice.max_doc_length=20"], ["50", "20"]),
     (["splice.min_copy_len=500", "model.T=512"], ["500", str(len(content(CHOSEN[0])))]),
     (["splice.adaptive_k=false", "splice.content_length=500", "model.T=512"], ["500", "adaptive_k"]),
-    (["splice.min_copy_len=20", "splice.content_length=10"], ["10", "20"]),
-    (["splice.mode=slide", "model.T=512"], ["512", "slide"]),
     (["splice.doc_weights=[1.0, 2.0]"], ["doc_weights", "2", "3 documents"]),
-    (["splice.doc_weights=[1.0, -2.0, 1.0]"], ["doc_weights", "-2.0"]),
-    (["splice.groups=[a, b]"], ["groups", "2", "3 documents"]),
     (["splice.groups=author"], ["groups", "author"]),
     (["splice.doc_index=500"], ["doc_index=500", str(len(PARTS["train"]))]),
     (["splice.alpha=0.5", "splice.balance_mode=by_coverage"], ["alpha", "by_coverage"]),
     (["splice.curriculum=0"], ["curriculum", "0"]),
-    (["splice.offset_jitter=2", "splice.content_start_mode=anchor_start"], ["offset_jitter", "anchor_start"]),
     (["splice.restrict_to_training_subset=true"], ["max_train_tokens"]),
     (["splice.restrict_to_training_subset=true", "splice.max_train_tokens=3"], ["3 tokens"]),
-    (["splice.num_doc=3"], ["splice.num_doc", "num_docs"]),
-    (["splice.sampler=shuffle"], ["sampler", "shuffle"]),
     (["splice.eval_examples=0"], ["eval_examples", "0"]),
     (["splice.dataset_name=books"], ["books", "roam"]),
     (["model.V=300"], ["model.V=300", "256"]),
@@ -681,13 +582,10 @@ def test_ids_past_the_vocabulary(tmp_path, split):
             token_task(*overrides, "splice.num_docs=1", "splice.controls=1")  # it is read for comparison
         return
     task = token_task(*overrides, "splice.num_docs=1", "splice.controls=0")
-    with pytest.raises(ValueError, match=facts):
-        for step in range(40):
-            task.batch(step)
-    with pytest.raises(ValueError, match=facts):
-        task.sample_prompt()
-    with pytest.raises(ValueError, match=facts):
-        token_task(*overrides, "splice.doc_key=a")
+    reads = [lambda: [task.batch(step) for step in range(40)], task.sample_prompt]
+    for read in (*reads, lambda: token_task(*overrides, "splice.doc_key=a")):
+        with pytest.raises(ValueError, match=facts):
+            read()
 
 
 @pytest.mark.parametrize(("name", "value"), [("pad_token_id", -1), ("pad_token_id", 256), ("eos_token_id", 256)])
@@ -711,26 +609,6 @@ def test_too_few_documents_are_filled_up_on_request(place):
 # --- configs -----------------------------------------------------------------------------------------
 
 
-def test_a_config_survives_its_file(place, tmp_path):
-    config = config_of(
-        place,
-        "splice.doc_weights=[1, 0.5, 2]",
-        "splice.groups=[a, b, a]",
-        "splice.curriculum=3",
-        "splice.sampler=stream",
-        "splice.packed=false",
-        "model.positions=learned",
-    )
-    (tmp_path / "c.yaml").write_text(dump_config(config), encoding="utf-8")
-    assert load_config(tmp_path / "c.yaml") == config
-    assert isinstance(open_task(config), SpliceTask)
-
-
-def test_configs_of_other_tasks_have_no_splice_section():
-    assert "splice:" not in dump_config(load_config(None))
-    assert "splice:" in dump_config(load_config(None, overrides=["splice.num_docs=3"]))
-
-
 # --- runs --------------------------------------------------------------------------------
 
 
@@ -738,74 +616,53 @@ def losses(run):
     return [line["loss"] for line in run.metrics()]
 
 
-@pytest.mark.parametrize(("positions", "accumulate"), [("rope", 1), ("learned", 3)])
-def test_packed_and_unpacked_runs_have_the_same_losses(place, tmp_path, positions, accumulate):
+def test_packed_and_unpacked_runs_have_the_same_losses(place, tmp_path):
     runs = {}
     for packed in ("true", "false"):
-        overrides = [f"splice.packed={packed}", f"model.positions={positions}", f"train.accumulate={accumulate}"]
+        overrides = [f"splice.packed={packed}", "train.accumulate=3"]
         runs[packed] = RunFolder(tmp_path / packed)
-        train(config_of(place, *SWEEP, *overrides, "output.checkpoint_every=6"), runs[packed])
+        result = train(config_of(place, *SWEEP, *overrides, "output.checkpoint_every=6"), runs[packed])
     assert losses(runs["true"]) == pytest.approx(losses(runs["false"]), abs=1e-4)
     assert len(losses(runs["true"])) == 6
     evals = [run.metrics()[-1]["evals"] for run in runs.values()]
     assert evals[0] == pytest.approx(evals[1], abs=1e-3)
+    assert result.evals == evals[1] and {f"bpb/{name}" for name in CHOSEN} <= evals[1].keys()
+    assert result.best["loss"] == min(line["evals"]["splice"] for line in runs["false"].metrics() if "evals" in line)
+    assert all(line["supervised_per_s"] > 0 for line in runs["true"].metrics())
     weights = [torch.load(run.latest, weights_only=True)["model"] for run in runs.values()]
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name], rtol=0, atol=2e-3)
 
 
-def test_the_metrics_have_the_loss_of_every_document(place, tmp_path):
-    run = RunFolder(tmp_path / "run")
-    result = train(config_of(place, "splice.content_length=8"), run)
-    lines = run.metrics()
-    assert [line["step"] for line in lines if "evals" in line] == [2, 5]
-    names = {f"{kind}/{name}" for kind in ("loss", "bpb") for name in CHOSEN}
-    assert names <= lines[-1]["evals"].keys()
-    assert all(line["supervised_per_s"] > 0 for line in lines)
-    assert result.evals == lines[-1]["evals"]
-    assert result.best["loss"] == min(line["evals"]["splice"] for line in lines if "evals" in line)
-
-
 def test_three_documents_are_memorized(tmp_path):
-    """A tiny model, a hundred steps: trained documents have a much lower loss than held-out ones."""
-    (tmp_path / "notes").mkdir()
-    for i in range(8):
-        words = [token_caches.words(101 * i + 7 * j, 1) for j in range(14)]
-        (tmp_path / "notes" / f"{i}.md").write_text(" ".join(words), encoding="utf-8")
-    sizes = ["model.T=64", "model.C=48", "model.H=4", "model.L=2", "train.B=8", "train.total_steps=100"]
-    schedule = ["train.base_lr=2e-2", "train.warmup_steps=10", "train.optimizer=muon"]
-    outputs = ["output.eval_every=50", "output.checkpoint_every=100"]
+    """A tiny model, eighty steps: trained documents have a much lower loss than held-out ones."""
+    texts = [" ".join(token_caches.words(101 * i + 7 * j, 1) for j in range(14)) for i in range(8)]
+    write_notes(tmp_path, {f"{i}.md": text for i, text in enumerate(texts)})
+    sizes = ["model.T=64", "model.C=48", "model.H=4", "model.L=1", "train.B=8", "train.total_steps=80"]
+    schedule = ["train.base_lr=3e-2", "train.warmup_steps=10", "train.optimizer=muon"]
+    outputs = ["output.eval_every=80", "output.checkpoint_every=80"]
     config = config_of(tmp_path, *sizes, *schedule, *outputs, "splice.content_length=32", "splice.balance_tau=0.0")
     task = SpliceTask(config)
     assert (len(task.chosen), len(task.controls)) == (3, 2)
     run = RunFolder(tmp_path / "run")
     result = train(config, run, task=task)
-    line = losses(run)
-    assert np.mean(line[:5]) > 4
-    assert np.mean(line[-5:]) < 1
-    found = result.evals
-    known = [found[f"loss/{name}"] for name in task.names]
-    assert max(known) < 1
-    assert max(known) < 0.25 * found["control"]
-    controls = [value for key, value in found.items() if key.startswith("loss/control")]
+    assert np.mean(losses(run)[:5]) > 4
+    known = [result.evals[f"loss/{name}"] for name in task.names]
+    controls = [value for key, value in result.evals.items() if key.startswith("loss/control")]
     assert len(controls) == 2
-    assert max(known) < 0.3 * min(controls)
+    assert max(known) < min(1, 0.3 * min(controls))
 
 
 def test_documents_are_chosen_by_their_text(tmp_path):
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    for i in range(20):
-        text = f"note {i}: " + "words " * (10 + i) + ("a naïve thought" if i % 5 == 2 else "")
-        (notes / f"{i:02}.md").write_text(text, encoding="utf-8")
-    options = [f"data.roam={notes}", f"data.cache_dir={tmp_path / 'streams'}", "task=splice", "model.T=16"]
-    options += ["model.C=16", "model.H=2", "model.L=1", "splice.doc_key=naïve", "splice.controls=0"]
-    task = SpliceTask(load_config(overrides=[*options, "splice.num_docs=2"]))
+    texts = [f"note {i}: " + "words " * (10 + i) + ("a naïve thought" if i % 5 == 2 else "") for i in range(20)]
+    write_notes(tmp_path, {f"{i:02}.md": text for i, text in enumerate(texts)})
+    options = ["splice.doc_key=naïve", "splice.controls=0", "splice.num_docs=2"]
+    task = task_of(tmp_path, *options)
     held_out = {task.documents.held_out.name(i) for i in range(len(task.documents.held_out.lengths))}
     having = [f"{i:02}.md" for i in (17, 12, 7, 2) if f"{i:02}.md" not in held_out]
     assert task.names == having[:2]  # the longest of those that contain it
     with pytest.raises(ValueError, match=r"doc_key.*'nowhere'"):
-        SpliceTask(load_config(overrides=[*options, "splice.doc_key=nowhere"]))
+        task_of(tmp_path, *options, "splice.doc_key=nowhere")
     other = next(i for i in range(len(task.documents.train.lengths)) if task.documents.train.name(i) not in having)
     with pytest.raises(ValueError, match=rf"doc_index={other}\b.*'naïve'"):
-        SpliceTask(load_config(overrides=[*options, f"splice.doc_index={other}"]))
+        task_of(tmp_path, *options, f"splice.doc_index={other}")

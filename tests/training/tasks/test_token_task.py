@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from niels_gpt.system.rng import generator
 from niels_gpt.training.loop import train
 from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.registry import open_task
-from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
+from niels_gpt.training.tasks.token_task import with_vocabulary
 from tests import token_caches
 from tests.token_caches import small_config
-from tests.training import metric_lines, same, weights_sha256
+from tests.training import metric_lines, weights_sha256
 from tests.training.test_loop import Crash, crash_at
 
 T, B = 16, 6
@@ -85,77 +86,25 @@ def _seed_of(seed, step):
 # --- batches -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [0, 77])
 @pytest.mark.parametrize(("kind", "shares"), [("pretrain", TEXTS), ("sft", TALKS)])
-def test_a_batch_is_drawn_by_shares_and_read_from_the_token_files(tasks, kind, shares, step):
-    rows = drawn_rows(kind, shares, step)
-    batch = tasks[kind].batch(step)
-    assert batch.x.dtype == batch.targets.dtype == torch.int64
-    assert batch.x.tolist() == [x for _, _, x, _ in rows]
-    assert batch.targets.tolist() == [targets for _, _, _, targets in rows]
-    assert [origin.source for origin in tasks[kind].origins(step)] == [name for name, *_ in rows]
+def test_a_batch_is_drawn_by_shares_and_read_from_the_token_files(tasks, kind, shares):
+    """It depends on the seed and the step alone."""
+    other = open_task(small_config(kind, SHARES[kind], "train.seed=8", "train.base_lr=1.0", "model.C=32"))
+    for task, seed, step in ((tasks[kind], 7, 77), (tasks[kind], 7, 0), (other, 8, 0)):
+        rows = drawn_rows(kind, shares, step, seed)
+        batch = task.batch(step)
+        assert batch.x.dtype == batch.targets.dtype == torch.int64
+        assert batch.x.tolist() == [x for _, _, x, _ in rows]
+        assert batch.targets.tolist() == [targets for _, _, _, targets in rows]
+        assert [origin.source for origin in task.origins(step)] == [name for name, *_ in rows]
 
 
-def test_rows_come_from_every_cache_and_shard_by_their_shares(pretrain):
-    counts = dict.fromkeys(TEXTS, 0)
-    seen = set()
-    for step in range(150):
-        for origin in pretrain.origins(step):
-            counts[origin.source] += 1
-            if origin.source == "fineweb_edu":
-                seen.add(origin.stream_offset // (token_caches.SHARD_BYTES // 2))
-    total = sum(counts.values())
-    assert abs(counts["fineweb_edu"] / total - 0.6) < 4 * math.sqrt(0.6 * 0.4 / total)
-    assert seen == set(range(len(token_caches.shards("fineweb_edu"))))
-
-
-def test_targets_of_sft_are_the_tokens_of_the_assistant(sft):
-    """Checked on the batch alone: the speaker at a position follows from the tokens before it."""
-    eot, asst = token_caches.special("eot"), token_caches.special("asst")
-    ends = supervised = 0
-    for step in range(40):
-        x, targets, *_ = sft.batch(step)
-        for row, wanted in zip(x.tolist(), targets.tolist(), strict=True):
-            assert any(target != -100 for target in wanted)
-            speaking = padding = False
-            for t, token in enumerate(row):
-                if token == asst:
-                    speaking = True
-                elif token == eot:
-                    padding |= t > 0 and row[t - 1] == eot  # no message is empty
-                    speaking = False
-                assert (wanted[t] != -100) == (speaking and not padding)
-                if wanted[t] != -100:
-                    supervised += 1
-                    ends += wanted[t] == eot
-                    if t + 1 < T:
-                        assert wanted[t] == row[t + 1]
-    assert 50 < ends < supervised  # the EOT is a target too
-
-
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_batch_depends_on_seed_and_step_alone(tasks, kind):
-    wanted = {step: tasks[kind].batch(step) for step in range(8)}
-    torch.manual_seed(99)
-    for step in (5, 0, 7, 7, 3):  # any order, any number of times
-        assert same(tuple(tasks[kind].batch(step)), tuple(wanted[step]))
-    settings = ["train.total_steps=500", "train.base_lr=1.0", "output.eval_every=1", "model.C=32"]
-    again = open_task(small_config(kind, SHARES[kind], *settings))
-    assert same(tuple(again.batch(3)), tuple(wanted[3]))
-    other = open_task(small_config(kind, SHARES[kind], "train.seed=8"))
-    assert not torch.equal(other.batch(3).x, wanted[3].x)
-    assert other.batch(3).x.tolist() == [
-        x for _, _, x, _ in drawn_rows(kind, {"pretrain": TEXTS, "sft": TALKS}[kind], 3, seed=8)
-    ]
-    assert len({tuple(batch.x.flatten().tolist()) for batch in wanted.values()}) == len(wanted)
-
-
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_no_global_generator_is_used(tasks, kind, model, random_states):
+def test_no_global_generator_is_used(tasks, model, random_states):
     before = random_states()
-    tasks[kind].batch(0)
-    tasks[kind].origins(0)
-    tasks[kind].evaluate(model, "cpu")
+    for task in tasks.values():
+        task.batch(0)
+        task.origins(0)
+        task.evaluate(model, "cpu")
     assert random_states() == before
 
 
@@ -215,45 +164,42 @@ def rejection(kind, *overrides, root=None):
     return message
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_another_vocabulary(kind):
-    message = rejection(kind, "model.V=405")
-    assert "model.V=405" in message
-    assert "404" in message
+@pytest.mark.parametrize(
+    ("kind", "override", "facts"),
+    [
+        ("pretrain", "model.V=405", ["model.V=405", "404"]),
+        ("sft", "model.V=405", ["model.V=405", "404"]),
+        ("sft", "train.p_train={roam: 1.0}", ["roam"]),  # a cache of the other kind
+        ("pretrain", "train.p_train={primer: 1.0}", ["primer"]),
+        ("pretrain", "model.T=700", ["701", "fineweb_edu"]),  # longer than every shard
+        ("sft", "model.T=1", ["T"]),  # no conversation has a target within the window
+    ],
+)
+def test_options_that_do_not_fit_the_caches(kind, override, facts):
+    message = rejection(kind, override)
+    assert all(fact in message for fact in facts), message
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-@pytest.mark.parametrize("option", ["p_train", "p_val"])
+@pytest.mark.parametrize(("kind", "option"), [("pretrain", "p_train"), ("sft", "p_val")])
 def test_a_missing_cache(kind, option):
     there = next(iter({"pretrain": TEXTS, "sft": TALKS}[kind]))
     message = rejection(kind, SHARES[kind], f"train.{option}={{gone: 0.5, {there}: 0.5}}")
-    assert "gone" in message
-    assert f"train.{option}" in message
-    assert "niels-gpt cache build gone" in message
-    for name in token_caches.PRETRAIN if kind == "pretrain" else token_caches.SFT:
-        assert name in message  # the existing caches
+    existing = token_caches.PRETRAIN if kind == "pretrain" else token_caches.SFT
+    assert all(fact in message for fact in (f"train.{option}", "niels-gpt cache build gone", *existing))
 
 
-def test_caches_of_the_other_kind_do_not_count():
-    assert "roam" in rejection("sft", "train.p_train={roam: 1.0}")
-    assert "primer" in rejection("pretrain", "train.p_train={primer: 1.0}")
-
-
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_missing_folder(kind, tmp_path):
-    message = rejection(kind, root=tmp_path / "nowhere")
-    assert str(tmp_path / "nowhere") in message
-    assert "niels-gpt cache build-all" in message
+def test_a_missing_folder(tmp_path):
+    message = rejection("sft", root=tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in message and "niels-gpt cache build-all" in message
     with pytest.raises(ValueError, match="nowhere"):
-        with_vocabulary(small_config(kind, root=tmp_path / "nowhere"))
+        with_vocabulary(small_config("sft", root=tmp_path / "nowhere"))
 
 
 def test_a_placeholder_is_not_a_cache(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     token_caches.change_meta("pretrain", "roam", root, built=False, reason="not reachable")
     message = rejection("pretrain", root=root)
-    assert "roam" in message
-    assert "fineweb_edu" in message
+    assert "roam" in message and "fineweb_edu" in message
 
 
 @pytest.mark.parametrize(("kind", "name"), [("pretrain", "roam"), ("sft", "primer")])
@@ -261,19 +207,9 @@ def test_a_cache_of_another_tokenizer(kind, name, tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     other = token_caches.other_tokenizer()
     assert other.vocab_size == token_caches.tokenizer().vocab_size
-    if kind == "pretrain":
-        token_caches.build_pretrain(root, name, other)
-    else:
-        token_caches.build_sft(root, name, other)
+    {"pretrain": token_caches.build_pretrain, "sft": token_caches.build_sft}[kind](root, name, other)
     message = rejection(kind, root=root)
-    assert str(root / kind / name) in message
-    assert "tokenizer" in message
-
-
-def test_a_window_longer_than_every_shard():
-    message = rejection("pretrain", "model.T=700")
-    assert "701" in message
-    assert "fineweb_edu" in message
+    assert str(root / kind / name) in message and "tokenizer" in message
 
 
 @pytest.mark.parametrize(
@@ -313,15 +249,7 @@ def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
             task.batch(0)
         else:
             task.evaluate(GPT(task.config.model), "cpu")
-    message = str(err.value)
-    for fact in (str(root / file), str(task.tokenizer.vocab_size - 1), "niels-gpt cache verify"):
-        assert fact in message, message
-    assert "\n" not in message
-
-
-def test_conversations_without_a_target_within_the_window():
-    """Of the first two tokens one is a role, and the other belongs to the user or the system."""
-    assert "T" in rejection("sft", "model.T=1")
+    assert re.fullmatch(rf"(?=.*{root / file})(?=.*403).*niels-gpt cache verify.*", str(err.value))  # one line
 
 
 def test_with_vocabulary_sets_the_size_of_the_tokenizer(tmp_path):
@@ -345,7 +273,7 @@ def held_out_loss(model, kind, name, *, steps=2, seed=7, root=None):
     return math.fsum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("p_val", [None, {"roam": 0.75, "fineweb_edu": 0.25}, {"roam": 1.0, "fineweb_edu": 0.0}])
+@pytest.mark.parametrize("p_val", [None, {"roam": 1.0, "fineweb_edu": 0.0}])
 def test_evaluation_of_pretraining(model, p_val):
     task = open_task(small_config("pretrain", SHARES["pretrain"], *([f"train.p_val={p_val}"] if p_val else [])))
     model.train()
@@ -362,7 +290,7 @@ def test_evaluation_of_pretraining(model, p_val):
     assert losses["val_pretrain"] == value == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("retain", [None, {"roam": 1.0}, {"roam": 0.25, "fineweb_edu": 0.75}])
+@pytest.mark.parametrize("retain", [None, {"roam": 0.25, "fineweb_edu": 0.75}])
 def test_evaluation_of_sft_and_of_retained_caches(model, retain):
     extra = [f"data.retain={retain}"] if retain else []
     task = open_task(small_config("sft", SHARES["sft"], *extra))
@@ -412,21 +340,16 @@ def test_origins_of_pretraining_name_the_document_and_offset(pretrain):
     streams = {name: token_caches.stream(name) for name in TEXTS}
     # The documents of the training stream end with EOT. The rest of a document that filled the held-out budget was
     # discarded.
-    documents = {name: [] for name in TEXTS}
+    documents = {}
     for name, stream in streams.items():
-        begin = 0
-        for at, token in enumerate(stream):
-            if token == eot:
-                documents[name].append(stream[begin : at + 1])
-                begin = at + 1
-        for ids in documents[name]:
-            assert tokenizer.decode(ids[:-1]) in token_caches.documents(name)
+        ends = [at + 1 for at, token in enumerate(stream) if token == eot]
+        documents[name] = [stream[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+        assert {tokenizer.decode(ids[:-1]) for ids in documents[name]} <= set(token_caches.documents(name))
     crossing = 0
     for step in range(40):
         for origin, ids in zip(pretrain.origins(step), pretrain.batch(step).x.tolist(), strict=True):
             assert streams[origin.source][origin.stream_offset :][:T] == ids
-            word, number = origin.document.split()
-            assert word == "document"
+            number = re.fullmatch(r"document (\d+)", origin.document)[1]
             document = documents[origin.source][int(number)]
             assert 0 <= origin.offset < len(document)
             here = document[origin.offset :]
@@ -443,8 +366,7 @@ def test_origins_of_sft_name_the_example(sft):
         assert [origin.row for origin in rows] == list(range(B))
         for origin, x in zip(rows, sft.batch(step).x.tolist(), strict=True):
             talks = token_caches.examples(origin.source)
-            word, number = origin.document.split()
-            assert word == "example"
+            number = re.fullmatch(r"example (\d+)", origin.document)[1]
             ids = talks[int(number)]
             assert ids[:T] == x[: len(ids)]
             assert origin.offset == 0
@@ -460,25 +382,16 @@ def test_sources_are_described(pretrain, sft):
     rows = {row.source: row for row in pretrain.describe()}
     assert set(rows) == set(TEXTS)
     for name, row in rows.items():
-        train_ids, held_out = token_caches.stream(name), token_caches.stream(name, "val")
-        starts = [
-            token_caches.read_offsets(token_caches.folder() / "pretrain" / name / split / "documents.npy")
-            for split in ("train", "val")
-        ]
-        assert (row.share, row.train, row.held_out) == (TEXTS[name], len(train_ids), len(held_out))
-        assert row.documents == sum(map(len, starts))
-        assert row.unit.strip() == "tokens"
-        assert row.path == str(token_caches.folder() / "pretrain" / name)
+        sizes = [len(token_caches.stream(name, split)) for split in ("train", "val")]
+        folder = token_caches.folder() / "pretrain" / name
+        number = sum(len(token_caches.read_offsets(folder / split / "documents.npy")) for split in ("train", "val"))
+        assert row == (name, TEXTS[name], *sizes, " tokens", number, str(folder))
     rows = {row.source: row for row in sft.describe()}
     assert set(rows) == set(TALKS)
     for name, row in rows.items():
-        talks = {split: token_caches.examples(name, split) for split in ("train", "val")}
-        assert (row.share, row.train, row.held_out) == (
-            TALKS[name],
-            sum(map(len, talks["train"])),
-            sum(map(len, talks["val"])),
-        )
-        assert row.documents == len(talks["train"]) + len(talks["val"])
+        talks = [token_caches.examples(name, split) for split in ("train", "val")]
+        sizes = tuple(sum(map(len, split)) for split in talks)
+        assert (row.share, row.train, row.held_out, row.documents) == (TALKS[name], *sizes, sum(map(len, talks)))
 
 
 def test_a_cache_that_is_only_evaluated_has_share_0():
@@ -515,15 +428,12 @@ def base(tmp_path_factory, model):
     return path
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_run_starts_from_the_weights_of_init_from(kind, base, tmp_path):
+def test_a_run_starts_from_the_weights_of_init_from(base, tmp_path):
     run = RunFolder(tmp_path / "run")
-    options = [SHARES[kind], f"init_from={base}", "model.dropout=0", "train.total_steps=3"]
-    config = small_config(kind, *options)
-    assert isinstance(open_task(config), {"pretrain": PretrainTask, "sft": SFTTask}[kind])
+    config = small_config("sft", SHARES["sft"], f"init_from={base}", "model.dropout=0", "train.total_steps=3")
     train(config, run)
     start, _ = load_model(base)
-    rows = drawn_rows(kind, {"pretrain": TEXTS, "sft": TALKS}[kind], 0)
+    rows = drawn_rows("sft", TALKS, 0)
     losses = token_caches.nats(start, [x for _, _, x, _ in rows], [targets for _, _, _, targets in rows])
     first = metric_lines(run.path)[0]["loss"]
     assert first == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
@@ -532,21 +442,7 @@ def test_a_run_starts_from_the_weights_of_init_from(kind, base, tmp_path):
     assert metric_lines(fresh.path)[0]["loss"] != pytest.approx(first, rel=1e-2)
 
 
-def test_learning_rate_0_keeps_the_weights_of_init_from(base, tmp_path):
-    run = RunFolder(tmp_path / "run")
-    train(small_config("sft", f"init_from={base}", "train.base_lr=0", "train.min_lr=0", "train.total_steps=3"), run)
-    assert weights_sha256(run.latest) == weights_sha256(base)
-
-
-def test_a_missing_checkpoint(tmp_path):
-    run = RunFolder(tmp_path / "run")
-    with pytest.raises((ValueError, OSError), match=r"gone\.pt"):
-        train(small_config("sft", f"init_from={tmp_path / 'gone.pt'}"), run)
-    assert not run.exists
-    assert not run.metrics_path.exists()
-
-
-@pytest.mark.parametrize("other", ["C=32", "V=300", "norm=rmsnorm", "H=4"])
+@pytest.mark.parametrize("other", ["V=300", "norm=rmsnorm", "H=4"])
 def test_a_checkpoint_of_another_architecture(other, tmp_path):
     """Also if all weights have the same shape, as with other heads or another norm."""
     name, _, value = other.partition("=")
@@ -558,54 +454,31 @@ def test_a_checkpoint_of_another_architecture(other, tmp_path):
     run = RunFolder(tmp_path / "run")
     with pytest.raises(ValueError, match=r"other\.pt"):
         train(small_config("sft", f"init_from={path}"), run)
-    assert not run.exists
-    assert not run.metrics_path.exists()
+    assert not run.exists and not run.metrics_path.exists()
 
 
 def test_a_longer_context_is_the_same_architecture(base, tmp_path):
     """Positions are rotations: no weight depends on T."""
-    run = RunFolder(tmp_path / "run")
-    train(small_config("sft", f"init_from={base}", "model.T=24", "train.total_steps=2", "train.warmup_steps=0"), run)
-    assert len(metric_lines(run.path)) == 2
+    config = small_config("sft", f"init_from={base}", "model.T=24", "train.total_steps=2", "train.warmup_steps=0")
+    assert train(config, tmp_path / "run").step == 2
 
 
-def interrupted(config, folder, after):
-    """A run that crashed after some steps."""
-    run = RunFolder(folder)
-    with pytest.raises(Crash):
-        train(config, run, report=crash_at(after))
-    return run
-
-
-@pytest.mark.parametrize(("kind", "after"), [("pretrain", 6), ("sft", 2), ("sft", 12)])
+@pytest.mark.parametrize(("kind", "after"), [("pretrain", 6), ("sft", 2)])
 def test_a_crashed_run_resumes_bit_for_bit(kind, after, base, tmp_path):
     """Before the first checkpoint it starts from init_from again; after it, init_from is not needed."""
     start = tmp_path / "start.pt"
     start.write_bytes(base.read_bytes())
     config = small_config(kind, SHARES[kind], f"init_from={start}")
-    full = RunFolder(tmp_path / "full")
+    full, run = RunFolder(tmp_path / "full"), RunFolder(tmp_path / "run")
     train(config, full)
-    run = interrupted(config, tmp_path / "run", after)
+    with pytest.raises(Crash):
+        train(config, run, report=crash_at(after))
     if after > 4:
         start.unlink()
     train(config, run, resume=True)
     assert metric_lines(run.path) == metric_lines(full.path)
     assert weights_sha256(run.latest) == weights_sha256(full.latest)
     assert weights_sha256(run.best) == weights_sha256(full.best)
-
-
-def test_resuming_on_caches_of_another_tokenizer_is_rejected(tmp_path):
-    root = token_caches.copy_to(tmp_path / "caches")
-    config = small_config("sft", root=root)
-    run = interrupted(config, tmp_path / "run", 6)
-    other = token_caches.other_tokenizer()
-    (root / "tokenizer" / "spm.model").write_bytes(other.model)
-    for name in token_caches.PRETRAIN:
-        token_caches.build_pretrain(root, name, other)
-    for name in token_caches.SFT:
-        token_caches.build_sft(root, name, other)
-    with pytest.raises(ValueError, match=r"data has changed.*tokenizer"):
-        train(config, run, resume=True)
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
