@@ -119,7 +119,4 @@ def fit_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike, li
     while total > limit and start < len(encoded) - 1:
         total -= len(encoded[start])
         start += 1
-    return [
-        *(i for ids in encoded[:first] + encoded[start:] for i in ids),
-        tokenizer.special_token_ids()["asst"],
-    ]
+    return [*(i for ids in encoded[:first] + encoded[start:] for i in ids), tokenizer.special_token_ids()["asst"]]

@@ -12,24 +12,12 @@ from typing import Any, NamedTuple
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.reading.diagnose import explain
 from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
-from niels_gpt.data.reading.local import (
-    ROW_SUFFIXES,
-    DataUnavailable,
-    find_local,
-    list_files,
-    split_of,
-    suffix,
-)
+from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, list_files, split_of, suffix
 from niels_gpt.data.reading.text_rows import check_take, text_key
 from niels_gpt.data.roam import decode_utf8
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
-from niels_gpt.data.user_files import (
-    TEXT_SUFFIXES,
-    holds_text_files,
-    path_of_source,
-    user_file_paths,
-)
+from niels_gpt.data.user_files import TEXT_SUFFIXES, holds_text_files, path_of_source, user_file_paths
 
 HUB = "hub:"
 ORDER = ("train", "validation", "test")

@@ -336,11 +336,7 @@ def _user_source(name: str, config: SourceConfig) -> Source:
 
     options = {
         key: value
-        for key, value in (
-            ("kind", config.kind),
-            ("field", config.field),
-            ("split", ", ".join(map(str, config.split))),
-        )
+        for key, value in (("kind", config.kind), ("field", config.field), ("split", ", ".join(map(str, config.split))))
         if value not in ("auto", "")
     }
     return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files, options=options)

@@ -190,12 +190,7 @@ def decoder_for(
     if use_cache and prompts and cuda_slots.usable(model):
         return EngineDecoder(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator)
     return Decoder(
-        model,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        generator=generator,
-        use_cache=use_cache,
+        model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, use_cache=use_cache
     )
 
 

@@ -16,14 +16,7 @@ _GREEDY = Sampling(temperature=0.0)
 
 
 def log_probabilities(
-    model: GPT,
-    ids: np.ndarray,
-    starts: np.ndarray,
-    *,
-    window: int,
-    prompt: int,
-    batch: int = 0,
-    offset: int = 0,
+    model: GPT, ids: np.ndarray, starts: np.ndarray, *, window: int, prompt: int, batch: int = 0, offset: int = 0
 ) -> np.ndarray:
     """Return log P(z), float64, of the windows of a document that begin at `starts`.
 

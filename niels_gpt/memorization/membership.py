@@ -11,12 +11,7 @@ from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.training.tasks.documents import (
-    DocumentSet,
-    content_key,
-    open_documents,
-    uses_bytes,
-)
+from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_documents, uses_bytes
 from niels_gpt.training.tasks.splice_task import SpliceTask
 
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"

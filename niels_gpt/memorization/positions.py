@@ -10,21 +10,12 @@ import numpy as np
 
 from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import log_probabilities
-from niels_gpt.memorization.measure import (
-    Document,
-    ExtractionSettings,
-    Measurement,
-    WindowPlan,
-)
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan
 from niels_gpt.model.gpt import GPT
 
 
 def at_every_position(
-    model: GPT,
-    measured: Sequence[Measurement],
-    *,
-    batch: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    model: GPT, measured: Sequence[Measurement], *, batch: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> list[Measurement]:
     """Return the measurements with the largest P(z) of each window over all offsets in the frame.
 
@@ -90,13 +81,7 @@ def position_map(
         chosen = plan.starts[_spread(len(plan.starts) - 1, most_windows)]
         log_ps = [
             log_probabilities(
-                model,
-                document.ids,
-                chosen,
-                window=plan.window,
-                prompt=plan.prompt,
-                batch=settings.batch,
-                offset=offset,
+                model, document.ids, chosen, window=plan.window, prompt=plan.prompt, batch=settings.batch, offset=offset
             )
             for offset in frame
         ]

@@ -65,11 +65,7 @@ def measure_run(
 
 
 def measure_checkpoints(
-    loaded: LoadedRun,
-    selected: SelectedDocuments,
-    settings: ExtractionSettings,
-    *,
-    progress: ProgressBar = no_progress,
+    loaded: LoadedRun, selected: SelectedDocuments, settings: ExtractionSettings, *, progress: ProgressBar = no_progress
 ) -> list[dict[str, Any]]:
     """Return a `curve_entry` for every checkpoint that the run kept, without greedy decoding."""
     paths = list(reversed(loaded.home.step_files())) if loaded.home else []

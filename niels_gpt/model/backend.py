@@ -151,10 +151,7 @@ SUPPORT: dict[str, dict[str, str]] = {
     "cuda-fp8": fp8.DECLINES,
     "one-token": {"segments": "a cache continues one sequence per row"},
     "int8": {"segments": "a cache continues one sequence per row"},
-    "cuda-graphs": {
-        "n_kv_heads": "decoded by one-token",
-        "segments": "a cache continues one sequence per row",
-    },
+    "cuda-graphs": {"n_kv_heads": "decoded by one-token", "segments": "a cache continues one sequence per row"},
 }
 """Implementation -> the OPTIONS it declines, and what happens instead. It supports all others."""
 

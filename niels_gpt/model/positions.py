@@ -8,11 +8,7 @@ from niels_gpt.model.kv_cache import KVCache
 
 
 def token_positions(
-    x: torch.Tensor,
-    T: int,
-    cache: KVCache | None,
-    segments: torch.Tensor | None,
-    positions: torch.Tensor | None,
+    x: torch.Tensor, T: int, cache: KVCache | None, segments: torch.Tensor | None, positions: torch.Tensor | None
 ) -> slice | torch.Tensor:
     """The positions of the ids x (B, n): a slice if all rows share them, else (B, n). Advances the cache.
 

@@ -14,16 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from niels_gpt.report.charts import (
-    LARGE_FONT,
-    MEDIUM_FONT,
-    SMALL_FONT,
-    SPINES,
-    Series,
-    chart_key,
-    line_chart,
-    save_png,
-)
+from niels_gpt.report.charts import LARGE_FONT, MEDIUM_FONT, SMALL_FONT, SPINES, Series, chart_key, line_chart, save_png
 from niels_gpt.report.html import Cell, Column, Group, render, table
 from niels_gpt.report.numbers import percent, shorten
 from niels_gpt.system.console import plural
@@ -111,10 +102,7 @@ def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str
     figure = Figure(figsize=(max(8, 3.4 * across), 1.2 + 1.9 * down), layout="constrained")
     grid = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
     for axes, document in zip(grid, shown, strict=False):
-        for values, name, color in (
-            (document.seen, "seen", "#3b6ea5"),
-            (document.supervised, "supervised", "#d1662b"),
-        ):
+        for values, name, color in ((document.seen, "seen", "#3b6ea5"), (document.supervised, "supervised", "#d1662b")):
             starts, means = bin_means(values, _BINS)
             ends = [*starts, document.length]
             axes.stairs(means, ends, color=color, linewidth=1.2, baseline=None, label=name)

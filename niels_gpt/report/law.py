@@ -133,10 +133,7 @@ def law_page(points: Sequence[LawPoint], law: Law, *, title: str) -> str:
             y_high=0,
         ),
         against_law=line_chart(
-            against,
-            title="Measured against the law",
-            x_label="log10 P(z) by the law",
-            y_label="log10 P(z), measured",
+            against, title="Measured against the law", x_label="log10 P(z) by the law", y_label="log10 P(z), measured"
         ),
         table=table(columns, [Group(rows)]),
     )

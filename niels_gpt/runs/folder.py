@@ -152,12 +152,7 @@ class RunFolder:
             self._retain(keep)
 
     def save_sharded(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        head: dict[str, Any],
-        world: World,
-        *,
-        keep: int,
+        self, tensors: Mapping[str, torch.Tensor], head: dict[str, Any], world: World, *, keep: int
     ) -> None:
         """Write the numbered checkpoint of a step as a folder. A collective call.
 

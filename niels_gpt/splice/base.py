@@ -14,12 +14,7 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 
 from niels_gpt.config.checks import check_int
-from niels_gpt.config.splice import (
-    MOST,
-    check_options,
-    count,
-    log,
-)
+from niels_gpt.config.splice import MOST, check_options, count, log
 from niels_gpt.splice.documents import MAX_ID, Documents
 from niels_gpt.splice.frames import FrameBuilder, Frames, SpanOrigin, Spans, StepPlan
 from niels_gpt.splice.layout import Layout

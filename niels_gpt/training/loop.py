@@ -29,25 +29,14 @@ from niels_gpt.system import files
 from niels_gpt.system.device import check_precision, resolve_device
 from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, generator, set_seed
-from niels_gpt.training.memory_limits import (
-    OutOfMemory,
-    check_size,
-    reporting_out_of_memory,
-    weights_text,
-)
+from niels_gpt.training.memory_limits import OutOfMemory, check_size, reporting_out_of_memory, weights_text
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.optim.schedule import lr_at_step
 from niels_gpt.training.parallel.agreement import check_rows, check_same
 from niels_gpt.training.parallel.sharding import distribute, full_model
 from niels_gpt.training.prefetch import Prefetcher
 from niels_gpt.training.progress import Reporter, Silent
-from niels_gpt.training.resume import (
-    TrainState,
-    identity,
-    initialize,
-    restore,
-    sharded_content,
-)
+from niels_gpt.training.resume import TrainState, identity, initialize, restore, sharded_content
 from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.base import Batch, Task
 from niels_gpt.training.tasks.registry import open_task
@@ -250,11 +239,7 @@ def _loop(
     with Prefetcher(build, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as batches:
         while state.step < total:
             lr = lr_at_step(
-                state.step,
-                total,
-                base_lr=settings.base_lr,
-                warmup_steps=settings.warmup_steps,
-                min_lr=settings.min_lr,
+                state.step, total, base_lr=settings.base_lr, warmup_steps=settings.warmup_steps, min_lr=settings.min_lr
             )
             meter.begin()
             with reporting_out_of_memory(f"a batch of {settings.B} rows of T={config.model.T}: use a smaller train.B"):

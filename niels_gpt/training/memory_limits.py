@@ -22,12 +22,7 @@ MEMORY_ERRORS = (RuntimeError, MemoryError)
 
 def is_out_of_memory(err: Exception) -> bool:
     """Whether an error means that memory ran out."""
-    signs = (
-        "DefaultCPUAllocator",
-        "bad_alloc",
-        "out of memory",
-        "a primitive",
-    )  # the last: oneDNN
+    signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "a primitive")  # the last: oneDNN
     return isinstance(err, torch.OutOfMemoryError | MemoryError) or any(sign in str(err) for sign in signs)
 
 

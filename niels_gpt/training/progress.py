@@ -107,7 +107,7 @@ class PlainLines:
     def close(self) -> None: ...
 
 
-class Bar:
+class ProgressBar:
     """A live progress bar with loss, tokens/s and time left."""
 
     def __init__(self) -> None:
@@ -211,4 +211,4 @@ class _Clock:
 
 def reporter() -> Reporter:
     """The live bar on a terminal, plain lines elsewhere."""
-    return Bar() if sys.stdout.isatty() else PlainLines()
+    return ProgressBar() if sys.stdout.isatty() else PlainLines()

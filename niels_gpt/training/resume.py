@@ -24,12 +24,7 @@ from niels_gpt.runs.checkpoint import (
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
-from niels_gpt.training.parallel.sharding import (
-    fill,
-    is_sharded,
-    state_tensors,
-    ties,
-)
+from niels_gpt.training.parallel.sharding import fill, is_sharded, state_tensors, ties
 from niels_gpt.training.progress import Reporter
 from niels_gpt.training.tasks.base import Task
 

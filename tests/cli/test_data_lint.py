@@ -9,7 +9,16 @@ import pytest
 
 from tests import token_caches
 from tests.cli import call, error_of
-from tests.token_caches import SFT, special, supervised
+from tests.token_caches import SFT, special
+
+
+def supervised(ids):
+    """Return for each token whether the assistant says it: after its sentinel, up to and including EOT."""
+    flags, speaking = [], False
+    for token in ids:
+        flags.append(speaking)
+        speaking = token == special("asst") or (speaking and token != special("eot"))
+    return flags
 
 
 @pytest.fixture(autouse=True)

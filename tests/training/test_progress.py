@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from niels_gpt.training import progress
-from niels_gpt.training.progress import Bar, PlainLines, Silent, reporter, say
+from niels_gpt.training.progress import PlainLines, ProgressBar, Silent, reporter, say
 from niels_gpt.training.tasks.base import SourceRow
 
 
@@ -99,9 +99,9 @@ def closed_pipe(monkeypatch):
         print("more", flush=True)  # other output is discarded too
 
 
-@pytest.mark.parametrize("kind", [PlainLines, Bar])
+@pytest.mark.parametrize("kind", [PlainLines, ProgressBar])
 def test_a_reporter_survives_a_closed_pipe(closed_pipe, kind, monkeypatch):
-    monkeypatch.setattr(closed_pipe, "isatty", lambda: kind is Bar, raising=False)
+    monkeypatch.setattr(closed_pipe, "isatty", lambda: kind is ProgressBar, raising=False)
     say("anyone?")
     reporter = kind()
     reporter.note("resuming")
@@ -120,7 +120,7 @@ def test_a_bar_on_a_terminal_and_plain_lines_in_a_pipe(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert isinstance(reporter(), PlainLines)
     monkeypatch.setattr(sys, "stdout", Terminal())
-    assert isinstance(reporter(), Bar)
+    assert isinstance(reporter(), ProgressBar)
 
 
 def test_the_bar_shows_loss_evaluation_and_speed(monkeypatch):
@@ -128,7 +128,7 @@ def test_the_bar_shows_loss_evaluation_and_speed(monkeypatch):
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("TERM", "xterm")
-    bar = Bar()
+    bar = ProgressBar()
     bar.note("resuming [a] at step 3")
     bar.start(first=3, total=6)
     bar.step(line(3, evals={"val_wiki": 3.25}))
@@ -161,7 +161,7 @@ def test_sources_are_printed_as_a_table(capsys):
         def notes(self):
             return ["a note"]
 
-    for kind in (PlainLines, Bar):
+    for kind in (PlainLines, ProgressBar):
         kind().data(Data())
         header, row, note = capsys.readouterr().out.splitlines()
         assert header.split() == ["source", "share", "train", "held", "out", "documents", "from"]

@@ -25,12 +25,7 @@ from niels_gpt.cache.writing.checks import check_same_file_system
 from niels_gpt.cache.writing.encoding import Encoded, in_order
 from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
 from niels_gpt.cache.writing.publish import publish_files, roll_back
-from niels_gpt.cache.writing.shards import (
-    MARGIN_BYTES,
-    ShardWriter,
-    starts_path,
-    write_error,
-)
+from niels_gpt.cache.writing.shards import MARGIN_BYTES, ShardWriter, starts_path, write_error
 from niels_gpt.system import files
 
 log = logging.getLogger("niels_gpt.cache")
@@ -151,11 +146,7 @@ class PartialBuild:
     # --- writing -----------------------------------------------------------------------------------
 
     def write_input(
-        self,
-        name: str,
-        items: Iterable[Any],
-        splits: Sequence[str],
-        encode: Callable[[list[Any]], Encoded],
+        self, name: str, items: Iterable[Any], splits: Sequence[str], encode: Callable[[list[Any]], Encoded]
     ) -> None:
         """Encode the items and write them to the splits, in order: to the first until its budget is full, and so on.
 

@@ -22,21 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.data.reading.diagnose import check_json_start, explain
-from niels_gpt.data.reading.hub_errors import (
-    chain,
-    is_transient,
-    reason,
-    retry_after,
-    status,
-)
-from niels_gpt.data.reading.local import (
-    VARIABLE,
-    DataUnavailable,
-    builder,
-    choose_split,
-    find_files,
-    find_local,
-)
+from niels_gpt.data.reading.hub_errors import chain, is_transient, reason, retry_after, status
+from niels_gpt.data.reading.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
 from niels_gpt.data.split import shuffled
 
 log = logging.getLogger("niels_gpt.data")

@@ -15,15 +15,7 @@ import torch
 
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import next_prompt_tokens, pad_right
-from niels_gpt.kernels.decoding.step import (
-    RING,
-    STOCK,
-    DecodeStep,
-    SlotState,
-    Weights,
-    WindowStep,
-    power,
-)
+from niels_gpt.kernels.decoding.step import RING, STOCK, DecodeStep, SlotState, Weights, WindowStep, power
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.device import HAS_TRITON

@@ -112,12 +112,7 @@ class _Heads(torch.autograd.Function):
 
 
 def heads(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    matrix: Matrix,
-    sin: torch.Tensor | None,
-    cos: torch.Tensor | None,
-    H: int,
+    x: torch.Tensor, weight: torch.Tensor, matrix: Matrix, sin: torch.Tensor | None, cos: torch.Tensor | None, H: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v (B, n, H, D) of x weight^T, for x (B, n, C) from a norm (`normed_rows`) and weight (3 C, C).
 

@@ -26,10 +26,7 @@ def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
             embeddings.append(model.lm_head.weight)
         hidden = [p for p in matrices if all(p is not embedding for embedding in embeddings)]
         return MuonAdamW(hidden, [*embeddings, *vectors], config)
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=config.betas, fused=True, **_rate(matrices[0], config))
 
 

@@ -6,12 +6,7 @@ import math
 
 
 def lr_at_step(
-    step: int,
-    total_steps: int,
-    *,
-    base_lr: float = 3e-4,
-    warmup_steps: int = 200,
-    min_lr: float = 3e-5,
+    step: int, total_steps: int, *, base_lr: float = 3e-4, warmup_steps: int = 200, min_lr: float = 3e-5
 ) -> float:
     """The learning rate of a step: linear warm-up to base_lr, then cosine decay to min_lr.
 

@@ -8,12 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from niels_gpt.model.gpt import GPT
-from niels_gpt.system.processes import (
-    ALL_ROWS,
-    SINGLE_PROCESS,
-    RankShare,
-    World,
-)
+from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.tokenizer import AnyTokenizer
 
 

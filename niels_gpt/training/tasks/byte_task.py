@@ -12,12 +12,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
-from niels_gpt.system.processes import (
-    ALL_ROWS,
-    SINGLE_PROCESS,
-    RankShare,
-    World,
-)
+from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.training.memory_limits import MEMORY_ERRORS, is_out_of_memory

@@ -24,12 +24,7 @@ from niels_gpt.splice.packing import PackedFrames, arrange, pack
 from niels_gpt.splice.tensors import to_tensors
 from niels_gpt.splice.weights import spread
 from niels_gpt.system.console import plural
-from niels_gpt.system.processes import (
-    ALL_ROWS,
-    SINGLE_PROCESS,
-    RankShare,
-    World,
-)
+from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.tokenizer import AnyTokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow
 from niels_gpt.training.tasks.documents import (

@@ -21,12 +21,7 @@ from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
-from niels_gpt.system.processes import (
-    ALL_ROWS,
-    SINGLE_PROCESS,
-    RankShare,
-    World,
-)
+from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
