@@ -38,6 +38,7 @@ def test_the_demo_twice(tmp_path, capsys):
         assert "# Notes on " in output
         assert re.search(r"^you> +what is niels\?$", output, re.MULTILINE)
         assert re.search(r"^niels> ", output, re.MULTILINE)
+        assert re.search(r"^Done in \d:\d\d\. ", output, re.MULTILINE)  # minutes at most
         assert f"niels-gpt chat --run runs/{name}\n" in output
         assert f"niels-gpt batch show --run runs/{name} " in output
         run = tmp_path / "runs" / name

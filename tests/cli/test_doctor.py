@@ -130,3 +130,11 @@ def test_gpus_are_described(monkeypatch):
     _, first, second, apple = doctor._devices()
     assert first == "cuda:0: Abacus 9000, 2 GiB, compute capability 9.1"
     assert second.startswith("cuda:1: ") and apple.startswith("mps: ")
+
+
+def test_the_processor_is_named(tmp_path, monkeypatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(doctor, "Path", lambda _: cpuinfo)
+    assert doctor._devices()[0].startswith("cpu: ")  # no such file outside Linux
+    cpuinfo.write_text("processor: 0\nmodel name : Abacus 1\nmodel name : Abacus 2\n", encoding="utf-8")
+    assert doctor._devices()[0] == "cpu: Abacus 1"

@@ -1,3 +1,4 @@
+import itertools
 import threading
 import time
 
@@ -125,8 +126,14 @@ class WrongInBatches(Wrong):
         return [np.array(self.encode(text)) for text in texts]
 
 
-@pytest.mark.parametrize("make", [Wrong, WrongInBatches])
-@pytest.mark.parametrize("bad", [-1, 260, 65_536 + 97])
+class WrongInStoredBatches(Wrong):
+    def encode_batch(self, texts):
+        return [np.array(self.encode(text), dtype="<u2") for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("make", "bad"), [*itertools.product([Wrong, WrongInBatches], [-1, 260, 65_536 + 97]), (WrongInStoredBatches, 260)]
+)
 def test_ids_that_cannot_be_stored_raise(make, bad):
     for encode, items in ((encode_texts, ["a", "z"]), (encode_chats, [[GOOD], [{"role": "user", "content": "z"}]])):
         assert encode(items[:1], make(bad)).dropped == []
