@@ -187,7 +187,10 @@ def test_config_from_dict():
         config_from_dict({"train": {"Bee": 8}}, where="here")
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.sampled_from(
+# Loading refuses surrogates and NUL, which no path can hold.
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12
+) | st.sampled_from(
     ["null", "yes", "1", "0x1", "1_000", "3.5", "2024-01-01", "=", "~", "- a", "a: b", "#", "'", '"', "\r\n"]
 )
 
