@@ -123,6 +123,12 @@ def dump_config(config: RunConfig) -> str:
     class Dumper(yaml.SafeDumper):
         pass
 
+    def represent_text(dumper: Any, text: str) -> Any:
+        # PyYAML reads the line breaks U+0085, U+2028 and U+2029 back as they are only from escapes.
+        style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent_text)
     _add_float_resolver(Dumper)  # quotes a folder named 1e5, so that it is read back as a string
     tree = to_dict(config)
     if config.splice == SpliceConfig():  # not the task splice: forty lines of defaults would only distract

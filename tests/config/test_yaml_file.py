@@ -229,6 +229,7 @@ def run_configs(draw):
 @settings(max_examples=25)
 @given(run_configs())
 @example(RunConfig())
+@example(RunConfig(train=TrainConfig(p_val={"\x85": 1.0}), output=OutputConfig(sample_prompt="a\u2028b\u2029")))
 def test_dump_and_load_give_an_equal_config(tmp_path_factory, made):
     path = tmp_path_factory.getbasetemp() / "dumped.yaml"
     path.write_text(dump_config(made), encoding="utf-8")
