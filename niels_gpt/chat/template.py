@@ -1,4 +1,4 @@
-"""The chat template for models over SentencePiece tokens: messages to ids and back.
+"""The chat template for models over SentencePiece tokens: messages to ids.
 
 A message is `[role id] + encode(content) + [eot id]`; a prompt for generation ends with the assistant id. No text can
 produce the special ids (`refuse_special`), so nothing is escaped.
@@ -57,53 +57,6 @@ def encode_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike)
 def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
     """Return the ids of a conversation and the start of the next assistant turn. Raises as `check_message` does."""
     return [*encode_chat(messages, tokenizer), tokenizer.special_token_ids()["asst"]]
-
-
-def decode_chat(ids: Sequence[int], tokenizer: TokenizerLike) -> list[dict[str, str]]:
-    """Return the messages of ids, the inverse of `encode_chat`. A final bare assistant id is a prompt, not a message.
-
-    Raises ValueError for ids that do not begin with a role, for ids between the end of a turn and the next role, and
-    for a role id inside a turn.
-    """
-    special = tokenizer.special_token_ids()
-    roles = {special[name]: role for role, name in ROLE_NAMES.items()}
-    messages: list[dict[str, str]] = []
-    content: list[int] | None = None  # of the current turn; None between turns
-    for position, value in enumerate(int(i) for i in ids):
-        if content is None:
-            if value not in roles:
-                raise ValueError(f"id {position} is {value}, but a turn must begin with sys, usr or asst")
-            messages.append({"role": roles[value], "content": ""})
-            content = []
-        elif value in roles:
-            raise ValueError(f"id {position} begins a turn ({roles[value]}) before EOT ended the previous turn")
-        elif value == special["eot"]:
-            messages[-1]["content"] = tokenizer.decode(content)
-            content = None
-        else:
-            content.append(value)
-    if content is not None:
-        if messages[-1]["role"] == "assistant" and not content:
-            messages.pop()
-        else:
-            messages[-1]["content"] = tokenizer.decode(content)
-    return messages
-
-
-def reply_ids(ids: Sequence[int], tokenizer: TokenizerLike) -> list[int]:
-    """Return the ids of the last assistant turn, without its role id and EOT. Raises ValueError if there is none."""
-    special = tokenizer.special_token_ids()
-    values = [int(i) for i in ids]
-    if special["asst"] not in values:
-        raise ValueError("no assistant turn among these ids")
-    start = len(values) - values[::-1].index(special["asst"])
-    reply = values[start:]
-    return reply[: reply.index(special["eot"])] if special["eot"] in reply else reply
-
-
-def extract_reply(ids: Sequence[int], tokenizer: TokenizerLike) -> str:
-    """Return the text of the last assistant turn. Raises ValueError if there is none."""
-    return tokenizer.decode(reply_ids(ids, tokenizer))
 
 
 def fit_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike, limit: int) -> list[int]:
