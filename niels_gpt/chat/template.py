@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from niels_gpt.chat.transcript import ROLES
+from niels_gpt.chat.transcript import ROLES, role_and_content
 from niels_gpt.tokenizer.special import refuse_special
 
 ROLE_NAMES = dict(zip(ROLES, ("sys", "usr", "asst"), strict=True))
@@ -26,36 +26,29 @@ class TokenizerLike(Protocol):
     def special_token_ids(self) -> dict[str, int]: ...
 
 
-def check_message(message: Mapping[str, str], number: int = 0) -> None:
-    """Raise ValueError for a message with an unknown role, without content, or with a special string in it."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise ValueError(f"message {number} has the role {role!r}; allowed roles are {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise ValueError(f"message {number} ({role}) needs a string as content, got {content!r}")
-    try:
-        refuse_special(content)
-    except ValueError as err:
-        raise ValueError(f"message {number} ({role}): {err}") from None
-
-
 def _encode_each(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[list[int]]:
     special = tokenizer.special_token_ids()
     encoded = []
     for number, message in enumerate(messages):
-        check_message(message, number)
-        role = special[ROLE_NAMES[message["role"]]]
-        encoded.append([role, *tokenizer.encode(message["content"]), special["eot"]])
+        role, content = role_and_content(message, number)
+        try:
+            refuse_special(content)
+        except ValueError as err:
+            raise ValueError(f"message {number} ({role}): {err}") from None
+        encoded.append([special[ROLE_NAMES[role]], *tokenizer.encode(content), special["eot"]])
     return encoded
 
 
 def encode_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
-    """Return the ids of a conversation. Raises ValueError as `check_message` does."""
+    """Return the ids of a conversation.
+
+    Raises ValueError for a message with an unknown role, without content, or with a special string in it.
+    """
     return [i for ids in _encode_each(messages, tokenizer) for i in ids]
 
 
 def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
-    """Return the ids of a conversation and the start of the next assistant turn. Raises as `check_message` does."""
+    """Return the ids of a conversation and the start of the next assistant turn. Raises as `encode_chat` does."""
     return [*encode_chat(messages, tokenizer), tokenizer.special_token_ids()["asst"]]
 
 

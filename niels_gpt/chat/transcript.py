@@ -20,15 +20,18 @@ def format_chat(messages: Sequence[Mapping[str, str]]) -> str:
 
     Raises ValueError for an unknown role, and for a message without role or content.
     """
-    lines = []
-    for number, message in enumerate(messages):
-        role, content = message.get("role"), message.get("content")
-        if role not in ROLES:
-            raise ValueError(f"message {number} has the role {role!r}; allowed roles are {', '.join(ROLES)}")
-        if not isinstance(content, str):
-            raise ValueError(f"message {number} ({role}) needs a string as content, got {content!r}")
-        lines.append(f"{role}: {content}\n")
-    return "".join(lines) + "assistant: "
+    turns = (role_and_content(message, number) for number, message in enumerate(messages))
+    return "".join(f"{role}: {content}\n" for role, content in turns) + "assistant: "
+
+
+def role_and_content(message: Mapping[str, str], number: int) -> tuple[str, str]:
+    """Return (role, content) of a message. Raises ValueError for an unknown role or a content that is not a string."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise ValueError(f"message {number} has the role {role!r}; allowed roles are {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise ValueError(f"message {number} ({role}) needs a string as content, got {content!r}")
+    return role, content
 
 
 def extract_assistant_reply(generated_text: str) -> str:
