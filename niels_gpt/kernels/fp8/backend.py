@@ -19,9 +19,9 @@ from niels_gpt.kernels.fp8 import matmul, quantize
 from niels_gpt.kernels.weights import BlockWeights
 
 DECLINES = {
-    "n_kv_heads": "RoPE and attention by plain torch; matmuls are FP8 if the rows of qkv are a multiple of 16",
+    "n_kv_heads": "RoPE and attention by plain torch; matmuls are FP8 if 16 divides (H + 2 n_kv_heads) D, else bf16",
     "segments": "RoPE by plain torch, attention by torch's varlen kernel; matmuls are FP8",
-    "KV cache": "everything in bf16, as all that runs without gradients",
+    "KV cache": "everything in bf16, as always without gradients",
 }
 """Options it does not compute itself, and what happens instead."""
 
@@ -40,7 +40,7 @@ class FP8Backend(CUDABackend):
 
     def branches(self, block: Any) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
         w: BlockWeights = block.weights()
-        if not torch.is_grad_enabled() or w.qkv.shape[0] % 16:
+        if not self._in_fp8() or w.qkv.shape[0] % 16:  # only grouped heads may have such a number of rows
             return super().branches(block)
         first = [w.up] if w.gate is None else [w.gate, w.up]
         qkv, out, up, down = quantize.matrices(
@@ -51,16 +51,8 @@ class FP8Backend(CUDABackend):
             functools.partial(self._mlp_in_fp8, w, up, down),
         )
 
-    def loss(
-        self,
-        h: torch.Tensor,
-        head: torch.nn.Linear,
-        targets: torch.Tensor,
-        total: torch.Tensor | None,
-        *,
-        fp8: bool = True,
-    ) -> torch.Tensor:
-        return super().loss(h, head, targets, total, fp8=fp8 and torch.is_grad_enabled())
+    def _in_fp8(self) -> bool:
+        return torch.is_grad_enabled()
 
     def _attention_in_fp8(
         self,
