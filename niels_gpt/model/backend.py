@@ -7,8 +7,8 @@ prepared for a device, a precision and a use:
     with use_backend(model, choose("cuda", precision="fp8", use="training")):
         model.loss(x, targets).backward()
 
-A model that nobody prepared uses `default_backend`. Decoders (`inference/`) read the weights by role (`GPT.weights`)
-and are listed in the same table.
+A model that was not prepared uses `default_backend`, which looks at its device and at autocast in each forward pass.
+Decoders (`inference/`) read the weights by role (`GPT.weights`) and are listed in the same table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from niels_gpt.model.gpt import GPT, Block
 
 Branch = Callable[..., torch.Tensor]
-Use = Literal["training", "scoring", "decoding"]
+Use = Literal["training", "scoring"]
 
 
 class Backend(Protocol):
@@ -87,7 +87,7 @@ CUDA_FP8 = fp8.FP8Backend(PLAIN)
 def choose(device: str | torch.device, *, precision: str = "fp32", use: Use = "training") -> Backend:
     """The fastest backend for a device, a `train.precision` and a use.
 
-    FP8 is for training only: scoring and decoding a model that trains in FP8 use bf16.
+    FP8 is for training only: a model that trains in FP8 is scored in bf16.
     """
     kind = torch.device(device).type
     if kind == "cpu":

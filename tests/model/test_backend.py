@@ -25,14 +25,13 @@ CONFIG = ModelConfig(V=9, T=8, C=8, L=1, H=2, dropout=0.0)
     ("device", "precision", "use", "expected"),
     [
         ("cpu", "fp32", "training", CPU),
-        ("cpu", "bf16", "decoding", CPU),
+        ("cpu", "bf16", "scoring", CPU),
         ("cuda", "fp32", "training", PLAIN),
         ("cuda", "tf32", "training", PLAIN),
         ("cuda:1", "bf16", "training", CUDA_BF16),
         ("cuda", "bf16", "scoring", CUDA_BF16),
         ("cuda", "fp8", "training", CUDA_FP8),
         ("cuda", "fp8", "scoring", CUDA_BF16),
-        ("cuda", "fp8", "decoding", CUDA_BF16),
         ("mps", "fp32", "training", PLAIN),
         ("mps", "bf16", "training", PLAIN),
     ],
@@ -44,7 +43,7 @@ def test_choose(device, precision, use, expected, monkeypatch):
     assert choose(device, precision=precision, use=use) is (CPU if device == "cpu" else PLAIN)
 
 
-def test_a_model_that_nobody_prepared_follows_device_and_autocast(monkeypatch):
+def test_a_model_that_was_not_prepared_follows_device_and_autocast(monkeypatch):
     monkeypatch.setattr(backend, "HAS_TRITON", True)
     assert GPT(CONFIG).backend is default_backend("cpu") is CPU
     assert default_backend("cuda") is default_backend("mps") is default_backend("meta") is PLAIN

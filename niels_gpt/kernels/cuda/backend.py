@@ -34,7 +34,8 @@ def unavailable(device: str) -> str:
     if not HAS_TRITON:
         return "needs Triton, which torch for CUDA includes on Linux: pip install triton"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
-        return f"{torch.cuda.get_device_name(device)} has no bfloat16 (it came with Ampere): use train.precision=fp32"
+        name = torch.cuda.get_device_name(device)
+        return f"{name} is older than Ampere, whose bfloat16 and tf32 these kernels use: use train.precision=fp32"
     return ""
 
 

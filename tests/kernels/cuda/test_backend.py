@@ -122,7 +122,7 @@ def test_what_is_missing_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS, ids=IDS)
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_gpu_learns_what_float32_does(kind, checkpointed, cuda):
-    """Autocast alone chooses the backend of a model that nobody prepared."""
+    """Autocast alone chooses the backend of a model that was not prepared."""
     model, (x, targets) = model_of(kind).train(), batch_of()
     loss = model.loss(x, targets)
     loss.backward()
