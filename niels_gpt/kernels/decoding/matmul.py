@@ -48,9 +48,8 @@ def vector_kernel(
     inside = (n < N)[:, None]
     if PDL:
         gdc_launch_dependents()
-    w_k = tl.load(
-        at, mask=inside & (lanes < K)[None, :], other=0.0
-    )  # weights depend on no kernel: load them while the last one ends
+    # Weights depend on no kernel: load them while the last one ends.
+    w_k = tl.load(at, mask=inside & (lanes < K)[None, :], other=0.0)
     if PDL:
         gdc_wait()
     summed = tl.zeros([BN, BK], tl.float32)

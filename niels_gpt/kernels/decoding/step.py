@@ -321,9 +321,7 @@ class DecodeStep(DecodeRows):
         torch.index_select(self.weights.embedding, 0, self.state.tokens[at], out=self.h)
         if self.weights.positions is not None:
             self.h += self.weights.positions[self.state.lengths[at].long()]
-        exact = (
-            self.h.double()
-        )  # in float32 the order of the sum, and so its last bit, would depend on the number of rows
+        exact = self.h.double()  # in float32 the last bit of the sums would depend on the number of rows
         self.moments.zero_()
         self.moments[:, 0, 0] = exact.sum(1)
         self.moments[:, 0, 1] = exact.square().sum(1)
