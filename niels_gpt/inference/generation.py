@@ -106,7 +106,7 @@ def _stream_rows(
     elif tokenizer.vocab_size != model.config.V and not (isinstance(tokenizer, ByteTokenizer) and model.config.V < 256):
         raise ValueError(
             f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has "
-            f"V={model.config.V}"
+            f"V={model.config.V}; pass the one that the model was trained with"
         )
     special = tokenizer.special_token_ids()
     token_bytes, end = tokenizer.token_bytes, special.get("eot")

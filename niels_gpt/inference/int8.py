@@ -41,7 +41,9 @@ class Int8GPT(GPT):
         weight = model.tok_emb.weight
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             kind = f"{weight.dtype} on {weight.device.type}".removeprefix("torch.")
-            raise ValueError(f"int8 weights are for float32 models on a CPU, not {kind}: leave the weights as they are")
+            raise ValueError(
+                f"int8 weights are for float32 models on a CPU, not {kind}: use float32 weights, or the device cpu"
+            )
         rounded = cls(model.config)
         rounded.load_state_dict(model.state_dict())
         rounded.train(model.training)
