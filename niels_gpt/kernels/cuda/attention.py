@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from niels_gpt.kernels.cuda import ops as cuda_ops
-
 LONGEST = 256
 """Tokens of a window whose keys and values fit into one program."""
 FEWEST = 256
@@ -24,7 +22,8 @@ BLOCK = 64
 def usable(qkv: torch.Tensor, H: int) -> bool:
     """Whether `attend` takes the heads of qkv (B, n, 3 H D)."""
     B, n, wide = qkv.shape
-    return cuda_ops.usable(qkv) and n <= LONGEST and B * H >= FEWEST and wide // (3 * H) in (16, 32, 64)
+    in_bf16 = qkv.is_cuda and qkv.dtype == torch.bfloat16
+    return in_bf16 and n <= LONGEST and B * H >= FEWEST and wide // (3 * H) in (16, 32, 64)
 
 
 @torch.library.custom_op("niels_gpt::short_attention", mutates_args=())

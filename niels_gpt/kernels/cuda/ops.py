@@ -10,14 +10,6 @@ from typing import Any
 
 import torch
 
-from niels_gpt.system.device import HAS_TRITON
-
-
-def usable(x: torch.Tensor) -> bool:
-    """Whether these operators take x: bfloat16 on CUDA, with Triton installed."""
-    return HAS_TRITON and x.is_cuda and x.dtype == torch.bfloat16
-
-
 # --- heads -----------------------------------------------------------------------------------------
 
 

@@ -9,10 +9,6 @@ from niels_gpt.model.rope import rope_cache
 from tests.kernels.helpers import near
 
 
-def test_they_are_for_bf16_on_cuda_only():
-    assert not cuda_ops.usable(torch.zeros(1, dtype=torch.bfloat16))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("B", "n", "H", "D"), [(2, 33, 4, 64), (3, 17, 6, 48), (1, 1, 1, 2), (2, 20, 12, 64)])
 def test_rotated_heads(B, n, H, D, cuda):
