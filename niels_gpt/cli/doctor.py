@@ -103,7 +103,7 @@ def missing(facts: dict[str, Any], rows: Sequence[BackendRow]) -> list[str]:
         lines.append("no Triton, so CUDA kernels are not used: install torch for CUDA on Linux, which includes it")
     by_reason: dict[str, list[str]] = {}
     for row in rows:
-        if not row.available:
+        if row.reason:
             by_reason.setdefault(row.reason, []).append(row.name)
     return [*lines, *(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())]
 

@@ -137,7 +137,7 @@ class BackendRow(NamedTuple):
     available: bool
     """Whether it runs on the device that was asked about."""
     reason: str
-    """What is missing and how to get it; empty if available."""
+    """What is missing and how to get it; empty if nothing is. The CPU backend runs without its C kernels."""
     supports: tuple[str, ...]
     """Options it computes itself."""
     declines: dict[str, str]
@@ -162,7 +162,7 @@ def backend_report(device: str) -> list[BackendRow]:
     not_cpu = "" if on_cpu else f"for CPUs, not for {device}"
     rows = {
         "plain": ("the reference: fp32 and tf32 on a GPU, and what the others decline", ""),
-        "cpu": ("training and scoring on a CPU, fp32 and bf16", not_cpu or cpu.unavailable()),
+        "cpu": ("training and scoring on a CPU, fp32 and bf16", not_cpu or cpu.missing_kernels()),
         "cuda-bf16": ("training and scoring on CUDA in bf16; scoring in fp8 runs", cuda.unavailable(device)),
         "cuda-fp8": ("training on CUDA with train.precision=fp8", fp8.unavailable(device)),
         "one-token": ("decoding on any device", ""),
@@ -173,7 +173,7 @@ def backend_report(device: str) -> list[BackendRow]:
         BackendRow(
             name,
             used_for,
-            not reason,
+            not reason or (name == "cpu" and on_cpu),
             reason,
             tuple(option for option in OPTIONS if option not in SUPPORT[name]),
             SUPPORT[name],

@@ -118,7 +118,7 @@ def test_what_a_machine_with_a_gpu_lacks():
     assert "NIELS_GPT_NATIVE=0" in switched_off and "Triton" in triton
     assert len(doctor.missing({**facts, "device": "cpu"}, ROWS[:1])) == 1
     assert len(doctor.missing({**facts, "triton": "3.0"}, ROWS[:1])) == 1
-    off = [ROWS[1]._replace(name=name) for name in ("a", "b")]
+    off = [ROWS[1]._replace(name=name, available=name == "b") for name in ("a", "b")]
     assert doctor.missing({**facts, "device": "cpu"}, off)[1:] == [f"a, b: {ROWS[1].reason}"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,12 @@ DECLINES = {
 """Options it does not compute itself, and what happens instead."""
 
 
-def unavailable() -> str:
-    """Why the C kernels are not used, and the remedy; empty if they are. The rest of the backend needs nothing."""
-    if not native.allowed():
-        reason = f"C kernels are compiled on Linux only, and not if {native.VARIABLE}=0"
+def missing_kernels() -> str:
+    """Why the C kernels are not used, and the remedy; empty if they are. Without them the backend is only slower."""
+    if os.environ.get(native.VARIABLE) == "0":
+        reason = f"{native.VARIABLE}=0 switches the C kernels off: unset it"
+    elif not native.allowed():
+        reason = "C kernels are compiled on Linux only"
     else:
         native.library("gelu")  # compiles it, unless that is done
         reason = native.problem()

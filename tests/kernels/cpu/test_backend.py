@@ -107,11 +107,13 @@ def test_the_head_is_transposed_only_for_large_batches(transposes: bool, monkeyp
 
 def test_why_c_kernels_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.VARIABLE, "0")
-    assert f"{native.VARIABLE}=0" in backend.unavailable()
+    assert f"{native.VARIABLE}=0" in backend.missing_kernels()
     monkeypatch.delenv(native.VARIABLE)
+    monkeypatch.setattr(native, "allowed", lambda: False)
+    assert "on Linux only" in backend.missing_kernels()
     monkeypatch.setattr(native, "allowed", lambda: True)
     monkeypatch.setattr(native, "library", lambda name: None)
     monkeypatch.setattr(native, "_problems", {"gelu": "gelu.c: no C compiler: install gcc"})
-    assert "install gcc" in backend.unavailable()
+    assert "install gcc" in backend.missing_kernels()
     monkeypatch.setattr(native, "_problems", {})
-    assert backend.unavailable() == ""
+    assert backend.missing_kernels() == ""
