@@ -13,11 +13,15 @@ def encode(text: str) -> torch.Tensor:
 
     Raises ValueError for a string that cannot be encoded as utf-8 (it has a lone surrogate).
     """
+    return torch.from_numpy(np.frombuffer(utf8_bytes(text), dtype=np.uint8).astype(np.int64))
+
+
+def utf8_bytes(text: str) -> bytes:
+    """Return the utf-8 bytes of a text. Raises ValueError if it has a lone surrogate."""
     try:
-        data = text.encode("utf-8")
+        return text.encode("utf-8")
     except UnicodeEncodeError as err:
         raise ValueError(f"not encodable as utf-8: character {err.start} is a lone surrogate") from None
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).astype(np.int64))
 
 
 def decode(ids: torch.Tensor | Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.system import files
+from niels_gpt.tokenizer.byte_level import utf8_bytes
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
 
 BLOCK = "\u2581"
@@ -142,10 +143,7 @@ def _check_text(text: str) -> None:
     """Raise ValueError for a value that is not a string, or cannot be encoded as utf-8."""
     if not isinstance(text, str):
         raise ValueError(f"a tokenizer encodes strings, got a {type(text).__name__}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as err:
-        raise ValueError(f"not encodable as utf-8: character {err.start} is a lone surrogate") from None
+    utf8_bytes(text)
 
 
 def load_tokenizer(model_path: str | Path) -> Tokenizer:
