@@ -131,9 +131,9 @@ def open_dataset(request: HubRequest) -> Any:
 def go_offline() -> None:
     """Stop all requests of this process to the Hub; cached and local data can still be read."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    for name, flag in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
+    for name in ("huggingface_hub.constants", "datasets.config"):  # they read the variable when they are imported
         if name in sys.modules:
-            setattr(sys.modules[name], flag, True)
+            sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def revision_of(dataset: Any) -> str | None:
