@@ -467,13 +467,15 @@ def _print_inspected(console: Console, entry: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from niels_gpt.cache.meta import listed_files
+
     meta = entry["meta"]
+    listed = listed_files(meta, Path(entry["folder"]))
     console.print(Text(entry["folder"], style="bold"), soft_wrap=True)
     if meta.get("built") is False:
         console.print(f"not built: {meta.get('reason')}", markup=False, soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    listed = meta.get("files", {})
     table.add_row("files", f"{len(listed)}, {short_number(sum(item['bytes'] for item in listed.values()))}B")
     for key, value in meta.items():
         if key not in ("files", "format", "split_rule"):

@@ -476,6 +476,12 @@ def test_inspect_prints_meta_sizes_and_a_sample(cache, succeed):
     assert sample == reference().decode(stream_of(folder, "train")[at : at + 30]).replace(SPECIAL_TOKENS[3], "<eot>\n")
 
 
+def test_inspect_a_damaged_list_of_files(cache, error):
+    path = cache / "sft" / "primer" / "meta.json"
+    path.write_text(json.dumps({**meta_of(path.parent), "files": ["train_tokens.bin"]}), encoding="utf-8")
+    assert "cache/sft/primer/meta.json is damaged (field files)" in error("inspect", "cache/sft/primer")
+
+
 def test_inspect_sample_depends_on_the_seed(cache, succeed, monkeypatch):
     monkeypatch.chdir("cache/pretrain/gutenberg")
 
