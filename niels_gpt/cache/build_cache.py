@@ -6,6 +6,7 @@ The bytes of a cache depend on the input and the seed only: not on the number of
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -265,9 +266,8 @@ def build_sft_cache(
 
 def _all_dropped(build: PartialBuild, also: Callable[[], Mapping[str, int]] | None) -> dict[str, int]:
     """Dropped items by reason: those of the builder and those of the reader of its input."""
-    total = dict(build.dropped)
-    for reason, number in (also() if also else {}).items():
-        total[reason] = total.get(reason, 0) + number
+    total = Counter(build.dropped)
+    total.update(also() if also else {})
     return dict(sorted(total.items()))
 
 

@@ -104,11 +104,11 @@ def check_lost_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path 
     sha = load_tokenizer(given).sha256 if given is not None else None
     rebuilt = {folder_of(source, cache_dir) for source in chosen}
     others: dict[str, list[str]] = {}
-    for path in sorted(path for kind in ("pretrain", "sft") for path in cache_dir.glob(f"{kind}/[!.]*/meta.json")):
+    for folder in formats.cache_folders(cache_dir):
         with contextlib.suppress(CacheError):
-            cache_sha = read_meta(path).get("tokenizer_sha256")
-            if path.parent not in rebuilt and isinstance(cache_sha, str) and cache_sha != sha:
-                others.setdefault(cache_sha, []).append(str(path.parent.relative_to(cache_dir)))
+            cache_sha = read_meta(folder / "meta.json").get("tokenizer_sha256")
+            if folder not in rebuilt and isinstance(cache_sha, str) and cache_sha != sha:
+                others.setdefault(cache_sha, []).append(str(folder.relative_to(cache_dir)))
     if others:
         listed = "; ".join(f"{', '.join(names)} with {cache_sha[:12]}..." for cache_sha, names in others.items())
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,8 +97,10 @@ class SplitTexts(NamedTuple):
 
     def dropped(self) -> dict[str, int]:
         """What the loader dropped, by reason; counted once if two splits are read from the same rows."""
-        counts = {id(texts.dropped): texts.dropped for texts in self.present()}.values()
-        return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
+        total: Counter[str] = Counter()
+        for dropped in {id(texts.dropped): texts.dropped for texts in self.present()}.values():
+            total.update(dropped)
+        return dict(sorted(total.items()))
 
 
 def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
