@@ -356,6 +356,6 @@ def _final(request: HubRequest, err: Exception, failures: int, after: int) -> Da
     name = request.dataset_id.rpartition("/")[2]
     return DataUnavailable(
         f"cannot read {request} from the Hugging Face Hub: {reason(err)}{attempts}. {remedy}"
-        f"or provide its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
-        f"FOLDER/{name}/"
+        f"or provide its files as parquet, jsonl, jsonl.gz or txt: {VARIABLE}=FOLDER with FOLDER/{name}/, or path=... "
+        "(--path, if the command has it)"
     )
