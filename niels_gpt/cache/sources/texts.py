@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import Message
 from niels_gpt.cache.sources import defaults
-from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes, check_val_frac
+from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.registry import Source
 from niels_gpt.data.roam import list_roam_paths, read_text, split_roam_paths
 from niels_gpt.data.source_paths import roam_path
-from niels_gpt.data.split import split_items
+from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
