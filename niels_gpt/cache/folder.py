@@ -69,11 +69,9 @@ class CacheFolder:
 
     def fingerprint(self, kind: str, name: str, split: str = "train") -> str:
         """A sha256 that identifies the tokens of a split: the hash of the hashes of its files."""
-        import hashlib
-
         folder = self.path / kind / name
         listed = listed_files(read_meta(folder / "meta.json"), folder)
         text = "".join(
             f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file.startswith(split)
         )
-        return hashlib.sha256(text.encode("utf-8")).hexdigest()
+        return files.sha256_bytes(text.encode("utf-8"))

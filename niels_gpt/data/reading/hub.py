@@ -88,11 +88,10 @@ class HubReader:
         request, done = self.request, 0
         files = _local_files(request)
         failures = _Failures(request, files)
-        dataset: Any = None
         while True:
+            dataset: Any = None
             failures.start()
             try:
-                dataset = None
                 dataset = _load(request, files)
                 revision = revision_of(dataset)
                 if done and revision != self.revision:
