@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 ON_CPU = (
@@ -120,3 +124,10 @@ def load_case(name: str, device: str = "cpu") -> Case:
     if not found:
         raise ValueError(f"case {name} does not run on {device}; these do: {', '.join(ON_CUDA)}")
     return found[0]
+
+
+def temporary_folder() -> Path:
+    """Return a new folder that is deleted when the process ends."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.peers import ROOT
 from bench.report import number
-from bench.runner import ROOT
 
 KEPT, PAGE = ROOT / "bench" / "history", ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmark results

@@ -275,7 +275,7 @@ def _wiki_inputs(cfg: StreamBuildConfig) -> Inputs:
 def _stdlib_inputs(cfg: StreamBuildConfig) -> Inputs:
     described: dict[str, Any] = {**embedded.stdlib_fingerprint(), "origin": "docstrings of the Python standard library"}
     described |= {"source": "wiki", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": STDLIB_VAL_FRAC}
-    return _document_inputs(described, embedded.stdlib_documents)
+    return _document_inputs(described, embedded.iter_stdlib)
 
 
 def _document_inputs(described: dict[str, Any], load: Callable[[], Iterable[tuple[str, str]]]) -> Inputs:

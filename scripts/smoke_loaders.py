@@ -13,10 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from niels_gpt.data import embedded
+from niels_gpt.data.dolly import iter_dolly_sft
+from niels_gpt.data.fineweb_edu import iter_fineweb_edu
+from niels_gpt.data.gutenberg import iter_gutenberg
+from niels_gpt.data.oasst1 import iter_oasst1_sft
+from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.reading.hub import go_offline
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Sample
+from niels_gpt.data.roam import iter_roam
 from niels_gpt.data.types import ChatSample
+from niels_gpt.data.wikitext import iter_wikitext
 
 CHARS = 80
 SUBSETS = {"fineweb_edu": "name", "wikitext": "config"}
@@ -25,14 +33,6 @@ SUBSETS = {"fineweb_edu": "name", "wikitext": "config"}
 
 def loaders(subset: dict[str, str]) -> dict[str, Callable[[], Iterator[Sample]]]:
     """Return {name: function that yields at most two samples (oasst1: the threads of two trees)}."""
-    from niels_gpt.data import embedded
-    from niels_gpt.data.dolly import iter_dolly_sft
-    from niels_gpt.data.fineweb_edu import iter_fineweb_edu
-    from niels_gpt.data.gutenberg import iter_gutenberg
-    from niels_gpt.data.oasst1 import iter_oasst1_sft
-    from niels_gpt.data.primer import iter_primer_sft
-    from niels_gpt.data.roam import iter_roam
-    from niels_gpt.data.wikitext import iter_wikitext
 
     def option(source: str) -> dict[str, Any]:
         return {SUBSETS[source]: subset[source]} if source in subset else {}

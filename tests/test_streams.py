@@ -670,7 +670,7 @@ def test_embedded_sources_need_no_network_and_are_read_once(tmp_path, hub, monke
         assert not names[0] & names[1]
         assert all(len(first[source][split].data) > 2000 for split in SPLITS)
     assert first["wiki"]["train"].data.count(b"\n") > 1000
-    monkeypatch.setattr(streams.embedded, "stdlib_documents", lambda: pytest.fail("read although cached"))
+    monkeypatch.setattr(streams.embedded, "iter_stdlib", lambda: pytest.fail("read although cached"))
     train, val = build_sources(cfg)
     assert train == {source: first[source]["train"].data for source in SOURCES}
     assert val == {source: first[source]["val"].data for source in SOURCES}

@@ -12,8 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import temporary_folder
+from bench.case import Case, Contender, Work, temporary_folder
 
 DATA = Path(os.environ.get("BENCH_DATA", "../shared/data"))
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import temporary_folder
+from bench.case import Case, Contender, Work, temporary_folder
 from bench.generation import Setup, cold_work
 from bench.models import PACKAGES, V0, V1
 from bench.training import OURS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import temporary_folder
+from bench.case import Case, Contender, Work, temporary_folder
 
 SHARDS = 1000
 

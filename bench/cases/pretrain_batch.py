@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, Contender, Work
+from bench.case import Case, Contender, Work, temporary_folder
 
 B, T = 32, 1024
 SHARD_TOKENS = 64 << 20
@@ -19,13 +16,6 @@ def tokens(quick: bool) -> Any:
     import numpy as np
 
     return np.random.default_rng(0).integers(0, 16_004, 200_000 if quick else 200_000_000, dtype=np.uint16)
-
-
-def temporary_folder() -> Path:
-    """Return a new folder that is deleted when the process ends."""
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def nanogpt_style(path: Path, generator: Any) -> Any:

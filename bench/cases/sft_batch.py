@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import temporary_folder
+from bench.case import Case, Contender, Work, temporary_folder
 
 B, T = 32, 1024
 SYS, USR, ASST, EOT = 1, 2, 3, 4

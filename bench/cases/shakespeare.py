@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import temporary_folder
-from bench.runner import ROOT
+from bench.case import Case, Contender, Work, temporary_folder
+from bench.peers import ROOT
 
 REACHED, SKIPPED, EVERY, BATCHES = 1.4697, 5, 100, 100
 PATHS = ("data/tinyshakespeare.txt", "../shared/data/tiny_shakespeare")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
-from bench.case import Case, Contender, Work
-from bench.cases.pretrain_batch import temporary_folder
+from bench.case import Case, Contender, Work, temporary_folder
 from bench.models import V0, our_config
 
 STEPS, SKIPPED = {"cpu": 4, "cuda": 1000}, {"cpu": 0, "cuda": 100}

@@ -6,6 +6,7 @@ The bytes of a cache depend on the input and the seed only: not on the number of
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -30,12 +31,11 @@ from niels_gpt.cache.writing.checks import (
     check_shard_bytes,
     check_space,
     check_tokenizer,
-    check_val_frac,
 )
 from niels_gpt.cache.writing.encoding import default_workers, encode_chats, encode_texts
 from niels_gpt.cache.writing.partial_build import OnProgress, PartialBuild
 from niels_gpt.chat.template import TokenizerLike
-from niels_gpt.data.split import split_items
+from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.system import files
 from niels_gpt.system.rng import derive_seed
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
@@ -159,14 +159,17 @@ def build_pretrain_cache(
                 build.write_input("test_texts", test_texts, (TEST,), encode)
 
         inputs = (texts, val_texts, test_texts)
-        build.write_inputs(step, rereadable=all(source is None or iter(source) is not source for source in inputs))
+        build.write_inputs(step, rereadable=all(items is None or iter(items) is not items for items in inputs))
         if not build.splits["train"].tokens:
             counts = f"{sum(run['items'] for run in build.inputs.values())} documents were read"
             held = build.splits["val"].tokens
-            budget = "train" if max_train_tokens == 0 else "val" if held and val_texts is None else ""
-            reasons = _list_reasons(build.dropped)
-            why = f"all {held} tokens went to val (max_val_tokens={max_val_tokens})" if held else reasons
-            why = f"{max_train_tokens=}" if budget == "train" else why
+            if max_train_tokens == 0:
+                budget, why = "train", f"{max_train_tokens=}"
+            elif held:
+                budget = "val" if val_texts is None else ""
+                why = f"all {held} tokens went to val ({max_val_tokens=})"
+            else:
+                budget, why = "", _list_reasons(build.dropped)
             build.discard()
             raise TrainEmpty(f"{out_dir}: train would be empty: {counts}" + (f", {why}" if why else ""), budget)
         _log_dropped(out_dir, build.dropped, "documents")
@@ -180,10 +183,7 @@ def build_pretrain_cache(
                 for shard in split.shards:
                     listing[f"{name}/{shard['name']}"] = {k: shard[k] for k in ("bytes", "tokens", "sha256")}
                 listing[f"{name}/{DOCUMENTS}"] = _file_entry(split.folder / DOCUMENTS)
-            write_meta(
-                build.folder / "meta.json",
-                {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
-            )
+            _write_meta(build, meta, listing, also_dropped)
         build.publish((*SPLITS, TEST, "meta.json"))
 
 
@@ -256,19 +256,21 @@ def build_sft_cache(
                 meta[f"{name}_tokens"] = int(lengths.sum())
                 listing[tokens.name] = {**_file_entry(tokens), "tokens": int(lengths.sum())}
                 listing[idx.name] = _file_entry(idx)
-            write_meta(
-                build.folder / "meta.json",
-                {**meta, "dropped": _all_dropped(build, also_dropped), "inputs": build.inputs, "files": listing},
-            )
+            _write_meta(build, meta, listing, also_dropped)
         build.publish((*(name for name in listing), "meta.json"))
 
 
-def _all_dropped(build: PartialBuild, also: Callable[[], Mapping[str, int]] | None) -> dict[str, int]:
-    """Dropped items by reason: those of the builder and those of the reader of its input."""
-    total = dict(build.dropped)
-    for reason, number in (also() if also else {}).items():
-        total[reason] = total.get(reason, 0) + number
-    return dict(sorted(total.items()))
+def _write_meta(
+    build: PartialBuild,
+    meta: dict[str, Any],
+    listing: dict[str, Any],
+    also_dropped: Callable[[], Mapping[str, int]] | None,
+) -> None:
+    """Write meta.json, with the items that the builder and the reader of its input dropped, by reason."""
+    dropped = Counter(build.dropped)
+    dropped.update(also_dropped() if also_dropped else {})
+    found = {"dropped": dict(sorted(dropped.items())), "inputs": build.inputs, "files": listing}
+    write_meta(build.folder / "meta.json", {**meta, **found})
 
 
 def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path) -> np.ndarray:

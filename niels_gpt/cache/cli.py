@@ -39,6 +39,8 @@ OptionalPath = Optional[Path]  # noqa: UP045
 
 TOKEN_BUDGETS = {"fineweb_edu": "fineweb", "gutenberg": "gutenberg"}
 """Sources with token budgets -> their prefix in the options of build-all."""
+WITH_SUBSETS = ("wikitext", "fineweb_edu")
+"""Sources with several configs."""
 PARTIAL = 3
 """Exit code: some caches were built, others could not be."""
 
@@ -199,6 +201,13 @@ def build(
         raise ValueError("--path needs exactly one source: build them one after the other")
     if test and set(names) != {"wikitext"}:
         raise ValueError("--test needs wikitext alone: no other source has a test split")
+    for option, value, apply_to in (
+        ("--subset", subset, WITH_SUBSETS),
+        ("--train-tokens", train_tokens, TOKEN_BUDGETS),
+        ("--val-tokens", val_tokens, TOKEN_BUDGETS),
+    ):
+        if value is not None and not set(names) & set(apply_to):
+            raise ValueError(f"{option} applies to {' and '.join(apply_to)} only, not to {', '.join(names)}: omit it")
     settings = BuildSettings(
         cache_dir=cache_dir,
         seed=seed,
@@ -467,13 +476,15 @@ def _print_inspected(console: Console, entry: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from niels_gpt.cache.meta import listed_files
+
     meta = entry["meta"]
+    listed = listed_files(meta, Path(entry["folder"]))
     console.print(Text(entry["folder"], style="bold"), soft_wrap=True)
     if meta.get("built") is False:
         console.print(f"not built: {meta.get('reason')}", markup=False, soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    listed = meta.get("files", {})
     table.add_row("files", f"{len(listed)}, {short_number(sum(item['bytes'] for item in listed.values()))}B")
     for key, value in meta.items():
         if key not in ("files", "format", "split_rule"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from niels_gpt.cache.formats import SPLITS
+from niels_gpt.cache.formats import SPLITS, cache_folders
 from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
@@ -29,10 +29,8 @@ class CacheFolder:
 
     def names(self, kind: str) -> list[str]:
         """Names of the finished caches of a kind (`pretrain`, `sft`)."""
-        metas = sorted((self.path / kind).glob("*/meta.json"))
-        # Builds in progress have a leading dot.
-        names = [path.parent.name for path in metas if not path.parent.name.startswith(".")]
-        return [name for name in names if read_meta(self.path / kind / name / "meta.json").get("built") is not False]
+        folders = cache_folders(self.path, kind)
+        return [folder.name for folder in folders if read_meta(folder / "meta.json").get("built") is not False]
 
     def check(self, kind: str, names: Iterable[str], *, option: str) -> None:
         """Raise CacheError that names the missing caches and the remedies; `option` sets the shares of the caches."""
@@ -71,11 +69,9 @@ class CacheFolder:
 
     def fingerprint(self, kind: str, name: str, split: str = "train") -> str:
         """A sha256 that identifies the tokens of a split: the hash of the hashes of its files."""
-        import hashlib
-
         folder = self.path / kind / name
         listed = listed_files(read_meta(folder / "meta.json"), folder)
         text = "".join(
             f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file.startswith(split)
         )
-        return hashlib.sha256(text.encode("utf-8")).hexdigest()
+        return files.sha256_bytes(text.encode("utf-8"))

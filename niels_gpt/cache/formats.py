@@ -34,6 +34,12 @@ def splits_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
     return (*SPLITS, TEST) if f"{TEST}_tokens" in meta else SPLITS
 
 
+def cache_folders(root: Path, *kinds: str) -> list[Path]:
+    """The folders of finished caches of these kinds (`pretrain`, `sft`; default: both) under a folder, sorted."""
+    metas = (path for kind in kinds or ("pretrain", "sft") for path in sorted((root / kind).glob("*/meta.json")))
+    return [path.parent for path in metas if not path.parent.name.startswith(".")]  # a dot: a build in progress
+
+
 def shard_name(number: int) -> str:
     """shard_00000.bin, shard_00001.bin, ..."""
     return f"shard_{number:05d}.bin"

@@ -84,7 +84,7 @@ class PretrainTokenStreamDataset(TokenStream):
     def position(self, window: int) -> int:
         """Offset of a window's first token in the stream."""
         i = bisect.bisect_right(self._ends, window)
-        return int(self._firsts[i]) + window + self._shifts[i]
+        return self._bounds[i] + window + self._shifts[i]
 
     def locate(self, window: int) -> tuple[int, int]:
         """(document, offset within it) of a window's first token. Raises CacheError without documents.npy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,8 @@ class TokenStream:
             raise CacheError(f"{self.folder.parent} has no meta.json, so its tokenizer is unknown: build it again")
         self.shards = [MappedTokens(path, size) for path, size in zip(paths, sizes, strict=True)]
         self._files = MappedFiles(self.shards)
-        self._firsts = np.concatenate(([0], np.cumsum([shard.size for shard in self.shards], dtype=np.int64)))
+        self._bounds = [0, *itertools.accumulate(shard.size for shard in self.shards)]
         """Shard -> offset of its first token in the stream; the last entry is the number of tokens."""
-        self._bounds: list[int] = self._firsts.tolist()
         self.num_tokens = self._bounds[-1]
         self._starts: np.ndarray | None = None
 

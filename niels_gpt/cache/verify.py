@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TEST, TOKEN_DTYPE, list_shards, splits_of
+from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TEST, TOKEN_DTYPE, cache_folders, list_shards, splits_of
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
 from niels_gpt.cache.mmap import MappedTokens
 
@@ -21,10 +21,7 @@ def find_caches(root: Path) -> list[Path]:
     if not root.exists():
         raise CacheError(f"no cache at {root}: build one with niels-gpt cache build-all --cache-dir {root}")
     found = [root] if (root / "meta.json").exists() and root.name != "tokenizer" else []
-    for kind in ("pretrain", "sft"):
-        metas = sorted((root / kind).glob("*/meta.json"))
-        # Builds in progress have a leading dot.
-        found += [path.parent for path in metas if not path.parent.name.startswith(".")]
+    found += cache_folders(root)
     if not found:
         raise CacheError(f"no cache at {root}: it has no meta.json, and no caches in pretrain/ or sft/")
     return found

@@ -222,8 +222,8 @@ class SourceConfig:
     """A user-defined source: `data.sources.NAME`."""
 
     path: str
-    """A folder of .txt or .md files, or rows in .jsonl, .jsonl.gz or .parquet (a file or a folder of files). With
-    `split`, also any plain file or its .gz, and `hub:ID` or `hub:ID@REVISION` for a dataset of the Hugging Face
+    """A folder of .txt, .txt.gz or .md files, or rows in .jsonl, .jsonl.gz or .parquet (a file or a folder of files).
+    With `split`, also any plain file or its .gz, and `hub:ID` or `hub:ID@REVISION` for a dataset of the Hugging Face
     Hub."""
     kind: Literal["auto", "text", "chat"] = "auto"
     """`auto`: chat if the rows have messages, otherwise text."""

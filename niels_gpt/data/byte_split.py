@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import SourceConfig
-from niels_gpt.data.reading.diagnose import explain
 from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
 from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, list_files, split_of, suffix
 from niels_gpt.data.reading.text_rows import check_take, text_key
 from niels_gpt.data.roam import decode_utf8
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
-from niels_gpt.data.user_files import TEXT_SUFFIXES, holds_text_files, path_of_source, user_file_paths
+from niels_gpt.data.user_files import TEXT_SUFFIXES, holds_text_files, path_of_source, read_file, user_file_paths
 
 HUB = "hub:"
 ORDER = ("train", "validation", "test")
 """Order of files and splits with these names; a file with another name belongs to train."""
-ARCHIVES = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
 
 
 class ByteChunk(NamedTuple):
@@ -56,9 +52,9 @@ def byte_chunks(name: str, config: SourceConfig) -> Iterator[ByteChunk]:
         chunks = _rows(name, config, path)
     elif path.is_dir():
         files = sorted(list_files(path, TEXT_SUFFIXES, visible_only=True), key=_by_split)
-        chunks = (ByteChunk(Path(file).relative_to(path).as_posix(), _read(Path(file))) for file in files)
+        chunks = (ByteChunk(Path(file).relative_to(path).as_posix(), read_file(Path(file))) for file in files)
     else:
-        chunks = iter([ByteChunk(path.name, _read(path))])
+        chunks = iter([ByteChunk(path.name, read_file(path))])
     return (chunk for chunk in chunks if chunk.data)
 
 
@@ -116,18 +112,6 @@ def _holds_rows(path: Path) -> bool:
 def _by_split(path: str) -> tuple[int, str]:
     split = split_of(Path(path).name)
     return ORDER.index(split) if split in ORDER else 0, path
-
-
-def _read(path: Path) -> bytes:
-    if path.suffix.lower() in ARCHIVES or suffix(path) in ARCHIVES:
-        raise ValueError(f"{path} is an archive: unpack it first (plain files and .gz can be read)")
-    if path.suffix.lower() != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path, "rb") as file:
-            return file.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        raise ValueError(explain([path]) or f"cannot read {path}: {err}") from None
 
 
 def _rows(name: str, config: SourceConfig, path: Path | None) -> Iterator[ByteChunk]:

@@ -47,11 +47,6 @@ def stdlib_fingerprint() -> dict[str, str | int]:
     return {"python": sys.version.split()[0], "files": len(sizes), "size": sum(sizes)}
 
 
-def stdlib_documents() -> list[tuple[str, str]]:
-    """Return the documents of `iter_stdlib` as a list."""
-    return list(iter_stdlib())
-
-
 def iter_stdlib() -> Iterator[tuple[str, str]]:
     """Yield (module name, text) per module of the standard library: its docstrings in order. Imports nothing."""
     root = Path(sysconfig.get_paths()["stdlib"])

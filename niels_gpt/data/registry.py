@@ -35,7 +35,7 @@ from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
-from niels_gpt.data.source_paths import PRIMER, ROAM, primer_path, roam_path
+from niels_gpt.data.source_paths import primer_path, resolve_source_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
@@ -139,45 +139,19 @@ def get_source(name: str, data: DataConfig | None = None) -> Source:
 
 def _built_in() -> list[Source]:
     return [
-        Source(
-            "fineweb_edu",
-            "text",
-            "ODC-By 1.0",
-            iter_fineweb_edu,
-            _hub(FINEWEB),
-            FINEWEB,
-            large=True,
-            subset_option="name",
-            files=_hub_files(FINEWEB),
+        _hub_source("fineweb_edu", "text", "ODC-By 1.0", iter_fineweb_edu, FINEWEB, large=True, subset_option="name"),
+        _hub_source(
+            "wikitext", "text", "CC BY-SA 3.0, GFDL", _wikitext, WIKITEXT, WIKITEXT_CONFIG, subset_option="config"
         ),
-        Source(
-            "wikitext",
-            "text",
-            "CC BY-SA 3.0, GFDL",
-            _wikitext,
-            _hub(WIKITEXT, WIKITEXT_CONFIG),
-            WIKITEXT,
-            subset_option="config",
-            files=_hub_files(WIKITEXT, WIKITEXT_CONFIG),
-        ),
-        Source(
-            "gutenberg",
-            "text",
-            "public domain (US)",
-            iter_gutenberg,
-            _hub(GUTENBERG),
-            GUTENBERG,
-            large=True,
-            files=_hub_files(GUTENBERG),
-        ),
-        Source("dolly15k", "chat", "CC BY-SA 3.0", iter_dolly_sft, _hub(DOLLY), DOLLY, files=_hub_files(DOLLY)),
-        Source("oasst1", "chat", "Apache-2.0", _oasst1, _hub(OASST1), OASST1, files=_hub_files(OASST1)),
+        _hub_source("gutenberg", "text", "public domain (US)", iter_gutenberg, GUTENBERG, large=True),
+        _hub_source("dolly15k", "chat", "CC BY-SA 3.0", iter_dolly_sft, DOLLY),
+        _hub_source("oasst1", "chat", "Apache-2.0", _oasst1, OASST1),
         Source(
             "roam",
             "text",
             "yours, or MIT",
             _roam,
-            _local_or_embedded(ROAM),
+            lambda: _local_or_embedded("roam"),
             splits=("train",),
             decodes=True,
             files=lambda subset, path: list_roam_paths(str(roam_path(path))),
@@ -187,7 +161,7 @@ def _built_in() -> list[Source]:
             "chat",
             "yours, or MIT",
             _primer,
-            _local_or_embedded(PRIMER),
+            lambda: _local_or_embedded("primer"),
             splits=("train",),
             decodes=True,
             files=lambda subset, path: [str(primer_path(path))],
@@ -197,11 +171,34 @@ def _built_in() -> list[Source]:
             "text",
             "PSF-2.0",
             _stdlib,
-            _this_python,
+            lambda: SourceLocation("embedded", "docstrings of this Python"),
             splits=("train",),
             files=lambda subset, path: [str(file) for file in embedded.stdlib_files()],
         ),
     ]
+
+
+def _hub_source(
+    name: str,
+    kind: Literal["text", "chat"],
+    licence: str,
+    open_: Callable[..., Iterator[Sample]],
+    dataset_id: str,
+    config: str | None = None,
+    **options: Any,
+) -> Source:
+    """Return a source from the Hub, or from local files with the same rows; `config` is its default subset."""
+
+    def files(subset: str | None, path: str | Path | None) -> list[str]:
+        local = find_local(dataset_id, path)
+        if local is None:
+            return []
+        return [name for names in find_files(local, subset or config).values() for name in names]
+
+    def where() -> SourceLocation:
+        return _hub_location(dataset_id, config)
+
+    return Source(name, kind, licence, open_, where, dataset_id, files=files, **options)
 
 
 def _wikitext(*, shuffle: bool, seed: int, **rest: Any) -> Iterator[Sample]:
@@ -242,7 +239,7 @@ def _in_order(
 def _stdlib(*, take: int | None, shuffle: bool, seed: int, path: str | Path | None, **_: Any) -> Iterator[Sample]:
     if path is not None:
         raise ValueError(f"stdlib has no path (it is the source code of this Python), got {path}")
-    documents = shuffled(embedded.stdlib_documents(), seed) if shuffle else embedded.iter_stdlib()
+    documents = shuffled(list(embedded.iter_stdlib()), seed) if shuffle else embedded.iter_stdlib()
     for name, text in itertools.islice(documents, take):
         yield PretrainSample(text, "stdlib", {"module": name})
 
@@ -250,32 +247,19 @@ def _stdlib(*, take: int | None, shuffle: bool, seed: int, path: str | Path | No
 # --- locations ---------------------------------------------------------------------------------------
 
 
-def _hub(dataset_id: str, config: str | None = None) -> Callable[[], SourceLocation]:
-    def where() -> SourceLocation:
-        try:
-            path = find_local(dataset_id)
-        except ValueError as err:
-            return SourceLocation("missing", str(err))
-        if path is not None:
-            return SourceLocation("local", str(path))
-        cached = _cached(dataset_id, config)
-        if cached is not None:
-            return SourceLocation("cache", str(cached))
-        if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-            return SourceLocation("missing", "offline, and neither cached nor in NIELS_GPT_DATA")
-        return SourceLocation("hub", dataset_id)
-
-    return where
-
-
-def _hub_files(dataset_id: str, config: str | None = None) -> Callable[[str | None, str | Path | None], list[str]]:
-    def files(subset: str | None, path: str | Path | None) -> list[str]:
-        local = find_local(dataset_id, path)
-        if local is None:
-            return []
-        return [name for names in find_files(local, subset or config).values() for name in names]
-
-    return files
+def _hub_location(dataset_id: str, config: str | None = None) -> SourceLocation:
+    try:
+        path = find_local(dataset_id)
+    except ValueError as err:
+        return SourceLocation("missing", str(err))
+    if path is not None:
+        return SourceLocation("local", str(path))
+    cached = _cached(dataset_id, config)
+    if cached is not None:
+        return SourceLocation("cache", str(cached))
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return SourceLocation("missing", "offline, and neither cached nor in NIELS_GPT_DATA")
+    return SourceLocation("hub", dataset_id)
 
 
 def _cached(dataset_id: str, config: str | None) -> Path | None:
@@ -290,19 +274,9 @@ def _cached(dataset_id: str, config: str | None) -> Path | None:
     return None
 
 
-def _this_python() -> SourceLocation:
-    return SourceLocation("embedded", "docstrings of this Python")
-
-
-def _local_or_embedded(path: str) -> Callable[[], SourceLocation]:
-    def where() -> SourceLocation:
-        return (
-            SourceLocation("local", path)
-            if Path(path).exists()
-            else SourceLocation("embedded", "shipped with niels-gpt")
-        )
-
-    return where
+def _local_or_embedded(name: str) -> SourceLocation:
+    path = resolve_source_path(name)
+    return SourceLocation("embedded", "shipped with niels-gpt") if path == "embedded" else SourceLocation("local", path)
 
 
 # --- sources of the user and of other packages -------------------------------------------------------
@@ -320,7 +294,7 @@ def _user_source(name: str, config: SourceConfig) -> Source:
     def where() -> SourceLocation:
         dataset = hub_dataset(config)
         if dataset is not None:
-            return _hub(dataset[0])()
+            return _hub_location(dataset[0])
         path = expand_home(config.path)
         if path.exists():
             return SourceLocation("local", str(path))

@@ -16,8 +16,7 @@ def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[l
     With fewer than two items, or val_frac 0, val is empty; otherwise it has at least one item, and train too.
     Raises ValueError for a val_frac outside [0, 1].
     """
-    if not 0.0 <= val_frac <= 1.0:
-        raise ValueError(f"val_frac must be in [0, 1], got {val_frac!r}")
+    check_val_frac(val_frac)
     import torch  # a local import: listing the sources must not take two seconds
 
     n = len(items)
@@ -27,6 +26,12 @@ def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[l
     train = [item for i, item in enumerate(items) if i not in held_out]
     val = [item for i, item in enumerate(items) if i in held_out]
     return train, val
+
+
+def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
+    """Raise ValueError for a held-out fraction outside [0, 1]."""
+    if not 0.0 <= val_frac <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], got {val_frac!r}")
 
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:

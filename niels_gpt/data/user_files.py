@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
+from niels_gpt.data.reading.diagnose import explain
 from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
-from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files
+from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files, suffix
 from niels_gpt.data.reading.text_rows import check_take, text_key
-from niels_gpt.data.roam import read_text
+from niels_gpt.data.roam import decode_utf8
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 from niels_gpt.system import files
 
-TEXT_SUFFIXES = (".md", ".txt")
+TEXT_SUFFIXES = (".md", ".txt", ".txt.gz")
+ARCHIVES = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
 
 FIRST_ROWS = 100
 """Rows that `kind_of` reads at most to tell texts from chats."""
@@ -129,13 +133,27 @@ def _files(path: Path, errors: str, order: Shuffle | None) -> Iterator[tuple[dic
     root = path if path.is_dir() else path.parent
     paths = list_files(path, TEXT_SUFFIXES, visible_only=True) if path.is_dir() else [str(path)]
     for file in shuffled(paths, order.seed) if order else paths:
-        yield {"text": read_text(file, errors=errors)}, {"path": Path(file).relative_to(root).as_posix()}
+        text = decode_utf8(read_file(Path(file)), where=file, errors=errors)
+        yield {"text": text}, {"path": Path(file).relative_to(root).as_posix()}
+
+
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file; a .gz is decompressed. Raises ValueError for an archive and for damaged gzip data."""
+    if path.suffix.lower() in ARCHIVES or suffix(path) in ARCHIVES:
+        raise ValueError(f"{path} is an archive: unpack it first (plain files and .gz can be read)")
+    if path.suffix.lower() != ".gz":
+        return path.read_bytes()
+    try:
+        with gzip.open(path, "rb") as file:
+            return file.read()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+        raise ValueError(explain([path]) or f"cannot read {path}: {err}") from None
 
 
 def holds_text_files(path: Path) -> bool:
     """Whether the path holds text files, not rows. Raises ValueError if it holds neither."""
     if path.is_file():
-        return path.suffix.lower() in TEXT_SUFFIXES
+        return path.name.lower().endswith(TEXT_SUFFIXES)
     if list_files(path, ROW_SUFFIXES, visible_only=True):
         return False
     if not list_files(path, TEXT_SUFFIXES, visible_only=True):

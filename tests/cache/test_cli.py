@@ -476,6 +476,12 @@ def test_inspect_prints_meta_sizes_and_a_sample(cache, succeed):
     assert sample == reference().decode(stream_of(folder, "train")[at : at + 30]).replace(SPECIAL_TOKENS[3], "<eot>\n")
 
 
+def test_inspect_a_damaged_list_of_files(cache, error):
+    path = cache / "sft" / "primer" / "meta.json"
+    path.write_text(json.dumps({**meta_of(path.parent), "files": ["train_tokens.bin"]}), encoding="utf-8")
+    assert "cache/sft/primer/meta.json is damaged (field files)" in error("inspect", "cache/sft/primer")
+
+
 def test_inspect_sample_depends_on_the_seed(cache, succeed, monkeypatch):
     monkeypatch.chdir("cache/pretrain/gutenberg")
 
@@ -557,6 +563,9 @@ def prepared(everything):
         ("build dolly", ["'dolly'", "dolly15k"]),
         ("build roam dolly15k --path poems", ["--path"]),
         ("build roam --test", ["--test", "wikitext"]),
+        ("build dolly15k roam --subset train", ["--subset", "wikitext", "dolly15k, roam"]),
+        ("build roam --train-tokens 5", ["--train-tokens", "fineweb_edu and gutenberg", "roam"]),
+        ("build wikitext --val-tokens 0", ["--val-tokens", "fineweb_edu and gutenberg", "wikitext"]),
         ("build roam --tokenizer nowhere", ["nowhere"]),
         ("build roam --tokenizer no.model", ["no.model"]),
         ("build poems --config none.yaml", ["none.yaml"]),

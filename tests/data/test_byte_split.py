@@ -69,6 +69,12 @@ def test_a_folder_of_texts_is_the_files_end_to_end(tmp_path, names, order):
     assert read(tmp_path) == [ByteChunk(name, EVERY_BYTE + name.encode()) for name in order]
 
 
+def test_a_folder_of_compressed_texts_is_their_bytes(tmp_path):
+    for name in ("b.txt.gz", "a.txt.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(EVERY_BYTE + name.encode(), mtime=0))
+    assert read(tmp_path) == [ByteChunk(name, EVERY_BYTE + name.encode()) for name in ("a.txt.gz", "b.txt.gz")]
+
+
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.XZ"])
 def test_archives_are_an_error(tmp_path, name):
     (tmp_path / name).write_bytes(b"PK")

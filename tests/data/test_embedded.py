@@ -104,7 +104,7 @@ def test_docstrings_golden(tmp_path, monkeypatch):
     for number in range(60):
         (tmp_path / f"z{number:02}.py").write_text("", encoding="utf-8")
     monkeypatch.setattr(embedded.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    assert embedded.stdlib_documents() == [
+    assert list(embedded.iter_stdlib()) == [
         ("package", f"package\n{long}\n"),
         (
             "package.module",

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.data.split import cut, split_items
+from niels_gpt.data.split import check_val_frac, cut, split_items
 
 
 def literal_split(items, val_frac, seed):
@@ -63,6 +63,14 @@ def test_the_seed_matters_and_no_global_generator_moves(random_states):
     before = random_states()
     assert len({tuple(split_items(range(50), val_frac=0.2, seed=seed)[1]) for seed in range(20)}) == 20
     assert random_states() == before
+
+
+def test_boundaries_of_shares():
+    for fraction in (0, 0.0, 1, 1.0, 0.5):
+        check_val_frac(fraction)
+    for fraction in (-0.001, 1.001, float("nan")):
+        with pytest.raises(ValueError, match=f"held_out.*{fraction!r}"):
+            check_val_frac(fraction, "held_out")
 
 
 @pytest.mark.parametrize("val_frac", [-0.1, 1.1, float("nan"), float("inf")])

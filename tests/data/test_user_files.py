@@ -70,8 +70,19 @@ def test_a_single_file_is_one_document(tmp_path, name):
 
 
 def test_a_compressed_text_is_one_document(tmp_path):
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\ntwo", mtime=0))
-    assert contents(read(tmp_path / "a.txt.gz")) == ["one\ntwo"]
+    file = tmp_path / "a.txt.gz"
+    file.write_bytes(gzip.compress(b"one\r\ntwo", mtime=0))
+    for path in (file, tmp_path):
+        assert read(path) == [PretrainSample("one\r\ntwo", "mine", {"path": "a.txt.gz"})]
+        assert user_file_paths("mine", SourceConfig(str(path))) == [str(file)]
+    write(tmp_path / "b.md", "plain")
+    assert contents(read(tmp_path)) == ["one\r\ntwo", "plain"]
+    file.write_bytes(gzip.compress(b"caf\xe9"))
+    with pytest.raises(ValueError, match=r"a\.txt\.gz is not utf-8.*offset 3"):
+        read(tmp_path)
+    file.write_bytes(gzip.compress(b"one" * 99)[:-9])
+    with pytest.raises(ValueError, match=r"a\.txt\.gz: the gzip data is damaged"):
+        read(file)
 
 
 def test_paths_in_the_home_and_in_the_working_directory(tmp_path, monkeypatch):

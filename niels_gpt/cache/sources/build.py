@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
-from niels_gpt.cache.meta import CacheError, read_meta, write_meta
+from niels_gpt.cache.meta import CacheError, listed_files, read_meta, write_meta
 from niels_gpt.cache.sources.texts import (
     BuildSettings,
     budgets_of,
@@ -104,11 +104,11 @@ def check_lost_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path 
     sha = load_tokenizer(given).sha256 if given is not None else None
     rebuilt = {folder_of(source, cache_dir) for source in chosen}
     others: dict[str, list[str]] = {}
-    for path in sorted(path for kind in ("pretrain", "sft") for path in cache_dir.glob(f"{kind}/[!.]*/meta.json")):
+    for folder in formats.cache_folders(cache_dir):
         with contextlib.suppress(CacheError):
-            cache_sha = read_meta(path).get("tokenizer_sha256")
-            if path.parent not in rebuilt and isinstance(cache_sha, str) and cache_sha != sha:
-                others.setdefault(cache_sha, []).append(str(path.parent.relative_to(cache_dir)))
+            cache_sha = read_meta(folder / "meta.json").get("tokenizer_sha256")
+            if folder not in rebuilt and isinstance(cache_sha, str) and cache_sha != sha:
+                others.setdefault(cache_sha, []).append(str(folder.relative_to(cache_dir)))
     if others:
         listed = "; ".join(f"{', '.join(names)} with {cache_sha[:12]}..." for cache_sha, names in others.items())
         raise ValueError(
@@ -220,14 +220,12 @@ def _unchanged(folder: Path, wanted: dict[str, Any]) -> bool:
     """Whether the folder has a finished cache of the same input and settings."""
     try:
         meta = read_meta(folder / "meta.json")
+        listed = listed_files(meta, folder)
     except CacheError:
         return False
-    if meta.get("built") is False or any(meta.get(key, None) != value for key, value in wanted.items()):
+    if meta.get("built") is False or any(meta.get(key) != value for key, value in wanted.items()):
         return False
     if "files" not in (wanted["source"] or {}) and wanted["revision"] is None:
         return False  # neither files nor a revision: a change cannot be detected
-    for name, listed in meta.get("files", {}).items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != listed["bytes"]:
-            return False
-    return True
+    paths = {folder / name: entry["bytes"] for name, entry in listed.items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())

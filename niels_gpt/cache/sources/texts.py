@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any, NamedTuple
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import Message
 from niels_gpt.cache.sources import defaults
-from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes, check_val_frac
+from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.registry import Source
 from niels_gpt.data.roam import list_roam_paths, read_text, split_roam_paths
 from niels_gpt.data.source_paths import roam_path
-from niels_gpt.data.split import split_items
+from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
@@ -96,8 +97,10 @@ class SplitTexts(NamedTuple):
 
     def dropped(self) -> dict[str, int]:
         """What the loader dropped, by reason; counted once if two splits are read from the same rows."""
-        counts = {id(texts.dropped): texts.dropped for texts in self.present()}.values()
-        return {reason: sum(c.get(reason, 0) for c in counts) for reason in sorted({key for c in counts for key in c})}
+        total: Counter[str] = Counter()
+        for dropped in {id(texts.dropped): texts.dropped for texts in self.present()}.values():
+            total.update(dropped)
+        return dict(sorted(total.items()))
 
 
 def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:

@@ -37,11 +37,6 @@ def check_shard_bytes(shard_bytes: int) -> None:
         raise ValueError(f"shard_bytes must be an even number of at least 2 (2 bytes per token), got {shard_bytes}")
 
 
-def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
-    if not 0.0 <= val_frac <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {val_frac!r}")
-
-
 def check_space(out_dir: Path, needed: int) -> None:
     """Raise OSError if the disk has less free space than the cache needs."""
     existing = out_dir.absolute()

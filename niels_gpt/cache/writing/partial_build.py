@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,7 +207,6 @@ class PartialBuild:
         begins = ends - encoded.lengths
         count = len(batch.items)
         dropped = dict(encoded.dropped)
-        base = dict(state.dropped)
 
         def checkpoint(position: int, used: int | None) -> None:
             """Record that all tokens before `position` are in finished shards; `used` items are complete, if known."""
@@ -215,10 +215,7 @@ class PartialBuild:
                 within = position - int(begins[used]) if used < count else 0
             else:
                 within = 0
-            counted = dict(base)
-            for i, reason in dropped.items():
-                if i < used:
-                    counted[reason] = counted.get(reason, 0) + 1
+            counted = dict(state.dropped + Counter(reason for i, reason in dropped.items() if i < used))
             self._runs[state.name] = {
                 "items": batch.first + used,
                 "within": within,
@@ -251,9 +248,7 @@ class PartialBuild:
             starts = begins[i:j][fresh] - position + split.tokens
             self._append(split, tokens[position:stop], starts, position, stop, j, checkpoint)
             i, position = j, int(ends[j - 1])
-        for item, reason in dropped.items():
-            if item < i:
-                state.dropped[reason] = state.dropped.get(reason, 0) + 1
+        state.dropped += Counter(reason for item, reason in dropped.items() if item < i)
         return i
 
     def _append(
@@ -291,10 +286,9 @@ class PartialBuild:
     @property
     def dropped(self) -> dict[str, int]:
         """Dropped items by reason, over all inputs."""
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for run in self._runs.values():
-            for reason, number in run["dropped"].items():
-                total[reason] = total.get(reason, 0) + number
+            total.update(run["dropped"])
         return dict(sorted(total.items()))
 
     @property
@@ -357,6 +351,6 @@ class _InputState:
     def __init__(self, name: str, saved: Mapping[str, Any], splits: Sequence[str]) -> None:
         self.name = name
         self.within: int = saved["within"]
-        self.dropped: dict[str, int] = dict(saved["dropped"])
+        self.dropped: Counter[str] = Counter(saved["dropped"])
         self.order = tuple(splits)
         self.split = splits[0]

@@ -88,11 +88,10 @@ class HubReader:
         request, done = self.request, 0
         files = _local_files(request)
         failures = _Failures(request, files)
-        dataset: Any = None
         while True:
+            dataset: Any = None
             failures.start()
             try:
-                dataset = None
                 dataset = _load(request, files)
                 revision = revision_of(dataset)
                 if done and revision != self.revision:
@@ -131,9 +130,9 @@ def open_dataset(request: HubRequest) -> Any:
 def go_offline() -> None:
     """Stop all requests of this process to the Hub; cached and local data can still be read."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    for name, flag in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
+    for name in ("huggingface_hub.constants", "datasets.config"):  # they read the variable when they are imported
         if name in sys.modules:
-            setattr(sys.modules[name], flag, True)
+            sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def revision_of(dataset: Any) -> str | None:
@@ -356,6 +355,6 @@ def _final(request: HubRequest, err: Exception, failures: int, after: int) -> Da
     name = request.dataset_id.rpartition("/")[2]
     return DataUnavailable(
         f"cannot read {request} from the Hugging Face Hub: {reason(err)}{attempts}. {remedy}"
-        f"or provide its files as parquet, jsonl, jsonl.gz or txt: path=... (--path), or {VARIABLE}=FOLDER with "
-        f"FOLDER/{name}/"
+        f"or provide its files as parquet, jsonl, jsonl.gz or txt: {VARIABLE}=FOLDER with FOLDER/{name}/, or path=... "
+        "(--path, if the command has it)"
     )

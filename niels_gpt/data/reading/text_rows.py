@@ -54,17 +54,15 @@ def iter_text_samples(
         if take == 0:
             return
         for number, (_, row) in enumerate(reader):
-            key = "text"
-            if not isinstance(row.get(key), str):
-                try:
-                    key = text_key(row)
-                except ValueError as err:
-                    if number == 0 and row and "text" not in row:
-                        textless = err
-                    if textless and number + 1 >= TEXTLESS_ROWS:
-                        raise textless from None
-                    drops.add("without text")
-                    continue
+            try:
+                key = text_key(row)
+            except ValueError as err:
+                if number == 0 and row and "text" not in row:
+                    textless = err
+                if textless and number + 1 >= TEXTLESS_ROWS:
+                    raise textless from None
+                drops.add("without text")
+                continue
             textless = None
             text: str = row[key]
             problem = text_problem(text)

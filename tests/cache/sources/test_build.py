@@ -197,7 +197,8 @@ def test_changed_hub_id_rebuilds(everything):
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), [("wikitext", "missing"), ("dolly15k", "longer"), ("wikitext", "damaged meta")]
+    ("name", "damage"),
+    [("wikitext", "missing"), ("dolly15k", "longer"), ("wikitext", "damaged meta"), ("dolly15k", "list in meta")],
 )
 def test_damaged_cache_rebuilds(everything, name, damage):
     build_source(name, everything)
@@ -207,7 +208,8 @@ def test_damaged_cache_rebuilds(everything, name, damage):
         path.unlink()
     elif "meta" in damage:
         path = folder_of(name) / "meta.json"
-        path.write_bytes(path.read_bytes()[:-30])
+        files = {**json.loads(path.read_bytes()), "files": ["train_tokens.bin"]}
+        path.write_bytes(json.dumps(files).encode() if "list" in damage else path.read_bytes()[:-30])
     else:
         path.write_bytes(path.read_bytes() + b"xx")
     assert build_source(name, everything).state == "built"

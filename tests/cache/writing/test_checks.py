@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from niels_gpt.cache.writing import checks
-from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes, check_space, check_tokenizer, check_val_frac
+from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes, check_space, check_tokenizer
 from tests.cache import CASES, IDS, ByteTokenizer, tree
 
 KINDS = ["pretrain", "sft"]
@@ -130,11 +130,6 @@ def test_boundaries_of_numbers():
     for size in (0, 1, 3, -2):
         with pytest.raises(ValueError, match=f"shard_bytes.*{size}"):
             check_shard_bytes(size)
-    for fraction in (0, 0.0, 1, 1.0, 0.5):
-        check_val_frac(fraction)
-    for fraction in (-0.001, 1.001, float("nan")):
-        with pytest.raises(ValueError, match=f"held_out.*{fraction!r}"):
-            check_val_frac(fraction, "held_out")
 
 
 @pytest.mark.parametrize(("vocab", "fits"), [(65_536, True), (65_537, False), (260, True), (259, False), (0, False)])
