@@ -197,12 +197,6 @@ def model_config(config: dict[str, Any], *, where: str) -> ModelConfig:
         raise CheckpointError(f"{where} has an invalid model config: {err}") from err
 
 
-def load_weights(model: GPT, state: dict[str, Any], *, where: str) -> None:
-    """Copy a state dict into a model. Raises CheckpointError, naming the first difference, if they do not match."""
-    check_weights(model, state, where=where)
-    model.load_state_dict(dict(state))
-
-
 def check_weights(model: GPT, state: Any, *, where: str) -> None:
     """Raise CheckpointError, naming the first difference, if a state dict does not match a model."""
     _compare(((name, weight.shape) for name, weight in model.state_dict().items()), state, where=where)

@@ -13,14 +13,7 @@ from torch import nn
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.checkpoint import (
-    CheckpointError,
-    check_weights,
-    is_dense,
-    load_weights,
-    model_config,
-    read_checkpoint,
-)
+from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense, model_config, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
@@ -82,7 +75,8 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
     tokenizers = [data.get("tokenizer") for data in (saved["extra"].get("data", {}), task.fingerprint())]
     if None not in tokenizers and tokenizers[0] != tokenizers[1]:
         raise CheckpointError(f"{where} was trained with a different tokenizer than that of {config.data.token_cache}")
-    _load_weights(state, saved["model"], where=where)
+    check_weights(state.model, saved["model"], where=where)
+    fill(state.model.state_dict(), saved["model"])
 
 
 def restore(
@@ -124,7 +118,7 @@ def restore(
     if state.sharded:
         _fill_sharded(state, path, saved, world)
     else:
-        load_weights(state.model, saved["model"], where=str(path))
+        fill(state.model.state_dict(), saved["model"])
         if saved["optimizer"] is not None:
             state.optimizer.load_state_dict(saved["optimizer"])
     state.step = saved["step"]
@@ -241,15 +235,6 @@ def _moments(kind: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": weight, "exp_avg_sq": weight}
 
 
-def _load_weights(state: TrainState, weights: dict[str, torch.Tensor], *, where: str) -> None:
-    """Load full weights into the model, which may be sharded."""
-    if state.sharded:
-        check_weights(state.model, weights, where=where)
-        fill(state.model.state_dict(), weights)
-    else:
-        load_weights(state.model, weights, where=where)
-
-
 def _fill_sharded(state: TrainState, path: Path, saved: dict[str, Any], world: World) -> None:
     """Load a checkpoint into a sharded state: each process reads its shards of a folder, or takes them from a .pt."""
     from niels_gpt.runs.sharded_checkpoint import fill_from_folder, flat
@@ -257,7 +242,7 @@ def _fill_sharded(state: TrainState, path: Path, saved: dict[str, Any], world: W
     if path.is_dir():
         fill_from_folder(path, state_tensors(state.model, state.optimizer), group=world.control)
     elif saved["optimizer"] is None:
-        _load_weights(state, saved["model"], where=str(path))
+        fill(state.model.state_dict(), saved["model"])
     else:
         tensors = state_tensors(state.model, state.optimizer)
         fill(tensors, flat({key: saved[key] for key in ("model", "optimizer")}))
