@@ -207,7 +207,6 @@ def _loop(
     evals: dict[str, float] = {}
     flops = flops_per_token(config.model, state.model.num_parameters())
     meter = ThroughputMeter(device, flops=flops, processes=world.size)
-    distributed = (world,) if world.size > 1 else ()
 
     def record(lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -218,7 +217,7 @@ def _loop(
 
     def save(model: GPT, *, numbered: bool, best: bool) -> None:
         extra: dict[str, Any] = {"config": identity(config), "data": fingerprint, "best": state.best}
-        extra |= {"processes": world.size} if distributed else {}
+        extra |= {"processes": world.size} if world.size > 1 else {}
         if world.is_main and (best or not state.sharded):
             optimizer, file = (None, False) if state.sharded else (state.optimizer, numbered)
             run.save(model, optimizer, state.step, extra, numbered=file, best=best, keep=out.keep)
@@ -228,13 +227,13 @@ def _loop(
     def save_and_explain(err: OutOfMemory, options: str) -> OutOfMemory:
         """The error with how to resume. A single process saves its state; several would wait for each other."""
         saved = ""
-        if not distributed:
+        if world.size == 1:
             save(state.model, numbered=True, best=False)
             saved = f" saved {run.latest} after {state.step} steps:"
         return OutOfMemory(f"{err}{saved} resume with --resume and {options}")
 
     def build(step: int) -> Batch:
-        return task.batch(step, *(each.share for each in distributed))
+        return task.batch(step, world.share)
 
     with Prefetcher(build, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as batches:
         while state.step < total:
@@ -271,7 +270,7 @@ def _loop(
             if evaluating:
                 try:
                     with runner.evaluating(), reporting_out_of_memory("the evaluation;"):
-                        evals, value = task.evaluate(model, device, *distributed)
+                        evals, value = task.evaluate(model, device, world)
                 except OutOfMemory as err:
                     record([line])
                     smaller = f"--allow-config-change --set train.B={max(settings.B // 2, 1)}"

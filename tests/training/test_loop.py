@@ -240,7 +240,7 @@ class Scripted(ByteTask):
         super().__init__(config, open_task(config).streams)
         self.values = iter(values)
 
-    def evaluate(self, model, device):
+    def evaluate(self, model, device, world):
         value = next(self.values)
         return {"val_wiki": value}, value
 
