@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,19 +77,19 @@ def _load_phases(
     config: Path | None, run_dir: Path | None, resume: bool, overrides: list[str], token_cache: Path | None
 ) -> dict[str, RunConfig]:
     """Return the configs of both phases: as the options say, or, to resume, as they were stored. Raises ValueError."""
+    from niels_gpt.cli.train import with_data
     from niels_gpt.config.yaml_file import load_config, load_pipeline
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
-    if token_cache is not None:
-        overrides = [*overrides, f"data.token_cache={json.dumps(str(token_cache))}"]
     if resume and config is None and run_dir is not None:
-        if overrides:
+        if overrides or token_cache is not None:
             raise ValueError("--resume uses the stored config: --set and --token-cache need --config")
         if not _config_path(run_dir, "pretrain").exists():
             raise ValueError(f"nothing to resume: {run_dir} holds no pipeline (it has no pretrain.yaml)")
         phases = {name: load_config(_config_path(run_dir, name)) for name in PHASES}
     else:
-        phases = load_pipeline(config, overrides=overrides)
+        data = {"token_cache": None if token_cache is None else str(token_cache)}
+        phases = {name: with_data(phase, data) for name, phase in load_pipeline(config, overrides=overrides).items()}
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 

@@ -141,7 +141,7 @@ def test_print_config(place, capsys):
         assert stored == printed
 
 
-@pytest.mark.parametrize("name", ["caches #2", "2024"])
+@pytest.mark.parametrize("name", ["caches #2", "2024", "caches \N{GRINNING FACE}", "caches \x7f"])
 def test_the_folder_of_caches_may_have_any_name(place, capsys, name):
     shutil.copytree(place / "cache/tokenizer", place / name / "tokenizer")
     assert call("pipeline", "--config", "c.yaml", "--token-cache", name, "--print-config") == 0, capsys.readouterr()
