@@ -144,7 +144,7 @@ def _check(
         remedy = (
             "start a new run for another model or optimizer"
             if model_changed
-            else "use the config of the run, or pass --allow-config-change to resume anyway"
+            else "use the config of the run, or resume anyway with niels-gpt train --allow-config-change"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
     fingerprint = task.fingerprint()
@@ -153,7 +153,7 @@ def _check(
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "
-            "or pass --allow-data-change to resume anyway"
+            "or resume anyway with niels-gpt train --allow-data-change"
         )
 
 
@@ -182,7 +182,7 @@ def _check_types(path: Path, extra: dict[str, Any]) -> None:
         if not good:
             raise CheckpointError(
                 f"cannot resume from {path}: its field extra.{name} is missing or has the wrong type; "
-                f"start a new run with --set init_from={path}"
+                f"start a new run with niels-gpt train --set init_from={path}"
             )
 
 
@@ -191,7 +191,7 @@ def optimizer_state(state: TrainState, saved: Any, *, where: str) -> dict[str, A
 
     Raises CheckpointError if it does not belong to these weights: torch would load it, and read past its end.
     """
-    remedy = f"start a new run with --set init_from={where}"
+    remedy = f"start a new run with niels-gpt train --set init_from={where}"
     if not isinstance(saved, dict):
         raise CheckpointError(f"cannot resume from {where}: it has no optimizer state; {remedy}")
     names = {weight: name for name, weight in state.model.named_parameters()}
