@@ -56,9 +56,9 @@ def save_checkpoint(
     }
     if problem := invalid_entry(payload):
         raise TypeError(f"cannot write {path}: its {problem}")
+    _check_readable({key: value for key, value in payload.items() if key != "model"})
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.atomic_write(path) as file:
-        _check_readable({key: value for key, value in payload.items() if key != "model"})
         try:
             torch.save(payload, file)
         except RuntimeError as err:  # torch wraps the OSError of a full disk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -294,6 +293,6 @@ class MetricsLog:
         try:
             yield
         except OSError as err:
-            full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            full = err.errno in files.NO_SPACE
             remedy = "; saved checkpoints are intact: free some space, and resume with niels-gpt train --resume" if full else ""
             raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err
