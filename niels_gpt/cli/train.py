@@ -72,7 +72,7 @@ def train(
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import new_run
     from niels_gpt.system.processes import open_world
-    from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+    from niels_gpt.training.tasks.token_task import with_vocabulary
 
     overrides = list(set_)
     overrides += [f"train.total_steps={steps}"] if steps is not None else []
@@ -93,8 +93,6 @@ def train(
             resolved = with_data(load_config(config_path, overrides=overrides), data, source)
             if print_config:
                 resolved = with_vocabulary(resolved)
-            elif verify and world.is_main:
-                verify_caches(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return
@@ -105,6 +103,7 @@ def train(
             device=world.device,
             world=world,
             resume=resume,
+            verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
         )
@@ -165,6 +164,7 @@ def train_and_report(
     device: str,
     world: World | None = None,
     resume: bool = False,
+    verify: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> TrainResult:
@@ -184,6 +184,7 @@ def train_and_report(
             device=device,
             world=world,
             resume=resume,
+            verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
             report=progress.reporter() if world.is_main else None,

@@ -40,7 +40,7 @@ from niels_gpt.training.resume import TrainState, identity, initialize, restore,
 from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.base import Batch, Task
 from niels_gpt.training.tasks.registry import open_task
-from niels_gpt.training.tasks.token_task import with_vocabulary
+from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
 
@@ -81,6 +81,7 @@ def train(
     resume: bool = False,
     task: Task | None = None,
     world: World = SINGLE_PROCESS,
+    verify: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
     report: Reporter | None = None,
@@ -90,6 +91,7 @@ def train(
     run_dir: the run folder; None creates runs/train, runs/train-2, ...
     task: an opened task; by default the one that the config describes, with model.V set to its vocabulary.
     world: under torchrun, the world of this process. All processes call `train`; only the main one writes and reports.
+    verify: compare the checksums of all files of the token caches before training.
     report: receives progress (`niels_gpt.training.progress.reporter()` prints it); by default nothing is printed.
 
     Raises ValueError before any work for a config that does not fit, a folder that already holds a run (or none, with
@@ -104,6 +106,8 @@ def train(
         if task is None:
             config = with_vocabulary(config)
         check_start(config, run, device=device, world=world, resume=resume)
+        if verify and world.is_main:
+            verify_caches(config)
     if task is None:
         task = world.main_first(lambda: open_task(config))
         report.data(task)
