@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -168,7 +169,7 @@ def train_and_report(
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> TrainResult:
-    """Train with a progress display, and write loss.png however the training ends."""
+    """Train with a progress display, and write loss.png however the training ends, unless it did not start."""
     from niels_gpt.report.curves import plot_losses
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.training import loop, progress
@@ -177,6 +178,7 @@ def train_and_report(
     with world.fail_together():
         check_single_process(world)
     result: TrainResult | None = None
+    metrics_before = _modified(run.metrics_path)
     try:
         result = loop.train(
             config,
@@ -192,10 +194,16 @@ def train_and_report(
         return result
     finally:
         # If another process has failed, torchrun ends this one soon: report the error rather than draw.
-        if world.size == 1 or (world.is_main and sys.exc_info()[0] is None):
+        drawing = world.size == 1 or (world.is_main and sys.exc_info()[0] is None)
+        if drawing and _modified(run.metrics_path) != metrics_before:
             after_signal = _ignore_signals() if result is not None and result.signal else contextlib.nullcontext()
             with after_signal, contextlib.suppress(OSError, ImportError, MemoryError):  # the run itself is saved
                 plot_losses(run)
+
+
+def _modified(path: Path) -> int | None:
+    """Return when a file was last modified, in nanoseconds; None if it does not exist."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 @contextlib.contextmanager
