@@ -175,8 +175,7 @@ def train_and_report(
     from niels_gpt.training import loop, progress
 
     world = world or SINGLE_PROCESS
-    with world.fail_together():
-        check_single_process(world)
+    check_single_process(world)
     result: TrainResult | None = None
     metrics_before = _modified(run.metrics_path)
     try:
