@@ -42,10 +42,11 @@ class ScoreOptions(NamedTuple):
 def score_byte_streams(
     loaded: LoadedRun, config: RunConfig, options: ScoreOptions = ScoreOptions(), *, built_in: bool = False
 ) -> Scores:
-    """Score every held-out byte of the sources of a config; with split "test", of its own sources with a test part.
+    """Score every held-out byte of the sources of a config.
 
-    wiki, roam and primer are scored if the run draws from one of them, or if `built_in` asks for them. Raises
-    ValueError if nothing is left to score.
+    With split "test", only sources of data.sources that have a test part are scored. Otherwise wiki, roam and primer
+    are scored too, if the run draws from one of them or if `built_in` asks for them. Raises ValueError if nothing is
+    left to score.
     """
     shares = (config.train.p_train, config.train.p_val)
     names = [name for name in config.data.sources if any(p.get(name) for p in shares)]
