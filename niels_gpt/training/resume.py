@@ -111,7 +111,14 @@ def restore(
     with world.fail_together():
         if not world.is_main:
             saved = run.read(path, read_to, tensors=not state.sharded, verify=False)
-        _check(path, saved["extra"], config, task, allow_data_change, allow_config_change)
+        check_resumable(
+            path,
+            saved["extra"],
+            config,
+            task,
+            allow_data_change=allow_data_change,
+            allow_config_change=allow_config_change,
+        )
         if not (state.sharded and path.is_dir()):  # else torch checks the shards that each process reads
             check_weights(state.model, saved["model"], where=str(path))
             saved["optimizer"] = optimizer_state(state, saved["optimizer"], where=str(path)) if saved["step"] else None
@@ -130,8 +137,14 @@ def restore(
         report.note(f"the number of processes changed from {before} to {world.size}; the rows stay the same{masks}")
 
 
-def _check(
-    path: Path, extra: dict[str, Any], config: RunConfig, task: Task, allow_data_change: bool, allow_config_change: bool
+def check_resumable(
+    path: Path,
+    extra: dict[str, Any],
+    config: RunConfig,
+    task: Task,
+    *,
+    allow_data_change: bool = False,
+    allow_config_change: bool = False,
 ) -> None:
     """Raise ValueError if a checkpoint has another config or other data, unless that is allowed."""
     _check_types(path, extra)

@@ -298,6 +298,8 @@ def test_resuming_with_another_config_is_refused(place, monkeypatch, capsys):
     in_phase(monkeypatch, "pretrain", 5, send(signal.SIGTERM))
     assert call("pipeline", "--config", "c.yaml", "--run-dir", "changed") == 143
     capsys.readouterr()
+    before = snapshot(place / "changed")
     options = ["--config", "c.yaml", "--run-dir", "changed", "--resume", "--set", "pretrain.train.B=3"]
     assert call("pipeline", *options) == 1
     assert re.search(r"train\.B.* 6.* 3", error_of(capsys))
+    assert snapshot(place / "changed") == before  # with the stored configs, which --resume alone reads
