@@ -293,6 +293,7 @@ class MetricsLog:
         try:
             yield
         except OSError as err:
-            full = err.errno in files.NO_SPACE
-            remedy = "; saved checkpoints are intact: free some space, and resume with niels-gpt train --resume" if full else ""
+            remedy = ""
+            if err.errno in files.NO_SPACE:
+                remedy = "; saved checkpoints are intact: free some space, and resume with niels-gpt train --resume"
             raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err

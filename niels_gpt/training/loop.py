@@ -99,10 +99,12 @@ def train(
     DeviceFailed if a GPU fails; OSError if the disk is full. Saved checkpoints stay usable in every case. A new run
     that ends in ValueError before its first step leaves the folder free.
     """
-    if isinstance(run_dir, RunFolder):
+    if run_dir is None:
+        run = new_run("train")
+    elif isinstance(run_dir, RunFolder):
         run = run_dir
     else:
-        run = new_run("train") if run_dir is None else RunFolder(run_dir)
+        run = RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
