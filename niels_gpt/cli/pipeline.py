@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,52 +68,64 @@ def pipeline(
         with world.fail_together():
             for name, phase in phases.items():  # find a mistake in the second phase before the first one has run
                 check_start(phase, runs[name], device=world.device, world=world, resume=runs[name].exists)
-            if world.is_main:
-                _check_and_store(phases, runs, folder, resume, verify)
-        _run_phases(phases, runs, folder, world)
+            finished = _check_and_store(phases, runs, folder, resume, verify) if world.is_main else []
+        _run_phases(phases, runs, folder, world.broadcast(finished), world)
 
 
 def _load_phases(
     config: Path | None, run_dir: Path | None, resume: bool, overrides: list[str], token_cache: Path | None
 ) -> dict[str, RunConfig]:
     """Return the configs of both phases: as the options say, or, to resume, as they were stored. Raises ValueError."""
+    from niels_gpt.cli.train import with_data
     from niels_gpt.config.yaml_file import load_config, load_pipeline
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
-    if token_cache is not None:
-        overrides = [*overrides, f"data.token_cache={json.dumps(str(token_cache))}"]
     if resume and config is None and run_dir is not None:
-        if overrides:
+        if overrides or token_cache is not None:
             raise ValueError("--resume uses the stored config: --set and --token-cache need --config")
         if not _config_path(run_dir, "pretrain").exists():
             raise ValueError(f"nothing to resume: {run_dir} holds no pipeline (it has no pretrain.yaml)")
         phases = {name: load_config(_config_path(run_dir, name)) for name in PHASES}
     else:
-        phases = load_pipeline(config, overrides=overrides)
+        data = {"token_cache": None if token_cache is None else str(token_cache)}
+        phases = {name: with_data(phase, data) for name, phase in load_pipeline(config, overrides=overrides).items()}
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 
 def _check_and_store(
     phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, resume: bool, verify: bool
-) -> None:
-    """Check the folder and the data of both phases, then store their configs. Raises ValueError."""
+) -> list[str]:
+    """Check the folder and the data of both phases, then store their configs. Return the finished phases.
+
+    Raises ValueError, before anything is stored, also for a phase that cannot be resumed with its config or data.
+    """
     from niels_gpt.config.yaml_file import dump_config
     from niels_gpt.system import files
+    from niels_gpt.training.resume import check_resumable
     from niels_gpt.training.tasks.registry import open_task
     from niels_gpt.training.tasks.token_task import verify_caches
 
     if not resume and any(run.exists for run in runs.values()):
         raise ValueError(f"{folder} already holds a pipeline: resume it with --resume, or choose another --run-dir")
-    for phase in phases.values():
-        open_task(phase)
+    finished = []
+    for name, phase in phases.items():
+        task, run = open_task(phase), runs[name]
+        path, saved, _ = run.newest_checkpoint("cpu", tensors=False)
+        if path is not None and saved["step"] >= phase.train.total_steps and run.best.exists():
+            finished.append(name)
+        elif path is not None:
+            check_resumable(path, saved["extra"], phase, task)
         if verify:
             verify_caches(phase)
     folder.mkdir(parents=True, exist_ok=True)
     for name, phase in phases.items():
         files.write_text(_config_path(folder, name), dump_config(phase))
+    return finished
 
 
-def _run_phases(phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, world: World) -> None:
+def _run_phases(
+    phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, finished: list[str], world: World
+) -> None:
     """Run both phases in order, skipping a finished one."""
     from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
     from niels_gpt.training.progress import say
@@ -124,13 +135,13 @@ def _run_phases(phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder
         run, phase = runs[name], phases[name]
         if name == "sft":
             phase = dataclasses.replace(phase, init_from=str(runs["pretrain"].best))
-        started = world.broadcast(run.exists)
-        if started and world.broadcast(world.is_main and _is_finished(run, phase)):
+        if name in finished:
             if world.is_main:
                 say(f"{name}: {run.path} is finished")
             continue
         if world.is_main:
             say(f"{name}: into {run.path}")
+        started = world.broadcast(run.exists)
         result = train_and_report(phase, run, device=world.device, world=world, resume=started)
         # A signal during the last step of pretraining finishes that run, but the second phase must not start.
         stopped = result.signal if name == "pretrain" else result.stopped_by
@@ -142,12 +153,6 @@ def _run_phases(phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder
 def _config_path(folder: Path, phase: str) -> Path:
     """Return the path of the stored config of a phase; it exists before the run of the phase does."""
     return folder / f"{phase}.yaml"
-
-
-def _is_finished(run: RunFolder, config: RunConfig) -> bool:
-    """Return whether a checkpoint holds the last step; the metrics may be ahead of it."""
-    path, saved, _ = run.newest_checkpoint("cpu")
-    return path is not None and saved["step"] >= config.train.total_steps and run.best.exists()
 
 
 def _print_result(runs: dict[str, RunFolder]) -> None:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,7 +73,7 @@ def train(
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import new_run
     from niels_gpt.system.processes import open_world
-    from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+    from niels_gpt.training.tasks.token_task import with_vocabulary
 
     overrides = list(set_)
     overrides += [f"train.total_steps={steps}"] if steps is not None else []
@@ -93,8 +94,6 @@ def train(
             resolved = with_data(load_config(config_path, overrides=overrides), data, source)
             if print_config:
                 resolved = with_vocabulary(resolved)
-            elif verify and world.is_main:
-                verify_caches(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return
@@ -105,6 +104,7 @@ def train(
             device=world.device,
             world=world,
             resume=resume,
+            verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
         )
@@ -165,18 +165,19 @@ def train_and_report(
     device: str,
     world: World | None = None,
     resume: bool = False,
+    verify: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
 ) -> TrainResult:
-    """Train with a progress display, and write loss.png however the training ends."""
+    """Train with a progress display, and write loss.png however the training ends, unless it did not start."""
     from niels_gpt.report.curves import plot_losses
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.training import loop, progress
 
     world = world or SINGLE_PROCESS
-    with world.fail_together():
-        check_single_process(world)
+    check_single_process(world)
     result: TrainResult | None = None
+    metrics_before = _modified(run.metrics_path)
     try:
         result = loop.train(
             config,
@@ -184,6 +185,7 @@ def train_and_report(
             device=device,
             world=world,
             resume=resume,
+            verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
             report=progress.reporter() if world.is_main else None,
@@ -191,10 +193,16 @@ def train_and_report(
         return result
     finally:
         # If another process has failed, torchrun ends this one soon: report the error rather than draw.
-        if world.size == 1 or (world.is_main and sys.exc_info()[0] is None):
+        drawing = world.size == 1 or (world.is_main and sys.exc_info()[0] is None)
+        if drawing and _modified(run.metrics_path) != metrics_before:
             after_signal = _ignore_signals() if result is not None and result.signal else contextlib.nullcontext()
             with after_signal, contextlib.suppress(OSError, ImportError, MemoryError):  # the run itself is saved
                 plot_losses(run)
+
+
+def _modified(path: Path) -> int | None:
+    """Return when a file was last modified, in nanoseconds; None if it does not exist."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 @contextlib.contextmanager

@@ -90,10 +90,10 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
         raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
     if name in _AT_LEAST:
         try:
-            check_int(f"{prefix}{name}", value, _AT_LEAST[name])
+            number = check_int(f"{prefix}{name}", value, _AT_LEAST[name])
         except ValueError as err:
             raise ValueError(f"{err}: {_WHY[name]}" if name in _WHY else str(err)) from None
-        return count(f"{prefix}{name}", value, _AT_LEAST[name])
+        return check_int(f"{prefix}{name}", number, _AT_LEAST[name], MOST)
     value = to_python_number(value)
     if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{prefix}{name} must be a number, got {value!r}")

@@ -56,9 +56,9 @@ def save_checkpoint(
     }
     if problem := invalid_entry(payload):
         raise TypeError(f"cannot write {path}: its {problem}")
+    _check_readable({key: value for key, value in payload.items() if key != "model"})
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.atomic_write(path) as file:
-        _check_readable({key: value for key, value in payload.items() if key != "model"})
         try:
             torch.save(payload, file)
         except RuntimeError as err:  # torch wraps the OSError of a full disk
@@ -195,12 +195,6 @@ def model_config(config: dict[str, Any], *, where: str) -> ModelConfig:
         return ModelConfig.of(config)
     except (ValueError, TypeError, RuntimeError) as err:  # RuntimeError: a tensor where a number is expected
         raise CheckpointError(f"{where} has an invalid model config: {err}") from err
-
-
-def load_weights(model: GPT, state: dict[str, Any], *, where: str) -> None:
-    """Copy a state dict into a model. Raises CheckpointError, naming the first difference, if they do not match."""
-    check_weights(model, state, where=where)
-    model.load_state_dict(dict(state))
 
 
 def check_weights(model: GPT, state: Any, *, where: str) -> None:

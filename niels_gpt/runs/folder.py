@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -57,7 +56,7 @@ class RunFolder:
                 yield
         except BlockingIOError:
             raise ValueError(
-                f"another process is training into {self.path}: wait for it, or choose another --run-dir"
+                f"another process is training into {self.path}: wait for it, or choose another folder"
             ) from None
 
     def write_config(self, config: RunConfig) -> None:
@@ -236,7 +235,7 @@ class RunFolder:
             except (CheckpointError, FileNotFoundError) as err:
                 damaged.append(str(err))
         if damaged:
-            remedy = "choose another --run-dir, or start from other weights (--set init_from=FILE)"
+            remedy = "start a new run from other weights (niels-gpt train --set init_from=FILE)"
             raise CheckpointError(f"no checkpoint of {self.path} can be read: {damaged[0]}; {remedy}")
         return None, {}, []
 
@@ -294,6 +293,7 @@ class MetricsLog:
         try:
             yield
         except OSError as err:
-            full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            remedy = "; saved checkpoints are intact: free some space, and resume with --resume" if full else ""
+            remedy = ""
+            if err.errno in files.NO_SPACE:
+                remedy = "; saved checkpoints are intact: free some space, and resume with niels-gpt train --resume"
             raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err

@@ -40,7 +40,7 @@ from niels_gpt.training.resume import TrainState, identity, initialize, restore,
 from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.base import Batch, Task
 from niels_gpt.training.tasks.registry import open_task
-from niels_gpt.training.tasks.token_task import with_vocabulary
+from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
 
@@ -81,6 +81,7 @@ def train(
     resume: bool = False,
     task: Task | None = None,
     world: World = SINGLE_PROCESS,
+    verify: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
     report: Reporter | None = None,
@@ -90,6 +91,7 @@ def train(
     run_dir: the run folder; None creates runs/train, runs/train-2, ...
     task: an opened task; by default the one that the config describes, with model.V set to its vocabulary.
     world: under torchrun, the world of this process. All processes call `train`; only the main one writes and reports.
+    verify: compare the checksums of all files of the token caches before training.
     report: receives progress (`niels_gpt.training.progress.reporter()` prints it); by default nothing is printed.
 
     Raises ValueError before any work for a config that does not fit, a folder that already holds a run (or none, with
@@ -97,13 +99,20 @@ def train(
     DeviceFailed if a GPU fails; OSError if the disk is full. Saved checkpoints stay usable in every case. A new run
     that ends in ValueError before its first step leaves the folder free.
     """
-    run = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir) if run_dir is not None else new_run("train")
+    if run_dir is None:
+        run = new_run("train")
+    elif isinstance(run_dir, RunFolder):
+        run = run_dir
+    else:
+        run = RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
             config = with_vocabulary(config)
         check_start(config, run, device=device, world=world, resume=resume)
+        if verify and world.is_main:
+            verify_caches(config)
     if task is None:
         task = world.main_first(lambda: open_task(config))
         report.data(task)
@@ -151,7 +160,7 @@ def _reporting_device_failure(device: str, state: TrainState, run: RunFolder) ->
         yield
     except torch.AcceleratorError as err:
         newest = next(iter(run.step_files()), None)
-        remedy = f"resume from {newest} with --resume" if newest else "no checkpoint had been saved"
+        remedy = f"resume from {newest} with niels-gpt train --resume" if newest else "no checkpoint had been saved"
         raise DeviceFailed(f"{device} failed after {state.step} steps ({first_line(err)}): {remedy}") from err
 
 
@@ -174,9 +183,10 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:
-        raise ValueError(f"{run.path} already holds a run: resume it with --resume, or choose another --run-dir")
+        remedy = "resume it with niels-gpt train --resume, or choose another --run-dir"
+        raise ValueError(f"{run.path} already holds a run: {remedy}")
     if (orphan := run.orphan()) is not None:
-        remedy = "restore its config.yaml, or choose another --run-dir"
+        remedy = "restore its config.yaml, or choose another folder"
         raise ValueError(f"{run.path} holds {orphan.relative_to(run.path)} of a run, but no config.yaml: {remedy}")
 
 
@@ -207,7 +217,6 @@ def _loop(
     evals: dict[str, float] = {}
     flops = flops_per_token(config.model, state.model.num_parameters())
     meter = ThroughputMeter(device, flops=flops, processes=world.size)
-    distributed = (world,) if world.size > 1 else ()
 
     def record(lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -218,7 +227,7 @@ def _loop(
 
     def save(model: GPT, *, numbered: bool, best: bool) -> None:
         extra: dict[str, Any] = {"config": identity(config), "data": fingerprint, "best": state.best}
-        extra |= {"processes": world.size} if distributed else {}
+        extra |= {"processes": world.size} if world.size > 1 else {}
         if world.is_main and (best or not state.sharded):
             optimizer, file = (None, False) if state.sharded else (state.optimizer, numbered)
             run.save(model, optimizer, state.step, extra, numbered=file, best=best, keep=out.keep)
@@ -228,13 +237,13 @@ def _loop(
     def save_and_explain(err: OutOfMemory, options: str) -> OutOfMemory:
         """The error with how to resume. A single process saves its state; several would wait for each other."""
         saved = ""
-        if not distributed:
+        if world.size == 1:
             save(state.model, numbered=True, best=False)
             saved = f" saved {run.latest} after {state.step} steps:"
-        return OutOfMemory(f"{err}{saved} resume with --resume and {options}")
+        return OutOfMemory(f"{err}{saved} resume with niels-gpt train --resume {options}")
 
     def build(step: int) -> Batch:
-        return task.batch(step, *(each.share for each in distributed))
+        return task.batch(step, world.share)
 
     with Prefetcher(build, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as batches:
         while state.step < total:
@@ -271,7 +280,7 @@ def _loop(
             if evaluating:
                 try:
                     with runner.evaluating(), reporting_out_of_memory("the evaluation;"):
-                        evals, value = task.evaluate(model, device, *distributed)
+                        evals, value = task.evaluate(model, device, world)
                 except OutOfMemory as err:
                     record([line])
                     smaller = f"--allow-config-change --set train.B={max(settings.B // 2, 1)}"
@@ -322,7 +331,7 @@ def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
     """The error for a run that diverged at a step. Checkpoints from that step on are set aside as diverged_*."""
     good = run.discard_from(step)
     where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
-    remedy = "--resume --allow-config-change --set train.base_lr=LOWER"
+    remedy = "niels-gpt train --resume --allow-config-change --set train.base_lr=LOWER"
     return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up ({remedy})")
 
 

@@ -13,14 +13,7 @@ from torch import nn
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.checkpoint import (
-    CheckpointError,
-    check_weights,
-    is_dense,
-    load_weights,
-    model_config,
-    read_checkpoint,
-)
+from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense, model_config, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
@@ -82,7 +75,8 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
     tokenizers = [data.get("tokenizer") for data in (saved["extra"].get("data", {}), task.fingerprint())]
     if None not in tokenizers and tokenizers[0] != tokenizers[1]:
         raise CheckpointError(f"{where} was trained with a different tokenizer than that of {config.data.token_cache}")
-    _load_weights(state, saved["model"], where=where)
+    check_weights(state.model, saved["model"], where=where)
+    fill(state.model.state_dict(), saved["model"])
 
 
 def restore(
@@ -117,14 +111,21 @@ def restore(
     with world.fail_together():
         if not world.is_main:
             saved = run.read(path, read_to, tensors=not state.sharded, verify=False)
-        _check(path, saved["extra"], config, task, allow_data_change, allow_config_change)
+        check_resumable(
+            path,
+            saved["extra"],
+            config,
+            task,
+            allow_data_change=allow_data_change,
+            allow_config_change=allow_config_change,
+        )
         if not (state.sharded and path.is_dir()):  # else torch checks the shards that each process reads
             check_weights(state.model, saved["model"], where=str(path))
             saved["optimizer"] = optimizer_state(state, saved["optimizer"], where=str(path)) if saved["step"] else None
     if state.sharded:
         _fill_sharded(state, path, saved, world)
     else:
-        load_weights(state.model, saved["model"], where=str(path))
+        fill(state.model.state_dict(), saved["model"])
         if saved["optimizer"] is not None:
             state.optimizer.load_state_dict(saved["optimizer"])
     state.step = saved["step"]
@@ -136,8 +137,14 @@ def restore(
         report.note(f"the number of processes changed from {before} to {world.size}; the rows stay the same{masks}")
 
 
-def _check(
-    path: Path, extra: dict[str, Any], config: RunConfig, task: Task, allow_data_change: bool, allow_config_change: bool
+def check_resumable(
+    path: Path,
+    extra: dict[str, Any],
+    config: RunConfig,
+    task: Task,
+    *,
+    allow_data_change: bool = False,
+    allow_config_change: bool = False,
 ) -> None:
     """Raise ValueError if a checkpoint has another config or other data, unless that is allowed."""
     _check_types(path, extra)
@@ -150,7 +157,7 @@ def _check(
         remedy = (
             "start a new run for another model or optimizer"
             if model_changed
-            else "use the config of the run, or pass --allow-config-change to resume anyway"
+            else "use the config of the run, or resume anyway with niels-gpt train --allow-config-change"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
     fingerprint = task.fingerprint()
@@ -159,7 +166,7 @@ def _check(
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "
-            "or pass --allow-data-change to resume anyway"
+            "or resume anyway with niels-gpt train --allow-data-change"
         )
 
 
@@ -188,7 +195,7 @@ def _check_types(path: Path, extra: dict[str, Any]) -> None:
         if not good:
             raise CheckpointError(
                 f"cannot resume from {path}: its field extra.{name} is missing or has the wrong type; "
-                f"start a new run with --set init_from={path}"
+                f"start a new run with niels-gpt train --set init_from={path}"
             )
 
 
@@ -197,7 +204,7 @@ def optimizer_state(state: TrainState, saved: Any, *, where: str) -> dict[str, A
 
     Raises CheckpointError if it does not belong to these weights: torch would load it, and read past its end.
     """
-    remedy = f"start a new run with --set init_from={where}"
+    remedy = f"start a new run with niels-gpt train --set init_from={where}"
     if not isinstance(saved, dict):
         raise CheckpointError(f"cannot resume from {where}: it has no optimizer state; {remedy}")
     names = {weight: name for name, weight in state.model.named_parameters()}
@@ -241,15 +248,6 @@ def _moments(kind: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": weight, "exp_avg_sq": weight}
 
 
-def _load_weights(state: TrainState, weights: dict[str, torch.Tensor], *, where: str) -> None:
-    """Load full weights into the model, which may be sharded."""
-    if state.sharded:
-        check_weights(state.model, weights, where=where)
-        fill(state.model.state_dict(), weights)
-    else:
-        load_weights(state.model, weights, where=where)
-
-
 def _fill_sharded(state: TrainState, path: Path, saved: dict[str, Any], world: World) -> None:
     """Load a checkpoint into a sharded state: each process reads its shards of a folder, or takes them from a .pt."""
     from niels_gpt.runs.sharded_checkpoint import fill_from_folder, flat
@@ -257,7 +255,7 @@ def _fill_sharded(state: TrainState, path: Path, saved: dict[str, Any], world: W
     if path.is_dir():
         fill_from_folder(path, state_tensors(state.model, state.optimizer), group=world.control)
     elif saved["optimizer"] is None:
-        _load_weights(state, saved["model"], where=str(path))
+        fill(state.model.state_dict(), saved["model"])
     else:
         tensors = state_tensors(state.model, state.optimizer)
         fill(tensors, flat({key: saved[key] for key in ("model", "optimizer")}))

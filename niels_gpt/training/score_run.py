@@ -10,7 +10,6 @@ from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta
 from niels_gpt.cache.verify import stream_slice
 from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import config_from_dict, to_dict
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.loading import LoadedRun
@@ -43,10 +42,11 @@ class ScoreOptions(NamedTuple):
 def score_byte_streams(
     loaded: LoadedRun, config: RunConfig, options: ScoreOptions = ScoreOptions(), *, built_in: bool = False
 ) -> Scores:
-    """Score every held-out byte of the sources of a config; with split "test", of its own sources with a test part.
+    """Score every held-out byte of the sources of a config.
 
-    wiki, roam and primer are scored if the run draws from one of them, or if `built_in` asks for them. Raises
-    ValueError if nothing is left to score.
+    With split "test", only sources of data.sources that have a test part are scored. Otherwise wiki, roam and primer
+    are scored too, if the run draws from one of them or if `built_in` asks for them. Raises ValueError if nothing is
+    left to score.
     """
     shares = (config.train.p_train, config.train.p_val)
     names = [name for name in config.data.sources if any(p.get(name) for p in shares)]
@@ -59,11 +59,8 @@ def score_byte_streams(
             f"no source of {loaded.path} has a {options.split} part: "
             "three fractions in data.sources.NAME.split make train, val and test"
         )
-    equal = dict.fromkeys(names, 1 / len(names))
-    tree = {"train": {"p_train": equal, "p_val": equal}, "model": {"T": loaded.model.config.T}}
-    all_streams = config_from_dict({**tree, "data": to_dict(config.data)})
     scores = {}
-    for name, streams in load_streams(stream_config(all_streams), T=loaded.model.config.T).items():
+    for name, streams in load_streams(stream_config(config, names), T=loaded.model.config.T).items():
         held_out = streams[options.split].data[: options.limit]
         score = score_stream(loaded.model, held_out, stride=options.stride, precision=options.precision)
         scores[eval_name(name, options.split)] = _with_references(score, held_out, streams["train"].data)

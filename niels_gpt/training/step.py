@@ -181,9 +181,8 @@ class StepRunner:
             # DDP and FSDP divide the summed gradients by the number of processes; so divide the targets too.
             total = self._world.all_reduce(total) / self._world.size
         parts = batch.micro_batches(self.micro_batches)
-        if (
-            self._sharded
-        ):  # every pass gathers weights, so all ranks need the same number of passes: pad without targets
+        if self._sharded:
+            # Every pass gathers weights, so all ranks need the same number of passes: add some without targets.
             padding = parts[0]._replace(targets=torch.full_like(parts[0].targets, -100))
             parts += [padding] * (self.micro_batches - len(parts))
         mean: torch.Tensor | None = None

@@ -141,7 +141,7 @@ def test_print_config(place, capsys):
         assert stored == printed
 
 
-@pytest.mark.parametrize("name", ["caches #2", "2024"])
+@pytest.mark.parametrize("name", ["caches #2", "2024", "caches \N{GRINNING FACE}", "caches \x7f"])
 def test_the_folder_of_caches_may_have_any_name(place, capsys, name):
     shutil.copytree(place / "cache/tokenizer", place / name / "tokenizer")
     assert call("pipeline", "--config", "c.yaml", "--token-cache", name, "--print-config") == 0, capsys.readouterr()
@@ -298,6 +298,8 @@ def test_resuming_with_another_config_is_refused(place, monkeypatch, capsys):
     in_phase(monkeypatch, "pretrain", 5, send(signal.SIGTERM))
     assert call("pipeline", "--config", "c.yaml", "--run-dir", "changed") == 143
     capsys.readouterr()
+    before = snapshot(place / "changed")
     options = ["--config", "c.yaml", "--run-dir", "changed", "--resume", "--set", "pretrain.train.B=3"]
     assert call("pipeline", *options) == 1
     assert re.search(r"train\.B.* 6.* 3", error_of(capsys))
+    assert snapshot(place / "changed") == before  # with the stored configs, which --resume alone reads

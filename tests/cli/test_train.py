@@ -62,6 +62,9 @@ def test_a_run_leaves_config_metrics_checkpoints_samples_and_plot(texts, tmp_pat
     ]
     assert [line["step"] for line in lines] == list(range(6))
     assert all({"step", "loss", "lr", "grad_norm", "tokens_per_s"} <= set(line) for line in lines)
+    (run / "loss.png").unlink()
+    assert call("train", *options, "--run-dir", "out") == 1
+    assert not (run / "loss.png").exists()  # a run that is refused changes nothing in the folder
 
 
 def test_run_folders_are_named_after_the_config(texts, tmp_path, capsys, no_plot):

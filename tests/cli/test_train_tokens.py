@@ -49,3 +49,6 @@ def test_verify_finds_damage_that_keeps_the_size(tmp_path, caches, capsys):
     message = error_of(capsys)
     assert file in message and "damaged" in message
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").touch()
+    assert call("train", *token_options("sft"), "--run-dir", "out", "--verify") == 1
+    assert "--run-dir" in error_of(capsys)  # reported before gigabytes of caches are read

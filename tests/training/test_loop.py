@@ -240,7 +240,7 @@ class Scripted(ByteTask):
         super().__init__(config, open_task(config).streams)
         self.values = iter(values)
 
-    def evaluate(self, model, device):
+    def evaluate(self, model, device, world):
         value = next(self.values)
         return {"val_wiki": value}, value
 
@@ -264,7 +264,7 @@ def test_a_validation_loss_that_is_nan_stops_the_run_and_is_never_the_best(texts
 
 def test_the_files_of_a_run_are_not_overwritten(texts, half):
     """Not those of a run without a config either."""
-    for facts in (r"run.*--resume.*--run-dir", r"checkpoints/best\.pt .*config\.yaml.*--run-dir"):
+    for facts in (r"run.*--resume.*--run-dir", r"checkpoints/best\.pt .*config\.yaml.*another folder"):
         before = snapshot(half.path)
         with pytest.raises(ValueError, match=facts):
             train(small_config(texts), half)
@@ -531,7 +531,7 @@ def test_a_run_that_started_while_the_data_was_read_is_not_overwritten(texts, ru
         return open_task(config)
 
     monkeypatch.setattr(loop, "open_task", slow)
-    with pytest.raises(ValueError, match=r"--resume.*--run-dir"):
+    with pytest.raises(ValueError, match=r"niels-gpt train --resume.*--run-dir"):
         train(config, run)
     assert len(losses(run)) == 12
 
@@ -604,7 +604,7 @@ def failing_after(calls, function):
 @pytest.mark.parametrize(("B", "option"), [(9, "train.accumulate=3"), (1, "engine.checkpoint_activations")])
 def test_out_of_memory_in_a_later_step_saves(texts, run, monkeypatch, B, option):
     monkeypatch.setattr(GPT, "loss", failing_after(6, GPT.loss))
-    with pytest.raises(ValueError, match=rf"saved .*latest\.pt after 6 steps.*--resume and --set {option}"):
+    with pytest.raises(ValueError, match=rf"saved .*latest\.pt after 6 steps.*niels-gpt train --resume --set {option}"):
         train(small_config(texts, f"train.B={B}", "output.eval_every=100"), run)
     assert content(run.latest)["step"] == len(losses(run)) == 6
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from niels_gpt.batching import RowPlan, gather_rows, plan_batch
@@ -151,16 +153,19 @@ def open_byte_task(config: RunConfig) -> ByteTask:
     return ByteTask(config, load_streams(stream_config(config), T=config.model.T))
 
 
-def stream_config(config: RunConfig) -> StreamBuildConfig:
-    """The StreamBuildConfig of the sources in p_train and p_val, all required; "auto" paths are resolved."""
-    data = config.data
-    train = config.train
-    known = (*SOURCES, *data.sources)
-    names = tuple(n for n in known if train.p_train.get(n) or train.p_val.get(n))
-    for key in ("p_train", "p_val"):
-        for name in getattr(train, key):
-            if name not in known:
-                raise ValueError(f"train.{key}: unknown source {name!r}; known sources: {', '.join(known)}")
+def stream_config(config: RunConfig, names: Sequence[str] | None = None) -> StreamBuildConfig:
+    """The StreamBuildConfig of some sources, all required; "auto" paths are resolved.
+
+    names: by default the sources in p_train and p_val. Raises ValueError if those name an unknown source.
+    """
+    data, train = config.data, config.train
+    if names is None:
+        known = (*SOURCES, *data.sources)
+        for key in ("p_train", "p_val"):
+            for name in getattr(train, key):
+                if name not in known:
+                    raise ValueError(f"train.{key}: unknown source {name!r}; known sources: {', '.join(known)}")
+        names = [name for name in known if train.p_train.get(name) or train.p_val.get(name)]
 
     return StreamBuildConfig(
         roam_root=resolve_source_path("roam", data.roam),
@@ -172,6 +177,6 @@ def stream_config(config: RunConfig) -> StreamBuildConfig:
         seed=data.seed,
         encoding_errors=data.encoding_errors,
         user_sources=data.sources,
-        enabled_sources=names,
-        required_sources=names,
+        enabled_sources=tuple(names),
+        required_sources=tuple(names),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -164,9 +163,7 @@ def _byte_documents(config: RunConfig, name: str) -> SourceDocuments:
     known = (*SOURCES, *config.data.sources)
     if name not in known:
         raise ValueError(f"unknown source {name!r}; known sources: {', '.join(known)}")
-    only = {name: 1.0}
-    train = dataclasses.replace(config.train, p_train=only, p_val=only)
-    cfg = stream_config(dataclasses.replace(config, task="bytes", train=train))
+    cfg = stream_config(config, [name])
     streams = load_streams(cfg, T=-1)[name]  # T=-1 allows an empty val stream, as of a folder with one note
     train_set, held_out = (ByteDocumentSet(streams[split]) for split in ("train", "val"))
     return SourceDocuments(name, source_paths(cfg)[name], "B", ByteTokenizer(), train_set, held_out)

@@ -46,12 +46,12 @@ def verify_caches(config: RunConfig) -> None:
         verify_cache(Path(open_documents(config).path))
         return
     folder = CacheFolder(config.data.token_cache)
-    shares = {**config.train.p_train, **config.train.p_val}
-    kinds = [(config.task, name) for name, share in shares.items() if share]
+    shares = (config.train.p_train, config.train.p_val)
+    kinds = [(config.task, name) for p in shares for name, share in p.items() if share]
     if config.task == "sft":
         existing = folder.names("pretrain")
         kinds += [("pretrain", name) for name, share in config.data.retain.items() if share and name in existing]
-    for kind, name in kinds:
+    for kind, name in dict.fromkeys(kinds):
         verify_cache(folder.path / kind / name)
 
 

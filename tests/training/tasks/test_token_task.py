@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from niels_gpt.cache.meta import CacheError
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, save_checkpoint
@@ -18,7 +19,7 @@ from niels_gpt.system.rng import generator
 from niels_gpt.training.loop import train
 from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.registry import open_task
-from niels_gpt.training.tasks.token_task import with_vocabulary
+from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 from tests import token_caches
 from tests.token_caches import small_config
 from tests.training import metric_lines, weights_sha256
@@ -250,6 +251,17 @@ def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
         else:
             task.evaluate(GPT(task.config.model), "cpu")
     assert re.fullmatch(rf"(?=.*{root / file})(?=.*403).*niels-gpt cache verify.*", str(err.value))  # one line
+
+
+def test_a_cache_without_weight_in_the_validation_loss_is_verified_too(tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    shares = ["train.p_train={roam: 0.5, fineweb_edu: 0.5}", "train.p_val={roam: 1.0, fineweb_edu: 0.0}"]
+    config = small_config("pretrain", *shares, root=root)
+    verify_caches(config)
+    file = root / "pretrain/fineweb_edu/train/shard_00000.bin"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(CacheError, match="fineweb_edu"):
+        verify_caches(config)
 
 
 def test_with_vocabulary_sets_the_size_of_the_tokenizer(tmp_path):
