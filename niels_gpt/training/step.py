@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
-from niels_gpt.model.backend import Use, choose, use_backend
+from niels_gpt.model.backend import Backend, Use, choose, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -76,6 +76,9 @@ class StepRunner:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, torch.device(device)
         self.micro_batches = config.train.accumulate or 1
         """Forward passes per step."""
+        self._backends: dict[Use, Backend] = {
+            use: choose(device, precision=config.train.precision, use=use) for use in get_args(Use)
+        }
         self._note = note
         self._world, self._module = world, module
         self._sharded = any(map(is_sharded, model.parameters()))
@@ -103,7 +106,7 @@ class StepRunner:
         try:
             with (
                 half,
-                use_backend(self.model, choose(self.device, precision=precision, use=use)),
+                use_backend(self.model, self._backends[use]),
                 sdpa_kernel(_BACKENDS, set_priority=True) if self._cuda else contextlib.nullcontext(),
             ):
                 yield
