@@ -192,7 +192,11 @@ def test_next_engine_reuses_graphs_and_sees_new_weights(device):
     assert request.tokens == alone(model, [1, 2, 3], 5, GREEDY, 0)
     second.close()
     model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)  # other memory
-    assert engine_of(model, slots=1)._graphs is not kept
+    third = engine_of(model, slots=1)
+    request = third.submit([1, 2, 3], max_new_tokens=5, sampling=GREEDY)
+    finish(third)
+    assert third._slots is not kept and not isinstance(third._slots, PlainSlots)
+    assert request.tokens == alone(model, [1, 2, 3], 5, GREEDY, 0)
 
 
 def test_two_engines_of_one_model(device):
