@@ -416,6 +416,13 @@ def test_invalid_entry_of_a_read_only_cache_is_named(built, monkeypatch):
     assert caught.value.errno == errno.EROFS
 
 
+def test_cache_that_cannot_be_created_is_named_before_any_download(world, monkeypatch):
+    read_only(monkeypatch, world.cache, errno.EACCES)
+    with pytest.raises(PermissionError, match=f"cannot write {re.escape(str(world.cache))}"):
+        world.build()
+    assert world.hub.calls == []
+
+
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_cache_dir_is_a_file(world, name):
     (world.folder / "file").write_text("mine", encoding="utf-8")
@@ -480,6 +487,11 @@ BROKEN = [
     ("primer", empty_primer),
     ("primer", short_primer),
 ]
+
+
+def test_complete_build_does_not_warn(world, recwarn):
+    world.build(required_sources=())
+    assert recwarn.list == []
 
 
 @pytest.mark.parametrize(("source", "damage"), BROKEN)
