@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from niels_gpt.memorization.measure import Document, ExtractionSettings, WindowPlan, chance, measure, window_starts
 from tests.inference.models import naive_greedy
-from tests.memorization.models import chain_model, letters, some_ids, some_model, taught_model
+from tests.memorization.models import SMALL, chain_model, letters, some_ids, some_model, taught_model
 from tests.memorization.naive import naive_log_p
-
-SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 
 
 @settings(max_examples=50)
