@@ -170,6 +170,14 @@ def gpu_state(request):
     _free_gpu()
 
 
+@pytest.fixture
+def cuda(gpu_state):
+    """The GPU of a test marked `gpu`."""
+    import torch
+
+    return torch.device("cuda")
+
+
 def _free_gpu():
     """Drop compiled code and the memory of dead objects: the next test must not depend on them."""
     import torch

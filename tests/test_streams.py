@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,24 +22,13 @@ from niels_gpt.streams import (
     build_wiki_streams,
     load_streams,
 )
+from tests.cache import split_rule
 
 SOURCES = ("wiki", "roam", "primer")
 SPLITS = ("train", "val")
 DELIMITER = "\n\n<dialogue>\n\n"
 T = 16
 OLD = 1_000_000_000_000_000_000  # mtime_ns of unchanged files
-
-
-def literal_split(items, val_frac, seed):
-    n = len(items)
-    n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    held_out = torch.randperm(n, generator=generator)[:n_val].tolist()
-    return {
-        "train": [item for i, item in enumerate(items) if i not in held_out],
-        "val": [item for i, item in enumerate(items) if i in held_out],
-    }
 
 
 class World:
@@ -74,9 +62,9 @@ class World:
         cfg = self.cfg(**changes)
         sep = cfg.doc_separator.encode("utf-8")
         notes = sorted(str(path) for path in Path(cfg.roam_root).rglob("*.md"))
-        notes = literal_split(notes, cfg.roam_val_frac, cfg.seed)
+        notes = split_rule(notes, cfg.roam_val_frac, cfg.seed)
         blocks = Path(cfg.primer_path).read_bytes().decode("utf-8").split(cfg.delimiter)
-        blocks = literal_split([block for block in blocks if block.strip()], cfg.primer_val_frac, cfg.seed)
+        blocks = split_rule([block for block in blocks if block.strip()], cfg.primer_val_frac, cfg.seed)
         rows = {ours: self.hub.rows[theirs] for ours, theirs in (("train", "train"), ("val", "validation"))}
         return {
             "wiki": {s: sep.join(row.encode("utf-8") for row in rows[s] if row.strip()) for s in SPLITS},
@@ -170,7 +158,7 @@ def test_cache_contains_only_entries_and_locks(world):
 
 def test_metadata_has_the_fields_of_the_spec(world):
     world.build()
-    splits = literal_split(sorted(str(path) for path in world.notes.rglob("*.md")), 0.1, 42)
+    splits = split_rule(sorted(str(path) for path in world.notes.rglob("*.md")), 0.1, 42)
     for split in SPLITS:
         kept = [row for row in world.hub.rows["train" if split == "train" else "validation"] if row.strip()]
         _, wiki = world.entry("wiki", split)
@@ -416,6 +404,13 @@ def test_invalid_entry_of_a_read_only_cache_is_named(built, monkeypatch):
     assert caught.value.errno == errno.EROFS
 
 
+def test_cache_that_cannot_be_created_is_named_before_any_download(world, monkeypatch):
+    read_only(monkeypatch, world.cache, errno.EACCES)
+    with pytest.raises(PermissionError, match=f"cannot write {re.escape(str(world.cache))}"):
+        world.build()
+    assert world.hub.calls == []
+
+
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_cache_dir_is_a_file(world, name):
     (world.folder / "file").write_text("mine", encoding="utf-8")
@@ -480,6 +475,11 @@ BROKEN = [
     ("primer", empty_primer),
     ("primer", short_primer),
 ]
+
+
+def test_complete_build_does_not_warn(world, recwarn):
+    world.build(required_sources=())
+    assert recwarn.list == []
 
 
 @pytest.mark.parametrize(("source", "damage"), BROKEN)

@@ -7,12 +7,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from niels_gpt.config import RunConfig, SourceConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.streams import StreamBuildConfig, load_streams
 from niels_gpt.training.tasks.registry import open_task
+from tests.cache import split_rule
 from tests.cli import call, error_of
 from tests.training import SMALL, sentence
 
@@ -56,11 +56,8 @@ def make_chats(path="chats.jsonl", number=31):
 
 
 def split(items, *, seed=42, share=0.10):
-    """The split of the spec: (train, held out)."""
-    n = len(items)
-    n_val = 0 if n < 2 else min(n - 1, max(1, int(n * share)))
-    out = set(torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_val].tolist())
-    return [x for i, x in enumerate(items) if i not in out], [x for i, x in enumerate(items) if i in out]
+    """(train, held out)"""
+    return tuple(split_rule(items, share, seed).values())
 
 
 def streams(**user):

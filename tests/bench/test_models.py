@@ -138,7 +138,6 @@ def test_a_missing_text_of_shakespeare(monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_the_cases_for_a_gpu_run_on_one(name):
     rows = run_case(name, rounds=1, quick=True, device="cuda")

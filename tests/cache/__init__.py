@@ -158,6 +158,7 @@ def chat_ids(messages, tokenizer):
 
 
 def split_rule(items, val_frac, seed):
+    """Return {"train": items, "val": items} by the split of the specification."""
     n = len(items)
     n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
     generator = torch.Generator()

@@ -20,6 +20,11 @@ def test_tokenizer_and_names(caches):
     assert CacheFolder(str(caches)).names("sft") == ["talk"]
 
 
+def test_folder_in_the_home_folder(caches, monkeypatch):
+    monkeypatch.setenv("HOME", str(caches.parent))
+    assert CacheFolder(f"~/{caches.name}").names("sft") == ["talk"]
+
+
 @pytest.mark.parametrize("what", ["nowhere", "an empty folder", "a file", "a folder without tokenizer"])
 def test_missing_folder_or_tokenizer_raises(cache, tmp_path, what):
     folder = {"a folder without tokenizer": cache}.get(what, tmp_path / what)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache import formats
-from niels_gpt.cache.formats import as_tokens, list_shards, shard_name
+from niels_gpt.cache.formats import as_tokens, list_shards, shard_name, splits_of
 from niels_gpt.cache.sources import defaults
 
 
@@ -16,6 +16,11 @@ def test_defaults_of_the_spec():
     assert (defaults.FINEWEB_TRAIN_TOKENS, defaults.FINEWEB_VAL_TOKENS) == (200_000_000, 5_000_000)
     assert (defaults.SFT_VAL_FRAC, defaults.VOCAB_SIZE) == (0.10, 16_000)
     assert (formats.TOKEN_DTYPE_NAME, formats.SPLITS, formats.MAX_VOCAB) == ("uint16-le", ("train", "val"), 65_536)
+
+
+def test_splits_of_a_meta():
+    assert splits_of({"train_tokens": 5, "val_tokens": 0}) == ("train", "val")
+    assert splits_of({"train_tokens": 5, "val_tokens": 0, "test_tokens": 0}) == ("train", "val", "test")
 
 
 def test_shard_names():

@@ -146,6 +146,14 @@ def test_single_cache(pretrain, weights):
     assert torch.equal(x, wanted[0]) and torch.equal(y, wanted[1])
 
 
+def test_none_is_the_default_generator(pretrain):
+    mixture = Mixture(pretrain, WEIGHTS)
+    torch.manual_seed(77)
+    batch = mixture.get_batch(B=16, generator=None)
+    expected = mixture.get_batch(B=16, generator=generator(77))
+    assert [rows.tolist() for rows in batch] == [rows.tolist() for rows in expected]
+
+
 def test_conversations(sft):
     weights = {"tell": 0.35, "ask": 0.65}
     examples = {name: [chat_ids(e, ByteTokenizer()) for e in conversations(n, name) if e] for name, n in

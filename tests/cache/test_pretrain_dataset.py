@@ -217,6 +217,17 @@ def test_every_window_is_located_in_its_document(cache, split, T):
 # --- memory ------------------------------------------------------------------------------------------
 
 
+def test_released_pages_give_the_same_batches(tmp_path, monkeypatch):
+    bare(tmp_path, [5000, 7000])
+    kept = open_bare(tmp_path)
+    monkeypatch.setattr(mmap, "KEEP_BYTES", 0)
+    monkeypatch.setattr(mmap, "RELEASE_BYTES", 1)
+    released = open_bare(tmp_path)
+    one, other = generator(), generator()
+    for _ in range(5):
+        assert torch.equal(kept.get_batch(B=9, generator=one)[1], released.get_batch(B=9, generator=other)[1])
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_large_cache_is_sampled_in_little_memory(tmp_path, monkeypatch):
     """The pages of a sparse file of 256 MB are released; without releases, sampling would map most of them."""

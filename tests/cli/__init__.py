@@ -1,6 +1,8 @@
 """Helpers of the command tests."""
 
+import io
 import os
+import sys
 import warnings
 
 from niels_gpt.cli.main import main
@@ -45,6 +47,16 @@ def error_of(capsys) -> str:
     return errors.removeprefix("error: ").rstrip("\n")
 
 
+def typed(monkeypatch, text):
+    """Let stdin be this text."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def piped(monkeypatch, data):
+    """Let stdin be these bytes, valid UTF-8 or not."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
 def snapshot(folder):
     """Return path -> bytes of every file in a folder."""
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -67,6 +79,6 @@ def send(number):
 
 
 def report_to(monkeypatch, *reporters):
-    """Let the next runs report to these reporters, one each, and all later ones to nobody."""
+    """Let the next runs report to these reporters, one each, and all later ones to none."""
     left = iter(reporters)
     monkeypatch.setattr(progress, "reporter", lambda: next(left, None) or Silent())

@@ -10,8 +10,7 @@ from niels_gpt import format_chat, generate
 from niels_gpt.chat.transcript import STOPS
 from niels_gpt.cli.chat import _print_reply
 from niels_gpt.runs.checkpoint import load_model
-from tests.cli import call, error_of
-from tests.cli.test_generate_text import piped, typed
+from tests.cli import call, error_of, piped, typed
 
 
 @pytest.fixture(autouse=True)

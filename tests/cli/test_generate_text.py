@@ -1,6 +1,5 @@
 """`niels-gpt generate`: against the Python function with the same seed and sampling."""
 
-import io
 import json
 import re
 import sys
@@ -14,20 +13,12 @@ from niels_gpt.inference.int8 import Int8GPT
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, save_checkpoint
-from tests.cli import call, error_of
+from tests.cli import call, error_of, piped, typed
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def typed(monkeypatch, text):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-
-
-def piped(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
 
 
 def continued(checkpoint, prompt, n=30, *, seed=1, **options):

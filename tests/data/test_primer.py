@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from niels_gpt.chat import format_chat
 from niels_gpt.data.embedded import PRIMER
 from niels_gpt.data.primer import iter_primer_sft, load_primer_text, primer_dialogues, split_primer_dialogues
 from niels_gpt.data.types import ChatMessage, ChatSample
+from tests.cache import split_rule
 from tests.data import dropped_lines
 
 DELIMITER = "\n\n<dialogue>\n\n"
@@ -26,15 +26,9 @@ def naive_blocks(text, delimiter=DELIMITER):
 
 
 def naive_split(text, val_frac, seed, delimiter=DELIMITER):
-    blocks = naive_blocks(text, delimiter)
-    n = len(blocks)
-    n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    held_out = torch.randperm(n, generator=generator)[:n_val].tolist()
-    train = [block for i, block in enumerate(blocks) if i not in held_out]
-    val = [block for i, block in enumerate(blocks) if i in held_out]
-    return delimiter.join(train), delimiter.join(val)
+    return tuple(
+        delimiter.join(blocks) for blocks in split_rule(naive_blocks(text, delimiter), val_frac, seed).values()
+    )
 
 
 TEXTS = st.lists(

@@ -165,7 +165,6 @@ def test_windows_are_cut_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 1e-2)])
 def test_on_a_gpu(precision: str, rel: float) -> None:
     data = some_bytes(3000)

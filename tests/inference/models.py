@@ -1,4 +1,4 @@
-"""Models for the tests of inference: random weights that make every token matter, and scripted replies."""
+"""Models for the tests of inference (random weights that make every token matter, scripted replies), and checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from niels_gpt import GPT, ModelConfig
+from niels_gpt.inference.decoding import Decoder, EngineDecoder
 from niels_gpt.inference.sampling import Sampling
 from tests.token_caches import special, tokenizer
 
@@ -95,3 +96,18 @@ def naive_greedy(model: GPT, prompt: Sequence[int], steps: int, *, end: int | No
             break
         ids.append(token)
     return ids[len(prompt) :]
+
+
+def check_engine_decoder(decoder: EngineDecoder, plain: Decoder) -> None:
+    """Check that both give the same tokens; row 3 is finished after four."""
+    prompts = [list(ids) for ids in plain.ids]
+    got = [list(prompt) for prompt in prompts]
+    for row, tokens in decoder.tokens():
+        got[row] += tokens
+        if row == 3 and len(got[row]) >= len(prompts[row]) + 4:
+            decoder.finish(row)
+            del got[row][len(prompts[row]) + 4 :]
+    decoder.close()
+    for _ in plain.tokens():
+        pass
+    assert got == [ids[: len(prompts[3]) + 4] if row == 3 else ids for row, ids in enumerate(plain.ids)]

@@ -16,7 +16,7 @@ from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.system.rng import generator as make_generator
 from tests.inference import models
-from tests.inference.models import GREEDY, seeded
+from tests.inference.models import GREEDY, check_engine_decoder, seeded
 
 T, V = 16, 256
 SAMPLED = Sampling(temperature=1.2, top_k=40)
@@ -213,21 +213,6 @@ def test_errors() -> None:
             Decoder(model(), [[1]], max_new_tokens=number, sampling=SAMPLED)
     with pytest.raises(ValueError, match=r"2.*3"):
         Decoder(model(), [[1]] * 3, max_new_tokens=2, sampling=SAMPLED, generator=[seeded(0), seeded(1)])
-
-
-def check_engine_decoder(decoder: EngineDecoder, plain: Decoder) -> None:
-    """Both give the same tokens; row 3 is finished after four."""
-    prompts = [list(ids) for ids in plain.ids]
-    got = [list(prompt) for prompt in prompts]
-    for row, tokens in decoder.tokens():
-        got[row] += tokens
-        if row == 3 and len(got[row]) >= len(prompts[row]) + 4:
-            decoder.finish(row)
-            del got[row][len(prompts[row]) + 4 :]
-    decoder.close()
-    for _ in plain.tokens():
-        pass
-    assert got == [ids[: len(prompts[3]) + 4] if row == 3 else ids for row, ids in enumerate(plain.ids)]
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -13,6 +13,7 @@ from torch import nn
 
 from niels_gpt import GPT, ModelConfig, generate
 from niels_gpt.inference.generation import generate_batch, stream_text
+from niels_gpt.inference.sampling import Sampling
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.inference import models
 from tests.inference.models import GREEDY, Scripted, scripted_tokens, text_of
@@ -121,6 +122,17 @@ def test_rows_end_at_different_steps() -> None:
     scripted = ByLength(V=tokenizer().vocab_size)
     texts = generate_batch(scripted, prompts, max_new_tokens=6, sampling=GREEDY, tokenizer=tokenizer())
     assert texts == [prompt + text_of([the] * n) for prompt, n in zip(prompts, amounts, strict=True)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.5, top_k=None, top_p=0.9)])
+def test_a_batch_gives_the_text_of_each_prompt_alone(sampling: Sampling) -> None:
+    options = {"max_new_tokens": 2 * T, "sampling": sampling, "stop": ["so", "日"], "tokenizer": tokenizer()}
+    alone = [
+        prompt + "".join(stream_text(model(), prompt, **options, generator=models.seeded(i), use_cache=False))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    generators = [models.seeded(i) for i in range(len(PROMPTS))]
+    assert generate_batch(model(), PROMPTS, **options, generator=generators) == alone
 
 
 def test_tokenizer_of_another_size() -> None:

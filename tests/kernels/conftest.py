@@ -5,14 +5,7 @@ import torch
 
 
 @pytest.fixture
-def cuda():
-    if not torch.cuda.is_available():
-        pytest.skip("needs CUDA")
-    return torch.device("cuda")
-
-
-@pytest.fixture
-def hopper():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+def hopper(cuda):
+    if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs CUDA with FP8 (Hopper, Ada or later)")
-    return torch.device("cuda")
+    return cuda

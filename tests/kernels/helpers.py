@@ -1,8 +1,9 @@
-"""Models, batches and comparisons that the tests of the kernels share."""
+"""Models, batches, comparisons and plain operators that the tests of the kernels share."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.gpt import GPT
@@ -54,3 +55,26 @@ def head_of(V: int, N: int, C: int, device: torch.device) -> tuple[torch.Tensor,
     y = torch.randint(V, (N,), device=device)
     y[::4] = -100
     return h, weight, y, (y >= 0).sum()
+
+
+def rotated_heads(qkv, sin, cos):
+    """`ops.rotated_heads` in plain torch."""
+
+    def rotated(x):
+        even, odd = x[..., 0::2].float(), x[..., 1::2].float()
+        s, c = sin[:, None], cos[:, None]
+        return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2).to(x.dtype)
+
+    q, k, v = qkv.unbind(2)
+    return rotated(q), rotated(k), v
+
+
+def activation(u, gated):
+    """`ops.activation` in plain torch."""
+    return F.silu(u[..., : u.shape[-1] // 2]) * u[..., u.shape[-1] // 2 :] if gated else F.gelu(u)
+
+
+def linear_cross_entropy(h, weight, targets, total, *, fp8=False):
+    """`cross_entropy.linear_cross_entropy` in plain torch."""
+    assert h.dtype == torch.bfloat16 and h.dim() == 2
+    return F.cross_entropy(h.float() @ weight.t(), targets, reduction="sum") / total

@@ -1,8 +1,9 @@
-"""Models, documents and tokenizers for the tests of memorization."""
+"""Models, documents, tokenizers and measurements for the tests of memorization and of its reports."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,13 @@ import torch
 from torch import nn
 
 from niels_gpt import GPT, ModelConfig
+from niels_gpt.evaluation.exact import Score
+from niels_gpt.memorization.law import LawPoint
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
+from niels_gpt.memorization.summary import build_report, curve_entry
+
+SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
+GRID = [(epochs, tokens) for epochs in (1, 2, 5, 30) for tokens in (100, 1000, 40_000)]
 
 
 @functools.cache
@@ -79,3 +87,56 @@ class TableTokenizer:
 def letters(V: int = 40) -> TableTokenizer:
     """Return V ids: the letters, one byte each, then subwords of two bytes; the last id is EOT."""
     return TableTokenizer([bytes([97 + i]) if i < 26 else bytes([65 + i - 26, 46]) for i in range(V - 1)])
+
+
+def measurement(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measurement:
+    """Return a measurement with these values."""
+    chosen = changes.pop("settings", SMALL)
+    values = {
+        "document": Document(changes.pop("name", "a"), ids, control=changes.pop("control", False), source="notes"),
+        "settings": chosen,
+        "bytes": len(ids),
+        "starts": np.array(starts),
+        "window": chosen.window,
+        "prompt": chosen.prompt,
+        "log_p": np.array(log_p),
+        "score": Score(tokens=len(ids) - 1, nats_per_token=2.0, bytes=len(ids) - 1),
+        "greedy_prompt": chosen.greedy,
+        "greedy_share": np.full(len(starts), np.nan),
+        "greedy_run": np.zeros(len(starts), dtype=int),
+        "longest": (0, 0),
+    }
+    return Measurement(**{**values, **changes})
+
+
+@functools.cache
+def measured() -> tuple[Measurement, ...]:
+    """Measure a memorized text with EOT, one with errors, a control, and a short one."""
+    model, text = taught_model()
+    wrong = text.copy()
+    wrong[[17, 43, 80]] = 30
+    documents = [
+        Document("known", np.append(text, 39), source="notes"),
+        Document("with, errors", wrong, source="notes"),
+        Document("control", some_ids(70, V=39), control=True, source="held out"),
+        Document("short", text[:9]),
+    ]
+    return tuple(measure(model, documents, letters(), SMALL))
+
+
+@functools.cache
+def full_report() -> dict:
+    """Return the report of `measured`, with curves."""
+    model, _ = taught_model()
+    curves = [curve_entry(step, measured()) for step in (20, 10)]
+    return build_report(
+        model, measured(), letters(), title="a title", checkpoint="runs/x/step_60.pt", step=60, checkpoints=curves
+    )
+
+
+def points(c1, c2, c3, grid=GRID, noise=0.0, seed=0):
+    """Return a point of the law with these coefficients for each (epochs, tokens) of the grid."""
+    random = np.random.default_rng(seed)
+    return [
+        LawPoint(e, t, c1 * math.log(e) + c2 * math.log(t) + c3 + noise * random.standard_normal()) for e, t in grid
+    ]

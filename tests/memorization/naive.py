@@ -1,4 +1,4 @@
-"""Naive references: P(z) and greedy decoding, one forward pass per token."""
+"""A naive P(z), one forward pass per token."""
 
 from __future__ import annotations
 
@@ -19,12 +19,3 @@ def naive_log_p(model: GPT, window: list[int], prompt: int) -> float:
             logits = model(torch.tensor([window[:i]]))[0, -1]
             total += math.log(torch.softmax(logits, dim=0)[window[i]].item())
     return total
-
-
-def naive_greedy(model: GPT, prompt: list[int], new: int) -> list[int]:
-    """Return the greedy continuation, one call per token."""
-    ids = list(prompt)
-    with torch.no_grad():
-        for _ in range(new):
-            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-    return ids[len(prompt) :]

@@ -12,8 +12,9 @@ import torch
 from niels_gpt import GPT
 from niels_gpt.memorization.extraction import continue_greedily, log_probabilities, longest_run
 from niels_gpt.memorization.measure import window_starts
+from tests.inference.models import naive_greedy
 from tests.memorization.models import chain_model, some_ids, some_model
-from tests.memorization.naive import naive_greedy, naive_log_p
+from tests.memorization.naive import naive_log_p
 
 
 @pytest.mark.parametrize(("window", "prompt"), [(12, 5), (12, 11), (2, 1), (49, 20)])

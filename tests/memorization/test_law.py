@@ -9,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.memorization.law import LawPoint, fit_law, law_points
-
-GRID = [(epochs, tokens) for epochs in (1, 2, 5, 30) for tokens in (100, 1000, 40_000)]
-
-
-def points(c1, c2, c3, grid=GRID, noise=0.0, seed=0):
-    random = np.random.default_rng(seed)
-    return [
-        LawPoint(e, t, c1 * math.log(e) + c2 * math.log(t) + c3 + noise * random.standard_normal()) for e, t in grid
-    ]
+from tests.memorization.models import points
 
 
 @settings(max_examples=25)

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.memorization.measure import Document, ExtractionSettings, WindowPlan, chance, measure, window_starts
-from tests.memorization.models import chain_model, letters, some_ids, some_model, taught_model
-from tests.memorization.naive import naive_greedy, naive_log_p
-
-SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
+from tests.inference.models import naive_greedy
+from tests.memorization.models import SMALL, chain_model, letters, some_ids, some_model, taught_model
+from tests.memorization.naive import naive_log_p
 
 
 @settings(max_examples=50)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from niels_gpt.memorization import positions
 from niels_gpt.memorization.extraction import log_probabilities
-from niels_gpt.memorization.measure import Document, ExtractionSettings, measure
+from niels_gpt.memorization.measure import Document, measure
 from niels_gpt.memorization.positions import at_every_position, frame_offsets, position_map
-from tests.memorization.models import letters, some_ids, some_model
-
-SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
+from tests.memorization.models import SMALL, letters, some_ids, some_model
 
 
 def test_rope_is_independent_of_the_offset() -> None:
@@ -36,9 +35,9 @@ def test_map_of_learned_positions() -> None:
             values = []
             for s in one.starts.tolist():
                 window = torch.from_numpy(document.ids[s : s + one.window].astype(np.int64))[None]
-                positions = torch.arange(offset, offset + one.window - 1)[None]
+                where = torch.arange(offset, offset + one.window - 1)[None]
                 with torch.no_grad():
-                    logs = model(window[:, :-1], positions=positions)[0].double().log_softmax(-1)
+                    logs = model(window[:, :-1], positions=where)[0].double().log_softmax(-1)
                 values.append(sum(logs[i - 1, window[0, i]].item() for i in range(one.prompt, one.window)))
             assert mean_log == pytest.approx(np.mean(values), abs=1e-4)
             assert mean == pytest.approx(np.mean(np.exp(values)), rel=1e-3)
@@ -82,6 +81,12 @@ def test_best_offset_by_hand() -> None:
         assert found is not None
         assert found["documents"][0]["best_offset"] == int(np.argmax(best))
         assert found["documents"][0]["best_p"] == pytest.approx(np.exp(max(best)), rel=1e-3)
+
+
+def test_the_best_offset_may_be_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "log_probabilities", lambda *_, offset, **options: np.array([offset - 100.0]))
+    found = position_map(some_model(positions="learned"), [Document("a", some_ids(60))], SMALL)
+    assert found is not None and found["documents"][0]["best_offset"] == 48 - (12 - 1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import random
@@ -12,59 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.evaluation.exact import Score
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
 from niels_gpt.memorization.positions import position_map
 from niels_gpt.memorization.summary import build_report, character_map, curve_entry, document_row, strip, top_passages
 from niels_gpt.tokenizer import ByteTokenizer
-from tests.memorization.models import TableTokenizer, letters, some_ids, some_model, taught_model
+from tests.memorization.models import (
+    TableTokenizer,
+    full_report,
+    letters,
+    measured,
+    measurement,
+    some_ids,
+    some_model,
+    taught_model,
+)
 
-SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 LEVELS = {"0.0001": 1e-4, "0.01": 0.01, "0.1": 0.1, "0.5": 0.5, "0.9": 0.9}
-
-
-def measurement(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measurement:
-    """Return a measurement with these values."""
-    chosen = changes.pop("settings", SMALL)
-    values = {
-        "document": Document(changes.pop("name", "a"), ids, control=changes.pop("control", False), source="notes"),
-        "settings": chosen,
-        "bytes": len(ids),
-        "starts": np.array(starts),
-        "window": chosen.window,
-        "prompt": chosen.prompt,
-        "log_p": np.array(log_p),
-        "score": Score(tokens=len(ids) - 1, nats_per_token=2.0, bytes=len(ids) - 1),
-        "greedy_prompt": chosen.greedy,
-        "greedy_share": np.full(len(starts), np.nan),
-        "greedy_run": np.zeros(len(starts), dtype=int),
-        "longest": (0, 0),
-    }
-    return Measurement(**{**values, **changes})
-
-
-@functools.cache
-def measured() -> tuple[Measurement, ...]:
-    """Measure a memorized text with EOT, one with errors, a control, and a short one."""
-    model, text = taught_model()
-    wrong = text.copy()
-    wrong[[17, 43, 80]] = 30
-    documents = [
-        Document("known", np.append(text, 39), source="notes"),
-        Document("with, errors", wrong, source="notes"),
-        Document("control", some_ids(70, V=39), control=True, source="held out"),
-        Document("short", text[:9]),
-    ]
-    return tuple(measure(model, documents, letters(), SMALL))
-
-
-@functools.cache
-def full_report() -> dict:
-    model, _ = taught_model()
-    curves = [curve_entry(step, measured()) for step in (20, 10)]
-    return build_report(
-        model, measured(), letters(), title="a title", checkpoint="runs/x/step_60.pt", step=60, checkpoints=curves
-    )
 
 
 def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> tuple[str, list[float]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from niels_gpt import GPT, ModelConfig, load_checkpoint, save_checkpoint
 from niels_gpt.config import TrainConfig
@@ -134,4 +135,5 @@ def test_an_untied_embedding_costs_no_matmul() -> None:
 def test_a_config_file_round_trip() -> None:
     config = config_from_dict({"model": {"H": 4, "n_kv_heads": 2, "tie_embeddings": False, "rope_theta": 5e5}})
     text = dump_config(config)
+    assert config_from_dict(yaml.safe_load(text)) == config
     assert "n_kv_heads: 2" in text and "tie_embeddings: false" in text and "rope_theta: 500000.0" in text

@@ -401,13 +401,6 @@ def test_the_varlen_kernel_of_this_torch_is_causal() -> None:
 # --- on a GPU --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("needs CUDA")
-    return torch.device("cuda")
-
-
 GPU_ROWS = [ids_of(10, 10, 10, 10), ids_of(3, 9, 6, 11, 11), [0] * 13 + [1] * 27, [1, 2] * 20]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.report.charts import Bar, Series, _round_up, bar_chart, chart_key, line_chart
+from niels_gpt.report.charts import Bar, Series, _round_up, _spaced_labels, bar_chart, chart_key, line_chart
 from tests.report.pages import Page
 
 
@@ -82,6 +82,7 @@ def test_gaps_and_single_points():
 def test_axis_labels_do_not_overlap():
     html = chart([0, 123456789], [0, 1])
     bottom = [(float(a["x"]), text) for a, text in Page(html).all("text") if a.get("text-anchor") == "middle"]
+    assert len(bottom) > 2
     for (x, text), (next_x, next_text) in itertools.pairwise(bottom):
         assert x + 3.5 * len(text) < next_x - 3.5 * len(next_text)
 
@@ -116,7 +117,7 @@ def test_geometry_of_a_line_chart():
     frames = [a["d"] for a, _ in page.all("path", "frame")]
     assert frames[0] == f"M{left} 162.0H{right}" and f"M{left}.0 162v4" in frames
     at = {text: (a["x"], a["y"]) for a, text in page.all("text")}
-    assert at["0"] == (f"{left}.0", "179") or at["0"] == (str(left - 6), "166.0")
+    assert at["0"] == (str(left - 6), "166.0") and at["0.0"] == (f"{left}.0", "179")
     assert at["100"] == (str(left - 6), "28.0") and at["xs"] == (str(right), "196")
     assert page.texts("div", "key") == ["A"] and page.texts("figcaption") == ["t"]
     assert "key" not in line_chart(series, x_label="x", y_label="y", key=False)
@@ -129,6 +130,8 @@ def test_labels_near_the_edges():
     labels = {text: (a["x"], a.get("text-anchor")) for a, text in page.all("text")}
     assert "x" * 20 not in labels
     assert labels["b"][1] == "middle" and labels["c" * 8] == ("478.0", "end")
+    assert _spaced_labels([(3.6, "a")], 100) == [(3.6, "middle", "a")]  # touches the edge, 3.6 per half character
+    assert _spaced_labels([(3.5, "a")], 100) == []
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,8 @@ import pytest
 
 from niels_gpt.memorization.law import Law, LawPoint, fit_law
 from niels_gpt.report.law import _groups, law_page, law_png, law_text
+from tests.memorization.models import points
 from tests.report.pages import read
-
-GRID = [(epochs, tokens) for epochs in (1, 2, 5, 30) for tokens in (100, 1000, 40_000)]
-
-
-def points(c1, c2, c3, grid=GRID, noise=0.0, seed=0):
-    random = np.random.default_rng(seed)
-    return [
-        LawPoint(e, t, c1 * math.log(e) + c2 * math.log(t) + c3 + noise * random.standard_normal()) for e, t in grid
-    ]
 
 
 def test_text():

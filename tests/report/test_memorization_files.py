@@ -11,7 +11,7 @@ import numpy as np
 
 from niels_gpt.report.memorization_files import write_documents_csv, write_report, write_windows_csv
 from niels_gpt.report.memorization_page import memorization_page
-from tests.memorization.test_summary import full_report, measured, measurement
+from tests.memorization.models import full_report, measured, measurement
 
 
 def test_files_of_a_report(tmp_path: Path) -> None:

@@ -122,8 +122,10 @@ def test_an_empty_value_is_an_error_with_the_option(words, capsys):
 
 
 @pytest.mark.parametrize("words", [["", "x"], ["--flag"], ["--flag", "x", ""], ["a="]])
-def test_empty_arguments_that_are_no_option_values(words):
-    run(lambda **_: None, words)
+def test_other_empty_arguments_reach_the_command(words):
+    seen = {}
+    run(lambda **options: seen.update(options), words)
+    assert seen["args"] == words
 
 
 def test_warnings_are_one_line(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""Helpers for tests of training: texts on disk, a small config, and the results of a run."""
+"""Helpers for tests of training: texts on disk, a small config, reporters, and the results of a run."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import load_config
+from niels_gpt.training.progress import Silent
 
 WORDS = ["the", "a", "note", "model", "byte", "loss", "step", "learns", "from", "reads", "writes", "small", "large"]
 WORDS += ["never", "again", "and", "so", "then", "é", "ß"]
@@ -84,3 +85,36 @@ def same(a, b) -> bool:
     if isinstance(a, list | tuple):
         return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
+
+
+class Spy(Silent):
+    """Calls `at_step` with the number of steps done, after each; records notes and sources."""
+
+    def __init__(self, at_step=lambda done: None):
+        self.at_step, self.notes, self.sources, self.closed = at_step, [], [], False
+
+    def data(self, task):
+        self.sources = [row.source for row in task.describe()]
+
+    def step(self, line):
+        self.at_step(line["step"] + 1)
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def close(self):
+        self.closed = True
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing catches it."""
+
+
+def crash_at(step):
+    """Return a reporter that raises Crash after this many steps."""
+
+    def at_step(done):
+        if done == step:
+            raise Crash
+
+    return Spy(at_step)

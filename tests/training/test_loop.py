@@ -20,44 +20,22 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.rng import derive_seed
 from niels_gpt.training import loop
 from niels_gpt.training.loop import DeviceFailed, TrainingDiverged, train
-from niels_gpt.training.progress import Silent
 from niels_gpt.training.tasks.byte_task import ByteTask
 from niels_gpt.training.tasks.registry import open_task
 from tests import token_caches
-from tests.training import data_options, metric_lines, same, small_config, weights_sha256, write_texts
+from tests.training import (
+    Crash,
+    Spy,
+    crash_at,
+    data_options,
+    metric_lines,
+    same,
+    small_config,
+    weights_sha256,
+    write_texts,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-class Spy(Silent):
-    """Calls `at_step` with the number of steps done, after each; records notes and sources."""
-
-    def __init__(self, at_step=lambda done: None):
-        self.at_step, self.notes, self.sources, self.closed = at_step, [], [], False
-
-    def data(self, task):
-        self.sources = [row.source for row in task.describe()]
-
-    def step(self, line):
-        self.at_step(line["step"] + 1)
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def close(self):
-        self.closed = True
-
-
-class Crash(Exception):
-    """Stands for a kill: nothing catches it."""
-
-
-def crash_at(step):
-    def at_step(done):
-        if done == step:
-            raise Crash
-
-    return Spy(at_step)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from niels_gpt.training.loop import train
 from niels_gpt.training.resume import identity
 from tests import token_caches
 from tests.cache import no_waiting
-from tests.training import same, sentence, weights_sha256
-from tests.training.test_loop import Crash, crash_at
+from tests.training import Crash, crash_at, same, sentence, weights_sha256
 
 STEPS, EVERY = 8, 3
 OPTIONS = [

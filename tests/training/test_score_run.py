@@ -17,6 +17,7 @@ from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.training import score_run
 from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
 from tests import token_caches
+from tests.cache import split_rule
 from tests.token_caches import special, tokenizer
 from tests.training import DELIMITER, small_config, write_texts
 
@@ -72,10 +73,8 @@ def texts(tmp_path_factory):
 
 
 def split(items):
-    """Return (train, held out) by the split of the contract."""
-    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(42))
-    out = set(order[: max(1, int(len(items) * 0.1))].tolist())
-    return [x for i, x in enumerate(items) if i not in out], [x for i, x in enumerate(items) if i in out]
+    """(train, held out)"""
+    return tuple(split_rule(items, 0.1, 42).values())
 
 
 @pytest.mark.parametrize(("stride", "limit"), [(None, None), (8, 101)])

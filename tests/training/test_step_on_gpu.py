@@ -16,8 +16,7 @@ from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.base import Batch
-from tests.training import SMALL, data_options, metric_lines, small_config, weights_sha256
-from tests.training.test_loop import Crash, crash_at
+from tests.training import SMALL, Crash, crash_at, data_options, metric_lines, small_config, weights_sha256
 
 pytestmark = pytest.mark.gpu
 STEPS = 12

@@ -191,6 +191,15 @@ def test_error_is_raised_in_the_order_of_jobs():
         next(results)
 
 
+def test_error_of_the_iterator_of_jobs_is_raised():
+    def jobs():
+        yield from range(3)
+        raise RuntimeError("no more jobs")
+
+    with pytest.raises(RuntimeError, match="no more jobs"):
+        list(in_order(jobs(), lambda job: job, 2))
+
+
 def test_closing_waits_for_running_jobs_and_starts_no_more():
     started, finished, proceed = [], [], threading.Event()
 

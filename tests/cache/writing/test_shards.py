@@ -45,8 +45,10 @@ def test_state_and_resume(tmp_path):
     append(writer, [4, 5], [3])
     state = writer.state()
     assert state == {"shards": [entry(0, [1, 2, 3])], "documents": 2}
+    open_shard = writer._file
     writer.abandon()
-    writer.abandon()
+    assert open_shard.closed
+    writer.abandon()  # nothing is open
 
     resumed = ShardWriter(tmp_path / "train", 100, 6, state)
     assert (resumed.tokens, resumed.starts, resumed.tokens_left) == (3, [0, 2], 97)

@@ -19,10 +19,9 @@ from niels_gpt.inference.engine.slots import PlainSlots
 from niels_gpt.inference.generation import generate, generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.kernels.decoding import step as decode_step
-from tests.inference.engine.test_engine import GREEDY, SAMPLED, T, V, alone, finish, prompt_of
+from tests.inference.engine import GREEDY, KINDS, SAMPLED, T, V, alone, finish, prompt_of
+from tests.inference.models import check_engine_decoder, seeded
 from tests.kernels.decoding.plain_kernels import Replay, kernels
-
-KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 48}, "learned": {"positions": "learned"}}
 
 
 def build(kind: str, device: str = "cpu", **changes: int) -> GPT:
@@ -49,8 +48,6 @@ class DoneEvent:
 def device(request, monkeypatch):
     """Graphs on CUDA, or a plain replay of their steps on a CPU."""
     if request.param == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs CUDA")
         return "cuda"
     monkeypatch.setattr(decode_step, "triton_kernels", lambda: kernels)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
@@ -192,7 +189,11 @@ def test_next_engine_reuses_graphs_and_sees_new_weights(device):
     assert request.tokens == alone(model, [1, 2, 3], 5, GREEDY, 0)
     second.close()
     model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)  # other memory
-    assert engine_of(model, slots=1)._graphs is not kept
+    third = engine_of(model, slots=1)
+    request = third.submit([1, 2, 3], max_new_tokens=5, sampling=GREEDY)
+    finish(third)
+    assert third._slots is not kept and not isinstance(third._slots, PlainSlots)
+    assert request.tokens == alone(model, [1, 2, 3], 5, GREEDY, 0)
 
 
 def test_two_engines_of_one_model(device):
@@ -220,22 +221,9 @@ def test_engine_decoder_gives_the_tokens_of_decoder(device, rows, monkeypatch):
     model = build("v0", device)
     prompts = [prompt_of(1 + 2 * n, n) for n in range(rows)]
     options = {"max_new_tokens": T + 3, "sampling": SAMPLED}
-    plain = Decoder(model, prompts, **options, generator=torch.Generator().manual_seed(4))
-    decoder = decoder_for(model, prompts, **options, generator=torch.Generator().manual_seed(4))
+    decoder = decoder_for(model, prompts, **options, generator=seeded(4))
     assert isinstance(decoder, EngineDecoder)
-    got = [list(prompt) for prompt in prompts]
-    for row, tokens in decoder.tokens():
-        got[row] += tokens
-        if row == 3 and len(got[row]) >= len(prompts[row]) + 4:
-            decoder.finish(row)
-            del got[row][len(prompts[row]) + 4 :]
-    decoder.close()
-    for _ in plain.tokens():
-        pass
-    want = plain.ids
-    if rows > 3:
-        want[3] = want[3][: len(prompts[3]) + 4]
-    assert got == want
+    check_engine_decoder(decoder, Decoder(model, prompts, **options, generator=seeded(4)))
 
 
 def test_text_is_the_same_with_and_without_graphs(device):
@@ -243,8 +231,8 @@ def test_text_is_the_same_with_and_without_graphs(device):
     for text in ("a", "hello wor"):
         options = {"max_new_tokens": 40, "temperature": 1.0, "top_k": 20}
         for seed in (0, 1):
-            plain = generate(model, text, **options, generator=torch.Generator().manual_seed(seed), use_cache=False)
-            assert generate(model, text, **options, generator=torch.Generator().manual_seed(seed)) == plain
+            plain = generate(model, text, **options, generator=seeded(seed), use_cache=False)
+            assert generate(model, text, **options, generator=seeded(seed)) == plain
     greedy = generate_batch(model, ["ab", "c"], max_new_tokens=30, sampling=GREEDY, use_cache=False)
     stop = greedy[0][12:14]
     for use_cache in (True, False):
@@ -257,7 +245,6 @@ def test_text_is_the_same_with_and_without_graphs(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("batch", [1, 2, 17, 40])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_ragged_batches_give_the_ids_of_the_cpu(batch, kind):
@@ -267,7 +254,7 @@ def test_ragged_batches_give_the_ids_of_the_cpu(batch, kind):
     prompts = [[(7 * row + j) % 300 for j in range(1 + 5 * row % 90)] for row in range(batch)]
     requests = [engine.submit(p, max_new_tokens=75, sampling=SAMPLED, seed=n) for n, p in enumerate(prompts)]
     finish(engine, 5000)
-    generators = [torch.Generator().manual_seed(n) for n in range(batch)]
+    generators = [seeded(n) for n in range(batch)]
     decoder = Decoder(plain, prompts, max_new_tokens=75, sampling=SAMPLED, generator=generators)
     for _ in decoder.tokens():
         pass

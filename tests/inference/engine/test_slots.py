@@ -8,7 +8,7 @@ import torch
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import PlainSlots, ReadyTokens, next_prompt_tokens, pad_right
 from niels_gpt.inference.sampling import Sampling
-from tests.inference.engine.test_engine import GREEDY, SAMPLED, T, alone, model, prompt_of
+from tests.inference.engine import GREEDY, SAMPLED, T, alone, model, prompt_of
 
 
 @pytest.fixture(autouse=True)

@@ -8,28 +8,18 @@ from niels_gpt.kernels.cuda import attention, backend, cross_entropy, ops
 from niels_gpt.model.backend import CUDA_BF16, use_backend
 from niels_gpt.model.gpt import Norm
 from niels_gpt.system.device import bf16_autocast
-from tests.kernels.helpers import KINDS, batch_of, gradients, model_of, near
+from tests.kernels.helpers import (
+    KINDS,
+    activation,
+    batch_of,
+    gradients,
+    linear_cross_entropy,
+    model_of,
+    near,
+    rotated_heads,
+)
 
 IDS = ["v0", "learned", "v1", "llama"]
-
-
-def rotated_heads(qkv, sin, cos):
-    def rotated(x):
-        even, odd = x[..., 0::2].float(), x[..., 1::2].float()
-        s, c = sin[:, None], cos[:, None]
-        return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2).to(x.dtype)
-
-    q, k, v = qkv.unbind(2)
-    return rotated(q), rotated(k), v
-
-
-def activation(u, gated):
-    return F.silu(u[..., : u.shape[-1] // 2]) * u[..., u.shape[-1] // 2 :] if gated else F.gelu(u)
-
-
-def linear_cross_entropy(h, weight, targets, total, *, fp8=False):
-    assert h.dtype == torch.bfloat16 and h.dim() == 2
-    return F.cross_entropy(h.float() @ weight.t(), targets, reduction="sum") / total
 
 
 @pytest.fixture

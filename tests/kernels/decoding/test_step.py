@@ -28,7 +28,6 @@ from niels_gpt.kernels.decoding.step import (
 from niels_gpt.model.kv_cache import KVCache
 from tests.kernels.decoding import plain_kernels
 
-needs_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
 KINDS["untied"] = {"tie_embeddings": False, "rope_theta": 50.0}
 LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}, "wide": {"V": 8200, "norm": "rmsnorm"}}
@@ -44,7 +43,7 @@ def build(kind: str, device: str, **changes: int) -> GPT:
     return made.to(device)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     if request.param == "cpu":
         monkeypatch.setattr(step, "triton_kernels", lambda: plain_kernels.kernels)
@@ -281,7 +280,6 @@ def multiply(kernel: str, args: tuple, **extra: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("epilogue", [STORE, GELU, SWIGLU, ADD])
 @pytest.mark.parametrize("norm", [0, 1, 2])
@@ -315,7 +313,6 @@ def sizes(K: int, count: int) -> torch.Tensor:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     ("kernel", "norm"), [("paired", 1), ("paired", 2), ("wide", 1), ("wide", 2), ("lean", 0), ("pieces", 0)]
 )
@@ -342,7 +339,6 @@ def test_matmuls_of_numbers_of_any_size(kernel, norm, K):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("kernel", ["paired", "wide", "deep"])
 @pytest.mark.parametrize("K", [128, 100])
 def test_a_row_with_a_mean_far_above_its_deviation_stays_finite(kernel, K):
@@ -358,7 +354,6 @@ def test_a_row_with_a_mean_far_above_its_deviation_stays_finite(kernel, K):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(("early", "stages"), [(False, 3), (True, 1)])
 @pytest.mark.parametrize("span", [64, 128, 512])
 @pytest.mark.parametrize(("D", "rope"), [(64, True), (24, True), (32, False)])
@@ -386,7 +381,6 @@ def test_attention(D, rope, span, early, stages):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("V", [2, 100, 256, 5000, 16004, 50257])
 @torch.inference_mode()
 def test_sampling_is_that_of_plain_torch(V):

@@ -9,9 +9,8 @@ from niels_gpt.kernels.fp8 import backend, matmul
 from niels_gpt.model import gpt
 from niels_gpt.model.backend import CUDA_BF16, CUDA_FP8, SUPPORT, use_backend
 from niels_gpt.system.device import bf16_autocast
-from tests.kernels.cuda.test_backend import activation, linear_cross_entropy, rotated_heads
 from tests.kernels.fp8.test_matmul import kernels_in_plain_torch  # noqa: F401
-from tests.kernels.helpers import KINDS, batch_of, gradients, model_of
+from tests.kernels.helpers import KINDS, activation, batch_of, gradients, linear_cross_entropy, model_of, rotated_heads
 
 IDS = ["v0", "learned", "v1", "llama"]
 

@@ -99,7 +99,7 @@ def test_the_matrices_of_a_block():
     check_matrices("cpu")
 
 
-def check_turned(device):
+def check_transposed(device):
     torch.manual_seed(0)
     for M, K in [(1, 16), (40, 16), (300, 208), (64, 64)]:
         x = (100 * torch.randn(M, K)).to(torch.float8_e4m3fn)
@@ -115,8 +115,8 @@ def check_turned(device):
             assert (a[:, M:].float() == 0).all()
 
 
-def test_turned():
-    check_turned("cpu")
+def test_transposed():
+    check_transposed("cpu")
 
 
 @given(st.integers(0, 10_000))
@@ -149,5 +149,5 @@ def test_the_matrices_of_a_block_on_a_gpu(hopper):
 
 
 @pytest.mark.gpu
-def test_turned_on_a_gpu(hopper):
-    check_turned(hopper)
+def test_transposed_on_a_gpu(hopper):
+    check_transposed(hopper)

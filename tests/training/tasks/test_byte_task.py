@@ -11,6 +11,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.system.rng import generator
 from niels_gpt.training.tasks.byte_task import source_paths, stream_config
 from niels_gpt.training.tasks.registry import open_task
+from tests.cache import split_rule
 from tests.training import DELIMITER, small_config, write_texts
 
 
@@ -19,16 +20,8 @@ def task(texts):
     return open_task(small_config(texts))
 
 
-def held_out(n, share, seed):
-    """The split that the spec describes."""
-    n_val = 0 if n < 2 or share == 0 else min(n - 1, max(1, int(n * share)))
-    return set(torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_val].tolist())
-
-
 def roam_files(texts, split):
-    paths = sorted(str(path) for path in (texts / "notes").iterdir())
-    out = held_out(len(paths), 0.10, 42)
-    return [Path(path) for i, path in enumerate(paths) if (i in out) == (split == "val")]
+    return split_rule(sorted((texts / "notes").iterdir(), key=str), 0.10, 42)[split]
 
 
 def roam_stream(texts, split="train"):
@@ -40,9 +33,7 @@ def dialogues(texts):
 
 
 def primer_stream(texts, split="train"):
-    blocks = dialogues(texts)
-    out = held_out(len(blocks), 0.10, 42)
-    return DELIMITER.join(b for i, b in enumerate(blocks) if (i in out) == (split == "val")).encode("utf-8")
+    return DELIMITER.join(split_rule(dialogues(texts), 0.10, 42)[split]).encode("utf-8")
 
 
 def literal_batch(sources, *, p, B, T, draw):

@@ -22,8 +22,7 @@ from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
 from tests import token_caches
 from tests.token_caches import small_config
-from tests.training import metric_lines, weights_sha256
-from tests.training.test_loop import Crash, crash_at
+from tests.training import Crash, crash_at, metric_lines, weights_sha256
 
 T, B = 16, 6
 TEXTS = {"fineweb_edu": 0.6, "roam": 0.4}

@@ -1,19 +1,17 @@
 """`niels-gpt generate` and `chat` with a tokenizer: against a greedy loop over ids, and how the tokenizer is found."""
 
-import io
 import itertools
 import json
 import shutil
-import sys
 
 import pytest
-import torch
 
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, save_checkpoint
 from niels_gpt.tokenizer import SPECIAL_TOKENS
 from tests import token_caches
-from tests.cli import call, error_of
+from tests.cli import call, error_of, typed
+from tests.inference.models import naive_greedy, text_of
 from tests.token_caches import special, tokenizer
 
 
@@ -22,25 +20,15 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def greedy(model, prompt, amount):
-    """Return the ids that follow, until EOT."""
-    ids = list(prompt)
-    with torch.no_grad():
-        for _ in range(amount):
-            ids.append(int(model(torch.tensor([ids[-model.config.T :]]))[0, -1].argmax()))
-            if ids[-1] == special("eot"):
-                return ids[len(prompt) : -1]
-    return ids[len(prompt) :]
-
-
-def decoded(ids):
-    return b"".join(tokenizer().token_bytes[i] for i in ids).decode("utf-8", errors="replace")
+def greedy_text(checkpoint, prompt, amount):
+    """Return the text of the ids that follow, until EOT."""
+    model, _ = load_model(checkpoint)
+    return text_of(naive_greedy(model, prompt, amount, end=special("eot")))
 
 
 @pytest.mark.parametrize("prompt", ["the model", "so then é again " * 20])  # the second is longer than T
 def test_generate(token_checkpoint, capsys, prompt):
-    model, _ = load_model(token_checkpoint)
-    wanted = prompt + decoded(greedy(model, tokenizer().encode(prompt), 12))
+    wanted = prompt + greedy_text(token_checkpoint, tokenizer().encode(prompt), 12)
     for cache in ("--cache", "--no-cache"):
         given = ["--checkpoint", token_checkpoint, "--max-tokens", 12, "--temperature", 0, cache]
         assert call("generate", prompt, *given) == 0
@@ -56,8 +44,8 @@ def test_a_run_needs_no_caches(token_runs, capsys, tmp_path):
     assert call("generate", "the", "--max-tokens", 5, "--temperature", 0) == 0
     output, errors = capsys.readouterr()
     assert errors == "using runs/chat\n"
-    model, _ = load_model("runs/chat/checkpoints/best.pt")
-    assert output == "the" + decoded(greedy(model, tokenizer().encode("the"), 5)) + "\n"
+    wanted = greedy_text("runs/chat/checkpoints/best.pt", tokenizer().encode("the"), 5)
+    assert output == f"the{wanted}\n"
 
 
 # --- which tokenizer ---------------------------------------------------------------------------------
@@ -85,7 +73,7 @@ def test_tokenizers_that_are_missing_or_wrong(token_checkpoint, tmp_path, capsys
 
 
 def chat(monkeypatch, capsys, checkpoint, *lines):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
+    typed(monkeypatch, "".join(line + "\n" for line in lines))
     assert call("chat", "--checkpoint", checkpoint, "--temperature", 0, "--max-tokens", 9) == 0
     output, errors = capsys.readouterr()
     assert errors == ""
@@ -94,10 +82,9 @@ def chat(monkeypatch, capsys, checkpoint, *lines):
 
 def answer(checkpoint, *messages):
     """Return the greedy reply to (role, content) messages, by the template: [role] content [eot], then [asst]."""
-    model, _ = load_model(checkpoint)
     roles = {"system": "sys", "user": "usr", "assistant": "asst"}
     parts = [[special(roles[role]), *tokenizer().encode(text), special("eot")] for role, text in messages]
-    return decoded(greedy(model, [*itertools.chain(*parts), special("asst")], 9))
+    return greedy_text(checkpoint, [*itertools.chain(*parts), special("asst")], 9)
 
 
 def test_a_conversation(token_checkpoint, monkeypatch, capsys):
