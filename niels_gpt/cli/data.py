@@ -296,10 +296,10 @@ def _count_targets(dataset: SFTExampleDataset) -> dict[str, Any]:
 
 def _choose_example(dataset: SFTExampleDataset, example: int | None, seed: int | None) -> int:
     """Return the index of the example to show: the one asked for, else a random one that has targets."""
-    from niels_gpt.cli.generate_text import make_generator
+    from niels_gpt.system.rng import seeded_or_random
 
     if example is None:
-        return dataset.plan(1, make_generator(seed))[0]
+        return dataset.plan(1, seeded_or_random(seed))[0]
     if example >= dataset.num_examples:
         raise ValueError(f"--example must be in 0..{dataset.num_examples - 1}, got {example}")
     return example

@@ -8,7 +8,6 @@ import typer
 
 from niels_gpt.cli.options import (
     CheckpointOption,
-    Count,
     DeviceOption,
     JsonOption,
     MaxTokensOption,
@@ -25,8 +24,6 @@ from niels_gpt.cli.options import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from niels_gpt.inference.sampling import Sampling
     from niels_gpt.model.gpt import GPT
 
@@ -54,6 +51,7 @@ def generate(
 
     from niels_gpt.inference.generation import generate_batch, stream_text
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.rng import seeded_or_random
 
     sampling = make_sampling(temperature, top_k, top_p, min_p)
     text = _read_prompt() if prompt == "-" else prompt
@@ -61,7 +59,7 @@ def generate(
         raise ValueError("the prompt is empty: give at least one character to continue")
     loaded = load_run(run, checkpoint, device, tokenizer)
     model = with_weights(loaded.model, weights)
-    generator = make_generator(seed)
+    generator = seeded_or_random(seed)
     if number == 1 and not json:
         chunks = stream_text(
             model,
@@ -100,18 +98,6 @@ def make_sampling(temperature: float, top_k: int, top_p: Number, min_p: Number) 
     from niels_gpt.inference.sampling import Sampling
 
     return Sampling(temperature, top_k if top_k != 0 else None, top_p, min_p)
-
-
-def make_generator(seed: Count) -> torch.Generator:
-    """Return a generator with this seed; None draws one from the system."""
-    import torch
-
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
 
 
 def with_weights(model: GPT, weights: str) -> GPT:
