@@ -32,7 +32,8 @@ def demo(
     from rich.markup import escape
 
     from niels_gpt.cli.eval import show_scores
-    from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
+    from niels_gpt.cli.train import exit_if_stopped, train_and_report
+    from niels_gpt.config.yaml_file import with_data
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.inference.generation import generate
     from niels_gpt.inference.sampling import Sampling

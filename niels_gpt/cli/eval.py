@@ -58,8 +58,8 @@ def eval_(
     from json import dumps
 
     from niels_gpt.cache.folder import CacheFolder
-    from niels_gpt.cli.train import with_data
     from niels_gpt.config import RunConfig
+    from niels_gpt.config.yaml_file import with_data
     from niels_gpt.runs.loading import load_run
     from niels_gpt.tokenizer import Tokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches

@@ -232,8 +232,7 @@ def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str,
     """Return the config of a splice run. Raises ValueError for a config of another task."""
     import dataclasses
 
-    from niels_gpt.cli.train import with_data
-    from niels_gpt.config.yaml_file import load_config
+    from niels_gpt.config.yaml_file import load_config, with_data
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
     resolved = with_data(load_config(config, overrides=overrides), data)
