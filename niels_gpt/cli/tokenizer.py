@@ -10,15 +10,11 @@ import typer
 from niels_gpt.cli.options import JsonOption, OfflineOption, PathOption, SourceConfigOption, output_option
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from niels_gpt.data.registry import Source
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer.compression import Compression
 
 app = typer.Typer(help="Train a tokenizer, and measure how well it compresses.", no_args_is_help=True)
 
-UNKNOWN_ID = 0
-"""The id of `<unk>`, which is never encoded."""
 GPT2_BYTES_PER_TOKEN = 4.0
 """Often quoted for GPT-2's tokenizer (50,257 subwords) on English text."""
 LONGEST_SHOWN, UNUSED_SHOWN = 12, 24
@@ -92,46 +88,49 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Report bytes per token of each source, the longest subwords, and the unused ones."""
+    import itertools
     from json import dumps
 
     import numpy as np
 
     from niels_gpt.cache.sources.build import choose_sources
+    from niels_gpt.cache.sources.texts import BuildSettings, training_texts
     from niels_gpt.tokenizer import load_tokenizer
+    from niels_gpt.tokenizer.compression import measure_compression, multi_byte_subwords
 
     loaded = load_tokenizer(tokenizer)
+    settings = BuildSettings(cache_dir=Path(), path=path)
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
     for source in choose_sources(names or None, [], [], config):
         try:
-            row, counts = _measure(loaded, source, take=take, path=path)
+            found = measure_compression(loaded, itertools.islice(training_texts(source, settings), take))
+            if found is None:
+                raise ValueError(f"{source.name} has no text")
         except (OSError, ValueError) as err:
             if names:
                 raise
             _warn_skipped(source, err)
             continue
-        rows.append(row)
-        used += counts
+        rows.append(_row(source.name, found))
+        used += found.counts
     if not rows:
         raise ValueError("no source could be read: name one that is available (niels-gpt data list)")
-    subwords = loaded.token_bytes
-    special = {UNKNOWN_ID, *loaded.special_token_ids().values()}
-    ids = [i for i in range(loaded.vocab_size) if len(subwords[i]) > 1 and i not in special]
-    longest = sorted(ids, key=lambda i: (-len(subwords[i]), i))[:LONGEST_SHOWN]
-    unused = [i for i in ids if not used[i]]
-    found = {
+    subwords = multi_byte_subwords(loaded)
+    unused = sorted(i for i in subwords if not used[i])
+    measured = {
         "tokenizer": str(tokenizer),
         "sha256": loaded.sha256,
         "vocab_size": loaded.vocab_size,
         "sources": rows,
-        "longest_pieces": [loaded.decode([i]) for i in longest],
+        "longest_pieces": [loaded.decode([i]) for i in subwords[:LONGEST_SHOWN]],
         "unused_pieces": len(unused),
         "unused_examples": [loaded.decode([i]) for i in unused[:UNUSED_SHOWN]],
     }
     if json:
-        print(dumps(found, indent=2, ensure_ascii=False))
+        print(dumps(measured, indent=2, ensure_ascii=False))
     else:
-        _print_report(found)
+        _print_report(measured)
 
 
 def _warn_skipped(source: Source, err: Exception) -> None:
@@ -142,38 +141,16 @@ def _warn_skipped(source: Source, err: Exception) -> None:
     print(f"warning: skipping {source.name}: {error_message(err)}", file=sys.stderr)
 
 
-def _measure(
-    tokenizer: Tokenizer, source: Source, *, take: int, path: Path | None
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Return (a row of the report, the number of occurrences of each id) for the first texts of a source."""
-    import itertools
-    import time
-
-    import numpy as np
-
-    from niels_gpt.cache.sources.texts import BuildSettings, training_texts
-    from niels_gpt.tokenizer import find_special
-
-    settings = BuildSettings(cache_dir=Path(), path=path)
-    texts = [text for text in itertools.islice(training_texts(source, settings), take) if find_special(text) is None]
-    if not texts:
-        raise ValueError(f"{source.name} has no text")
-    began = time.perf_counter()
-    ids = np.concatenate(tokenizer.encode_batch(texts))
-    seconds = time.perf_counter() - began
-    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
-    size = sum(len(text.encode("utf-8")) for text in texts)
-    one_byte = sum(int(counts[i]) for i, subword in enumerate(tokenizer.token_bytes) if len(subword) == 1)
-    row = {
-        "source": source.name,
-        "texts": len(texts),
-        "bytes": size,
-        "tokens": len(ids),
-        "bytes_per_token": size / len(ids),
-        "one_byte_tokens": one_byte / len(ids),
-        "tokens_per_second": len(ids) / seconds,
+def _row(name: str, found: Compression) -> dict[str, Any]:
+    return {
+        "source": name,
+        "texts": found.texts,
+        "bytes": found.bytes,
+        "tokens": found.tokens,
+        "bytes_per_token": found.bytes / found.tokens,
+        "one_byte_tokens": found.one_byte / found.tokens,
+        "tokens_per_second": found.tokens / found.seconds,
     }
-    return row, counts
 
 
 def _print_report(found: dict[str, Any]) -> None:
