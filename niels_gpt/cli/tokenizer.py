@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from niels_gpt.cli.options import JsonOption, OfflineOption, PathOption, SourceConfigOption, output_option
+from niels_gpt.cli.options import (
+    EncodingOption,
+    JsonOption,
+    OfflineOption,
+    PathOption,
+    SourceConfigOption,
+    output_option,
+)
 
 if TYPE_CHECKING:
     from niels_gpt.data.registry import Source
@@ -32,6 +39,7 @@ def train(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of documents.")] = 42,
     documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents per source.")] = 20_000,
     path: PathOption = None,
+    encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
@@ -46,13 +54,19 @@ def train(
     from niels_gpt.cache.sources.texts import BuildSettings
     from niels_gpt.system.console import format_duration
 
+    _check_path(path, names)
     if (out / "spm.model").exists() and not force:
         raise ValueError(
             f"{out} already has a tokenizer, and caches may depend on it: choose another --out, or use --force"
         )
     chosen = choose_sources(names or None, [], [], config)
     settings = BuildSettings(
-        cache_dir=out.parent, seed=seed, vocab_size=vocab_size, path=path, tokenizer_documents=documents
+        cache_dir=out.parent,
+        seed=seed,
+        vocab_size=vocab_size,
+        path=path,
+        tokenizer_documents=documents,
+        errors=encoding_errors,
     )
     began = time.monotonic()
     skipped: list[str] = []
@@ -68,7 +82,7 @@ def train(
     seconds = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
     read = " ".join(source.name for source in chosen if source.name not in skipped)
-    options = {"--tokenizer": out, "--path": path, "--config": config}
+    options = {"--tokenizer": out, "--path": path, "--encoding-errors": encoding_errors, "--config": config}
     given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
     print(f"next: niels-gpt tokenizer report {read} {given}")
 
@@ -83,6 +97,7 @@ def report(
     ),
     take: Annotated[int, typer.Option("--take", min=1, help="Texts per source.")] = 2000,
     path: PathOption = None,
+    encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
@@ -98,8 +113,9 @@ def report(
     from niels_gpt.tokenizer import load_tokenizer
     from niels_gpt.tokenizer.compression import measure_compression, multi_byte_subwords
 
+    _check_path(path, names)
     loaded = load_tokenizer(tokenizer)
-    settings = BuildSettings(cache_dir=Path(), path=path)
+    settings = BuildSettings(cache_dir=Path(), path=path, errors=encoding_errors)
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
     for source in choose_sources(names or None, [], [], config):
@@ -131,6 +147,12 @@ def report(
         print(dumps(measured, indent=2, ensure_ascii=False))
     else:
         _print_report(measured)
+
+
+def _check_path(path: Path | None, names: list[str]) -> None:
+    """Raise ValueError if a local path would be read as several sources."""
+    if path is not None and len(names) != 1:
+        raise ValueError(f"--path {path} needs exactly one SOURCE, got {len(names)}: name the source that it holds")
 
 
 def _warn_skipped(source: Source, err: Exception) -> None:
