@@ -56,14 +56,11 @@ def audit(
     from niels_gpt.cli.progress_bar import progress_bar
     from niels_gpt.memorization.audit import audit_notes, audit_report, check_threshold
     from niels_gpt.memorization.measure import ExtractionSettings
-    from niels_gpt.memorization.selection import check_encoding
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import is_run, load_run
     from niels_gpt.system import files
 
-    errors = encoding_errors or "strict"
     check_threshold(threshold)
-    check_encoding(errors)
     named_run = is_run(checkpoint)
     loaded = load_run(checkpoint if named_run else None, None if named_run else checkpoint, device, tokenizer)
     settings = ExtractionSettings.fitting(loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=0)
@@ -74,7 +71,7 @@ def audit(
         threshold=threshold,
         control=control,
         passages=top,
-        encoding_errors=errors,
+        encoding_errors=encoding_errors or "strict",
         progress=progress_bar,
     )
     if result.skipped_controls:

@@ -18,7 +18,7 @@ from niels_gpt.cli.options import (
     SourceConfigOption,
     SplitOption,
     SubsetOption,
-    check_choice,
+    choice_option,
     output_option,
 )
 
@@ -229,7 +229,7 @@ def lint(
     context: Annotated[
         int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")
     ] = 1024,
-    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
+    split: Annotated[str, choice_option("--split", ("train", "val"), "train or val.")] = "train",
     example: Annotated[
         Count, typer.Option("--example", min=0, help="Index of the example to show; default: a random one.")
     ] = None,
@@ -245,7 +245,6 @@ def lint(
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.cache.meta import CacheError
 
-    check_choice("--split", split, ("train", "val"))
     folder = CacheFolder(cache_dir)
     names = names or folder.names("sft")
     if not names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -21,8 +21,10 @@ from niels_gpt.cli.options import (
     Text,
     TokenizerOption,
     WindowOption,
+    choice_option,
     output_option,
 )
+from niels_gpt.config.splice import SingleSelectMode
 
 if TYPE_CHECKING:
     from niels_gpt.memorization.measure import Document, ExtractionSettings
@@ -47,7 +49,10 @@ def memorize(
     documents: Annotated[Count, typer.Option("--documents", min=1, help="Training documents to measure.")] = None,
     controls: Annotated[Count, typer.Option("--controls", min=0, help="Held-out documents to compare with.")] = None,
     select: Annotated[
-        str, typer.Option("--select", help="Documents to select: random, first, longest or shortest.")
+        str,
+        choice_option(
+            "--select", get_args(SingleSelectMode), "Documents to select: random, first, longest or shortest."
+        ),
     ] = "random",
     text: Annotated[list[Path], typer.Option("--text", help="Measure this file; may be repeated.")] = [],  # noqa: B006
     control: Annotated[
@@ -73,17 +78,12 @@ def memorize(
     from niels_gpt.memorization.run import measure_run, report_folder
     from niels_gpt.memorization.selection import (
         SelectedDocuments,
-        check_encoding,
-        check_select_mode,
         read_documents,
         select_documents,
     )
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import is_run, load_run
 
-    errors = encoding_errors or "strict"
-    check_select_mode(select)
-    check_encoding(errors)
     if target is not None:
         if run is not None or checkpoint is not None:
             raise ValueError(f"give either {target}, or --run and --checkpoint")
@@ -92,7 +92,7 @@ def memorize(
     settings = ExtractionSettings.fitting(
         loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window
     )
-    given = read_documents(text, control, loaded, errors)
+    given = read_documents(text, control, loaded, encoding_errors or "strict")
     if text:
         names = {document.name for document in given}
         selected = SelectedDocuments([*given, *_held_out(loaded, controls, names)])
