@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,11 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether the folder holds a run: it has a config.yaml."""
         return self.config_path.exists()
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to resume the run."""
+        return f"niels-gpt train --run-dir {shlex.quote(str(self.path))} --resume"
 
     def orphan(self) -> Path | None:
         """A checkpoint or the metrics of a run that lost its config.yaml: a new run would mix with it."""
@@ -245,9 +251,7 @@ class RunFolder:
         for path in (self.best, self.latest):
             if path.exists():
                 return path
-        raise ValueError(
-            f"{self.path} has no checkpoint yet: train first (niels-gpt train --run-dir {self.path} --resume)"
-        )
+        raise ValueError(f"{self.path} has no checkpoint yet: train first ({self.resume_command})")
 
 
 def _is_number(value: Any, kind: Any = int | float) -> bool:
@@ -295,5 +299,6 @@ class MetricsLog:
             yield
         except OSError as err:
             full = err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            remedy = "; saved checkpoints are intact: free some space, and resume with --resume" if full else ""
+            resume = RunFolder(self._path.parent).resume_command
+            remedy = f"; saved checkpoints are intact: free some space, and resume with {resume}" if full else ""
             raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err

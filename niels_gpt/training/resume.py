@@ -150,7 +150,7 @@ def _check(
         remedy = (
             "start a new run for another model or optimizer"
             if model_changed
-            else "use the config of the run, or pass --allow-config-change to resume anyway"
+            else "use the config of the run, or pass --allow-config-change to niels-gpt train to resume anyway"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
     fingerprint = task.fingerprint()
@@ -159,7 +159,7 @@ def _check(
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "
-            "or pass --allow-data-change to resume anyway"
+            "or pass --allow-data-change to niels-gpt train to resume anyway"
         )
 
 
