@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
+from niels_gpt.cli.options import DeviceOption, EncodingOption, OptionalPath, PrimerOption, RoamOption, WikiOption
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -18,10 +18,13 @@ QUESTION = "what is niels?"
 
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps.")] = STEPS,
-    run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Default: runs/demo, runs/demo-2, ...")] = None,
+    run_dir: Annotated[
+        OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/demo, runs/demo-2, ...")
+    ] = None,
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Train, evaluate and chat with a small model, offline, in two to three minutes on two fast cores."""
@@ -49,7 +52,8 @@ def demo(
     console = Console(highlight=False)
     device = resolve_device(device)
     config = demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
-    config = with_data(config, {"wiki": wiki, "roam": roam, "primer": primer})
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    config = with_data(config, data)
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device)

@@ -12,6 +12,7 @@ import typer
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
+    EncodingOption,
     GreedyOption,
     JsonOption,
     OptionalPath,
@@ -55,13 +56,15 @@ def splice_select(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the candidates, their lengths, and what each policy would select. Nothing is trained."""
     from niels_gpt.training.tasks.documents import open_documents
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-    resolved = _splice_config(config, list(set_), {"wiki": wiki, "roam": roam, "primer": primer})
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    resolved = _splice_config(config, set_, data)
     library = open_documents(resolved)
     documents, splice, S = library.train, resolved.splice, resolved.model.T
     choices = _policy_choices(splice, library, S)
@@ -112,6 +115,7 @@ def splice_coverage(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     json: JsonOption = False,
 ) -> None:
     """Count how often each token of each document is seen and supervised, without a model."""
@@ -121,7 +125,8 @@ def splice_coverage(
     from niels_gpt.system.console import plural
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-    resolved = _splice_config(config, list(set_), {"wiki": wiki, "roam": roam, "primer": primer})
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    resolved = _splice_config(config, set_, data)
     task = SpliceTask(resolved)
     dataset, train = task.dataset, resolved.train
     if steps is not None:
@@ -166,6 +171,7 @@ def splice_study(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Train one run per value, measure what each memorized, and fit log P(z) against epochs and tokens."""
@@ -183,7 +189,8 @@ def splice_study(
     if len(set(values)) < len(values):
         raise ValueError(f"--vary must have different values, got {vary!r}")
     runs = {value: RunFolder(out / f"{key.split('.')[-1]}-{value}") for value in values}
-    device, data = resolve_device(device), {"wiki": wiki, "roam": roam, "primer": primer}
+    device = resolve_device(device)
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
     configs = {value: _splice_config(config, [*set_, f"{key}={value}"], data) for value in values}
     shortest = min(resolved.model.T for resolved in configs.values())
     # The same settings for all runs, so that they can be compared.
