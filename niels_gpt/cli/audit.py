@@ -57,12 +57,11 @@ def audit(
     from niels_gpt.memorization.audit import audit_notes, audit_report, check_threshold
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.report.memorization_files import write_report
-    from niels_gpt.runs.loading import is_run, load_run
+    from niels_gpt.runs.loading import load_run
     from niels_gpt.system import files
 
     check_threshold(threshold)
-    named_run = is_run(checkpoint)
-    loaded = load_run(checkpoint if named_run else None, None if named_run else checkpoint, device, tokenizer)
+    loaded = load_run(checkpoint, None, device, tokenizer)
     settings = ExtractionSettings.fitting(loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=0)
     result = audit_notes(
         loaded,

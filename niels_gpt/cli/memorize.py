@@ -27,8 +27,7 @@ from niels_gpt.cli.options import (
 from niels_gpt.config.splice import SingleSelectMode
 
 if TYPE_CHECKING:
-    from niels_gpt.memorization.measure import Document, ExtractionSettings
-    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.memorization.measure import Document
     from niels_gpt.runs.loading import LoadedRun
 
 
@@ -82,13 +81,11 @@ def memorize(
         select_documents,
     )
     from niels_gpt.report.memorization_files import write_report
-    from niels_gpt.runs.loading import is_run, load_run
+    from niels_gpt.runs.loading import load_run
 
-    if target is not None:
-        if run is not None or checkpoint is not None:
-            raise ValueError(f"give either {target}, or --run and --checkpoint")
-        run, checkpoint = (target, None) if is_run(target) else (None, target)
-    loaded = load_run(run, checkpoint, device, tokenizer)
+    if target is not None and (run is not None or checkpoint is not None):
+        raise ValueError(f"give either {target}, or --run and --checkpoint")
+    loaded = load_run(target or run, checkpoint, device, tokenizer)
     settings = ExtractionSettings.fitting(
         loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window
     )
@@ -107,20 +104,6 @@ def memorize(
         print(dumps(result.report, ensure_ascii=False))
     else:
         show_report(result.report, folder)
-
-
-def measure_and_show(run: RunFolder, *, device: str, settings: ExtractionSettings) -> None:
-    """Measure the documents of a run at all its checkpoints, write the report into the run, and print it."""
-    from niels_gpt.cli.progress_bar import progress_bar
-    from niels_gpt.memorization.run import measure_run, report_folder
-    from niels_gpt.memorization.selection import select_documents
-    from niels_gpt.report.memorization_files import write_report
-    from niels_gpt.runs.loading import load_run
-
-    loaded = load_run(run.path, None, device)
-    result = measure_run(loaded, select_documents(loaded), settings, progress=progress_bar)
-    write_report(report_folder(loaded), result.report, result.measurements)
-    show_report(result.report, report_folder(loaded))
 
 
 def _held_out(loaded: LoadedRun, controls: int | None, names: set[str]) -> list[Document]:

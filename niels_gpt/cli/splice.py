@@ -175,7 +175,7 @@ def splice_study(
     device: DeviceOption = "auto",
 ) -> None:
     """Train one run per value, measure what each memorized, and fit log P(z) against epochs and tokens."""
-    from niels_gpt.cli.memorize import measure_and_show
+    from niels_gpt.cli.memorize import memorize
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.runs.folder import RunFolder
@@ -202,7 +202,14 @@ def splice_study(
         print(f"\n{key} = {value}: {run.path}" + (" (resuming)" if resume else ""))
         result = train_and_report(configs[value], run, device=device, resume=resume)
         exit_if_stopped(result.signal, result, run, command="the same command again")
-        measure_and_show(run, device=device, settings=settings)
+        memorize(
+            run.path,
+            window=settings.window,
+            prompt=settings.prompt,
+            stride=settings.stride,
+            greedy=settings.greedy,
+            device=device,
+        )
     print()
     splice_fit([run.path for run in runs.values()], png=out / "law.png", html=out / "law.html")
 
