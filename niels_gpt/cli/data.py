@@ -257,7 +257,7 @@ def lint(
             datasets[name] = folder.sft(name, split, T=context)
         except CacheError as err:
             refused.append(str(err))
-    rows = [{"cache": name, **_count_targets(dataset)} for name, dataset in datasets.items()]
+    rows = [{"cache": name, **dataset.target_counts()} for name, dataset in datasets.items()]
     name, dataset = next(iter(datasets.items()), ("", None))
     index = -1 if dataset is None else _choose_example(dataset, example, seed)
     if json:
@@ -273,24 +273,6 @@ def lint(
         print(f"error: {problem}", file=sys.stderr)
     if refused:
         raise typer.Exit(1)
-
-
-def _count_targets(dataset: SFTExampleDataset) -> dict[str, Any]:
-    """Count examples, tokens, and the supervised ones among the first T + 1 tokens of each example."""
-    import numpy as np
-
-    lengths = np.diff(dataset.bounds)
-    seen = int(np.minimum(lengths, dataset.T + 1).sum())
-    supervised = dataset.num_targets()
-    return {
-        "examples": dataset.num_examples,
-        "without_targets": dataset.num_excluded,
-        "cut": int((lengths > dataset.T + 1).sum()),
-        "tokens": int(lengths.sum()),
-        "seen": seen,
-        "supervised": supervised,
-        "share": supervised / seen,
-    }
 
 
 def _choose_example(dataset: SFTExampleDataset, example: int | None, seed: int | None) -> int:

@@ -61,13 +61,13 @@ def splice_select(
 ) -> None:
     """Show the candidates, their lengths, and what each policy would select. Nothing is trained."""
     from niels_gpt.training.tasks.documents import open_documents
-    from niels_gpt.training.tasks.splice_task import SpliceTask
+    from niels_gpt.training.tasks.splice_task import SpliceTask, policy_choices
 
     data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
     resolved = _splice_config(config, set_, data)
     library = open_documents(resolved)
     documents, splice, S = library.train, resolved.splice, resolved.model.T
-    choices = _policy_choices(splice, library, S)
+    choices = policy_choices(splice, library, S)
     candidates = splice.within_limits(documents.lengths, ends=documents.ends, S=S)
     if not json:  # before the selection: if it fails, this shows why
         _show_candidates(library, candidates)
@@ -255,28 +255,6 @@ def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str,
     if resolved.task != "splice":
         raise ValueError(f"{config} has task {resolved.task}: it must be splice")
     return with_vocabulary(resolved)
-
-
-def _policy_choices(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[str, list[int] | str]:
-    """Return the documents that each policy would select, or why it cannot. Nothing is logged."""
-    import dataclasses
-    from typing import get_args
-
-    from niels_gpt.config.splice import SingleSelectMode, log
-    from niels_gpt.training.tasks.splice_task import choose_documents
-
-    choices: dict[str, list[int] | str] = {}
-    log.disabled = True
-    try:
-        for mode in get_args(SingleSelectMode):
-            policy = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
-            try:
-                choices[mode] = choose_documents(policy, library, S)
-            except ValueError as err:
-                choices[mode] = str(err)
-    finally:
-        log.disabled = False
-    return choices
 
 
 def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:
