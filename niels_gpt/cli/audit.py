@@ -49,7 +49,11 @@ def audit(
     tokenizer: TokenizerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the passages of my notes that a checkpoint can recite. Exit code 0: none, safe to publish; 3: some."""
+    """List the passages of my notes that a checkpoint can recite.
+
+    Each passage is split into a prompt and a suffix; P(z) is the probability that the model continues the prompt with
+    exactly the suffix. Exit code 0: no passage reaches the threshold, safe to publish; 3: some do.
+    """
     from dataclasses import asdict
     from json import dumps
 

@@ -46,7 +46,7 @@ SourceName = Annotated[str, typer.Argument(help="A source of `niels-gpt data lis
 
 @app.command("list")
 def list_(config: SourceConfigOption = None, offline: OfflineOption = False, json: JsonOption = False) -> None:
-    """List every source: name, kind, license, id, and where it would be read from now."""
+    """List every source, and where it would be read from now."""
     from json import dumps
 
     from niels_gpt.data.registry import describe, sources
@@ -137,7 +137,10 @@ def _shorten(text: str, chars: int) -> str:
 def stats(
     name: SourceName,
     take: Annotated[
-        Count, typer.Option("--take", min=1, help="Only so many samples; default: all, or 10,000 of a huge source.")
+        Count,
+        typer.Option(
+            "--take", min=1, help="Most samples to read; default: all, or 10,000 of a large source on the Hub."
+        ),
     ] = None,
     split: SplitOption = "train",
     subset: SubsetOption = None,
@@ -150,7 +153,7 @@ def stats(
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Count samples, characters, languages, lengths, roles and turns of a source."""
+    """Count the samples, lengths, languages and roles of a source."""
     from json import dumps
 
     from niels_gpt.data.registry import get_source
@@ -236,7 +239,10 @@ def lint(
     seed: Annotated[Count, typer.Option("--seed", min=0, help="Seed of the random example.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Count the supervised tokens of every SFT cache and show one example; exit code 1 if a cache has none."""
+    """Count the supervised tokens of SFT caches, and show an example.
+
+    Exit code 1 if a cache has none.
+    """
     import sys
     from json import dumps
 

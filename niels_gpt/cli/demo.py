@@ -27,7 +27,10 @@ def demo(
     encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train, evaluate and chat with a small model, offline, in two to three minutes on two fast cores."""
+    """Train a small model and chat with it, offline.
+
+    It takes two to three minutes on two fast cores, and also evaluates the model and continues a text.
+    """
     import shlex
     import time
 

@@ -16,7 +16,10 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp8")
 
 
 def doctor(device: DeviceOption = "auto", json: JsonOption = False) -> None:
-    """Show versions, devices, precisions, threads, compiler and backends, and how to get what is missing."""
+    """Show what this machine can run, and what is missing.
+
+    Versions, devices, precisions, threads, compiler and backends, and how to get what is missing.
+    """
     from json import dumps
 
     from niels_gpt.model.backend import backend_report

@@ -36,7 +36,9 @@ def eval_(
     stride: Annotated[
         Count,
         typer.Option(
-            "--stride", min=1, help="Start a window every N bytes or tokens (default T): smaller is more accurate."
+            "--stride",
+            min=1,
+            help="Start a window every N bytes or tokens; default: T. Smaller is slower, more accurate.",
         ),
     ] = None,
     precision: Annotated[
@@ -58,7 +60,10 @@ def eval_(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Score all held-out data, beside what gzip, xz and byte frequencies reach on the same bytes."""
+    """Score a model on all held-out data, in bits per byte.
+
+    The table also shows what gzip, xz and byte frequencies reach on the same bytes.
+    """
     from json import dumps
 
     from niels_gpt.cache.folder import CacheFolder

@@ -42,11 +42,28 @@ def memorize(
     stride: StrideOption = 5,
     greedy: GreedyOption = None,
     whole_window: Annotated[
-        bool, typer.Option("--whole-window", help="Map each window to all its characters, not only to its suffix.")
+        bool,
+        typer.Option(
+            "--whole-window",
+            help="In the map of a document, color all characters of a passage, not only its suffix.",
+        ),
     ] = False,
-    source: Annotated[Text, typer.Option("--source", help="Measure this source; default: the run's.")] = None,
-    documents: Annotated[Count, typer.Option("--documents", min=1, help="Training documents to measure.")] = None,
-    controls: Annotated[Count, typer.Option("--controls", min=0, help="Held-out documents to compare with.")] = None,
+    source: Annotated[
+        Text,
+        typer.Option(
+            "--source", help="Source to measure; default: your notes if the run has them, else its largest source."
+        ),
+    ] = None,
+    documents: Annotated[
+        Count,
+        typer.Option("--documents", min=1, help="Training documents to measure; default: 8, or all of a splice run."),
+    ] = None,
+    controls: Annotated[
+        Count,
+        typer.Option(
+            "--controls", min=0, help="Held-out documents to compare with; default: 3, or those of a splice run."
+        ),
+    ] = None,
     select: Annotated[
         str,
         choice_option(
@@ -69,7 +86,11 @@ def memorize(
     tokenizer: TokenizerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure what a model can recite of its training documents, compared with held-out ones."""
+    """Measure what a model can recite of its training documents.
+
+    Each passage is split into a prompt and a suffix; P(z) is the probability that the model continues the prompt with
+    exactly the suffix. Held-out documents are measured too, for comparison.
+    """
     from json import dumps
 
     from niels_gpt.cli.progress_bar import progress_bar

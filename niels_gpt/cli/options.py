@@ -120,7 +120,8 @@ WindowOption = Annotated[
     Count, typer.Option("--window", min=2, help="Tokens (or bytes) per passage; default: 100, or what fits the model.")
 ]
 PromptOption = Annotated[
-    Count, typer.Option("--prompt", min=1, help="Tokens of the passage shown to the model; default: half of them.")
+    Count,
+    typer.Option("--prompt", min=1, help="Tokens of each passage that are given to the model; default: half of them."),
 ]
 StrideOption = Annotated[
     int, typer.Option("--stride", min=1, help="Tokens between the starts of neighboring passages.")
@@ -128,6 +129,8 @@ StrideOption = Annotated[
 GreedyOption = Annotated[
     Count,
     typer.Option(
-        "--greedy", min=0, help="Tokens shown, and tokens decoded greedily; 0 for none; default: 32, or what fits."
+        "--greedy",
+        min=0,
+        help="Also decode N tokens greedily after prompts of N tokens; 0: do not; default: 32, or what fits the model.",
     ),
 ]

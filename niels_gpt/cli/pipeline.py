@@ -41,10 +41,11 @@ def pipeline(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and exit.")] = False,
     verify: VerifyOption = False,
 ) -> None:
-    """Pretrain on token caches, then fine-tune for chat: a best checkpoint for each.
+    """Pretrain on token caches, then fine-tune for chat.
 
-    After a signal the run is saved, the command to resume is printed, and the exit code is 128 + the signal. Under
-    torchrun every process runs this; a pipeline that torchrun restarts resumes by itself.
+    Each phase is a run with a best checkpoint. After a signal the run is saved, the command to resume is printed, and
+    the exit code is 128 + the signal. Under torchrun every process runs this; a pipeline that torchrun restarts resumes
+    by itself.
     """
     from niels_gpt.cli.train import check_run_dir
     from niels_gpt.config.yaml_file import dump_config

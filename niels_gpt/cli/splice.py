@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from niels_gpt.training.tasks.documents import SourceDocuments
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-app = typer.Typer(help="Train on chosen documents at chosen positions: select, inspect, study.", no_args_is_help=True)
+app = typer.Typer(help="Train on chosen documents at chosen positions.", no_args_is_help=True)
 
 ConfigOption = Annotated[
     OptionalPath, typer.Option("--config", help="YAML file of a splice run; default: notes, as bytes.")
@@ -59,7 +59,10 @@ def splice_select(
     encoding_errors: EncodingOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the candidates, their lengths, and what each policy would select. Nothing is trained."""
+    """Show the documents that a splice run would train on.
+
+    Prints the candidates, their lengths, and what each policy would select. Nothing is trained.
+    """
     from niels_gpt.training.tasks.documents import open_documents
     from niels_gpt.training.tasks.splice_task import SpliceTask, policy_choices
 
@@ -118,7 +121,10 @@ def splice_coverage(
     encoding_errors: EncodingOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Count how often each token of each document is seen and supervised, without a model."""
+    """Count how often each token is seen and supervised.
+
+    Per document, over epochs or steps of a splice run. No model is needed.
+    """
     from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
     from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
     from niels_gpt.system import files
@@ -174,7 +180,11 @@ def splice_study(
     encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train one run per value, measure what each memorized, and fit log P(z) against epochs and tokens."""
+    """Train and measure one run per value of a setting.
+
+    Trains each run, measures what it memorized, and fits log P(z) against epochs and tokens. The same command resumes
+    an interrupted study.
+    """
     from niels_gpt.cli.memorize import memorize
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.memorization.measure import ExtractionSettings
@@ -221,7 +231,10 @@ def splice_fit(
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fit log P(z) = c1 log(epochs) + c2 log(tokens) + c3 over the checkpoints of several runs."""
+    """Fit the memorization law over the checkpoints of several runs.
+
+    log P(z) = c1 log(epochs) + c2 log(tokens) + c3
+    """
     from dataclasses import asdict
 
     from niels_gpt.memorization.law import fit_law, law_points

@@ -35,9 +35,11 @@ def train(
     out: Annotated[Path, output_option("--out", "Folder for spm.model and meta.json.", folder=True)] = Path(
         "cache/tokenizer"
     ),
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Subwords, without the special tokens.")] = 16_000,
+    vocab_size: Annotated[
+        int, typer.Option("--vocab-size", help="Subwords to learn, without the special tokens.")
+    ] = 16_000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of documents.")] = 42,
-    documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents per source.")] = 20_000,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents to read per source.")] = 20_000,
     path: PathOption = None,
     encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
@@ -95,14 +97,14 @@ def report(
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
         "cache/tokenizer"
     ),
-    take: Annotated[int, typer.Option("--take", min=1, help="Texts per source.")] = 2000,
+    take: Annotated[int, typer.Option("--take", min=1, help="Most texts to read per source.")] = 2000,
     path: PathOption = None,
     encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Report bytes per token of each source, the longest subwords, and the unused ones."""
+    """Report bytes per token, the longest and the unused subwords."""
     import itertools
     from json import dumps
 
