@@ -43,9 +43,8 @@ def demo(
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.inference.generation import generate
     from niels_gpt.inference.sampling import Sampling
-    from niels_gpt.runs.checkpoint import load_model
     from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.runs.loading import LoadedRun, new_run
+    from niels_gpt.runs.loading import load_run, new_run
     from niels_gpt.system.console import format_duration, short_number
     from niels_gpt.system.device import has_fast_bf16, resolve_device
     from niels_gpt.system.rng import generator
@@ -62,19 +61,19 @@ def demo(
     result = train_and_report(config, run, device=device)
     exit_if_stopped(result.stopped_by, result, run)
 
-    model, step = load_model(run.best, device)
-    size = short_number(model.num_parameters())
-    console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {step} steps")
+    loaded = load_run(run.path, None, device)
+    size = short_number(loaded.model.num_parameters())
+    console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {loaded.step} steps")
     console.print("Bits per byte on held-out text; lower is better. Compare the model with xz, gzip and the rest.")
-    scores = score_byte_streams(LoadedRun(model, step, run.best, run), config)
+    scores = score_byte_streams(loaded, config)
     show_scores(scores, wiki=config.data.wiki)
 
     console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}:")
-    text = generate(model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
+    text = generate(loaded.model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
     console.print(escape(text), style="green")
 
     console.print("\n[bold]3. How does it answer?[/]")
-    conversation = Conversation(model, sampling=Sampling(temperature=0.0))
+    conversation = Conversation(loaded.model, sampling=Sampling(temperature=0.0))
     console.print(f"you>   {QUESTION}")
     console.print(f"niels> {escape(''.join(conversation.reply(QUESTION)))}", style="green")
 
