@@ -417,19 +417,15 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show the metadata, the sizes and a decoded sample at a random offset."""
-    import torch
     from rich.console import Console
 
     from niels_gpt.cache.formats import SPLITS, TEST
     from niels_gpt.cache.verify import find_caches
+    from niels_gpt.system.rng import seeded_or_random
 
     if split not in (*SPLITS, TEST):
         raise ValueError(f"--split must be train, val or test, got {split!r}")
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    generator = seeded_or_random(seed)
     entries = [_inspect_cache(folder, split, generator, tokens, tokenizer) for folder in find_caches(path)]
     if json:
         print(json_format.dumps(entries, indent=2, ensure_ascii=False))

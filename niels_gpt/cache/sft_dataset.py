@@ -182,9 +182,20 @@ class SFTExampleDataset:
         tokens: np.ndarray = self._tokens.tokens[int(self.bounds[number]) : int(self.bounds[number + 1])]
         return tokens
 
-    def num_targets(self) -> int:
-        """Number of target tokens within the first T + 1 of all examples."""
-        return int((self._spans[:, 1] - self._spans[:, 0]).sum())
+    def target_counts(self) -> dict[str, float]:
+        """Numbers of examples and tokens, and of the supervised ones among the first T + 1 tokens of each example."""
+        lengths = np.diff(self.bounds)
+        seen = int(np.minimum(lengths, self.T + 1).sum())
+        supervised = int((self._spans[:, 1] - self._spans[:, 0]).sum())
+        return {
+            "examples": self.num_examples,
+            "without_targets": self.num_excluded,
+            "cut": int((lengths > self.T + 1).sum()),
+            "tokens": int(lengths.sum()),
+            "seen": seen,
+            "supervised": supervised,
+            "share": supervised / seen,
+        }
 
     def mask(self, number: int) -> np.ndarray:
         """Boolean mask of the targets among the first T + 1 tokens of an example."""

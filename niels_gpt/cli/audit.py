@@ -49,23 +49,23 @@ def audit(
     tokenizer: TokenizerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the passages of my notes that a checkpoint can recite. Exit code 0: none, safe to publish; 3: some."""
+    """List the passages of my notes that a checkpoint can recite.
+
+    Each passage is split into a prompt and a suffix; P(z) is the probability that the model continues the prompt with
+    exactly the suffix. Exit code 0: no passage reaches the threshold, safe to publish; 3: some do.
+    """
     from dataclasses import asdict
     from json import dumps
 
     from niels_gpt.cli.progress_bar import progress_bar
     from niels_gpt.memorization.audit import audit_notes, audit_report, check_threshold
     from niels_gpt.memorization.measure import ExtractionSettings
-    from niels_gpt.memorization.selection import check_encoding
     from niels_gpt.report.memorization_files import write_report
-    from niels_gpt.runs.loading import is_run, load_run
+    from niels_gpt.runs.loading import load_run
     from niels_gpt.system import files
 
-    errors = encoding_errors or "strict"
     check_threshold(threshold)
-    check_encoding(errors)
-    named_run = is_run(checkpoint)
-    loaded = load_run(checkpoint if named_run else None, None if named_run else checkpoint, device, tokenizer)
+    loaded = load_run(checkpoint, None, device, tokenizer)
     settings = ExtractionSettings.fitting(loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=0)
     result = audit_notes(
         loaded,
@@ -74,7 +74,7 @@ def audit(
         threshold=threshold,
         control=control,
         passages=top,
-        encoding_errors=errors,
+        encoding_errors=encoding_errors or "strict",
         progress=progress_bar,
     )
     if result.skipped_controls:

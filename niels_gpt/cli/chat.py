@@ -43,9 +43,10 @@ def chat(
     tokenizer: TokenizerOption = None,
 ) -> None:
     """Chat with a model: /system TEXT, /reset, /exit."""
-    from niels_gpt.cli.generate_text import make_generator, make_sampling, open_stdin, with_weights
+    from niels_gpt.cli.generate_text import make_sampling, open_stdin, with_weights
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.rng import seeded_or_random
 
     sampling = make_sampling(temperature, top_k, top_p, min_p)
     interactive = open_stdin().isatty()
@@ -54,7 +55,7 @@ def chat(
         with_weights(loaded.model, weights),
         system=system,
         sampling=sampling,
-        generator=make_generator(seed),
+        generator=seeded_or_random(seed),
         max_new_tokens=max_tokens,
         tokenizer=loaded.tokenizer,
     )

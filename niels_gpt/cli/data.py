@@ -18,7 +18,7 @@ from niels_gpt.cli.options import (
     SourceConfigOption,
     SplitOption,
     SubsetOption,
-    check_choice,
+    choice_option,
     output_option,
 )
 
@@ -46,7 +46,7 @@ SourceName = Annotated[str, typer.Argument(help="A source of `niels-gpt data lis
 
 @app.command("list")
 def list_(config: SourceConfigOption = None, offline: OfflineOption = False, json: JsonOption = False) -> None:
-    """List every source: name, kind, license, id, and where it would be read from now."""
+    """List every source, and where it would be read from now."""
     from json import dumps
 
     from niels_gpt.data.registry import describe, sources
@@ -137,7 +137,10 @@ def _shorten(text: str, chars: int) -> str:
 def stats(
     name: SourceName,
     take: Annotated[
-        Count, typer.Option("--take", min=1, help="Only so many samples; default: all, or 10,000 of a huge source.")
+        Count,
+        typer.Option(
+            "--take", min=1, help="Most samples to read; default: all, or 10,000 of a large source on the Hub."
+        ),
     ] = None,
     split: SplitOption = "train",
     subset: SubsetOption = None,
@@ -150,7 +153,7 @@ def stats(
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Count samples, characters, languages, lengths, roles and turns of a source."""
+    """Count the samples, lengths, languages and roles of a source."""
     from json import dumps
 
     from niels_gpt.data.registry import get_source
@@ -229,14 +232,17 @@ def lint(
     context: Annotated[
         int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")
     ] = 1024,
-    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
+    split: Annotated[str, choice_option("--split", ("train", "val"), "train or val.")] = "train",
     example: Annotated[
         Count, typer.Option("--example", min=0, help="Index of the example to show; default: a random one.")
     ] = None,
     seed: Annotated[Count, typer.Option("--seed", min=0, help="Seed of the random example.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Count the supervised tokens of every SFT cache and show one example; exit code 1 if a cache has none."""
+    """Count the supervised tokens of SFT caches, and show an example.
+
+    Exit code 1 if a cache has none.
+    """
     import sys
     from json import dumps
 
@@ -245,7 +251,6 @@ def lint(
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.cache.meta import CacheError
 
-    check_choice("--split", split, ("train", "val"))
     folder = CacheFolder(cache_dir)
     names = names or folder.names("sft")
     if not names:
@@ -258,7 +263,7 @@ def lint(
             datasets[name] = folder.sft(name, split, T=context)
         except CacheError as err:
             refused.append(str(err))
-    rows = [{"cache": name, **_count_targets(dataset)} for name, dataset in datasets.items()]
+    rows = [{"cache": name, **dataset.target_counts()} for name, dataset in datasets.items()]
     name, dataset = next(iter(datasets.items()), ("", None))
     index = -1 if dataset is None else _choose_example(dataset, example, seed)
     if json:
@@ -276,30 +281,12 @@ def lint(
         raise typer.Exit(1)
 
 
-def _count_targets(dataset: SFTExampleDataset) -> dict[str, Any]:
-    """Count examples, tokens, and the supervised ones among the first T + 1 tokens of each example."""
-    import numpy as np
-
-    lengths = np.diff(dataset.bounds)
-    seen = int(np.minimum(lengths, dataset.T + 1).sum())
-    supervised = dataset.num_targets()
-    return {
-        "examples": dataset.num_examples,
-        "without_targets": dataset.num_excluded,
-        "cut": int((lengths > dataset.T + 1).sum()),
-        "tokens": int(lengths.sum()),
-        "seen": seen,
-        "supervised": supervised,
-        "share": supervised / seen,
-    }
-
-
 def _choose_example(dataset: SFTExampleDataset, example: int | None, seed: int | None) -> int:
     """Return the index of the example to show: the one asked for, else a random one that has targets."""
-    from niels_gpt.cli.generate_text import make_generator
+    from niels_gpt.system.rng import seeded_or_random
 
     if example is None:
-        return dataset.plan(1, make_generator(seed))[0]
+        return dataset.plan(1, seeded_or_random(seed))[0]
     if example >= dataset.num_examples:
         raise ValueError(f"--example must be in 0..{dataset.num_examples - 1}, got {example}")
     return example

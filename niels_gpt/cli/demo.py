@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
+from niels_gpt.cli.options import DeviceOption, EncodingOption, OptionalPath, PrimerOption, RoamOption, WikiOption
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -18,13 +18,19 @@ QUESTION = "what is niels?"
 
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps.")] = STEPS,
-    run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Default: runs/demo, runs/demo-2, ...")] = None,
+    run_dir: Annotated[
+        OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/demo, runs/demo-2, ...")
+    ] = None,
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train, evaluate and chat with a small model, offline, in two to three minutes on two fast cores."""
+    """Train a small model and chat with it, offline.
+
+    It takes two to three minutes on two fast cores, and also evaluates the model and continues a text.
+    """
     import shlex
     import time
 
@@ -32,13 +38,13 @@ def demo(
     from rich.markup import escape
 
     from niels_gpt.cli.eval import show_scores
-    from niels_gpt.cli.train import exit_if_stopped, train_and_report, with_data
+    from niels_gpt.cli.train import exit_if_stopped, train_and_report
+    from niels_gpt.config.yaml_file import with_data
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.inference.generation import generate
     from niels_gpt.inference.sampling import Sampling
-    from niels_gpt.runs.checkpoint import load_model
     from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.runs.loading import LoadedRun, new_run
+    from niels_gpt.runs.loading import load_run, new_run
     from niels_gpt.system.console import format_duration, short_number
     from niels_gpt.system.device import has_fast_bf16, resolve_device
     from niels_gpt.system.rng import generator
@@ -48,25 +54,26 @@ def demo(
     console = Console(highlight=False)
     device = resolve_device(device)
     config = demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
-    config = with_data(config, {"wiki": wiki, "roam": roam, "primer": primer})
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    config = with_data(config, data)
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device)
     exit_if_stopped(result.stopped_by, result, run)
 
-    model, step = load_model(run.best, device)
-    size = short_number(model.num_parameters())
-    console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {step} steps")
+    loaded = load_run(run.path, None, device)
+    size = short_number(loaded.model.num_parameters())
+    console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {loaded.step} steps")
     console.print("Bits per byte on held-out text; lower is better. Compare the model with xz, gzip and the rest.")
-    scores = score_byte_streams(LoadedRun(model, step, run.best, run), config)
+    scores = score_byte_streams(loaded, config)
     show_scores(scores, wiki=config.data.wiki)
 
     console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}:")
-    text = generate(model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
+    text = generate(loaded.model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
     console.print(escape(text), style="green")
 
     console.print("\n[bold]3. How does it answer?[/]")
-    conversation = Conversation(model, sampling=Sampling(temperature=0.0))
+    conversation = Conversation(loaded.model, sampling=Sampling(temperature=0.0))
     console.print(f"you>   {QUESTION}")
     console.print(f"niels> {escape(''.join(conversation.reply(QUESTION)))}", style="green")
 

@@ -16,7 +16,10 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp8")
 
 
 def doctor(device: DeviceOption = "auto", json: JsonOption = False) -> None:
-    """Show versions, devices, precisions, threads, compiler and backends, and how to get what is missing."""
+    """Show what this machine can run, and what is missing.
+
+    Versions, devices, precisions, threads, compiler and backends, and how to get what is missing.
+    """
     from json import dumps
 
     from niels_gpt.model.backend import backend_report
@@ -73,23 +76,27 @@ def precision_support(precision: str, device: str) -> str:
 
 
 def find_compiler() -> str | None:
-    """Return the path of the C compiler for CPU kernels: $CC, gcc or cc; None if there is none."""
-    import os
-    import shlex
+    """Return the path of the C compiler for CPU kernels; None if there is none."""
     import shutil
 
-    chosen = shlex.split(os.environ.get("CC", ""))[:1]
-    return next((path for name in (*chosen, "gcc", "cc") if (path := shutil.which(name))), None)
+    from niels_gpt.kernels.cpu import native
+
+    command = native.find_compiler()
+    return shutil.which(command[0]) if command else None
 
 
 def kernel_folders() -> dict[str, str | None]:
     """Return where compiled kernels are kept, by kind; None where compiling is switched off."""
     import os
 
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "niels-gpt"
-    native = os.environ.get("NIELS_GPT_NATIVE") or str(home)
+    from niels_gpt.kernels.cpu import native
+
+    switched_off = os.environ.get(native.VARIABLE) == "0"
     triton = os.environ.get("TRITON_CACHE_DIR") or str(Path("~/.triton/cache").expanduser())
-    return {"C": None if native == "0" else native, "Triton": triton if _version("triton") else None}
+    return {
+        "C": None if switched_off else str(native.kernel_folder()),
+        "Triton": triton if _version("triton") else None,
+    }
 
 
 def missing(facts: dict[str, Any], rows: Sequence[BackendRow]) -> list[str]:

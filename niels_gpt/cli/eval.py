@@ -20,7 +20,7 @@ from niels_gpt.cli.options import (
     SourceOption,
     TokenizerOption,
     WikiOption,
-    check_choice,
+    choice_option,
 )
 
 if TYPE_CHECKING:
@@ -30,14 +30,20 @@ if TYPE_CHECKING:
 def eval_(
     run: RunOption = None,
     checkpoint: CheckpointOption = None,
-    split: Annotated[str, typer.Option("--split", help="val, or test for sources and caches that have one.")] = "val",
+    split: Annotated[
+        str, choice_option("--split", ("val", "test"), "val, or test for sources and caches that have one.")
+    ] = "val",
     stride: Annotated[
         Count,
         typer.Option(
-            "--stride", min=1, help="Start a window every N bytes or tokens (default T): smaller is more accurate."
+            "--stride",
+            min=1,
+            help="Start a window every N bytes or tokens; default: T. Smaller is slower, more accurate.",
         ),
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, or bf16: faster on a GPU.")] = "fp32",
+    precision: Annotated[
+        str, choice_option("--precision", ("fp32", "bf16"), "fp32, or bf16: faster on a GPU.")
+    ] = "fp32",
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
@@ -54,18 +60,19 @@ def eval_(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Score all held-out data, beside what gzip, xz and byte frequencies reach on the same bytes."""
+    """Score a model on all held-out data, in bits per byte.
+
+    The table also shows what gzip, xz and byte frequencies reach on the same bytes.
+    """
     from json import dumps
 
     from niels_gpt.cache.folder import CacheFolder
-    from niels_gpt.cli.train import with_data
     from niels_gpt.config import RunConfig
+    from niels_gpt.config.yaml_file import with_data
     from niels_gpt.runs.loading import load_run
     from niels_gpt.tokenizer import Tokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
 
-    check_choice("--split", split, ("val", "test"))
-    check_choice("--precision", precision, ("fp32", "bf16"))
     loaded = load_run(run, checkpoint, device, tokenizer)
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)

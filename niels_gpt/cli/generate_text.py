@@ -8,7 +8,6 @@ import typer
 
 from niels_gpt.cli.options import (
     CheckpointOption,
-    Count,
     DeviceOption,
     JsonOption,
     MaxTokensOption,
@@ -21,12 +20,9 @@ from niels_gpt.cli.options import (
     TopKOption,
     TopPOption,
     WeightsOption,
-    check_choice,
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from niels_gpt.inference.sampling import Sampling
     from niels_gpt.model.gpt import GPT
 
@@ -54,6 +50,7 @@ def generate(
 
     from niels_gpt.inference.generation import generate_batch, stream_text
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.rng import seeded_or_random
 
     sampling = make_sampling(temperature, top_k, top_p, min_p)
     text = _read_prompt() if prompt == "-" else prompt
@@ -61,7 +58,7 @@ def generate(
         raise ValueError("the prompt is empty: give at least one character to continue")
     loaded = load_run(run, checkpoint, device, tokenizer)
     model = with_weights(loaded.model, weights)
-    generator = make_generator(seed)
+    generator = seeded_or_random(seed)
     if number == 1 and not json:
         chunks = stream_text(
             model,
@@ -102,23 +99,10 @@ def make_sampling(temperature: float, top_k: int, top_p: Number, min_p: Number) 
     return Sampling(temperature, top_k if top_k != 0 else None, top_p, min_p)
 
 
-def make_generator(seed: Count) -> torch.Generator:
-    """Return a generator with this seed; None draws one from the system."""
-    import torch
-
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
-
-
 def with_weights(model: GPT, weights: str) -> GPT:
-    """Return the model with its weights as `--weights` says. Raises ValueError for an unknown format."""
+    """Return the model with its weights as `--weights` says."""
     from niels_gpt.inference.int8 import Int8GPT
 
-    check_choice("--weights", weights, ("float32", "int8"))
     return Int8GPT.of(model) if weights == "int8" else model
 
 

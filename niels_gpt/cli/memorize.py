@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -21,12 +21,13 @@ from niels_gpt.cli.options import (
     Text,
     TokenizerOption,
     WindowOption,
+    choice_option,
     output_option,
 )
+from niels_gpt.config.splice import SingleSelectMode
 
 if TYPE_CHECKING:
-    from niels_gpt.memorization.measure import Document, ExtractionSettings
-    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.memorization.measure import Document
     from niels_gpt.runs.loading import LoadedRun
 
 
@@ -41,13 +42,33 @@ def memorize(
     stride: StrideOption = 5,
     greedy: GreedyOption = None,
     whole_window: Annotated[
-        bool, typer.Option("--whole-window", help="Map each window to all its characters, not only to its suffix.")
+        bool,
+        typer.Option(
+            "--whole-window",
+            help="In the map of a document, color all characters of a passage, not only its suffix.",
+        ),
     ] = False,
-    source: Annotated[Text, typer.Option("--source", help="Measure this source; default: the run's.")] = None,
-    documents: Annotated[Count, typer.Option("--documents", min=1, help="Training documents to measure.")] = None,
-    controls: Annotated[Count, typer.Option("--controls", min=0, help="Held-out documents to compare with.")] = None,
+    source: Annotated[
+        Text,
+        typer.Option(
+            "--source", help="Source to measure; default: your notes if the run has them, else its largest source."
+        ),
+    ] = None,
+    documents: Annotated[
+        Count,
+        typer.Option("--documents", min=1, help="Training documents to measure; default: 8, or all of a splice run."),
+    ] = None,
+    controls: Annotated[
+        Count,
+        typer.Option(
+            "--controls", min=0, help="Held-out documents to compare with; default: 3, or those of a splice run."
+        ),
+    ] = None,
     select: Annotated[
-        str, typer.Option("--select", help="Documents to select: random, first, longest or shortest.")
+        str,
+        choice_option(
+            "--select", get_args(SingleSelectMode), "Documents to select: random, first, longest or shortest."
+        ),
     ] = "random",
     text: Annotated[list[Path], typer.Option("--text", help="Measure this file; may be repeated.")] = [],  # noqa: B006
     control: Annotated[
@@ -65,7 +86,11 @@ def memorize(
     tokenizer: TokenizerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure what a model can recite of its training documents, compared with held-out ones."""
+    """Measure what a model can recite of its training documents.
+
+    Each passage is split into a prompt and a suffix; P(z) is the probability that the model continues the prompt with
+    exactly the suffix. Held-out documents are measured too, for comparison.
+    """
     from json import dumps
 
     from niels_gpt.cli.progress_bar import progress_bar
@@ -73,26 +98,19 @@ def memorize(
     from niels_gpt.memorization.run import measure_run, report_folder
     from niels_gpt.memorization.selection import (
         SelectedDocuments,
-        check_encoding,
-        check_select_mode,
         read_documents,
         select_documents,
     )
     from niels_gpt.report.memorization_files import write_report
-    from niels_gpt.runs.loading import is_run, load_run
+    from niels_gpt.runs.loading import load_run
 
-    errors = encoding_errors or "strict"
-    check_select_mode(select)
-    check_encoding(errors)
-    if target is not None:
-        if run is not None or checkpoint is not None:
-            raise ValueError(f"give either {target}, or --run and --checkpoint")
-        run, checkpoint = (target, None) if is_run(target) else (None, target)
-    loaded = load_run(run, checkpoint, device, tokenizer)
+    if target is not None and (run is not None or checkpoint is not None):
+        raise ValueError(f"give either {target}, or --run and --checkpoint")
+    loaded = load_run(target or run, checkpoint, device, tokenizer)
     settings = ExtractionSettings.fitting(
         loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window
     )
-    given = read_documents(text, control, loaded, errors)
+    given = read_documents(text, control, loaded, encoding_errors or "strict")
     if text:
         names = {document.name for document in given}
         selected = SelectedDocuments([*given, *_held_out(loaded, controls, names)])
@@ -107,20 +125,6 @@ def memorize(
         print(dumps(result.report, ensure_ascii=False))
     else:
         show_report(result.report, folder)
-
-
-def measure_and_show(run: RunFolder, *, device: str, settings: ExtractionSettings) -> None:
-    """Measure the documents of a run at all its checkpoints, write the report into the run, and print it."""
-    from niels_gpt.cli.progress_bar import progress_bar
-    from niels_gpt.memorization.run import measure_run, report_folder
-    from niels_gpt.memorization.selection import select_documents
-    from niels_gpt.report.memorization_files import write_report
-    from niels_gpt.runs.loading import load_run
-
-    loaded = load_run(run.path, None, device)
-    result = measure_run(loaded, select_documents(loaded), settings, progress=progress_bar)
-    write_report(report_folder(loaded), result.report, result.measurements)
-    show_report(result.report, report_folder(loaded))
 
 
 def _held_out(loaded: LoadedRun, controls: int | None, names: set[str]) -> list[Document]:

@@ -30,11 +30,16 @@ def output_option(name: str, text: str, *, folder: bool = False) -> Any:
     return typer.Option(name, callback=check, help=text)
 
 
-def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise ValueError if the value of an option is not one of its choices."""
-    if value not in choices:
-        listed = " or ".join([", ".join(choices[:-1]), choices[-1]])
-        raise ValueError(f"{option} must be {listed}, got {value!r}")
+def choice_option(name: str, choices: tuple[str, ...], text: str) -> Any:
+    """Return an option with a few allowed values; another value is refused before any work starts."""
+
+    def check(value: Text) -> Text:
+        if value is not None and value not in choices:
+            listed = " or ".join([", ".join(choices[:-1]), choices[-1]])
+            raise ValueError(f"{name} must be {listed}, got {value!r}")
+        return value
+
+    return typer.Option(name, callback=check, help=text)
 
 
 # --- the model ---------------------------------------------------------------------------------------
@@ -48,7 +53,12 @@ TokenizerOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 WeightsOption = Annotated[
-    str, typer.Option("--weights", help="float32 or int8: int8 is approximate, and faster for small batches on a CPU.")
+    str,
+    choice_option(
+        "--weights",
+        ("float32", "int8"),
+        "float32 or int8: int8 is approximate, and faster for small batches on a CPU.",
+    ),
 ]
 
 # --- the data ----------------------------------------------------------------------------------------
@@ -62,8 +72,10 @@ SourceOption = Annotated[
 ]
 EncodingOption = Annotated[
     Text,
-    typer.Option(
-        "--encoding-errors", help="Files that are not utf-8: strict (stop) or replace (substitute bad bytes)."
+    choice_option(
+        "--encoding-errors",
+        ("strict", "replace"),
+        "Files that are not utf-8: strict (stop) or replace (substitute bad bytes).",
     ),
 ]
 SplitOption = Annotated[str, typer.Option("--split", help="train, validation or test, if the source has it.")]
@@ -108,7 +120,8 @@ WindowOption = Annotated[
     Count, typer.Option("--window", min=2, help="Tokens (or bytes) per passage; default: 100, or what fits the model.")
 ]
 PromptOption = Annotated[
-    Count, typer.Option("--prompt", min=1, help="Tokens of the passage shown to the model; default: half of them.")
+    Count,
+    typer.Option("--prompt", min=1, help="Tokens of each passage that are given to the model; default: half of them."),
 ]
 StrideOption = Annotated[
     int, typer.Option("--stride", min=1, help="Tokens between the starts of neighboring passages.")
@@ -116,6 +129,8 @@ StrideOption = Annotated[
 GreedyOption = Annotated[
     Count,
     typer.Option(
-        "--greedy", min=0, help="Tokens shown, and tokens decoded greedily; 0 for none; default: 32, or what fits."
+        "--greedy",
+        min=0,
+        help="Also decode N tokens greedily after prompts of N tokens; 0: do not; default: 32, or what fits the model.",
     ),
 ]

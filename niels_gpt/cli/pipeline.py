@@ -14,9 +14,8 @@ from niels_gpt.cli.options import DeviceOption, OptionalPath, VerifyOption
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
     from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.processes import World
-
-PHASES = ("pretrain", "sft")
 
 
 def pipeline(
@@ -41,75 +40,72 @@ def pipeline(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and exit.")] = False,
     verify: VerifyOption = False,
 ) -> None:
-    """Pretrain on token caches, then fine-tune for chat: a best checkpoint for each.
+    """Pretrain on token caches, then fine-tune for chat.
 
-    After a signal the run is saved, the command to resume is printed, and the exit code is 128 + the signal. Under
-    torchrun every process runs this; a pipeline that torchrun restarts resumes by itself.
+    Each phase is a run with a best checkpoint. After a signal the run is saved, the command to resume is printed, and
+    the exit code is 128 + the signal. Under torchrun every process runs this; a pipeline that torchrun restarts resumes
+    by itself.
     """
     from niels_gpt.cli.train import check_run_dir
     from niels_gpt.config.yaml_file import dump_config
-    from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import new_run
+    from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.processes import open_world
     from niels_gpt.training.loop import check_start
 
     with open_world("cpu" if print_config else device) as world:
-        holds_pipeline = world.broadcast(run_dir is not None and _config_path(run_dir, "pretrain").exists())
+        folder = PipelineFolder(run_dir) if run_dir is not None else None
+        holds_pipeline = world.broadcast(folder is not None and folder.exists)
         resume = resume or (holds_pipeline and (resume_if_there or world.restarts > 0))
         with world.fail_together():
             check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
-            phases = _load_phases(config, run_dir, resume, set_, token_cache)
+            phases = _load_phases(config, folder if resume else None, set_, token_cache)
         if print_config:
             for name, phase in phases.items() if world.is_main else ():
                 print(f"# {name}\n{dump_config(phase)}")
             return
-        folder = run_dir if run_dir is not None else new_run(config.stem if config else "pipeline").path
-        runs = {name: RunFolder(folder / name) for name in PHASES}
+        folder = folder or PipelineFolder(new_run(config.stem if config else "pipeline").path)
         with world.fail_together():
-            for name, phase in phases.items():  # find a mistake in the second phase before the first one has run
-                check_start(phase, runs[name], device=world.device, world=world, resume=runs[name].exists)
-            finished = _check_and_store(phases, runs, folder, resume, verify) if world.is_main else []
-        _run_phases(phases, runs, folder, world.broadcast(finished), world)
+            for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
+                check_start(phases[name], run, device=world.device, world=world, resume=run.exists)
+            finished = _check_and_store(phases, folder, resume, verify) if world.is_main else []
+        _run_phases(phases, folder, world.broadcast(finished), world)
 
 
 def _load_phases(
-    config: Path | None, run_dir: Path | None, resume: bool, overrides: list[str], token_cache: Path | None
+    config: Path | None, resumed: PipelineFolder | None, overrides: list[str], token_cache: Path | None
 ) -> dict[str, RunConfig]:
     """Return the configs of both phases: as the options say, or, to resume, as they were stored. Raises ValueError."""
-    from niels_gpt.cli.train import with_data
-    from niels_gpt.config.yaml_file import load_config, load_pipeline
+    from niels_gpt.config.yaml_file import load_pipeline, with_data
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
-    if resume and config is None and run_dir is not None:
+    if resumed is not None and config is None:
         if overrides or token_cache is not None:
             raise ValueError("--resume uses the stored config: --set and --token-cache need --config")
-        if not _config_path(run_dir, "pretrain").exists():
-            raise ValueError(f"nothing to resume: {run_dir} holds no pipeline (it has no pretrain.yaml)")
-        phases = {name: load_config(_config_path(run_dir, name)) for name in PHASES}
+        phases = resumed.read_configs()
     else:
         data = {"token_cache": None if token_cache is None else str(token_cache)}
         phases = {name: with_data(phase, data) for name, phase in load_pipeline(config, overrides=overrides).items()}
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 
-def _check_and_store(
-    phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, resume: bool, verify: bool
-) -> list[str]:
+def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resume: bool, verify: bool) -> list[str]:
     """Check the folder and the data of both phases, then store their configs. Return the finished phases.
 
     Raises ValueError, before anything is stored, also for a phase that cannot be resumed with its config or data.
     """
-    from niels_gpt.config.yaml_file import dump_config
-    from niels_gpt.system import files
     from niels_gpt.training.resume import check_resumable
     from niels_gpt.training.tasks.registry import open_task
     from niels_gpt.training.tasks.token_task import verify_caches
 
-    if not resume and any(run.exists for run in runs.values()):
-        raise ValueError(f"{folder} already holds a pipeline: resume it with --resume, or choose another --run-dir")
+    if not resume and any(run.exists for run in folder.runs.values()):
+        raise ValueError(
+            f"{folder.path} already holds a pipeline: resume it with --resume, or choose another --run-dir"
+        )
     finished = []
-    for name, phase in phases.items():
-        task, run = open_task(phase), runs[name]
+    for name, run in folder.runs.items():
+        phase = phases[name]
+        task = open_task(phase)
         path, saved, _ = run.newest_checkpoint("cpu", tensors=False)
         if path is not None and saved["step"] >= phase.train.total_steps and run.best.exists():
             finished.append(name)
@@ -117,24 +113,20 @@ def _check_and_store(
             check_resumable(path, saved["extra"], phase, task)
         if verify:
             verify_caches(phase)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, phase in phases.items():
-        files.write_text(_config_path(folder, name), dump_config(phase))
+    folder.write_configs(phases)
     return finished
 
 
-def _run_phases(
-    phases: dict[str, RunConfig], runs: dict[str, RunFolder], folder: Path, finished: list[str], world: World
-) -> None:
+def _run_phases(phases: dict[str, RunConfig], folder: PipelineFolder, finished: list[str], world: World) -> None:
     """Run both phases in order, skipping a finished one."""
     from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
     from niels_gpt.training.progress import say
 
-    command = f"{program(world)} pipeline --run-dir {shlex.quote(str(folder))} --resume"
-    for name in PHASES:
-        run, phase = runs[name], phases[name]
+    command = f"{program(world)} pipeline --run-dir {shlex.quote(str(folder.path))} --resume"
+    for name, run in folder.runs.items():
+        phase = phases[name]
         if name == "sft":
-            phase = dataclasses.replace(phase, init_from=str(runs["pretrain"].best))
+            phase = dataclasses.replace(phase, init_from=str(folder.runs["pretrain"].best))
         if name in finished:
             if world.is_main:
                 say(f"{name}: {run.path} is finished")
@@ -147,19 +139,14 @@ def _run_phases(
         stopped = result.signal if name == "pretrain" else result.stopped_by
         exit_if_stopped(stopped, result, run, command=command, world=world)
     if world.is_main:
-        _print_result(runs)
-
-
-def _config_path(folder: Path, phase: str) -> Path:
-    """Return the path of the stored config of a phase; it exists before the run of the phase does."""
-    return folder / f"{phase}.yaml"
+        _print_result(folder.runs)
 
 
 def _print_result(runs: dict[str, RunFolder]) -> None:
     """Print the losses of both phases, the best checkpoints and the next commands."""
     from niels_gpt.training.progress import say
 
-    pretrain, sft = (_last_evals(runs[name]) for name in PHASES)
+    pretrain, sft = (_last_evals(run) for run in runs.values())
     if "val_pretrain" in pretrain and "val_pretrain" in sft:
         say(f"val_pretrain: {pretrain['val_pretrain']:.3f} after pretraining, {sft['val_pretrain']:.3f} after SFT")
     if "val_sft" in sft:

@@ -12,6 +12,7 @@ import typer
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
+    EncodingOption,
     GreedyOption,
     JsonOption,
     OptionalPath,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from niels_gpt.training.tasks.documents import SourceDocuments
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-app = typer.Typer(help="Train on chosen documents at chosen positions: select, inspect, study.", no_args_is_help=True)
+app = typer.Typer(help="Train on chosen documents at chosen positions.", no_args_is_help=True)
 
 ConfigOption = Annotated[
     OptionalPath, typer.Option("--config", help="YAML file of a splice run; default: notes, as bytes.")
@@ -55,16 +56,21 @@ def splice_select(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the candidates, their lengths, and what each policy would select. Nothing is trained."""
-    from niels_gpt.training.tasks.documents import open_documents
-    from niels_gpt.training.tasks.splice_task import SpliceTask
+    """Show the documents that a splice run would train on.
 
-    resolved = _splice_config(config, list(set_), {"wiki": wiki, "roam": roam, "primer": primer})
+    Prints the candidates, their lengths, and what each policy would select. Nothing is trained.
+    """
+    from niels_gpt.training.tasks.documents import open_documents
+    from niels_gpt.training.tasks.splice_task import SpliceTask, policy_choices
+
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    resolved = _splice_config(config, set_, data)
     library = open_documents(resolved)
     documents, splice, S = library.train, resolved.splice, resolved.model.T
-    choices = _policy_choices(splice, library, S)
+    choices = policy_choices(splice, library, S)
     candidates = splice.within_limits(documents.lengths, ends=documents.ends, S=S)
     if not json:  # before the selection: if it fails, this shows why
         _show_candidates(library, candidates)
@@ -112,16 +118,21 @@ def splice_coverage(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Count how often each token of each document is seen and supervised, without a model."""
+    """Count how often each token is seen and supervised.
+
+    Per document, over epochs or steps of a splice run. No model is needed.
+    """
     from niels_gpt.report.coverage import coverage_page, coverage_png, coverage_text
     from niels_gpt.splice.coverage import cover, epoch_spans, frames_needed, step_spans
     from niels_gpt.system import files
     from niels_gpt.system.console import plural
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-    resolved = _splice_config(config, list(set_), {"wiki": wiki, "roam": roam, "primer": primer})
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    resolved = _splice_config(config, set_, data)
     task = SpliceTask(resolved)
     dataset, train = task.dataset, resolved.train
     if steps is not None:
@@ -166,10 +177,15 @@ def splice_study(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
+    encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train one run per value, measure what each memorized, and fit log P(z) against epochs and tokens."""
-    from niels_gpt.cli.memorize import measure_and_show
+    """Train and measure one run per value of a setting.
+
+    Trains each run, measures what it memorized, and fits log P(z) against epochs and tokens. The same command resumes
+    an interrupted study.
+    """
+    from niels_gpt.cli.memorize import memorize
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.runs.folder import RunFolder
@@ -183,7 +199,8 @@ def splice_study(
     if len(set(values)) < len(values):
         raise ValueError(f"--vary must have different values, got {vary!r}")
     runs = {value: RunFolder(out / f"{key.split('.')[-1]}-{value}") for value in values}
-    device, data = resolve_device(device), {"wiki": wiki, "roam": roam, "primer": primer}
+    device = resolve_device(device)
+    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
     configs = {value: _splice_config(config, [*set_, f"{key}={value}"], data) for value in values}
     shortest = min(resolved.model.T for resolved in configs.values())
     # The same settings for all runs, so that they can be compared.
@@ -195,7 +212,14 @@ def splice_study(
         print(f"\n{key} = {value}: {run.path}" + (" (resuming)" if resume else ""))
         result = train_and_report(configs[value], run, device=device, resume=resume)
         exit_if_stopped(result.signal, result, run, command="the same command again")
-        measure_and_show(run, device=device, settings=settings)
+        memorize(
+            run.path,
+            window=settings.window,
+            prompt=settings.prompt,
+            stride=settings.stride,
+            greedy=settings.greedy,
+            device=device,
+        )
     print()
     splice_fit([run.path for run in runs.values()], png=out / "law.png", html=out / "law.html")
 
@@ -207,7 +231,10 @@ def splice_fit(
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fit log P(z) = c1 log(epochs) + c2 log(tokens) + c3 over the checkpoints of several runs."""
+    """Fit the memorization law over the checkpoints of several runs.
+
+    log P(z) = c1 log(epochs) + c2 log(tokens) + c3
+    """
     from dataclasses import asdict
 
     from niels_gpt.memorization.law import fit_law, law_points
@@ -232,8 +259,7 @@ def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str,
     """Return the config of a splice run. Raises ValueError for a config of another task."""
     import dataclasses
 
-    from niels_gpt.cli.train import with_data
-    from niels_gpt.config.yaml_file import load_config
+    from niels_gpt.config.yaml_file import load_config, with_data
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
     resolved = with_data(load_config(config, overrides=overrides), data)
@@ -242,28 +268,6 @@ def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str,
     if resolved.task != "splice":
         raise ValueError(f"{config} has task {resolved.task}: it must be splice")
     return with_vocabulary(resolved)
-
-
-def _policy_choices(splice: SpliceConfig, library: SourceDocuments, S: int) -> dict[str, list[int] | str]:
-    """Return the documents that each policy would select, or why it cannot. Nothing is logged."""
-    import dataclasses
-    from typing import get_args
-
-    from niels_gpt.config.splice import SingleSelectMode, log
-    from niels_gpt.training.tasks.splice_task import choose_documents
-
-    choices: dict[str, list[int] | str] = {}
-    log.disabled = True
-    try:
-        for mode in get_args(SingleSelectMode):
-            policy = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
-            try:
-                choices[mode] = choose_documents(policy, library, S)
-            except ValueError as err:
-                choices[mode] = str(err)
-    finally:
-        log.disabled = False
-    return choices
 
 
 def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from niels_gpt.cli.options import JsonOption, OfflineOption, PathOption, SourceConfigOption, output_option
+from niels_gpt.cli.options import (
+    EncodingOption,
+    JsonOption,
+    OfflineOption,
+    PathOption,
+    SourceConfigOption,
+    output_option,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from niels_gpt.data.registry import Source
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer.compression import Compression
 
 app = typer.Typer(help="Train a tokenizer, and measure how well it compresses.", no_args_is_help=True)
 
-UNKNOWN_ID = 0
-"""The id of `<unk>`, which is never encoded."""
 GPT2_BYTES_PER_TOKEN = 4.0
 """Often quoted for GPT-2's tokenizer (50,257 subwords) on English text."""
 LONGEST_SHOWN, UNUSED_SHOWN = 12, 24
@@ -32,10 +35,13 @@ def train(
     out: Annotated[Path, output_option("--out", "Folder for spm.model and meta.json.", folder=True)] = Path(
         "cache/tokenizer"
     ),
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Subwords, without the special tokens.")] = 16_000,
+    vocab_size: Annotated[
+        int, typer.Option("--vocab-size", help="Subwords to learn, without the special tokens.")
+    ] = 16_000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of documents.")] = 42,
-    documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents per source.")] = 20_000,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents to read per source.")] = 20_000,
     path: PathOption = None,
+    encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
@@ -50,13 +56,19 @@ def train(
     from niels_gpt.cache.sources.texts import BuildSettings
     from niels_gpt.system.console import format_duration
 
+    _check_path(path, names)
     if (out / "spm.model").exists() and not force:
         raise ValueError(
             f"{out} already has a tokenizer, and caches may depend on it: choose another --out, or use --force"
         )
     chosen = choose_sources(names or None, [], [], config)
     settings = BuildSettings(
-        cache_dir=out.parent, seed=seed, vocab_size=vocab_size, path=path, tokenizer_documents=documents
+        cache_dir=out.parent,
+        seed=seed,
+        vocab_size=vocab_size,
+        path=path,
+        tokenizer_documents=documents,
+        errors=encoding_errors,
     )
     began = time.monotonic()
     skipped: list[str] = []
@@ -72,7 +84,7 @@ def train(
     seconds = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
     read = " ".join(source.name for source in chosen if source.name not in skipped)
-    options = {"--tokenizer": out, "--path": path, "--config": config}
+    options = {"--tokenizer": out, "--path": path, "--encoding-errors": encoding_errors, "--config": config}
     given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
     print(f"next: niels-gpt tokenizer report {read} {given}")
 
@@ -85,53 +97,64 @@ def report(
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
         "cache/tokenizer"
     ),
-    take: Annotated[int, typer.Option("--take", min=1, help="Texts per source.")] = 2000,
+    take: Annotated[int, typer.Option("--take", min=1, help="Most texts to read per source.")] = 2000,
     path: PathOption = None,
+    encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Report bytes per token of each source, the longest subwords, and the unused ones."""
+    """Report bytes per token, the longest and the unused subwords."""
+    import itertools
     from json import dumps
 
     import numpy as np
 
     from niels_gpt.cache.sources.build import choose_sources
+    from niels_gpt.cache.sources.texts import BuildSettings, training_texts
     from niels_gpt.tokenizer import load_tokenizer
+    from niels_gpt.tokenizer.compression import measure_compression, multi_byte_subwords
 
+    _check_path(path, names)
     loaded = load_tokenizer(tokenizer)
+    settings = BuildSettings(cache_dir=Path(), path=path, errors=encoding_errors)
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
     for source in choose_sources(names or None, [], [], config):
         try:
-            row, counts = _measure(loaded, source, take=take, path=path)
+            found = measure_compression(loaded, itertools.islice(training_texts(source, settings), take))
+            if found is None:
+                raise ValueError(f"{source.name} has no text")
         except (OSError, ValueError) as err:
             if names:
                 raise
             _warn_skipped(source, err)
             continue
-        rows.append(row)
-        used += counts
+        rows.append(_row(source.name, found))
+        used += found.counts
     if not rows:
         raise ValueError("no source could be read: name one that is available (niels-gpt data list)")
-    subwords = loaded.token_bytes
-    special = {UNKNOWN_ID, *loaded.special_token_ids().values()}
-    ids = [i for i in range(loaded.vocab_size) if len(subwords[i]) > 1 and i not in special]
-    longest = sorted(ids, key=lambda i: (-len(subwords[i]), i))[:LONGEST_SHOWN]
-    unused = [i for i in ids if not used[i]]
-    found = {
+    subwords = multi_byte_subwords(loaded)
+    unused = sorted(i for i in subwords if not used[i])
+    measured = {
         "tokenizer": str(tokenizer),
         "sha256": loaded.sha256,
         "vocab_size": loaded.vocab_size,
         "sources": rows,
-        "longest_pieces": [loaded.decode([i]) for i in longest],
+        "longest_pieces": [loaded.decode([i]) for i in subwords[:LONGEST_SHOWN]],
         "unused_pieces": len(unused),
         "unused_examples": [loaded.decode([i]) for i in unused[:UNUSED_SHOWN]],
     }
     if json:
-        print(dumps(found, indent=2, ensure_ascii=False))
+        print(dumps(measured, indent=2, ensure_ascii=False))
     else:
-        _print_report(found)
+        _print_report(measured)
+
+
+def _check_path(path: Path | None, names: list[str]) -> None:
+    """Raise ValueError if a local path would be read as several sources."""
+    if path is not None and len(names) != 1:
+        raise ValueError(f"--path {path} needs exactly one SOURCE, got {len(names)}: name the source that it holds")
 
 
 def _warn_skipped(source: Source, err: Exception) -> None:
@@ -142,38 +165,16 @@ def _warn_skipped(source: Source, err: Exception) -> None:
     print(f"warning: skipping {source.name}: {error_message(err)}", file=sys.stderr)
 
 
-def _measure(
-    tokenizer: Tokenizer, source: Source, *, take: int, path: Path | None
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Return (a row of the report, the number of occurrences of each id) for the first texts of a source."""
-    import itertools
-    import time
-
-    import numpy as np
-
-    from niels_gpt.cache.sources.texts import BuildSettings, training_texts
-    from niels_gpt.tokenizer import find_special
-
-    settings = BuildSettings(cache_dir=Path(), path=path)
-    texts = [text for text in itertools.islice(training_texts(source, settings), take) if find_special(text) is None]
-    if not texts:
-        raise ValueError(f"{source.name} has no text")
-    began = time.perf_counter()
-    ids = np.concatenate(tokenizer.encode_batch(texts))
-    seconds = time.perf_counter() - began
-    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
-    size = sum(len(text.encode("utf-8")) for text in texts)
-    one_byte = sum(int(counts[i]) for i, subword in enumerate(tokenizer.token_bytes) if len(subword) == 1)
-    row = {
-        "source": source.name,
-        "texts": len(texts),
-        "bytes": size,
-        "tokens": len(ids),
-        "bytes_per_token": size / len(ids),
-        "one_byte_tokens": one_byte / len(ids),
-        "tokens_per_second": len(ids) / seconds,
+def _row(name: str, found: Compression) -> dict[str, Any]:
+    return {
+        "source": name,
+        "texts": found.texts,
+        "bytes": found.bytes,
+        "tokens": found.tokens,
+        "bytes_per_token": found.bytes / found.tokens,
+        "one_byte_tokens": found.one_byte / found.tokens,
+        "tokens_per_second": found.tokens / found.seconds,
     }
-    return row, counts
 
 
 def _print_report(found: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +69,7 @@ def train(
     After a signal the run is saved, the command to resume is printed, and the exit code is 128 + the signal. Under
     torchrun every process runs this; a run that torchrun restarts resumes by itself.
     """
-    from niels_gpt.config.yaml_file import dump_config, load_config
+    from niels_gpt.config.yaml_file import dump_config, load_config, with_data
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import new_run
     from niels_gpt.system.processes import open_world
@@ -216,26 +216,3 @@ def _ignore_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequence[str] = ()) -> RunConfig:
-    """Return the config with data options (None: not given) and paths of sources (`NAME=PATH`) applied.
-
-    Raises ValueError for a value that is not allowed, and for a source that the config does not have.
-    """
-    from niels_gpt.config.yaml_file import config_from_dict, to_dict
-
-    given = {key: value for key, value in data.items() if value is not None}
-    if not given and not sources:
-        return config
-    tree = to_dict(config)
-    tree["data"] |= given
-    for item in sources:
-        name, _, path = item.partition("=")
-        if not path:
-            raise ValueError(f"--source takes NAME=PATH, got {item!r}")
-        if name not in config.data.sources:
-            known = ", ".join(config.data.sources) or "none"
-            raise ValueError(f"--source {item}: the config has no data.sources.{name}; its sources are: {known}")
-        tree["data"]["sources"][name]["path"] = path
-    return config_from_dict(tree, where="options")

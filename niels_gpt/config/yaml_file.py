@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -31,6 +31,27 @@ def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()
     for item in overrides:
         _apply_override(tree, item)
     return config_from_dict(tree, where="config" if path is None else str(path))
+
+
+def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequence[str] = ()) -> RunConfig:
+    """Return the config with data options (None: not given) and paths of sources (`NAME=PATH`) applied.
+
+    Raises ValueError for a value that is not allowed, and for a source that the config does not have.
+    """
+    given = {key: value for key, value in data.items() if value is not None}
+    if not given and not sources:
+        return config
+    tree = to_dict(config)
+    tree["data"] |= given
+    for item in sources:
+        name, _, path = item.partition("=")
+        if not path:
+            raise ValueError(f"--source takes NAME=PATH, got {item!r}")
+        if name not in config.data.sources:
+            known = ", ".join(config.data.sources) or "none"
+            raise ValueError(f"--source {item}: the config has no data.sources.{name}; its sources are: {known}")
+        tree["data"]["sources"][name]["path"] = path
+    return config_from_dict(tree, where="options")
 
 
 def _read_tree(path: str | Path | None) -> dict[str, Any]:

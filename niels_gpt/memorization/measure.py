@@ -84,15 +84,11 @@ class ExtractionSettings:
             greedy=min(32, (T + 1) // 2) if greedy is None else greedy,
             whole_window=whole_window,
         )
-        settings.check_length(T)
+        settings.check(T)
         return settings
 
-    def check(self, model: GPT) -> None:
-        """Raise ValueError if windows or greedy continuations do not fit the model's T."""
-        self.check_length(model.config.T)
-
-    def check_length(self, T: int) -> None:
-        """Raise ValueError as `check` does, for a model of context length T."""
+    def check(self, T: int) -> None:
+        """Raise ValueError if windows or greedy continuations do not fit a model of context length T."""
         if self.window - 1 > T:
             raise ValueError(
                 f"windows of {self.window} tokens do not fit a model of T={T}: set --window to {T + 1} or less"
@@ -207,7 +203,7 @@ def measure(
     nothing to predict, and for nan or infinite logits.
     """
     settings = settings or ExtractionSettings()
-    settings.check(model)
+    settings.check(model.config.T)
     check_documents(model, documents, tokenizer)
     plans = [WindowPlan.of(len(document.ids), settings) for document in documents]
     pairs = list(zip(documents, plans, strict=True))

@@ -70,10 +70,10 @@ def position_map(
     windows of each document count. `best_p` is the largest P(z) of `most_windows` / 25 of them at any offset, and
     `best_offset` that offset: evenly spaced offsets can miss the one at which a text is known.
     """
-    if getattr(model.config, "positions", "rope") == "rope":
+    if model.config.positions == "rope":
         return None
     settings = settings or ExtractionSettings()
-    settings.check(model)
+    settings.check(model.config.T)
     frame = frame_offsets(model.config.T, settings.window, offsets)
     entries = []
     for document in documents:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.config import RunConfig
-from niels_gpt.config.splice import SingleSelectMode, SpliceMultiDocumentLMConfig
+from niels_gpt.config.splice import SpliceMultiDocumentLMConfig
 from niels_gpt.data.roam import read_text
 from niels_gpt.memorization.measure import Document
 from niels_gpt.memorization.membership import TRAINED, membership
@@ -32,18 +32,6 @@ class SelectedDocuments(NamedTuple):
     """Tokens of all training documents of a splice run."""
     epochs: np.ndarray | None = None
     """Epochs over them after each step of a splice run."""
-
-
-def check_select_mode(mode: str) -> None:
-    """Raise ValueError for an unknown way to select documents."""
-    if mode not in get_args(SingleSelectMode):
-        raise ValueError(f"--select must be one of {', '.join(get_args(SingleSelectMode))}, got {mode!r}")
-
-
-def check_encoding(errors: str) -> None:
-    """Raise ValueError for an unknown handling of invalid utf-8."""
-    if errors not in ("strict", "replace"):
-        raise ValueError(f"--encoding-errors must be strict or replace, got {errors!r}")
 
 
 def select_documents(

@@ -54,7 +54,7 @@ def build_report(
         "checkpoint": checkpoint,
         "step": step,
         "parameters": model.num_parameters(),
-        "positions": getattr(model.config, "positions", "rope"),
+        "positions": model.config.positions,
         "unit": "byte" if isinstance(tokenizer, ByteTokenizer) else "token",
         "settings": _settings(settings),
         "documents": [document_row(one, tokenizer) for one in measured],

@@ -212,6 +212,11 @@ def bar_chart(bars: Sequence[Bar], *, title: str, low: float, high: float, scale
     )
 
 
+def plain(text: str) -> str:
+    """Escape the dollar signs of a text for matplotlib: they begin a formula, and an invalid one is an error."""
+    return text.replace("$", r"\$")
+
+
 def save_png(figure: Figure, path: Path) -> None:
     """Write a matplotlib figure atomically. Characters that its font lacks become boxes, without warnings."""
     png = io.BytesIO()

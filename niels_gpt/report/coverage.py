@@ -14,8 +14,18 @@ from typing import Protocol
 
 import numpy as np
 
-from niels_gpt.report.charts import LARGE_FONT, MEDIUM_FONT, SMALL_FONT, SPINES, Series, chart_key, line_chart, save_png
-from niels_gpt.report.html import Cell, Column, Group, render, table
+from niels_gpt.report.charts import (
+    LARGE_FONT,
+    MEDIUM_FONT,
+    SMALL_FONT,
+    SPINES,
+    Series,
+    chart_key,
+    line_chart,
+    plain,
+    save_png,
+)
+from niels_gpt.report.html import Cell, Column, Group, count_cell, render, table
 from niels_gpt.report.numbers import percent, shorten
 from niels_gpt.system.console import plural
 
@@ -106,7 +116,7 @@ def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str
             starts, means = bin_means(values, _BINS)
             ends = [*starts, document.length]
             axes.stairs(means, ends, color=color, linewidth=1.2, baseline=None, label=name)
-        axes.set_title(_plain(shorten(document.name, 34, end=12)), fontsize=MEDIUM_FONT)
+        axes.set_title(plain(shorten(document.name, 34, end=12)), fontsize=MEDIUM_FONT)
         axes.tick_params(labelsize=SMALL_FONT)
         axes.locator_params(axis="x", nbins=_X_TICKS)
         axes.spines[SPINES].set_visible(False)
@@ -118,7 +128,7 @@ def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str
     if len(shown):
         grid[0].legend(frameon=False, fontsize=SMALL_FONT, loc="lower center")
     rest = f"\n{len(documents) - len(shown):,} more not drawn" if len(shown) < len(documents) else ""
-    figure.suptitle(_plain(_summary(title, documents, examples, frames)) + rest, fontsize=LARGE_FONT)
+    figure.suptitle(plain(_summary(title, documents, examples, frames)) + rest, fontsize=LARGE_FONT)
     figure.supxlabel("token of the document", fontsize=MEDIUM_FONT)
     figure.supylabel("times", fontsize=MEDIUM_FONT)
     save_png(figure, path)
@@ -140,10 +150,10 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
     rows = [
         [
             Cell(d.name),
-            _count_cell(d.length),
+            count_cell(d.length),
             *_cells_of(d.seen),
             *_cells_of(d.supervised),
-            _count_cell(int((d.supervised == 0).sum())),
+            count_cell(int((d.supervised == 0).sum())),
             *(Cell(percent(share), share) for share in (int(d.seen.sum()) / total, d.length / tokens)),
         ]
         for d in documents
@@ -222,18 +232,9 @@ def _mean(value: float) -> str:
     return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def _count_cell(count: int) -> Cell:
-    return Cell(f"{count:,}", count)
-
-
 def _cells_of(values: np.ndarray) -> list[Cell]:
     numbers = (values.min(), values.mean(), values.max()) if len(values) else (math.nan,) * 3
     return [Cell(text, float(number)) for text, number in zip(_low_mean_high(values), numbers, strict=True)]
-
-
-def _plain(text: str) -> str:
-    """Escape the dollar signs, which begin a formula in matplotlib."""
-    return text.replace("$", r"\$")
 
 
 def _printable(name: str, limit: int = 28) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from niels_gpt.report.charts import FIGURE_SIZE, save_png
+from niels_gpt.report.charts import FIGURE_SIZE, plain, save_png
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.training.progress import headline_evals
 
@@ -29,7 +29,7 @@ def plot_losses(run: RunFolder) -> None:
     names = dict.fromkeys(name for m in lines for name in headline_evals(m.get("evals", {})))
     for name in names:
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3.0, linewidth=1.2, label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3.0, linewidth=1.2, label=plain(name))
     if len(lines) >= MIN_STEPS:  # cut off the initial fall from ln V
         later = [
             *smoothed[len(lines) // 50 :],
@@ -40,7 +40,7 @@ def plot_losses(run: RunFolder) -> None:
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
-    axes.set_title(run.path.name)
+    axes.set_title(plain(run.path.name))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     save_png(figure, run.plot_path)

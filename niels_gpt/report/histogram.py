@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt.report.charts import FIGURE_SIZE, SPINES, save_png
+from niels_gpt.report.charts import FIGURE_SIZE, SPINES, plain, save_png
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -50,6 +50,6 @@ def plot_histogram(lengths: Sequence[int] | np.ndarray, path: Path, *, title: st
     axes.set_xticks([i - 0.5 for i in range(len(bins))], [f"{low:,}" for low, *_ in bins], rotation=45, ha="right")
     axes.set_xlabel("characters per sample")
     axes.set_ylabel("samples")
-    axes.set_title(title)
+    axes.set_title(plain(title))
     axes.spines[SPINES].set_visible(False)
     save_png(figure, path)

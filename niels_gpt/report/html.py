@@ -80,6 +80,11 @@ class Cell:
         return repr(float(self.value)) if self.value is not None and math.isfinite(self.value) else "-1e999"
 
 
+def count_cell(count: int) -> Cell:
+    """Return the cell of a count, with commas."""
+    return Cell(f"{count:,}", count)
+
+
 @dataclass(frozen=True)
 class Group:
     """Rows below a heading ("" for none), with an optional row of totals."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_gpt.memorization.law import Law, LawPoint
-from niels_gpt.report.charts import LARGE_FONT, SMALL_FONT, SPINES, Series, line_chart, save_png
+from niels_gpt.report.charts import LARGE_FONT, SMALL_FONT, SPINES, Series, line_chart, plain, save_png
 from niels_gpt.report.html import COLORS, Cell, Column, Group, render, table
 from niels_gpt.system.console import plural
 
@@ -93,7 +93,7 @@ def law_png(points: Sequence[LawPoint], law: Law, path: Path, *, title: str) -> 
         axes.grid(alpha=0.25)
         axes.spines[SPINES].set_visible(False)
     r2 = "" if law.r2 is None else f", R² = {law.r2:.3f}"
-    figure.suptitle(f"{title}\n{law_text(law)[0]}{r2}".replace("$", r"\$"), fontsize=LARGE_FONT)
+    figure.suptitle(plain(f"{title}\n{law_text(law)[0]}{r2}"), fontsize=LARGE_FONT)
     save_png(figure, path)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from niels_gpt.report.charts import Bar, Series, bar_chart, chart_key, line_chart
-from niels_gpt.report.html import COLORS, Cell, Column, Group, heat_key, render, table
+from niels_gpt.report.html import COLORS, Cell, Column, Group, count_cell, heat_key, render, table
 from niels_gpt.report.numbers import one_in, percent, power, short, shorten
 from niels_gpt.system.console import plural, short_number
 
@@ -148,10 +148,10 @@ def _documents_table(report: dict[str, Any], groups: list[tuple[str, list[Docume
         rows = [
             [
                 Cell(d["name"], small=_small_print(d)),
-                _count(d["tokens"]),
-                _count(d["windows"]),
+                count_cell(d["tokens"]),
+                count_cell(d["windows"]),
                 *(Cell(short(d[key]), d[key]) for key in ("mean_p", "median_p", "max_p")),
-                *(_count(d["over"].get(t, 0)) for t in thresholds),
+                *(count_cell(d["over"].get(t, 0)) for t in thresholds),
             ]
             for d in documents
         ]
@@ -171,12 +171,12 @@ def _totals(documents: list[Document], thresholds: list[str]) -> list[Cell]:
     over = [sum(d["over"].get(t, 0) for d in documents) for t in thresholds]
     return [
         Cell("all"),
-        _count(sum(d["tokens"] for d in documents)),
-        _count(windows),
+        count_cell(sum(d["tokens"] for d in documents)),
+        count_cell(windows),
         Cell(short(mean), mean),
         Cell(""),
         Cell(short(best), best),
-        *map(_count, over),
+        *map(count_cell, over),
     ]
 
 
@@ -196,7 +196,7 @@ def _loss_table(groups: list[tuple[str, list[Document]]], greedy: int, unit: str
         return [
             Cell("-" if share is None else percent(share), share),
             Cell(f"{d['greedy']['exact']:,} of {d['greedy']['starts']:,}", d["greedy"]["exact"]),
-            _count(d["longest_run"]["tokens"]),
+            count_cell(d["longest_run"]["tokens"]),
             Cell(shorten(d["longest_run"]["text"], 80)),
             *(Cell(f"{d[key]:.3f}".replace("nan", "-"), d[key]) for key in ("nats_per_token", "bits_per_byte")),
         ]
@@ -204,10 +204,6 @@ def _loss_table(groups: list[tuple[str, list[Document]]], greedy: int, unit: str
     first = 0 if greedy else 4
     table_groups = [Group([[Cell(d["name"]), *row(d)[first:]] for d in ds], heading) for heading, ds in groups]
     return table([Column("Document", text=True), *columns[first:]], table_groups)
-
-
-def _count(value: int) -> Cell:
-    return Cell(f"{value:,}", value)
 
 
 def _series(
@@ -308,7 +304,7 @@ def _discoverable(trained: list[Document], controls: list[Document]) -> dict[str
     ]
     rows = []
     for n in samples:
-        row = [_count(int(n))]
+        row = [count_cell(int(n))]
         for _, ds in kinds:
             windows = max(sum(d["windows"] for d in ds), 1)
             for p in chances:
@@ -319,7 +315,9 @@ def _discoverable(trained: list[Document], controls: list[Document]) -> dict[str
     per_document = table(
         [Column("Document", text=True), *(Column(f"n = {int(n):,}") for n in samples)],
         [
-            Group([[Cell(d["name"]), *(_count(d["discoverable"][n][middle]) for n in samples)] for d in ds], heading)
+            Group(
+                [[Cell(d["name"]), *(count_cell(d["discoverable"][n][middle]) for n in samples)] for d in ds], heading
+            )
             for heading, ds in (("Trained on", trained), ("Control", controls))
             if ds
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,6 +38,11 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether the folder holds a run: it has a config.yaml."""
         return self.config_path.exists()
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to resume the run."""
+        return f"niels-gpt train --run-dir {shlex.quote(str(self.path))} --resume"
 
     def orphan(self) -> Path | None:
         """A checkpoint or the metrics of a run that lost its config.yaml: a new run would mix with it."""
@@ -244,9 +250,7 @@ class RunFolder:
         for path in (self.best, self.latest):
             if path.exists():
                 return path
-        raise ValueError(
-            f"{self.path} has no checkpoint yet: train first (niels-gpt train --run-dir {self.path} --resume)"
-        )
+        raise ValueError(f"{self.path} has no checkpoint yet: train first ({self.resume_command})")
 
 
 def _is_number(value: Any, kind: Any = int | float) -> bool:
@@ -295,5 +299,6 @@ class MetricsLog:
         except OSError as err:
             remedy = ""
             if err.errno in files.NO_SPACE:
-                remedy = "; saved checkpoints are intact: free some space, and resume with niels-gpt train --resume"
+                resume = RunFolder(self._path.parent).resume_command
+                remedy = f"; saved checkpoints are intact: free some space, and resume with {resume}"
             raise OSError(err.errno, f"cannot write {self._path}: {err.strerror}{remedy}") from err

@@ -93,7 +93,9 @@ def load_run(
     Raises ValueError or OSError if the model cannot be loaded or its tokenizer is not found.
     """
     device = resolve_device(device)
-    if checkpoint is None and path is not None and not is_run(Path(path)) and Path(path).exists():
+    if checkpoint is None and path is not None and not is_run(Path(path)):
+        if not Path(path).exists():
+            raise ValueError(f"{path} does not exist: name a run folder (it has a config.yaml), or a checkpoint")
         path, checkpoint = None, path
     if checkpoint is not None:
         run = RunFolder(path) if path is not None else None

@@ -30,3 +30,14 @@ def generator(seed: int, *parts: int | str) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *parts) if parts else seed)
+
+
+def seeded_or_random(seed: int | None) -> torch.Generator:
+    """Return a CPU generator with this seed; None draws a seed from the system."""
+    import torch
+
+    if seed is not None:
+        return generator(seed)
+    made = torch.Generator()
+    made.seed()
+    return made

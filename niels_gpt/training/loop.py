@@ -160,7 +160,7 @@ def _reporting_device_failure(device: str, state: TrainState, run: RunFolder) ->
         yield
     except torch.AcceleratorError as err:
         newest = next(iter(run.step_files()), None)
-        remedy = f"resume from {newest} with niels-gpt train --resume" if newest else "no checkpoint had been saved"
+        remedy = f"resume from {newest} with {run.resume_command}" if newest else "no checkpoint had been saved"
         raise DeviceFailed(f"{device} failed after {state.step} steps ({first_line(err)}): {remedy}") from err
 
 
@@ -183,7 +183,7 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
     if run.exists and not resume:
-        remedy = "resume it with niels-gpt train --resume, or choose another --run-dir"
+        remedy = f"resume it with {run.resume_command}, or choose another --run-dir"
         raise ValueError(f"{run.path} already holds a run: {remedy}")
     if (orphan := run.orphan()) is not None:
         remedy = "restore its config.yaml, or choose another folder"
@@ -240,7 +240,7 @@ def _loop(
         if world.size == 1:
             save(state.model, numbered=True, best=False)
             saved = f" saved {run.latest} after {state.step} steps:"
-        return OutOfMemory(f"{err}{saved} resume with niels-gpt train --resume {options}")
+        return OutOfMemory(f"{err}{saved} resume with {run.resume_command} {options}")
 
     def build(step: int) -> Batch:
         return task.batch(step, world.share)
@@ -331,7 +331,7 @@ def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
     """The error for a run that diverged at a step. Checkpoints from that step on are set aside as diverged_*."""
     good = run.discard_from(step)
     where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
-    remedy = "niels-gpt train --resume --allow-config-change --set train.base_lr=LOWER"
+    remedy = f"{run.resume_command} --allow-config-change --set train.base_lr=LOWER"
     return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up ({remedy})")
 
 

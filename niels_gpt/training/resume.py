@@ -157,7 +157,7 @@ def check_resumable(
         remedy = (
             "start a new run for another model or optimizer"
             if model_changed
-            else "use the config of the run, or resume anyway with niels-gpt train --allow-config-change"
+            else "use the config of the run, or pass --allow-config-change to niels-gpt train to resume anyway"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
     fingerprint = task.fingerprint()
@@ -166,7 +166,7 @@ def check_resumable(
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "
-            "or resume anyway with niels-gpt train --allow-data-change"
+            "or pass --allow-data-change to niels-gpt train to resume anyway"
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 from niels_gpt.cli import demo
 from niels_gpt.data import embedded
 from niels_gpt.model.gpt import GPT
-from tests.cli import call
+from tests.cli import call, error_of
 from tests.training import metric_lines
 
 
@@ -56,6 +56,24 @@ def test_own_notes_in_an_own_folder(tmp_path, capsys):
     output = capsys.readouterr().out
     assert re.search(r"^roam .* notes \(built\)", output, re.MULTILINE)
     assert "niels-gpt chat --run 'it'\"'\"'s mine'\n" in output
+
+
+def test_a_folder_with_a_run_is_refused_with_the_command_that_resumes_it(tmp_path, capsys):
+    (tmp_path / "my run").mkdir()
+    (tmp_path / "my run/config.yaml").write_text("", encoding="utf-8")
+    assert call("demo", "--run-dir", "my run") == 1
+    assert "niels-gpt train --run-dir 'my run' --resume, or choose another --run-dir" in error_of(capsys)
+
+
+def test_notes_that_are_not_utf8(tmp_path, capsys):
+    """The remedy in the error is an option that the command has."""
+    (tmp_path / "notes").mkdir()
+    for number in range(2):
+        (tmp_path / f"notes/{number}.md").write_bytes("caf\xe9 ".encode("latin-1") * 200)
+    command = ["demo", "--steps", 1, "--roam", "notes"]
+    assert call(*command) == 1
+    assert "--encoding-errors replace" in error_of(capsys)
+    assert call(*command, "--encoding-errors", "replace") == 0
 
 
 def test_the_config_of_the_demo(monkeypatch):

@@ -107,6 +107,8 @@ def test_the_folders_of_compiled_kernels(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     monkeypatch.setattr(doctor, "_version", lambda package: "3.0")
     assert doctor.kernel_folders() == {"C": "/caches/niels-gpt", "Triton": "/home/someone/.triton/cache"}
+    monkeypatch.setenv("NIELS_GPT_NATIVE", "~/kernels")
+    assert doctor.kernel_folders()["C"] == "/home/someone/kernels"
     monkeypatch.setenv("NIELS_GPT_NATIVE", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/triton")
     assert doctor.kernel_folders() == {"C": None, "Triton": "/triton"}

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.cli.options import check_choice
 from tests.cli import call, error_of
 
 
@@ -14,12 +13,22 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_choices():
-    check_choice("--weights", "int8", ("float32", "int8"))
-    with pytest.raises(ValueError, match=r"^--weights must be float32 or int8, got 'int4'$"):
-        check_choice("--weights", "int4", ("float32", "int8"))
-    with pytest.raises(ValueError, match=r"--x must be a, b or c, got 'd'"):
-        check_choice("--x", "d", ("a", "b", "c"))
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("generate hello --run nowhere --weights int4", "--weights must be float32 or int8, got 'int4'"),
+        ("chat --run nowhere --weights int4", "--weights must be float32 or int8, got 'int4'"),
+        ("memorize nowhere --select best", "--select must be first, longest, shortest or random, got 'best'"),
+        ("memorize nowhere --encoding-errors skip", "--encoding-errors must be strict or replace, got 'skip'"),
+        ("audit nowhere --notes nowhere --encoding-errors x", "--encoding-errors must be strict or replace, got 'x'"),
+        ("eval --run nowhere --split train", "--split must be val or test, got 'train'"),
+        ("eval --run nowhere --precision fp8", "--precision must be fp32 or bf16, got 'fp8'"),
+        ("data lint nowhere --split test", "--split must be train or val, got 'test'"),
+    ],
+)
+def test_an_unknown_choice_is_refused_before_any_work(capsys, command, message):
+    assert call(*command.split()) == 1
+    assert error_of(capsys) == message
 
 
 @pytest.mark.parametrize(

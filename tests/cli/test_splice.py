@@ -56,6 +56,15 @@ def ranked(paths, policy):
     return sorted(numbered, key=lambda item: -item[1] if policy == "longest" else item[1])
 
 
+@pytest.mark.parametrize("command", ["select", "coverage"])
+def test_notes_that_are_not_utf8(place, capsys, command):
+    """The remedy in the error is an option that the command has."""
+    (place / "notes" / "latin.md").write_bytes("caf\xe9 ".encode("latin-1") * 40)
+    assert call("splice", command, *options()) == 1
+    assert "--encoding-errors replace" in error_of(capsys)
+    assert call("splice", command, *options(), "--encoding-errors", "replace") == 0
+
+
 # --- select ------------------------------------------------------------------------------------------
 
 

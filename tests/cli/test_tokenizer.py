@@ -32,6 +32,8 @@ def place(tmp_path_factory):
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "mine.jsonl").write_text(lines, encoding="utf-8")
     (folder / "c.yaml").write_text("data: {sources: {mine: {path: mine.jsonl}}}\n", encoding="utf-8")
+    (folder / "latin").mkdir()
+    (folder / "latin" / "note.md").write_bytes("caf\xe9 ".encode("latin-1") * 40)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert call("tokenizer", "train", "roam", "primer", "--out", "tok", *SMALL) == 0
@@ -103,6 +105,9 @@ def test_an_existing_tokenizer_is_replaced_only_with_force(place, capsys):
         (["roam", "--vocab-size", 200], ["vocab_size", "200"]),
         (["roam", "--path", "gone"], ["gone"]),
         (["mine"], ["'mine'", "roam"]),  # without its config
+        (["--path", "data"], ["--path data", "exactly one"]),  # it would be read as every source
+        (["roam", "primer", "--path", "data"], ["--path data", "got 2"]),
+        (["roam", "--path", "latin"], ["utf-8", "--encoding-errors replace"]),
     ],
 )
 def test_training_that_is_refused(place, arguments, words, capsys):
@@ -111,6 +116,14 @@ def test_training_that_is_refused(place, arguments, words, capsys):
     for word in words:
         assert word in message
     assert not (place / "none" / "spm.model").exists()
+
+
+def test_bad_bytes_can_be_replaced(capsys):
+    replaced = ["roam", "--path", "latin", "--encoding-errors", "replace"]
+    assert call("tokenizer", "train", *replaced, "--out", "latin-tok", *SMALL) == 0
+    assert capsys.readouterr().out.count("latin-tok/spm.model: ") == 1
+    report, _ = reported(capsys, *replaced, "--tokenizer", "tok")
+    assert report["sources"][0]["texts"] == 1
 
 
 def test_the_default_is_every_source_that_can_be_read(place, capsys, hub):
@@ -246,6 +259,8 @@ def test_texts_with_special_strings_are_skipped(tmp_path, capsys):
     [
         (["roam", "--tokenizer", "gone"], "gone.*niels-gpt tokenizer train"),
         (["roam", "--tokenizer", "tok", "--path", "gone"], "gone"),
+        (["--tokenizer", "tok", "--path", "data"], "--path data .*exactly one"),
+        (["roam", "--tokenizer", "tok", "--path", "latin"], "--encoding-errors replace"),
     ],
 )
 def test_reports_that_are_refused(arguments, facts, capsys):

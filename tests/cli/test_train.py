@@ -12,9 +12,7 @@ import sys
 import pytest
 import torch
 
-from niels_gpt.cli.train import check_run_dir, exit_if_stopped, program, with_data
-from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import load_config
+from niels_gpt.cli.train import check_run_dir, exit_if_stopped, program
 from niels_gpt.report import curves
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.processes import World
@@ -243,25 +241,3 @@ def test_impossible_values_are_refused_before_the_folder_is_created(texts, tmp_p
     assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", "out", "--set", option) == 1
     assert re.search(facts, error_of(capsys))
     assert not (tmp_path / "out").exists()
-
-
-# --- with_data ---------------------------------------------------------------------------------------
-
-
-def test_data_options_change_only_what_is_given():
-    config = load_config(overrides=["data.sources={a: {path: x}, b: {path: y}}", "data.roam=notes"])
-    assert with_data(config, {"wiki": None, "roam": None}) is config
-    changed = with_data(config, {"wiki": "hub", "roam": None}, ["b=z=1"])
-    assert (changed.data.wiki, changed.data.roam) == ("hub", "notes")
-    assert (changed.data.sources["a"].path, changed.data.sources["b"].path) == ("x", "z=1")
-    assert changed.train == config.train
-
-
-@pytest.mark.parametrize(
-    ("sources", "facts"), [(["a"], "NAME=PATH.*'a'"), (["c=x"], r"data\.sources\.c.* none"), (["a="], "NAME=PATH")]
-)
-def test_source_options_that_are_refused(sources, facts):
-    with pytest.raises(ValueError, match=facts):
-        with_data(RunConfig(), {}, sources)
-    with pytest.raises(ValueError, match="encoding_errors"):
-        with_data(RunConfig(), {"encoding_errors": "ignore"})

@@ -17,6 +17,7 @@ from niels_gpt.config.yaml_file import (
     load_config,
     load_pipeline,
     to_dict,
+    with_data,
     with_defaults,
 )
 
@@ -178,6 +179,25 @@ def test_a_config_file_runs_no_code(tmp_path):
     with pytest.raises(ValueError, match="not valid YAML"):
         load_config(path)
     assert not (tmp_path / "touched").exists()
+
+
+def test_data_options_change_only_what_is_given():
+    config = load_config(overrides=["data.sources={a: {path: x}, b: {path: y}}", "data.roam=notes"])
+    assert with_data(config, {"wiki": None, "roam": None}) is config
+    changed = with_data(config, {"wiki": "hub", "roam": None}, ["b=z=1"])
+    assert (changed.data.wiki, changed.data.roam) == ("hub", "notes")
+    assert (changed.data.sources["a"].path, changed.data.sources["b"].path) == ("x", "z=1")
+    assert changed.train == config.train
+
+
+@pytest.mark.parametrize(
+    ("sources", "facts"), [(["a"], "NAME=PATH.*'a'"), (["c=x"], r"data\.sources\.c.* none"), (["a="], "NAME=PATH")]
+)
+def test_source_options_that_are_refused(sources, facts):
+    with pytest.raises(ValueError, match=facts):
+        with_data(RunConfig(), {}, sources)
+    with pytest.raises(ValueError, match="encoding_errors"):
+        with_data(RunConfig(), {"encoding_errors": "ignore"})
 
 
 def test_config_from_dict():

@@ -10,8 +10,6 @@ import pytest
 
 from niels_gpt.config import RunConfig
 from niels_gpt.memorization.selection import (
-    check_encoding,
-    check_select_mode,
     main_source,
     read_documents,
     select_documents,
@@ -203,14 +201,3 @@ def test_files_that_are_rejected(place, workdir, loaded, trained):
         read_documents([workdir / "none.txt"], [], loaded)
     with pytest.raises(ValueError, match=rf"--control .*{trained[0]}"):
         read_documents([], [place / "notes" / trained[0]], loaded)
-
-
-def test_options():
-    for mode in ("random", "first", "longest", "shortest"):
-        check_select_mode(mode)
-    with pytest.raises(ValueError, match=r"--select.*longest.*'best'"):
-        check_select_mode("best")
-    check_encoding("strict")
-    check_encoding("replace")
-    with pytest.raises(ValueError, match=r"--encoding-errors.*'ignore'"):
-        check_encoding("ignore")

@@ -32,6 +32,15 @@ def test_no_losses(run, tmp_path):
     assert not run.plot_path.exists()
 
 
+def test_dollar_signs_in_names_are_not_formulas(tmp_path):
+    """`$5_vs_$` would be an invalid formula, an error at the end of a training."""
+    run = RunFolder(tmp_path / "cost_$5_vs_$6")
+    run.path.mkdir()
+    write_metrics(run, [{"step": 1, "loss": 3.0, "evals": {"val_$_$": 2.0}}])
+    plot_losses(run)
+    assert run.plot_path.exists()
+
+
 @pytest.mark.parametrize("steps", [1, 50])
 def test_png(run, steps, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)

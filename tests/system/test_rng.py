@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from niels_gpt.system.rng import derive_seed, generator, set_seed
+from niels_gpt.system.rng import derive_seed, generator, seeded_or_random, set_seed
 
 # From coreutils: printf '42:batch:7' | b2sum -l 64, read as little-endian, halved.
 GOLDEN = {
@@ -38,6 +38,12 @@ def test_generator_without_a_purpose_has_the_seed_itself():
     wanted = torch.Generator()
     wanted.manual_seed(77)
     assert torch.equal(generator(77).get_state(), wanted.get_state())
+
+
+def test_a_generator_without_a_seed_is_random():
+    assert torch.equal(seeded_or_random(77).get_state(), generator(77).get_state())
+    first, second = (torch.rand(4, generator=seeded_or_random(None)) for _ in range(2))
+    assert not torch.equal(first, second)
 
 
 def test_generators_are_new_and_move_no_global_state(random_states):

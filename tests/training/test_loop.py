@@ -582,7 +582,8 @@ def failing_after(calls, function):
 @pytest.mark.parametrize(("B", "option"), [(9, "train.accumulate=3"), (1, "engine.checkpoint_activations")])
 def test_out_of_memory_in_a_later_step_saves(texts, run, monkeypatch, B, option):
     monkeypatch.setattr(GPT, "loss", failing_after(6, GPT.loss))
-    with pytest.raises(ValueError, match=rf"saved .*latest\.pt after 6 steps.*niels-gpt train --resume --set {option}"):
+    resume = rf"niels-gpt train --run-dir .* --resume --set {option}"
+    with pytest.raises(ValueError, match=rf"saved .*latest\.pt after 6 steps.*{resume}"):
         train(small_config(texts, f"train.B={B}", "output.eval_every=100"), run)
     assert content(run.latest)["step"] == len(losses(run)) == 6
 

@@ -6,14 +6,15 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
-from niels_gpt.config.splice import SpliceConfig
+from niels_gpt.config.splice import SingleSelectMode, SpliceConfig
+from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
@@ -211,6 +212,22 @@ def choose_documents(splice: SpliceConfig, documents: SourceDocuments, S: int) -
     index = None if splice.doc_index is None else matches.index(splice.doc_index)
     among = dataclasses.replace(splice, doc_index=index)
     return [matches[i] for i in among.choose(train.lengths[matches], ends=train.ends[matches], S=S)]
+
+
+def policy_choices(splice: SpliceConfig, documents: SourceDocuments, S: int) -> dict[str, list[int] | str]:
+    """The documents that each doc_select_mode would choose, or why it cannot. Nothing is logged."""
+    choices: dict[str, list[int] | str] = {}
+    selection_log.disabled = True
+    try:
+        for mode in get_args(SingleSelectMode):
+            policy = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
+            try:
+                choices[mode] = choose_documents(policy, documents, S)
+            except ValueError as err:
+                choices[mode] = str(err)
+    finally:
+        selection_log.disabled = False
+    return choices
 
 
 def _dataset(

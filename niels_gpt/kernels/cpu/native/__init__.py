@@ -83,14 +83,17 @@ def _built(name: str, macros: list[str]) -> Path:
 
     Raises ValueError without a compiler or if it fails, and OSError if the folder cannot be written.
     """
-    compiler = _compiler()
+    compiler = find_compiler()
+    if compiler is None:
+        raise ValueError("no C compiler found: install gcc")
     flags = [*_FLAGS, *macros]
     key = hashlib.sha256()
     for text in (*compiler, *flags, _version(tuple(compiler)), _processor()):
         key.update(text.encode("utf-8") + b"\0")
     for source in sorted(_HERE.glob("*.[ch]")):
         key.update(source.read_bytes())
-    folder = _folder()
+    folder = kernel_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}-{key.hexdigest()[:20]}.so"
     if not _trusted(path):
         with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -102,12 +105,10 @@ def _built(name: str, macros: list[str]) -> Path:
     return path
 
 
-def _compiler() -> list[str]:
-    chosen = shlex.split(os.environ.get("CC", ""))
-    for command in (chosen, ["gcc"], ["cc"]):
-        if command and shutil.which(command[0]):
-            return command
-    raise ValueError("no C compiler found: install gcc")
+def find_compiler() -> list[str] | None:
+    """The command of the C compiler with its options: $CC, gcc or cc; None if there is none."""
+    commands = (shlex.split(os.environ.get("CC", "")), ["gcc"], ["cc"])
+    return next((command for command in commands if command and shutil.which(command[0])), None)
 
 
 @functools.cache
@@ -133,12 +134,10 @@ def _processor() -> str:
     return "\n".join(line for line in lines if line.startswith(keys))
 
 
-def _folder() -> Path:
-    """The folder of compiled kernels. Raises OSError if it cannot be created."""
+def kernel_folder() -> Path:
+    """The folder of compiled kernels; it may not exist yet."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "niels-gpt")
-    folder = Path(os.environ.get(VARIABLE) or home).expanduser()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+    return Path(os.environ.get(VARIABLE) or home).expanduser()
 
 
 def _trusted(path: Path) -> bool:
