@@ -16,8 +16,3 @@ def test_configs_are_stored_beside_the_runs(tmp_path):
     assert folder.exists and folder.read_configs() == phases
     assert sorted(path.name for path in folder.path.iterdir()) == ["pretrain.yaml", "sft.yaml"]
     assert [run.path for run in folder.runs.values()] == [folder.path / name for name in PHASES]
-
-
-def test_a_phase_without_a_checkpoint_is_not_finished(tmp_path):
-    folder = PipelineFolder(tmp_path)
-    assert not any(folder.is_finished(name, config) for name, config in load_pipeline().items())

@@ -509,7 +509,7 @@ def test_a_run_that_started_while_the_data_was_read_is_not_overwritten(texts, ru
         return open_task(config)
 
     monkeypatch.setattr(loop, "open_task", slow)
-    with pytest.raises(ValueError, match=r"niels-gpt train --resume.*--run-dir"):
+    with pytest.raises(ValueError, match=r"niels-gpt train --run-dir .* --resume.*--run-dir"):
         train(config, run)
     assert len(losses(run)) == 12
 
