@@ -28,7 +28,7 @@ def doctor(device: DeviceOption = "auto", json: JsonOption = False) -> None:
     device = resolve_device(device)
     rows = backend_report(device)
     facts = {**machine_facts(device), "backends": [row._asdict() for row in rows]}
-    facts["missing"] = missing(facts, rows)
+    facts["missing"] = missing(rows)
     if json:
         print(dumps(facts, indent=2, ensure_ascii=False))
     else:
@@ -99,20 +99,13 @@ def kernel_folders() -> dict[str, str | None]:
     }
 
 
-def missing(facts: dict[str, Any], rows: Sequence[BackendRow]) -> list[str]:
-    """Return what this machine lacks and how to get it, one line each."""
-    lines = []
-    if facts["compiler"] is None:
-        lines.append("no C compiler, so CPU kernels are not used: install gcc (apt install gcc), or set CC")
-    if facts["kernel_folders"]["C"] is None:
-        lines.append("CPU kernels are switched off by NIELS_GPT_NATIVE=0: unset it")
-    if facts["device"].startswith("cuda") and facts["triton"] is None:
-        lines.append("no Triton, so CUDA kernels are not used: install torch for CUDA on Linux, which includes it")
+def missing(rows: Sequence[BackendRow]) -> list[str]:
+    """Return why backends are not used, or not at full speed, and the remedies: one line per reason."""
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:
             by_reason.setdefault(row.reason, []).append(row.name)
-    return [*lines, *(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())]
+    return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 
 def _devices() -> list[str]:

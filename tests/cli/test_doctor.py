@@ -11,6 +11,7 @@ import torch
 
 import niels_gpt
 from niels_gpt.cli import doctor
+from niels_gpt.kernels.cpu import native
 from niels_gpt.model import backend
 from niels_gpt.model.backend import BackendRow
 from niels_gpt.system import device
@@ -52,8 +53,7 @@ def test_text(fake_backends, capsys, monkeypatch):
     assert f"threads {torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores" in lines
     assert "plain yes every device dropout, segments" in lines
     assert "fp8 no training on CUDA segments: plain does it" in lines
-    missing = lines[lines.index("missing") + 1 :]
-    assert len(missing) == 2 and "gcc" in missing[0] and "Hopper" in missing[1]
+    assert lines[lines.index("missing") + 1 :] == ["fp8: no FP8 on cpu: use a Hopper GPU"]
 
 
 def test_nothing_is_missing(monkeypatch, capsys):
@@ -114,14 +114,27 @@ def test_the_folders_of_compiled_kernels(monkeypatch):
     assert doctor.kernel_folders() == {"C": None, "Triton": "/triton"}
 
 
-def test_what_a_machine_with_a_gpu_lacks():
-    facts = {"compiler": "/bin/gcc", "kernel_folders": {"C": None}, "device": "cuda:1", "triton": None}
-    switched_off, triton = doctor.missing(facts, ROWS[:1])
-    assert "NIELS_GPT_NATIVE=0" in switched_off and "Triton" in triton
-    assert len(doctor.missing({**facts, "device": "cpu"}, ROWS[:1])) == 1
-    assert len(doctor.missing({**facts, "triton": "3.0"}, ROWS[:1])) == 1
+def test_backends_with_one_reason_share_a_line():
     off = [ROWS[1]._replace(name=name, available=name == "b") for name in ("a", "b")]
-    assert doctor.missing({**facts, "device": "cpu"}, off)[1:] == [f"a, b: {ROWS[1].reason}"]
+    assert doctor.missing([ROWS[0], *off]) == [f"a, b: {ROWS[1].reason}"]
+
+
+@pytest.fixture
+def no_kernels_yet(monkeypatch):
+    """No C kernel has been compiled in this process."""
+    monkeypatch.setattr(native, "_problems", {})
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+@pytest.mark.parametrize(("folder", "remedy"), [("0", "unset"), ("kernels", "install gcc")])
+def test_missing_c_kernels_are_reported_once(no_kernels_yet, monkeypatch, capsys, tmp_path, folder, remedy):
+    monkeypatch.setenv("NIELS_GPT_NATIVE", folder if folder == "0" else str(tmp_path / folder))
+    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    assert call("doctor", "--device", "cpu", "--json") == 0
+    [line] = [line for line in json.loads(capsys.readouterr().out)["missing"] if "kernels" in line or "gcc" in line]
+    assert line.startswith("cpu: ") and remedy in line
 
 
 def test_gpus_are_described(monkeypatch):

@@ -85,7 +85,7 @@ def _built(name: str, macros: list[str]) -> Path:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise ValueError("no C compiler found: install gcc")
+        raise ValueError("no C compiler found: install gcc (apt install gcc), or set CC")
     flags = [*_FLAGS, *macros]
     key = hashlib.sha256()
     for text in (*compiler, *flags, _version(tuple(compiler)), _processor()):
