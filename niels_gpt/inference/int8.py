@@ -80,9 +80,7 @@ class Int8OneToken(OneToken):
         h, rotation = self._embedded(ids, cache)
         for layer, (norm1, norm2, (qkv_weight, out, up, down), gate) in enumerate(self._packed):
             qkv = _matmul(self._normed(h, norm1), qkv_weight)
-            if rotation is not None:
-                torch.view_as_complex(qkv.view(B, *self._pairs)).mul_(rotation)
-            q, kv = self._heads(qkv)
+            q, kv = self._heads(qkv, rotation)
             k, v = cache.extend(layer, kv)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
             h = h + _matmul(y.reshape(B, C), out)

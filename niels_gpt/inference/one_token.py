@@ -38,7 +38,6 @@ class OneToken:
         H, G, D = config.H, config.kv_heads, config.D
         self._sizes = [H * D, 2 * G * D]  # columns of queries, and of keys and values
         self._rotation: torch.Tensor | None = None
-        self._pairs: tuple[int, ...] = (3, H, D // 2, 2) if G == H else (H + 2 * G, D // 2, 2)
         if weights.sin is not None and weights.cos is not None:
             rotation = torch.complex(weights.cos, weights.sin)  # (T, 1, D/2)
             # Values are not rotated: their factor is 1.
@@ -75,7 +74,7 @@ class OneToken:
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Logits (B, V) for one more id per row (B,), which is added to the cache. No gradients."""
         B, C, G, D, eps = ids.shape[0], self.config.C, self.config.kv_heads, self.config.D, self._eps
-        width, rms, pairs, shape, grouped = (C,), self._rms, (B, *self._pairs), (B, 3, G, 1, D), G < self.config.H
+        width, rms, half, grouped = (C,), self._rms, D // 2, G < self.config.H
         h, rotation = self._embedded(ids, cache)
         # The branches below cost nothing measurable; functions chosen beforehand cost v0 0.5%.
         layers, head = self._weights(B)
@@ -83,12 +82,12 @@ class OneToken:
             norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight = weights
             x = torch.rms_norm(h, width, norm1, eps) if rms else torch.layer_norm(h, width, norm1, None, eps, False)
             qkv = torch.mm(x, qkv_weight)  # (B, (H + 2 G) D)
-            if rotation is not None:
-                torch.view_as_complex(qkv.view(pairs)).mul_(rotation)
             if grouped:
-                q, kv = self._heads(qkv)
-            else:  # as in `_heads`, whose call costs v0 1% of a token
-                heads = qkv.view(shape)
+                q, kv = self._heads(qkv, rotation)
+            else:  # as in `_heads`, whose call costs v0 1% of a token; shapes passed as tuples cost 2%
+                if rotation is not None:
+                    torch.view_as_complex(qkv.view(B, 3, G, half, 2)).mul_(rotation)
+                heads = qkv.view(B, 3, G, 1, D)
                 q, kv = heads.select(1, 0), heads.narrow(1, 1, 2)
             k, v = cache.extend(layer, kv)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
@@ -106,15 +105,19 @@ class OneToken:
         x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
         return torch.mm(x, head)
 
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries (B, G, H / G, D), and keys and values (B, 2, G, 1, D), of qkv (B, (H + 2 G) D).
+    def _heads(self, qkv: torch.Tensor, rotation: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate qkv (B, (H + 2 G) D) in place; return queries (B, G, H / G, D), keys and values (B, 2, G, 1, D).
 
         Queries that share a key head take the place of positions.
         """
-        B, G, D = qkv.shape[0], self.config.kv_heads, self.config.D
-        if G == self.config.H:  # one view for all three: splitting costs v0 5% of a token
+        B, H, G, D = qkv.shape[0], self.config.H, self.config.kv_heads, self.config.D
+        if G == H:  # one view for all three: splitting costs v0 5% of a token
+            if rotation is not None:
+                torch.view_as_complex(qkv.view(B, 3, G, D // 2, 2)).mul_(rotation)
             heads = qkv.view(B, 3, G, 1, D)
             return heads.select(1, 0), heads.narrow(1, 1, 2)
+        if rotation is not None:
+            torch.view_as_complex(qkv.view(B, H + 2 * G, D // 2, 2)).mul_(rotation)
         q, kv = qkv.split(self._sizes, dim=1)
         return q.view(B, G, -1, D), kv.view(B, 2, G, 1, D)
 
