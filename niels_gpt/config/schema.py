@@ -264,6 +264,35 @@ class SourceConfig:
 
 
 @dataclass(frozen=True)
+class NotesConfig:
+    """Which files of folders are read as notes, and how: `data.notes`. A `.nielsignore` file in the folder or its
+    sub-folders (gitignore syntax) excludes more."""
+
+    formats: Literal["md", "text"] = "md"
+    """`md`: files ending in exactly `.md`. `text`: .md, .markdown and .txt, in upper or lower case."""
+    include_hidden: bool = False
+    """Also read hidden files and folders (.trash, .obsidian, .git) and node_modules."""
+    exclude: tuple[str, ...] = ()
+    """Patterns in gitignore syntax, relative to the folder: files and folders that are not read."""
+    skip_templates: bool = False
+    """Skip folders named template or templates, also `_templates` and `99 Templates`."""
+    respect_front_matter: bool = False
+    """Skip notes whose front matter has `publish: false` or `private: true`."""
+    strip_front_matter: bool = False
+    """Remove the front matter from the text."""
+    links: Literal["keep", "text"] = "keep"
+    """`text` replaces [[target|label]] by the label and [[target]] by the target, except in code."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exclude, str):
+            raise ValueError(f"data.notes.exclude must be a list of patterns, got {self.exclude!r}")
+        object.__setattr__(self, "exclude", tuple(self.exclude))
+        for name, allowed in (("formats", ("md", "text")), ("links", ("keep", "text"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"data.notes.{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from. `auto` is the default path if it exists, otherwise the embedded text."""
 
@@ -282,8 +311,11 @@ class DataConfig:
     """Seed of the splits. Separate from train.seed, so that runs with different seeds share one split."""
     cache_dir: str = "data/cache/streams"
     """Folder for the cached byte streams."""
-    encoding_errors: Literal["strict", "replace"] = "strict"
-    """How to treat a file that is not utf-8: `strict` stops with its name, `replace` inserts U+FFFD."""
+    encoding_errors: Literal["strict", "replace", "skip"] = "strict"
+    """How to treat files that are not utf-8: `strict` stops and names all of them, `replace` inserts U+FFFD, `skip`
+    does not read them."""
+    notes: NotesConfig = field(default_factory=NotesConfig)
+    """Which files of the notes and of user-defined sources are read."""
     token_cache: str = "cache"
     """Folder of the token caches and their tokenizer (tasks pretrain and sft)."""
     retain: dict[str, float] = field(default_factory=default_p_pretrain)

@@ -54,15 +54,18 @@ def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | Path, *, mode: int | None = None) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` when the block succeeds, and not at all when it fails.
 
-    Raises OSError that names the path and says that the previous file, if any, is intact.
+    mode: the permissions of the file, such as 0o600; None: the default ones. Raises OSError that names the path and
+    says that the previous file, if any, is intact.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
     try:
         with temporary.open("xb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -97,9 +100,9 @@ def check_output_path(path: str | Path, option: str, *, folder: bool = False) ->
         raise ValueError(f"no permission to write to {writable}, so {path} cannot be written: choose another {option}")
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file atomically."""
-    with atomic_write(path) as file:
+def write_bytes(path: str | Path, data: bytes, *, mode: int | None = None) -> None:
+    """Write a file atomically; see `atomic_write` for the mode."""
+    with atomic_write(path, mode=mode) as file:
         file.write(data)
 
 
@@ -108,7 +111,7 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: Any, *, mode: int | None = None) -> None:
     """Write a JSON file atomically, with sorted keys: the same value gives the same bytes."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
     if len(text) > 1 << 20:  # without indentation: a million offsets need no line each
@@ -117,7 +120,7 @@ def write_json(path: str | Path, value: Any) -> None:
         data = text.encode("utf-8")
     except UnicodeEncodeError:  # a file name that is not utf-8: write it as an escape
         data = json.dumps(value, indent=2, sort_keys=True).encode("ascii")
-    write_bytes(path, data + b"\n")
+    write_bytes(path, data + b"\n", mode=mode)
 
 
 def link_or_copy(existing: Path, path: Path) -> None:

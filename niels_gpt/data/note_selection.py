@@ -1,0 +1,438 @@
+"""Which files of a folder are read as notes, which are skipped and why, and the text of a note.
+
+`list_roam_paths` lists every `.md`; commands and run configs read what `select_notes` selects by `data.notes`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_gpt.config import NotesConfig
+from niels_gpt.system import files
+
+IGNORE_FILE = ".nielsignore"
+"""Patterns in gitignore syntax; in the folder of notes and in its sub-folders."""
+NAMED = 20
+"""Files that an error names at most."""
+TEXT_FORMATS = (".md", ".markdown", ".txt")
+"""Suffixes of notes for `formats: text`, in any case; for `formats: md` it is exactly `.md`."""
+
+HIDDEN, NODE_MODULES, TEMPLATE = "hidden", "node_modules", "template"
+EXCLUDED, IGNORED, FRONT_MATTER = "excluded by --exclude", IGNORE_FILE, "front matter"
+NOT_A_NOTE, NOT_UTF8, EMPTY, LINKED = "not a note", "not utf-8", "empty", "linked folder"
+UNREADABLE = "cannot be read"
+
+_TEMPLATES = re.compile(r"[\d\W_]*templates?", re.IGNORECASE)  # also `_templates` and `99 - Templates`
+
+
+class Skipped(NamedTuple):
+    """A file or folder that is not read."""
+
+    path: str
+    """Relative to the folder of notes; a folder ends with `/`."""
+    reason: str
+    """One of the reasons above, possibly followed by a detail: `not a note (.pdf)`."""
+    files: int = 1
+    """Number of files; of a folder, all files below it."""
+
+    @property
+    def kind(self) -> str:
+        """The reason without its detail."""
+        return re.split(r"[:(]", self.reason, maxsplit=1)[0].strip()
+
+
+@dataclass(frozen=True)
+class SelectedNotes:
+    """The notes of a folder, and what is not read."""
+
+    root: Path
+    paths: list[str]
+    """Absolute paths of the notes, sorted as strings."""
+    skipped: list[Skipped]
+    """Sorted by path."""
+    unmatched: tuple[str, ...] = ()
+    """Patterns of `exclude` that match no file: probably misspelled."""
+
+    def names(self) -> list[str]:
+        """The paths of the notes relative to the folder."""
+        return [Path(path).relative_to(self.root).as_posix() for path in self.paths]
+
+    def summary(self, unit: str = "note") -> str:
+        """What is read and skipped, in one or two lines."""
+        number = len(self.paths)
+        text = f"{number:,} {unit if number == 1 else unit + 's'}"
+        parts = list(_summary_parts(self.skipped))
+        if parts:
+            text += f"; skipped {', '.join(parts)}"
+        for pattern in self.unmatched:
+            text += f"\n--exclude {pattern} matches no file"
+        return text
+
+    def record(self) -> dict[str, Any]:
+        """The selection for `skipped.json`."""
+        return {
+            "folder": str(self.root),
+            "notes": len(self.paths),
+            "summary": self.summary(),
+            "skipped": [entry._asdict() for entry in self.skipped],
+        }
+
+    def check_found(self, wanted: str = ".md file") -> None:
+        """Raise FileNotFoundError if there is nothing to read; the error says what was skipped."""
+        if not self.paths:
+            parts = ", ".join(_summary_parts(self.skipped))
+            skipped = f" (skipped {parts})" if parts else ""
+            raise FileNotFoundError(f"no {wanted} to read under {self.root}{skipped}")
+
+
+def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
+    """Write what was skipped, by source, to a JSON file that only its owner can read: it names private files."""
+    files.write_json(path, {name: selected.record() for name, selected in selections.items()}, mode=0o600)
+
+
+def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:
+    """Return which files of a folder are read as notes, and which are skipped and why.
+
+    errors: `strict` raises ValueError that names all files that are not utf-8, `replace` selects them, `skip` skips
+    them and files that cannot be read. Raises FileNotFoundError if the folder does not exist, NotADirectoryError if it
+    is a file.
+    """
+    root = files.expand_home(root_dir).absolute()
+    if not root.exists():
+        raise FileNotFoundError(f"no folder of notes at {root}")
+    if not root.is_dir():
+        raise NotADirectoryError(f"{root} is a file; give a folder of notes")
+    found = select_files(root, notes, is_note=note_filter(notes))
+    paths, skipped, invalid = [], list(found.skipped), []
+    for path in found.paths:
+        name = Path(path).relative_to(root).as_posix()
+        try:
+            reason = _reason_to_skip(Path(path).read_bytes(), notes)
+        except OSError as err:
+            if errors != "skip":
+                raise
+            reason = f"{UNREADABLE}: {err.strerror or err}"
+        if reason is not None and reason.startswith(NOT_UTF8):
+            if errors == "strict":
+                invalid.append((path, reason))
+                continue
+            if errors == "replace":
+                reason = None
+        if reason is None:
+            paths.append(path)
+        else:
+            skipped.append(Skipped(name, reason))
+    if invalid:
+        raise ValueError(invalid_utf8_message(invalid))
+    return SelectedNotes(root, paths, sorted(skipped), found.unmatched)
+
+
+def note_filter(notes: NotesConfig) -> Callable[[str], bool]:
+    """Whether a file name is that of a note."""
+    if notes.formats == "md":
+        return lambda name: name.endswith(".md")
+    return lambda name: name.lower().endswith(TEXT_FORMATS)
+
+
+def read_note(path: str | Path, notes: NotesConfig, errors: str = "strict") -> str:
+    """Return the text of a note, with front matter and links as `notes` says.
+
+    Raises ValueError if it is not utf-8; errors="replace" inserts U+FFFD instead.
+    """
+    from niels_gpt.data.roam import read_text
+
+    return note_text(read_text(path, errors="replace" if errors == "replace" else "strict"), notes)
+
+
+def note_text(text: str, notes: NotesConfig) -> str:
+    """Apply `strip_front_matter` and `links` to the text of a note."""
+    if notes.strip_front_matter:
+        text = split_front_matter(text)[1]
+    return links_to_text(text) if notes.links == "text" else text
+
+
+# --- the text ----------------------------------------------------------------------------------------
+
+_FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_YAML_LINE = re.compile(r"\s|-|#|\{|\}|[^\s:][^:]*:(?:\s|$)")  # indented, list item, comment, braces, `key:`
+_FALSE, _TRUE = ("false", "no", "off", "n", "0"), ("true", "yes", "on", "y", "1")
+_PRIVATE_KEY = re.compile(r"""["'{]*(publish|private)["']?[ \t]*:[ \t]*["']?(\w+)""", re.IGNORECASE)
+
+
+def split_front_matter(text: str) -> tuple[str, str]:
+    """Return (YAML of the front matter, text after it); the first is empty if there is none.
+
+    A note that begins with a horizontal rule has no front matter: all lines up to the next rule must look like YAML.
+    """
+    match = _FRONT_MATTER.match(text)
+    if match is None or not all(_YAML_LINE.match(line) for line in match[1].splitlines() if line.strip()):
+        return "", text
+    return match[1], text[match.end() :]
+
+
+def is_private(text: str) -> str | None:
+    """Return the line of the front matter that keeps a note private (`publish: false`, `private: true`), or None."""
+    for line in split_front_matter(text)[0].splitlines():
+        match = _PRIVATE_KEY.match(line)
+        if match:
+            key, value = match[1].lower(), match[2].lower()
+            if value in (_FALSE if key == "publish" else _TRUE):
+                return f"{key}: {value}"
+    return None
+
+
+_LINK = re.compile(r"!?\[\[([^\[\]\n|]+?)(?:\\?\|([^\[\]\n]*))?\]\]")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
+
+
+def links_to_text(text: str) -> str:
+    """Replace [[target|label]] by the label and [[target]] by the target, except in code."""
+    if "[[" not in text:
+        return text
+    lines, fence = [], ""
+    for line in text.splitlines(keepends=True):
+        match = _FENCE.match(line)
+        if fence:
+            if match and match[1].startswith(fence) and not line[match.end() :].strip():
+                fence = ""
+        elif match and not (match[1][0] == "`" and "`" in line[match.end() :]):
+            fence = match[1]
+        elif "[[" in line:
+            line = _outside_code(line)
+        lines.append(line)
+    return "".join(lines)
+
+
+def _outside_code(line: str) -> str:
+    """Replace the links of a line outside its code spans."""
+    parts, end = [], 0
+    for span in _CODE_SPAN.finditer(line):
+        parts += [_replace_links(line[end : span.start()]), span[0]]
+        end = span.end()
+    return "".join([*parts, _replace_links(line[end:])])
+
+
+def _replace_links(text: str) -> str:
+    return _LINK.sub(lambda link: (link[2] or "").strip() or link[1], text)
+
+
+def utf8_problem(data: bytes) -> str | None:
+    """Return why bytes are not utf-8 text (`not utf-8: byte 0xe9 at offset 7`), or None.
+
+    UTF-16 without a byte order mark is valid utf-8 with every other byte zero; it counts as not utf-8 too.
+    """
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        problem = f"{NOT_UTF8}: byte 0x{data[err.start]:02x} at offset {err.start}"
+        return f"{problem}, looks like UTF-16" if _looks_like_utf16(data) else problem
+    return f"{NOT_UTF8}: looks like UTF-16" if _looks_like_utf16(data) else None
+
+
+def _looks_like_utf16(data: bytes) -> bool:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return True
+    start = data[:4096]
+    even, odd = start[0::2].count(0), start[1::2].count(0)
+    return len(start) >= 4 and max(even, odd) > 0.4 * (len(start) // 2) and min(even, odd) < 0.05 * len(start)
+
+
+def invalid_utf8_message(invalid: Sequence[tuple[str, str]]) -> str:
+    """Return the error for (path, problem) of the files that are not utf-8: at most 20 of them, and the remedies."""
+    remedy = "convert to utf-8, or pass --encoding-errors skip or --encoding-errors replace"
+    if len(invalid) == 1:
+        path, problem = invalid[0]
+        return f"{path} is {problem}; {remedy}"
+    listed = "".join(f"\n  {path}: {problem}" for path, problem in invalid[:NAMED])
+    more = f"\n  and {len(invalid) - NAMED:,} more" if len(invalid) > NAMED else ""
+    return f"{len(invalid):,} files are not utf-8; {remedy}:{listed}{more}"
+
+
+def _reason_to_skip(data: bytes, notes: NotesConfig) -> str | None:
+    """Why the content of a file is skipped; None: it is read. Not utf-8 is always reported."""
+    problem = utf8_problem(data)
+    text = data.decode("utf-8", errors="replace")
+    if notes.respect_front_matter:
+        private = is_private(text)
+        if private is not None:
+            return f"{FRONT_MATTER} ({private})"
+    if problem is None and not note_text(text, notes).strip():
+        return EMPTY
+    return problem
+
+
+# --- the files ---------------------------------------------------------------------------------------
+
+
+def select_files(root: Path, notes: NotesConfig, *, is_note: Callable[[str], bool]) -> SelectedNotes:
+    """Return the files below a folder whose name `is_note` accepts, without hidden, excluded and ignored ones.
+
+    Reads no file but `.nielsignore`. Folders that are symbolic links are not entered, as in `list_roam_paths`.
+    Raises OSError for a folder that cannot be read, ValueError for an invalid pattern.
+    """
+    excludes = _Patterns.of_option(notes.exclude, root)
+    paths: list[str] = []
+    skipped: list[Skipped] = []
+
+    def visit(folder: str, prefix: str, ignores: tuple[_Patterns, ...]) -> None:
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        if any(entry.name == IGNORE_FILE and _is_file(entry) for entry in found):
+            ignores = (*ignores, _Patterns.of_file(Path(folder, IGNORE_FILE), prefix))
+        for entry in found:
+            name, is_folder = prefix + entry.name, _is_dir(entry)
+            if entry.name == IGNORE_FILE and not is_folder:
+                continue
+            relative = f"{name}/" if is_folder else name
+            reason = _name_reason(entry.name, notes, is_folder=is_folder)
+            reason = reason or (EXCLUDED if excludes.decide(relative) else None)
+            reason = reason or (IGNORED if _ignored(relative, ignores) else None)
+            if is_folder and reason is None and not entry.is_symlink():
+                visit(entry.path, relative, ignores)
+            elif is_folder:
+                linked = entry.is_symlink()
+                number = 0 if linked else _count_files(entry.path)
+                if number or linked:
+                    skipped.append(Skipped(relative, LINKED if linked else reason or "", number))
+            elif reason is None and is_note(entry.name) and _is_file(entry):
+                paths.append(entry.path)
+            else:
+                skipped.append(Skipped(name, reason or _not_a_note(entry)))
+
+    visit(str(root), "", ())
+    return SelectedNotes(root, sorted(paths), sorted(skipped), excludes.unmatched())
+
+
+def _name_reason(name: str, notes: NotesConfig, *, is_folder: bool) -> str | None:
+    if not notes.include_hidden:
+        if name.startswith("."):
+            return HIDDEN
+        if name == "node_modules" and is_folder:
+            return NODE_MODULES
+    if is_folder and notes.skip_templates and _TEMPLATES.fullmatch(name):
+        return TEMPLATE
+    return None
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    return Path(entry).is_dir() if entry.is_symlink() else entry.is_dir()  # DirEntry.is_dir raises for a link loop
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return Path(entry).is_file() if entry.is_symlink() else entry.is_file()
+
+
+def _not_a_note(entry: os.DirEntry[str]) -> str:
+    if not _is_file(entry):
+        return f"{NOT_A_NOTE} ({'broken link' if entry.is_symlink() else 'not a regular file'})"
+    return f"{NOT_A_NOTE} ({Path(entry.name).suffix or 'no suffix'})"
+
+
+def _count_files(folder: str) -> int:
+    """Number of files below a folder; parts that cannot be read count nothing."""
+    return sum(len(names) for _, _, names in os.walk(folder))
+
+
+class _Patterns:
+    """Patterns in gitignore syntax, relative to a folder."""
+
+    def __init__(self, lines: Sequence[str], base: str, where: str) -> None:
+        """`base` is the folder relative to the root (empty, or ending with `/`); `where` is named in errors."""
+        self._base = base
+        self._lines = [line for line in lines if line.strip() and not line.startswith("#")]
+        self._single: list[Any] = []
+        self._matched: set[int] = set()
+        if not self._lines:
+            return
+        from pathspec import GitIgnoreSpec
+
+        for line in self._lines:
+            try:
+                self._single.append(GitIgnoreSpec.from_lines([line]))
+            except ValueError:
+                raise ValueError(f"{where}: {line!r} is not a valid pattern in gitignore syntax") from None
+        self._spec = GitIgnoreSpec.from_lines(self._lines)
+
+    @classmethod
+    def of_option(cls, patterns: Sequence[str], root: Path) -> _Patterns:
+        """The patterns of `exclude`; paths such as ./drafts and /home/me/notes/drafts are understood too."""
+        lines = []
+        for pattern in patterns:
+            if pattern.startswith("./"):
+                pattern = pattern[1:]
+            elif pattern.startswith(f"{root}/"):
+                pattern = pattern[len(str(root)) :]
+            lines.append(pattern)
+        return cls(lines, "", "--exclude (data.notes.exclude)")
+
+    @classmethod
+    def of_file(cls, path: Path, base: str) -> _Patterns:
+        """The patterns of a .nielsignore."""
+        return cls(path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines(), base, str(path))
+
+    def decide(self, relative: str) -> bool | None:
+        """Whether a path is ignored; None: no pattern matches. Folders end with `/`."""
+        if not self._lines:
+            return None
+        path = relative[len(self._base) :]
+        decision: bool | None = self._spec.check_file(path).include
+        if decision is not None:
+            left = [i for i in range(len(self._lines)) if i not in self._matched]
+            self._matched.update(i for i in left if self._single[i].check_file(path).include is not None)
+        return decision
+
+    def unmatched(self) -> tuple[str, ...]:
+        """The patterns that matched nothing so far."""
+        return tuple(line for i, line in enumerate(self._lines) if i not in self._matched)
+
+
+def _ignored(relative: str, ignores: Sequence[_Patterns]) -> bool:
+    """Whether a path is ignored; the patterns of the nearest folder decide, as in git."""
+    for patterns in reversed(ignores):
+        decision = patterns.decide(relative)
+        if decision is not None:
+            return decision
+    return False
+
+
+# --- the summary -------------------------------------------------------------------------------------
+
+
+def _summary_parts(skipped: Sequence[Skipped]) -> Iterator[str]:
+    """What was skipped, grouped: `3 files in .trash (hidden)`, `2 files that are not notes (.pdf)`."""
+    by_kind: dict[str, list[Skipped]] = {}
+    for entry in skipped:
+        by_kind.setdefault(entry.kind, []).append(entry)
+    kinds = [kind for kind in by_kind if kind != NOT_A_NOTE] + [kind for kind in by_kind if kind == NOT_A_NOTE]
+    for kind in kinds:
+        entries = by_kind[kind]
+        number = sum(entry.files for entry in entries)
+        counted = f"{number:,} file{'' if number == 1 else 's'}"
+        if kind == NOT_A_NOTE:
+            suffixes = Counter(entry.reason.partition("(")[2].rstrip(")") for entry in entries)
+            # First those that may be notes after all, such as .txt with `formats: md`.
+            names = sorted(suffixes, key=lambda name: (name.lower() not in TEXT_FORMATS, -suffixes[name], name))
+            yield f"{counted} not a note ({_few(names)})"
+        elif kind == LINKED:
+            yield f"{len(entries)} linked folder{'' if len(entries) == 1 else 's'} ({_few(_names(entries))})"
+        elif kind == NODE_MODULES:
+            yield f"{counted} in node_modules"
+        elif all(entry.path.endswith("/") for entry in entries):
+            yield f"{counted} in {_few(_names(entries))} ({kind})"
+        else:
+            yield f"{counted} ({kind}: {_few(_names(entries))})"
+
+
+def _names(entries: Sequence[Skipped]) -> list[str]:
+    return [os.fsencode(entry.path.rstrip("/")).decode("utf-8", errors="backslashreplace") for entry in entries]
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
