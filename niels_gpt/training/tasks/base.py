@@ -43,6 +43,19 @@ class Batch(NamedTuple):
             x.pin_memory(), targets.pin_memory(), segments, None if positions is None else positions.pin_memory()
         )
 
+    def without_tail(self, multiple: int = 16) -> Batch:
+        """The batch without its last columns if no row has a target there (the padding of short conversations).
+
+        Positions attend only to earlier ones, so the loss is the same. The length stays a multiple, unless it is T.
+        """
+        if self.segments is not None:
+            return self
+        wanted = (self.targets != -100).any(dim=0).nonzero()
+        last = int(wanted[-1]) + 1 if len(wanted) else 1
+        length = min(-(-last // multiple) * multiple, self.x.shape[1])
+        x, targets, _, positions = self
+        return Batch(x[:, :length], targets[:, :length], None, None if positions is None else positions[:, :length])
+
     def micro_batches(self, number: int) -> list[Batch]:
         """The batch split by rows into at most `number` micro-batches."""
         columns = [[None] * number if tensor is None else tensor.chunk(number) for tensor in self]
