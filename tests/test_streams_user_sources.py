@@ -225,7 +225,11 @@ def test_changed_rows_with_the_same_time_rebuild():
 
 def test_changed_field_or_kind_rebuilds():
     rows = [
-        {"text": f"text {i} of all", "body": f"body {i} of all", "messages": [{"role": "user", "content": f"talk {i}"}]}
+        {
+            "text": f"text {i} of all",
+            "body": f"body {i} of all",
+            "messages": [{"role": "user", "content": f"talk {i}"}, {"role": "assistant", "content": "yes"}],
+        }
         for i in range(20)
     ]
     write_rows("rows.jsonl", rows)
@@ -233,7 +237,7 @@ def test_changed_field_or_kind_rebuilds():
     for _ in range(2):
         expect_rebuilt({"rows": {**path, "kind": "text"}}, [row["text"] for row in rows])
         expect_rebuilt({"rows": {**path, "kind": "text", "field": "body"}}, [row["body"] for row in rows])
-        expect_rebuilt({"rows": path}, [f"user: talk {i}" for i in range(20)], sep=DELIMITER)
+        expect_rebuilt({"rows": path}, [f"user: talk {i}\nassistant: yes" for i in range(20)], sep=DELIMITER)
 
 
 # --- errors ------------------------------------------------------------------------------------------

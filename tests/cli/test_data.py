@@ -91,7 +91,8 @@ def dolly_text(row):
 def test_list(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")  # lines are not wrapped
     head, *lines = out(capsys, "list").splitlines()
-    assert head.split() == ["name", "kind", "from", "licence", "id", "place"]
+    assert head.split() == ["name", "kind", "from", "licence", "path", "or", "id"]
+    assert max(map(len, (head, *lines))) <= 100
     assert [line.split()[0] for line in lines] == BUILT_IN
     for line in lines:
         name, kind, origin = line.split()[:3]
@@ -126,7 +127,7 @@ def test_list_with_own_sources(capsys):
     rows = [row["name"] for row in printed_json(capsys, "list", "--config", "c.yaml")]
     assert rows == [*BUILT_IN, "poems", "gone"]
     *_, poems, gone = out(capsys, "list", "--config", "c.yaml").splitlines()
-    assert poems.split() == ["poems", "text", "local", "CC0", "-", "poems"]
+    assert poems.split() == ["poems", "text", "local", "CC0", "poems"]
     assert "missing" in gone and "no such place" in gone
 
 
@@ -248,7 +249,7 @@ def test_stats_of_texts(capsys, tmp_path):
 
 
 def test_stats_as_a_table(capsys, tmp_path):
-    rows = [{"messages": [{"role": "user", "content": "x" * 4}], "lang": "de"}] * 1500
+    rows = [{"messages": [{"role": r, "content": "xx"} for r in ("user", "assistant")], "lang": "de"}] * 1500
     rows += [{"messages": [{"role": r, "content": "y"} for r in ("system", "user", "assistant")], "lang": "en"}] * 2
     rows += [{"messages": [], "lang": "en"}] * 1234
     write_rows("chats.jsonl", rows)
@@ -259,9 +260,10 @@ def test_stats_as_a_table(capsys, tmp_path):
     assert lines[1].startswith("characters 6,006 ")
     assert lines[2] == "length min 3 10 % 4 median 4 90 % 4 99 % 4 max 4 mean 4.0"
     assert "languages de: 1,500 en: 2" in lines
-    assert "turns 1: 1,500 3: 2" in lines
-    assert "user 1,502 messages, 6,002 characters" in lines
-    assert "system 2 messages, 2 characters" in lines and "assistant 2 messages, 2 characters" in lines
+    assert "turns 3,006 in all; per sample 2: 1,500 3: 2" in lines
+    assert "format chats: messages (messages)" in lines
+    assert "user 1,502 messages, 3,002 characters" in lines
+    assert "system 2 messages, 2 characters" in lines and "assistant 1,502 messages, 3,002 characters" in lines
     assert "dropped 1,234 without messages" in lines
     bars = [line.split() for line in output.splitlines() if "█" in line or "▏" in line]
     assert [(bar[:-2], bar[-1]) for bar in bars] == [(["2", "to", "3"], "2"), (["4", "to", "7"], "1,500")]
