@@ -354,17 +354,20 @@ def _print_target_counts(rows: list[dict[str, Any]], T: int) -> None:
 
 def _source(name: str, config: Path | None, field: str, columns: str) -> Source:
     """Return the source of a name or a path. Raises ValueError for unknown names, columns and misused options."""
-    from niels_gpt.data.registry import get_source, source_of_path, sources
+    from niels_gpt.data.registry import source_of_path, sources
     from niels_gpt.data.row_layout import UnknownColumns
 
     data = _data_config(config)
-    if name in sources(data) or not Path(name).expanduser().exists():
+    known = sources(data)
+    if name in known or not Path(name).expanduser().exists():
         if field or columns:
             raise ValueError(
                 f"--field and --columns describe a file or folder, but {name} is not one; for a source of a config set "
                 "them there (data.sources.NAME)"
             )
-        return get_source(name, data)
+        if name not in known:
+            raise ValueError(f"no source {name!r}, and no such file or folder; known sources are {', '.join(known)}")
+        return known[name]
     pairs = [item.partition("=") for item in columns.split(",")] if columns else []
     if not all(role.strip() in ("user", "assistant", "system") and column for role, _, column in pairs):
         raise ValueError(f"--columns takes user=COLUMN,assistant=COLUMN, optionally system=COLUMN, got {columns!r}")

@@ -69,6 +69,12 @@ def out(capsys, *arguments):
     return output
 
 
+def refused(capsys, *arguments):
+    """Return the error message of a command that must fail."""
+    assert call("data", *arguments) == 1
+    return error_of(capsys)
+
+
 def printed_json(capsys, *arguments):
     return json.loads(out(capsys, *arguments, "--json"))
 
@@ -224,6 +230,39 @@ def test_show_an_own_source(capsys):
     assert other["text"] == "another"
 
 
+ALPACA = [{"instruction": f"do {i}", "input": "", "output": f"done {i}"} for i in range(4)]
+
+
+def test_show_a_chat_file_by_its_path(capsys):
+    write("alpaca.json", json.dumps(ALPACA))
+    first, _, head, *lines = out(capsys, "show", "alpaca.json", "-n", 1).splitlines()
+    assert "Alpaca" in first and "instruction, input, output" in first
+    assert "alpaca.json" in head and lines == ["user: do 0", "assistant: done 0"]
+    samples = shown(capsys, "alpaca.json", "-n", 2, "--shuffle")
+    assert all([m["role"] for m in sample["messages"]] == ["user", "assistant"] for sample in samples)
+    assert "Alpaca" in out(capsys, "show", "primer", "--path", "alpaca.json", "-n", 1)
+
+
+def test_columns_by_options(capsys):
+    write_rows("qa.jsonl", [{"frage": "a?", "antwort": "b.", "thema": "t"}])
+    message = refused(capsys, "show", "qa.jsonl")
+    assert all(part in message for part in ("frage, antwort, thema", "--field", "--columns user="))
+    (chat,) = shown(capsys, "qa.jsonl", "--columns", "user=frage, assistant=antwort,system=thema")
+    assert [(m["role"], m["content"]) for m in chat["messages"]] == [
+        *(("system", "t"), ("user", "a?"), ("assistant", "b.")),
+    ]
+    (text,) = shown(capsys, "qa.jsonl", "--field", "antwort")
+    assert text["text"] == "b."
+    for wrong in ("frage", "user=frage", "user=frage,bot=antwort", "user=,assistant=antwort"):
+        assert "assistant" in refused(capsys, "show", "qa.jsonl", "--columns", wrong)
+    assert "frage, antwort, thema" in refused(capsys, "show", "qa.jsonl", "--columns", "user=x,assistant=y")
+    assert "primer" in refused(capsys, "show", "primer", "--field", "text")
+    assert "'gone.jsonl'" in refused(capsys, "stats", "gone.jsonl")
+    write_config(qa={"path": "qa.jsonl"})
+    message = refused(capsys, "show", "qa", "--config", "c.yaml")
+    assert "data.sources.qa" in message and "columns: {user:" in message and "--field" not in message
+
+
 # --- stats -------------------------------------------------------------------------------------------
 
 
@@ -271,6 +310,17 @@ def test_stats_as_a_table(capsys, tmp_path):
     assert lines[-1].endswith(str(Path("pictures/of [bold]mine[/].png")))
     assert (tmp_path / "pictures" / "of [bold]mine[/].png").read_bytes().startswith(b"\x89PNG")
     assert not Path("data").exists()
+
+
+def test_stats_of_a_chat_file(capsys):
+    rows = [{"messages": [{"role": r, "content": "x"} for r in ("user", "assistant") * n]} for n in range(1, 13)]
+    write_rows("chats.jsonl", rows)
+    summary = printed_json(capsys, "stats", "chats.jsonl")
+    assert summary["turns"] == {str(2 * n): 1 for n in range(1, 13)}
+    assert summary["format"] == "chats: messages (messages)"
+    lines = [" ".join(line.split()) for line in out(capsys, "stats", "chats.jsonl").splitlines()]
+    (turns,) = [line for line in lines if line.startswith("turns ")]
+    assert turns.startswith("turns 156 in all") and turns.endswith("16: 1 more: 4")
 
 
 @pytest.mark.parametrize(("columns", "bar"), [(40, 10), (65, 25), (80, 40), (81, 40)])
