@@ -292,7 +292,8 @@ class DataConfig:
     roam: str = "auto"
     """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, otherwise `embedded`."""
     primer: str = "auto"
-    """A file of dialogues, or `embedded`. `auto`: `data/primer.txt` if it exists, otherwise `embedded`."""
+    """A file of dialogues, a chat file (.jsonl, .json, .parquet, the .zip of an export), or `embedded`. `auto`:
+    `data/primer.txt` if it exists, otherwise `embedded`."""
     roam_val_frac: float = 0.10
     """Share of the notes held out, by file."""
     primer_val_frac: float = 0.10

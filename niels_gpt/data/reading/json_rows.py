@@ -133,7 +133,9 @@ def _lines(file: IO[bytes], where: str, errors: str) -> Iterator[Row]:
         except (ValueError, RecursionError) as err:
             problem = f"is not JSON ({_reason(err)}); repair or remove the line"
             raise ValueError(f"cannot read {where}: line {number} {problem}") from None
-        yield _object(row, where, number)
+        if not isinstance(row, dict):
+            raise _no_object(row, where, number)
+        yield row
 
 
 def _values(file: IO[bytes], where: str, errors: str, *, start: bytes = b"") -> Iterator[Row]:
@@ -157,7 +159,9 @@ def _values(file: IO[bytes], where: str, errors: str, *, start: bytes = b"") -> 
                     problem = f"is not JSON ({_reason(err)}); repair the file, or download it again"
                     raise ValueError(f"cannot read {where}: line {line} {problem}") from None
             else:
-                yield _object(row, where, lines + text.count("\n", 0, at) + 1)
+                if not isinstance(row, dict):
+                    raise _no_object(row, where, lines + text.count("\n", 0, at) + 1)
+                yield row
                 at = end
                 continue
         if ended:
@@ -180,8 +184,6 @@ def _reason(err: Exception) -> str:
     return "nested too deeply" if isinstance(err, RecursionError) else str(getattr(err, "msg", err))
 
 
-def _object(value: Any, where: str, line: int) -> Row:
-    if not isinstance(value, dict):
-        kind = type(value).__name__
-        raise ValueError(f"cannot read {where}: line {line} is not a JSON object but a {kind}; repair or remove it")
-    return value
+def _no_object(value: Any, where: str, line: int) -> ValueError:
+    kind = type(value).__name__
+    return ValueError(f"cannot read {where}: line {line} is not a JSON object but a {kind}; repair or remove it")
