@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from niels_gpt.config import SourceConfig
 from niels_gpt.data.chat_formats import InvalidChat
 from niels_gpt.data.reading import json_rows
 from niels_gpt.data.reading.diagnose import explain
-from niels_gpt.data.reading.drops import Drops, text_problem
+from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.reading.local import ROW_SUFFIXES, choose_split, find_files, list_files, suffix
 from niels_gpt.data.reading.text_rows import check_take
@@ -106,7 +107,7 @@ def _sample(
             drops.add("without messages")
             return None
         try:
-            return ChatSample(chat.messages(row), name, {**chat.meta(row), **meta})
+            return ChatSample(chat.messages(row), name, {**_printable(chat.meta(row)), **meta})
         except InvalidChat as err:
             drops.add(str(err))
             return None
@@ -115,7 +116,17 @@ def _sample(
     if problem:
         drops.add(problem)
         return None
-    return PretrainSample(str(text), name, {**{key: row[key] for key in row if key != layout.column}, **meta})
+    others = {key: value for key, value in row.items() if key != layout.column}
+    return PretrainSample(str(text), name, {**_printable(others), **meta})
+
+
+def _printable(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata with lone surrogates, which JSON can hold and no file or terminal accepts, as question marks."""
+    for key, value in meta.items():
+        if isinstance(value, str | list | dict) and not (isinstance(value, str) and is_text(value)):
+            text = json.dumps(value, ensure_ascii=False, default=str)
+            meta[key] = value if is_text(text) else json.loads(text.encode("utf-8", "replace"))
+    return meta
 
 
 def _rows(

@@ -200,6 +200,15 @@ def test_rows_without_a_text_are_counted_by_reason(tmp_path, caplog):
     assert "mine" in line and "rows" in line and "2 empty" in line and "3 without text" in line
 
 
+def test_lone_surrogates(tmp_path):
+    """A text with one is dropped; in metadata they are replaced, so that they can be printed."""
+    rows = [r'{"text": "ok", "title": "\ud800x?", "n": [{"a": "\udfff"}, 1]}', r'{"text": "bad \ud800"}']
+    stats = {}
+    (sample,) = read(write(tmp_path / "a.jsonl", "\n".join(rows)), stats=stats)
+    assert sample.meta == {"title": "?x?", "n": [{"a": "?"}, 1], "row": 0}
+    assert stats == {"not utf-8": 1}
+
+
 def test_rows_are_shuffled_by_the_seed_and_keep_their_numbers(tmp_path):
     file = write_rows(tmp_path / "a.jsonl", [{"text": f"text {i}"} for i in range(20)])
     orders = {seed: read(file, shuffle=True, seed=seed) for seed in (1, 2)}
