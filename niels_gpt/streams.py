@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import json
 import warnings
@@ -21,7 +22,14 @@ from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.config import ModelConfig, SourceConfig
 from niels_gpt.data import embedded
 from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, bytes_between
-from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.data.primer import (
+    chat_file_text,
+    is_chat_file,
+    load_primer_text,
+    primer_dialogues,
+    split_primer_dialogues,
+    transcripts,
+)
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.source_paths import display_name
@@ -165,7 +173,8 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
                     if len(stream.data) < needed
                 )
             except _SourceMissing as err:
-                problem = f"{display_name(name, cfg.wiki)}: {err}"
+                is_named = f"data.sources.{name}" in str(err)
+                problem = str(err) if is_named else f"{display_name(name, cfg.wiki)}: {err}"
             if not problem:
                 loaded[name] = streams
             elif name in cfg.required_sources:
@@ -322,9 +331,17 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
         "val_frac": cfg.primer_val_frac,
         "encoding_errors": cfg.encoding_errors,
     }
+    if is_chat_file(path):
+        described["converted"] = True  # a stream of an older version is the file itself
+
+    @functools.cache
+    def load() -> str:
+        if is_chat_file(path):
+            return chat_file_text(path, errors=cfg.encoding_errors, delimiter=cfg.delimiter)
+        return load_primer_text(path, errors=cfg.encoding_errors)
 
     def read(split: str) -> Content:
-        text = load_primer_text(path, errors=cfg.encoding_errors)
+        text = load()
         splits = split_primer_dialogues(text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter)
         split_text = splits[SPLITS.index(split)]
         blocks = primer_dialogues(split_text, delimiter=cfg.delimiter)
@@ -346,9 +363,14 @@ def _user_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
     described |= {"sep": sep, "seed": cfg.seed, "val_frac": USER_VAL_FRAC, "encoding_errors": cfg.encoding_errors}
 
     def load() -> Iterator[tuple[str, str]]:
-        for sample in iter_user_files(name, source, errors=cfg.encoding_errors):
-            label = f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"]
-            yield label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)
+        samples = iter_user_files(name, source, errors=cfg.encoding_errors)
+        if chat:
+            chats = (sample for sample in samples if isinstance(sample, ChatSample))
+            yield from ((f"row {sample.meta['row']}", text) for sample, text in transcripts(chats, name))
+            return
+        for sample in samples:
+            if isinstance(sample, PretrainSample):
+                yield f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"], sample.text
 
     return _document_inputs(described, load)
 
@@ -375,10 +397,6 @@ def _byte_split_inputs(name: str, source: SourceConfig) -> Inputs:
 
 USER_VAL_FRAC = 0.10
 """Fraction of the documents of a user source that is held out."""
-
-
-def _transcript(sample: ChatSample) -> str:
-    return "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
 
 
 class _SourceMissing(Exception):

@@ -266,7 +266,7 @@ def _run_build(
     else:
         _print_results(console, results)
     for result in (r for r in results if r.reason and not as_json):
-        print(f"{result.name}: {result.state}: {result.reason}", file=sys.stderr)
+        print(f"{result.name}: {result.state}: {_without_name(result.reason, result.name)}", file=sys.stderr)
     failed = sum(result.state == "failed" for result in results)
     if failed:
         available = sum(result.state in ("built", "up to date") for result in results)
@@ -308,7 +308,9 @@ def _prepare_tokenizer(
         except ValueError as err:
             if len(unreadable) < len(chosen):
                 raise
-            reasons = "; ".join(f"{name}: {error_message(reason)}" for name, reason in unreadable.items())
+            reasons = "; ".join(
+                f"{name}: {_without_name(error_message(reason), name)}" for name, reason in unreadable.items()
+            )
             raise ValueError(f"no source can be read. {reasons}") from err
     console.print(f"tokenizer: {trained.vocab_size:,} ids, in {format_duration(time.monotonic() - began)}")
     if unreadable:
@@ -318,6 +320,11 @@ def _prepare_tokenizer(
             file=sys.stderr,
         )
     return trained
+
+
+def _without_name(reason: str, name: str) -> str:
+    """The reason without the name of its source, which the line already begins with."""
+    return reason.removeprefix(f"data.sources.{name}: ")
 
 
 def _build_one(

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
 from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, list_files, split_of, suffix
-from niels_gpt.data.reading.text_rows import check_take, text_key
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import decode_utf8
+from niels_gpt.data.row_layout import text_column
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, holds_text_files, path_of_source, read_file, user_file_paths
@@ -138,10 +139,8 @@ def _texts(table: Any, field: str, name: str) -> Iterator[str]:
     if not len(table):
         return
     columns = table.column_names
-    try:
-        key = field or ("text" if "text" in columns else text_key(table[0]))
-    except ValueError as err:
-        raise ValueError(f"{name}: {err}") from None
+    strings = [column for column, value in table[0].items() if isinstance(value, str)]
+    key = field or text_column(columns, strings, name)
     if key not in columns:
         raise ValueError(f"{name}: the rows have no field {key!r}; they have {', '.join(columns)}")
     for start in range(0, len(table), TABLE_ROWS):

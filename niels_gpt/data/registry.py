@@ -31,14 +31,14 @@ from niels_gpt.data.gutenberg import DATASET_ID as GUTENBERG
 from niels_gpt.data.gutenberg import iter_gutenberg
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
-from niels_gpt.data.primer import iter_primer_sft
+from niels_gpt.data.primer import iter_primer_sft, primer_layout
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.source_paths import primer_path, resolve_source_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
+from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths, user_layout
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
@@ -80,6 +80,8 @@ class Source:
     """(subset, path) -> the local files that it would read now; empty if it is not local."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Other options that change the samples, such as the field of a row."""
+    layout: Callable[[str | Path | None], str] = lambda path: ""
+    """(path) -> what its rows were recognized as, such as `chats: Alpaca (instruction, input, output)`; or ""."""
 
     def samples(
         self,
@@ -134,6 +136,14 @@ def get_source(name: str, data: DataConfig | None = None) -> Source:
     return found[name]
 
 
+def source_of_path(
+    path: str | Path, *, field: str = "", columns: Mapping[str, str] | None = None, name: str = ""
+) -> Source:
+    """Return the source of a file or folder that no config names; `field` and `columns` are those of SourceConfig."""
+    config = SourceConfig(str(path), field=field, columns=dict(columns or {}))
+    return _user_source(name or Path(path).absolute().name, config)
+
+
 # --- built-in sources --------------------------------------------------------------------------------
 
 
@@ -165,6 +175,7 @@ def _built_in() -> list[Source]:
             splits=("train",),
             decodes=True,
             files=lambda subset, path: [str(primer_path(path))],
+            layout=lambda path: primer_layout(primer_path(path)),
         ),
         Source(
             "stdlib",
@@ -308,12 +319,18 @@ def _user_source(name: str, config: SourceConfig) -> Source:
     def files(subset: str | None, path: str | Path | None) -> list[str]:
         return byte_split_files(name, config_at(path)) if config.split else user_file_paths(name, config_at(path))
 
+    def layout(path: str | Path | None) -> str:
+        return "" if config.split else str(user_layout(name, config_at(path)))
+
     options = {
-        key: value
-        for key, value in (("kind", config.kind), ("field", config.field), ("split", ", ".join(map(str, config.split))))
-        if value not in ("auto", "")
+        "kind": "" if config.kind == "auto" else config.kind,
+        "field": config.field,
+        "split": ", ".join(map(str, config.split)),
+        "columns": ", ".join(f"{role}={column}" for role, column in config.columns.items()),
     }
-    return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files, options=options)
+    options = {key: value for key, value in options.items() if value}
+    licence = config.licence or "yours"
+    return Source(name, kind, licence, open_, where, decodes=True, files=files, options=options, layout=layout)
 
 
 def _installed() -> list[Source]:

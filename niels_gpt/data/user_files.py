@@ -1,45 +1,56 @@
-"""User-defined sources: a folder of text files, or rows with a text or with messages."""
+"""User-defined sources: a folder of text files, or rows with a text or a chat."""
 
 from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.chat.transcript import ROLES
 from niels_gpt.config import SourceConfig
+from niels_gpt.data.chat_formats import InvalidChat
+from niels_gpt.data.reading import json_rows
 from niels_gpt.data.reading.diagnose import explain
 from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
-from niels_gpt.data.reading.local import ROW_SUFFIXES, list_files, suffix
-from niels_gpt.data.reading.text_rows import check_take, text_key
+from niels_gpt.data.reading.local import ROW_SUFFIXES, choose_split, find_files, list_files, suffix
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import decode_utf8
+from niels_gpt.data.row_layout import RowLayout, layout_of
 from niels_gpt.data.split import shuffled
-from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
+from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.system import files
 
 TEXT_SUFFIXES = (".md", ".txt", ".txt.gz")
 ARCHIVES = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
 
 FIRST_ROWS = 100
-"""Rows that `kind_of` reads at most to tell texts from chats."""
+"""Rows that `user_layout` reads at most to tell texts from chats."""
 
 
 def kind_of(name: str, config: SourceConfig, *, split: str = "train") -> str:
-    """Return `text` or `chat`; for `auto`, the first row with either decides. Raises as `iter_user_files` does."""
-    if config.kind != "auto":
-        return config.kind
+    """Return `text` or `chat`. Raises as `user_layout` does."""
+    return config.kind if config.kind != "auto" else user_layout(name, config, split=split).kind
+
+
+def user_layout(name: str, config: SourceConfig, *, split: str = "train") -> RowLayout:
+    """Return what a source holds, from its first rows.
+
+    Raises UnknownColumns for rows that are neither texts nor of a known chat format, and as `iter_user_files` does.
+    """
     path = path_of_source(name, config)
     if not holds_text_files(path):
-        for _, row in itertools.islice(HubReader(_request(name, path, split)), FIRST_ROWS):
-            if isinstance(row.get(config.field or "messages"), list):
-                return "chat"
-            if isinstance(row.get(config.field or "text"), str):
-                return "text"
-    return "text"
+        rows = itertools.islice(_rows(name, path, split), FIRST_ROWS)
+        return layout_of((row for _, row in rows), name, config)
+    if config.kind == "chat" or config.columns:
+        raise ValueError(
+            f"data.sources.{name}: {path} holds plain text, but chats are rows of .jsonl, .json or .parquet; dialogues "
+            "in a text file are the primer (data.primer)"
+        )
+    return RowLayout("text", "text")
 
 
 def iter_user_files(
@@ -61,18 +72,17 @@ def iter_user_files(
     check_take(take)
     if take == 0:
         return
-    kind, path, yielded = kind_of(name, config, split=split), path_of_source(name, config), 0
+    layout, path, yielded = user_layout(name, config, split=split), path_of_source(name, config), 0
     order = Shuffle(seed) if shuffle else None
     if holds_text_files(path):
         if split != "train":
             raise ValueError(f"{path} has no split {split!r}; it has train")
         rows: Iterator[tuple[dict[str, Any], dict[str, Any]]] = _files(path, errors, order)
     else:
-        reader = HubReader(_request(name, path, split, streaming=not shuffle), shuffle=order)
-        rows = ((row, {"row": number}) for number, row in reader)
+        rows = ((row, {"row": number}) for number, row in _rows(name, path, split, errors, order))
     with Drops(name, stats) as drops:
         for row, meta in rows:
-            sample = _sample(row, meta, name, kind, config.field, drops)
+            sample = _sample(row, meta, name, layout, drops)
             if sample is not None:
                 yield sample
                 yielded += 1
@@ -89,44 +99,51 @@ def user_file_paths(name: str, config: SourceConfig) -> list[str]:
 
 
 def _sample(
-    row: Mapping[str, Any], meta: dict[str, Any], name: str, kind: str, field: str, drops: Drops
+    row: Mapping[str, Any], meta: dict[str, Any], name: str, layout: RowLayout, drops: Drops
 ) -> PretrainSample | ChatSample | None:
-    if kind == "chat":
-        used = field or "messages"
-        messages = _messages(row.get(used))
-        if isinstance(messages, str):
-            drops.add(messages)
+    if layout.kind == "chat":
+        chat = layout.format_of(row)
+        if chat is None:
+            drops.add("without messages")
             return None
-        return ChatSample(messages, name, {**_without(row, used), **meta})
-    try:
-        used = field or text_key(row)
-    except ValueError:
-        used = ""
-    text = row.get(used)
+        try:
+            return ChatSample(chat.messages(row), name, {**_printable(chat.meta(row)), **meta})
+        except InvalidChat as err:
+            drops.add(str(err))
+            return None
+    text = row.get(layout.column)
     problem = text_problem(text)
     if problem:
         drops.add(problem)
         return None
-    return PretrainSample(str(text), name, {**_without(row, used), **meta})
+    others = {key: value for key, value in row.items() if key != layout.column}
+    return PretrainSample(str(text), name, {**_printable(others), **meta})
 
 
-def _without(row: Mapping[str, Any], used: str) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != used}
+def _printable(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata with lone surrogates, which JSON can hold and no file or terminal accepts, as question marks."""
+    for key, value in meta.items():
+        if isinstance(value, str | list | dict) and not (isinstance(value, str) and is_text(value)):
+            text = json.dumps(value, ensure_ascii=False, default=str)
+            meta[key] = value if is_text(text) else json.loads(text.encode("utf-8", "replace"))
+    return meta
 
 
-def _messages(value: Any) -> list[ChatMessage] | str:
-    """Return the messages of a row, or the reason to drop it."""
-    if not isinstance(value, list) or not value:
-        return "without messages"
-    messages = []
-    for message in value:
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-        if role not in ROLES:
-            return "with a role other than " + ", ".join(ROLES)
-        if not isinstance(content, str) or not is_text(content) or not content.strip():
-            return "with an empty message"
-        messages.append(ChatMessage(role, content))
-    return messages
+def _rows(
+    name: str, path: Path, split: str, errors: str = "strict", order: Shuffle | None = None
+) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """Yield (row number, row) of a file or folder of rows."""
+    paths = choose_split(find_files(path), split, path)
+    if suffix(Path(paths[0])) not in json_rows.SUFFIXES:
+        request = HubRequest(name, None, split, streaming=order is None, path=path)
+        yield from HubReader(request, shuffle=order)
+        return
+    paths = json_rows.without_export_extras(paths) if path.is_dir() else paths
+
+    def read() -> Iterator[tuple[int, dict[str, Any]]]:
+        return json_rows.iter_json_rows(paths, errors=errors)
+
+    yield from json_rows.shuffled_rows(read, order.seed) if order else read()
 
 
 def _files(path: Path, errors: str, order: Shuffle | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -167,11 +184,7 @@ def path_of_source(name: str, config: SourceConfig) -> Path:
     path = files.expand_home(config.path).absolute()
     if not path.exists():
         raise FileNotFoundError(
-            f"the source {name} is configured as {path}, but there is no such file or folder: set "
-            f"data.sources.{name}.path (--source {name}=PATH)"
+            f"data.sources.{name}.path is {path}, but there is no such file or folder; set it to an existing one (to "
+            f"train: --source {name}=PATH)"
         )
     return path
-
-
-def _request(name: str, path: Path, split: str = "train", *, streaming: bool = True) -> HubRequest:
-    return HubRequest(name, None, split, streaming, path, text_file_is_document=True)
