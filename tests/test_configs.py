@@ -74,10 +74,7 @@ def test_a_recipe_is_no_larger_than_its_comparison(name, limit):
 
 
 def test_the_splits_of_the_recipes_are_the_usual_ones():
-    splits = {
-        name: [source.split for source in load_config(name).data.sources.values()]
-        for name in RECIPES
-    }
+    splits = {name: [source.split for source in load_config(name).data.sources.values()] for name in RECIPES}
     assert splits == {
         "shakespeare-char": [(0.9, 0.1)],
         "enwik8": [(90_000_000, 5_000_000, 5_000_000)],

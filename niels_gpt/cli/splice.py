@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train on chosen documents at chosen positions.", no_args_is_help=True)
 
 ConfigOption = Annotated[
-    OptionalPath, typer.Option("--config", help="YAML file of a splice run, or the name of a built-in one; default: notes, as bytes.")
+    OptionalPath,
+    typer.Option(
+        "--config", help="YAML file of a splice run, or the name of a built-in one; default: notes, as bytes."
+    ),
 ]
 PngOption = Annotated[OptionalPath, output_option("--png", "Write a plot to this file.")]
 HtmlOption = Annotated[OptionalPath, output_option("--html", "Write an HTML page to this file.")]
@@ -162,7 +165,9 @@ def splice_coverage(
 
 @app.command("study")
 def splice_study(
-    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file of the runs, or a built-in name; default: notes.")] = None,
+    config: Annotated[
+        OptionalPath, typer.Option("--config", help="YAML file of the runs, or a built-in name; default: notes.")
+    ] = None,
     vary: Annotated[
         str, typer.Option("--vary", metavar="KEY=A,B,C", help="The config value that differs between runs.")
     ] = "splice.num_docs=1,2,4,8",

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file or built-in name (config list); default: the v0 model.")] = None,
+    config: Annotated[
+        OptionalPath, typer.Option("--config", help="YAML file or built-in name (config list); default: the v0 model.")
+    ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Run folder; default: a new one in runs/.")] = None,
-    steps: Annotated[Count, typer.Option("--steps", min=1, help="Number of all steps; with --resume a run can be extended.")] = None,
+    steps: Annotated[
+        Count, typer.Option("--steps", min=1, help="Number of all steps; with --resume a run can be extended.")
+    ] = None,
     checkpoint_every: Annotated[
         Count, typer.Option("--checkpoint-every", min=1, help="Same as --set output.checkpoint_every=K.")
     ] = None,

@@ -33,7 +33,7 @@ def load_config(
     Raises ValueError that names the key, the value and what is allowed: for unknown keys (with the nearest known key),
     wrong types, values out of range, and invalid YAML.
     """
-    tree = _read_tree(path)
+    tree = read_sections(path)
     for item in overrides:
         _apply_override(tree, item)
     return config_from_dict(tree, where="config" if path is None else str(path), notes=notes)
@@ -60,7 +60,7 @@ def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequen
     return config_from_dict(tree, where="options")
 
 
-def _read_tree(path: str | Path | None) -> dict[str, Any]:
+def read_sections(path: str | Path | None) -> dict[str, Any]:
     """Return the sections of a YAML file; none for None. Raises ValueError."""
     if path is None:
         return {}
@@ -83,7 +83,7 @@ def load_pipeline(
     Each section is a complete config. Both phases use the model of `pretrain`, by default v1. `path`, `overrides` and
     `notes` are as for `load_config`, with the phase in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
     """
-    tree = _read_tree(path)
+    tree = read_sections(path)
     for item in overrides:
         _apply_override(tree, item)
     where = "config" if path is None else str(path)
@@ -116,9 +116,7 @@ def load_pipeline(
     return {"pretrain": pretrain, "sft": sft}
 
 
-def config_from_dict(
-    tree: Mapping[str, Any], *, where: str = "config", notes: list[str] | None = None
-) -> RunConfig:
+def config_from_dict(tree: Mapping[str, Any], *, where: str = "config", notes: list[str] | None = None) -> RunConfig:
     """Return the RunConfig of a nested dict. `notes` are as for `load_config`, and so is the ValueError."""
     from pydantic import TypeAdapter, ValidationError
 

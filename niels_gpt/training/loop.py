@@ -129,7 +129,9 @@ def train(
         with reporting_out_of_memory(f"a model of {weights_text(config.model)} on {device}: use a smaller one"):
             state = _initial_state(config, device, world)
             if resume:
-                config = restore(state, config, task, run, device, allow_data_change, allow_config_change, report, world)
+                config = restore(
+                    state, config, task, run, device, allow_data_change, allow_config_change, report, world
+                )
             with world.fail_together():
                 scheduled_lr(0, config.train)  # rejects a long warm-up of a resumed run that has no checkpoint yet
                 if config.init_from and state.step == 0:
