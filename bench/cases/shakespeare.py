@@ -1,6 +1,6 @@
 """Shakespeare at byte level: seconds of training until the validation loss reaches nanoGPT's 1.4697 nats.
 
-Ours is the built-in config shakespeare-char, run by `train`. The peer is nano, trained as nanoGPT does it (10.8M weights,
+Ours is `--config shakespeare-char`, run by `train`. The peer is nano, trained as nanoGPT does it (10.8M weights,
 dropout 0.2, 64 x 256 bytes, AdamW, learning rate 1e-3 decaying to 1e-4 over 5,000 steps). The last tenth of the text is
 held out. Only training steps count, without the first five, which compile the models, and without the validation
 after every hundredth step, over 100 random batches. Each loop reads the loss as often as it does by itself.

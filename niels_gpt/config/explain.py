@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -128,7 +129,7 @@ def _docstrings(cls: type) -> dict[str, str]:
             continue
         module = ast.parse(inspect.getsource(sys.modules[parent.__module__]))
         body = next(n.body for n in module.body if isinstance(n, ast.ClassDef) and n.name == parent.__name__)
-        for statement, following in zip(body, body[1:], strict=False):
+        for statement, following in itertools.pairwise(body):
             if (
                 isinstance(statement, ast.AnnAssign)
                 and isinstance(statement.target, ast.Name)

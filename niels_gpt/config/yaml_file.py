@@ -81,7 +81,8 @@ def load_pipeline(
     """Return {"pretrain": ..., "sft": ...} of a YAML file with the sections `data` (for both), `pretrain` and `sft`.
 
     Each section is a complete config. Both phases use the model of `pretrain`, by default v1. `path`, `overrides` and
-    `notes` are as for `load_config`, with the phase in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
+    `notes` are as for `load_config`, with the phase in front (`sft.train.total_steps=100`). Raises ValueError as
+    `load_config` does.
     """
     tree = read_sections(path)
     for item in overrides:

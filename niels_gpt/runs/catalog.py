@@ -132,7 +132,7 @@ def _progress(path: Path) -> dict[str, Any]:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """Return config.yaml of a run as a dict, completed with defaults, without checking its values. Raises ValueError."""
+    """Return config.yaml of a run as a dict, completed with defaults; values are not checked. Raises ValueError."""
     import yaml
 
     file = path / "config.yaml"
