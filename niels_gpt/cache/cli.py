@@ -58,7 +58,18 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of splits, shuffl
 TokenizerPath = Annotated[
     OptionalPath, typer.Option("--tokenizer", help="spm.model to use; default: the one of --cache-dir, or a new one.")
 ]
-VocabSize = Annotated[int, typer.Option("--vocab-size", help="Vocabulary of a new tokenizer, without special tokens.")]
+
+
+def _if_given(context: typer.Context, parameter: typer.CallbackParam, value: int) -> int | None:
+    """The value of an option, or None if the user did not type it: its default is for a new tokenizer only."""
+    source = context.get_parameter_source(str(parameter.name))
+    return None if source is not None and source.name == "DEFAULT" else value
+
+
+VocabSize = Annotated[
+    OptionalInt,
+    typer.Option("--vocab-size", callback=_if_given, help="Subwords of a new tokenizer, without the special tokens."),
+]
 TokenizerDocuments = Annotated[
     int, typer.Option("--tokenizer-documents", min=1, help="Documents per source to train a new tokenizer on.")
 ]
@@ -288,20 +299,29 @@ def _prepare_tokenizer(
     """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on."""
     from rich.markup import escape
 
-    from niels_gpt.cache.sources.build import check_lost_tokenizer, install_tokenizer, open_tokenizer, train_on
+    from niels_gpt.cache.sources.build import (
+        check_lost_tokenizer,
+        check_vocab_size,
+        install_tokenizer,
+        open_tokenizer,
+        train_on,
+    )
     from niels_gpt.system import files
 
     new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
     if new:
         files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
         check_lost_tokenizer(settings.cache_dir, chosen, given)
+    check_vocab_size(settings, given)
     if given is not None:
         return install_tokenizer(given, settings.cache_dir)
     if not new:
         return open_tokenizer(settings.cache_dir)
     began = time.monotonic()
     listed = ", ".join(source.name for source in chosen)
-    console.print(f"training a tokenizer of {settings.vocab_size:,} subwords on {escape(listed)}")
+    console.print(
+        f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {escape(listed)}"
+    )
     with console.status("training"):
         try:
             trained = train_on(chosen, settings, lambda source, err: unreadable.update({source.name: err}))
@@ -375,7 +395,7 @@ def _print_results(console: Console, results: list[BuildResult]) -> None:
         table.add_column(name, justify="left" if name in ("cache", "") else "right", no_wrap=True)
     for result in results:
         meta = result.meta
-        dropped = f"{sum(meta['dropped'].values()):,}" if "dropped" in meta else ""
+        dropped = f"{sum(meta['dropped'].values()):,}" if isinstance(meta.get("dropped"), dict) else ""
         table.add_row(result.name, result.state, *(_split_size(meta, split) for split in splits), dropped)
     console.print(table)
 
@@ -451,7 +471,7 @@ def _inspect_cache(
     import torch
 
     from niels_gpt.cache.formats import splits_of
-    from niels_gpt.cache.meta import CacheError, read_meta
+    from niels_gpt.cache.meta import CacheError, read_meta, split_tokens
     from niels_gpt.cache.verify import stream_slice
     from niels_gpt.tokenizer import load_tokenizer
 
@@ -459,7 +479,9 @@ def _inspect_cache(
     entry: dict[str, Any] = {"folder": str(folder), "split": split, "meta": meta}
     if split not in splits_of(meta):
         raise CacheError(f"{folder} has no {split} split: --split must be one of {', '.join(splits_of(meta))}")
-    total = meta.get(f"{split}_tokens", 0)
+    if meta.get("built") is False:
+        return entry
+    total = split_tokens(meta, folder, split)
     if not total:
         return entry
     path = tokenizer or folder.resolve().parent.parent / "tokenizer"

@@ -86,6 +86,14 @@ def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]
     return listed
 
 
+def split_tokens(meta: dict[str, Any], folder: Path, split: str) -> int:
+    """Tokens of a split. Raises CacheError if the meta has no such number."""
+    total = meta.get(f"{split}_tokens")
+    if not isinstance(total, int) or isinstance(total, bool) or total < 0:
+        raise CacheError(f"{folder / 'meta.json'} has no {split}_tokens: build the cache again")
+    return total
+
+
 def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:
     """Raise CacheError for a file that is missing, not listed, or differs from the listed size (verify: sha256)."""
     path = folder / name

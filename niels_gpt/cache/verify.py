@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TEST, TOKEN_DTYPE, cache_folders, list_shards, splits_of
+from niels_gpt.cache.formats import (
+    DOCUMENTS,
+    NO_LIMIT,
+    SPLITS,
+    TEST,
+    TOKEN_DTYPE,
+    cache_folders,
+    list_shards,
+    splits_of,
+)
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
 from niels_gpt.cache.mmap import MappedTokens
 
@@ -119,7 +128,7 @@ def differences(a: Path, b: Path) -> Iterator[str]:
         yield f"tokenizer: {_short(first.get('tokenizer_sha256'))} and {_short(second.get('tokenizer_sha256'))}"
     for key in _SETTINGS:
         if first.get(key) != second.get(key):
-            yield f"{key}: {first.get(key)!r} and {second.get(key)!r}"
+            yield f"{key}: {_limit(first.get(key))} and {_limit(second.get(key))}"
     sources = [meta.get("source") or {} for meta in (first, second)]
     for key in sorted({*sources[0], *sources[1]} - {"files", "sha256"}):
         if sources[0].get(key) != sources[1].get(key):
@@ -144,6 +153,10 @@ def differences(a: Path, b: Path) -> Iterator[str]:
         difference = _first_difference(a / name, b / name, name)
         if difference:
             yield difference
+
+
+def _limit(value: Any) -> str:
+    return "no limit" if value == NO_LIMIT else repr(value)
 
 
 def _first_difference(a: Path, b: Path, name: str) -> str | None:

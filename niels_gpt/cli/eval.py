@@ -69,6 +69,7 @@ def eval_(
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.config import RunConfig
     from niels_gpt.config.yaml_file import with_data
+    from niels_gpt.runs.catalog import store_scores
     from niels_gpt.runs.loading import load_run
     from niels_gpt.tokenizer import Tokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
@@ -83,9 +84,12 @@ def eval_(
         built_in = any((wiki, roam, primer))
         config = with_data(config, data, source)
         scores = score_byte_streams(loaded, config, options, built_in=built_in)
+    result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
+    result |= {"precision": precision, "scores": scores}
+    if loaded.run is not None and checkpoint is None and split == "val" and limit is None:
+        store_scores(loaded.run.path, result)
     if json:
-        result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
-        print(dumps({**result, "precision": precision, "scores": scores}, indent=2))
+        print(dumps(result, indent=2))
         return
     print(f"{loaded.path} after {loaded.step} steps; bits per byte, lower is better")
     show_scores(scores, wiki=config.data.wiki)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
-from niels_gpt.cli import batch, data, splice, tokenizer
+from niels_gpt.cli import batch, config, data, runs, splice, tokenizer
 from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
 from niels_gpt.cli.demo import demo
@@ -56,6 +56,8 @@ app.add_typer(data.app, name="data")
 app.add_typer(cache_app, name="cache")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(splice.app, name="splice")
+app.add_typer(config.app, name="config")
+app.add_typer(runs.app, name="runs")
 
 
 def main(arguments: list[str] | None = None) -> None:

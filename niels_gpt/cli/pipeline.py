@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def pipeline(
     config: Annotated[
         OptionalPath,
-        typer.Option("--config", help="YAML file with sections data, pretrain and sft; default: the v1 model."),
+        typer.Option("--config", help="YAML file with data, pretrain and sft, or a built-in name; default: v1."),
     ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Folder of both runs; default: a new one.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the pipeline in --run-dir.")] = False,
@@ -46,7 +46,7 @@ def pipeline(
     the exit code is 128 + the signal. Under torchrun every process runs this; a pipeline that torchrun restarts resumes
     by itself.
     """
-    from niels_gpt.cli.train import check_run_dir
+    from niels_gpt.cli.train import check_run_dir, print_notes
     from niels_gpt.config.yaml_file import dump_config
     from niels_gpt.runs.loading import new_run
     from niels_gpt.runs.pipeline import PipelineFolder
@@ -59,11 +59,13 @@ def pipeline(
         resume = resume or (holds_pipeline and (resume_if_there or world.restarts > 0))
         with world.fail_together():
             check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
-            phases = _load_phases(config, folder if resume else None, set_, token_cache)
+            notes: list[str] = []
+            phases = _load_phases(config, folder if resume else None, set_, token_cache, notes)
         if print_config:
             for name, phase in phases.items() if world.is_main else ():
                 print(f"# {name}\n{dump_config(phase)}")
             return
+        print_notes(notes, world)
         folder = folder or PipelineFolder(new_run(config.stem if config else "pipeline").path)
         with world.fail_together():
             for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
@@ -73,9 +75,16 @@ def pipeline(
 
 
 def _load_phases(
-    config: Path | None, resumed: PipelineFolder | None, overrides: list[str], token_cache: Path | None
+    config: Path | None,
+    resumed: PipelineFolder | None,
+    overrides: list[str],
+    token_cache: Path | None,
+    notes: list[str],
 ) -> dict[str, RunConfig]:
-    """Return the configs of both phases: as the options say, or, to resume, as they were stored. Raises ValueError."""
+    """Return the configs of both phases: as the options say, or, to resume, as they were stored.
+
+    `notes` are those of `load_pipeline`. Raises ValueError.
+    """
     from niels_gpt.config.yaml_file import load_pipeline, with_data
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
@@ -85,7 +94,8 @@ def _load_phases(
         phases = resumed.read_configs()
     else:
         data = {"token_cache": None if token_cache is None else str(token_cache)}
-        phases = {name: with_data(phase, data) for name, phase in load_pipeline(config, overrides=overrides).items()}
+        loaded = load_pipeline(config, overrides=overrides, notes=notes)
+        phases = {name: with_data(phase, data) for name, phase in loaded.items()}
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 
@@ -94,7 +104,7 @@ def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resum
 
     Raises ValueError, before anything is stored, also for a phase that cannot be resumed with its config or data.
     """
-    from niels_gpt.training.resume import check_resumable
+    from niels_gpt.training.resume import check_resumable, with_saved_schedule
     from niels_gpt.training.tasks.registry import open_task
     from niels_gpt.training.tasks.token_task import verify_caches
 
@@ -110,7 +120,7 @@ def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resum
         if path is not None and saved["step"] >= phase.train.total_steps and run.best.exists():
             finished.append(name)
         elif path is not None:
-            check_resumable(path, saved["extra"], phase, task)
+            check_resumable(path, saved["extra"], with_saved_schedule(phase, path, saved), task)
         if verify:
             verify_caches(phase)
     folder.write_configs(phases)

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file; default: the v0 model.")] = None,
+    config: Annotated[
+        OptionalPath, typer.Option("--config", help="YAML file or built-in name (config list); default: the v0 model.")
+    ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Run folder; default: a new one in runs/.")] = None,
-    steps: Annotated[Count, typer.Option("--steps", min=1, help="Same as --set train.total_steps=N.")] = None,
+    steps: Annotated[
+        Count, typer.Option("--steps", min=1, help="Number of all steps; with --resume a run can be extended.")
+    ] = None,
     checkpoint_every: Annotated[
         Count, typer.Option("--checkpoint-every", min=1, help="Same as --set output.checkpoint_every=K.")
     ] = None,
@@ -91,12 +95,14 @@ def train(
                 if not run.exists:
                     raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
                 config_path = run.config_path
-            resolved = with_data(load_config(config_path, overrides=overrides), data, source)
+            notes: list[str] = []
+            resolved = with_data(load_config(config_path, overrides=overrides, notes=notes), data, source)
             if print_config:
                 resolved = with_vocabulary(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return
+        print_notes(notes, world)
         run = run or new_run(config.stem if config else "train")
         result = train_and_report(
             resolved,
@@ -119,6 +125,14 @@ def check_run_dir(run_dir: OptionalPath, *, needed: bool, world: World, print_co
         raise ValueError("--resume and --resume-if-there need --run-dir: name the folder to resume")
     if run_dir is None and world.size > 1 and not print_config:
         raise ValueError(f"{world.size} processes need --run-dir: all of them write into the same folder")
+
+
+def print_notes(notes: list[str], world: World) -> None:
+    """Print what was adapted in a config, once: on the main process."""
+    from niels_gpt.training.progress import say
+
+    for note in notes if world.is_main else ():
+        say(note)
 
 
 def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> None:

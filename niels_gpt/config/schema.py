@@ -172,7 +172,8 @@ class TrainConfig:
     base_lr: float = 3e-4
     """Learning rate at the end of the warm-up."""
     warmup_steps: int = 200
-    """Steps of linear warm-up; fewer than total_steps."""
+    """Steps of linear warm-up; fewer than total_steps. A config that does not set it has at most a tenth of
+    total_steps."""
     min_lr: float = 3e-5
     """Learning rate at the last step."""
     seed: int = 42
@@ -200,6 +201,9 @@ class TrainConfig:
     """AdamW moment decays."""
     clip_norm: float = 1.0
     """Largest global gradient norm."""
+    extended: tuple[tuple[int, int], ...] = ()
+    """How total_steps changed while the run was resumed: [steps done, total_steps before] of each change. Written by
+    `train --resume --steps N`; the learning rate follows from it (docs/runs.md)."""
 
     def __post_init__(self) -> None:
         for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
@@ -215,6 +219,23 @@ class TrainConfig:
             raise ValueError(f"train.betas must be two numbers in [0, 1), got {self.betas!r}")
         for name in ("p_train", "p_val"):
             check_probabilities(getattr(self, name), name=f"train.{name}")
+        self._check_extended()
+
+    def _check_extended(self) -> None:
+        name = "train.extended"
+        changes = tuple((check_int(name, at), check_int(name, before)) for at, before in self.extended)
+        object.__setattr__(self, "extended", changes)
+        if list(changes) != sorted(changes, key=lambda change: change[0]) or any(at > before for at, before in changes):
+            listed = [list(change) for change in changes]
+            raise ValueError(
+                f"{name} must be pairs of steps done and the larger total_steps before, in the order of the steps, "
+                f"got {listed}: leave it out, `train --resume --steps N` writes it"
+            )
+
+
+def default_warmup(total_steps: int) -> int:
+    """Return the warm-up of a config that does not set one: at most a tenth of the steps, and fewer than all."""
+    return min(TrainConfig.warmup_steps, max(total_steps // 10, 1), max(total_steps - 1, 0))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.system import files
-from niels_gpt.tokenizer.byte_level import utf8_bytes
+from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
 
 BLOCK = "\u2581"
@@ -103,9 +103,12 @@ class Tokenizer:
         return [np.array(ids, dtype=np.uint16) for ids in lists]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; invalid utf-8 becomes U+FFFD. Raises ValueError for an unknown id."""
+        """Return the text of ids, or of a single one; invalid utf-8 becomes U+FFFD.
+
+        Raises ValueError for an unknown id, and for ids of several rows.
+        """
         pieces = self.token_bytes
-        values = [int(i) for i in ids]
+        values = [int(i) for i in flat_ids(ids)]
         if values and not 0 <= min(values) <= max(values) < len(pieces):
             raise ValueError(f"ids must be in 0..{len(pieces) - 1}, got {min(values)}..{max(values)}")
         return b"".join([pieces[i] for i in values]).decode("utf-8", errors="replace")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.meta import CacheError, listed_files, read_meta, write_meta
+from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.sources.texts import (
     BuildSettings,
     budgets_of,
@@ -28,7 +29,7 @@ from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
-from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
 SFT = ("dolly15k", "oasst1", "primer")
@@ -96,6 +97,26 @@ def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
     return tokenizer
 
 
+def check_vocab_size(settings: BuildSettings, given: Path | None) -> None:
+    """Raise ValueError if a vocabulary size is asked for that an existing tokenizer does not have.
+
+    `given` is the tokenizer to install; None: the one of the cache folder, if there is one.
+    """
+    path = given if given is not None else settings.cache_dir / "tokenizer"
+    model = path / "spm.model" if path.is_dir() else path
+    if settings.vocab_size is None or not model.is_file():
+        return
+    has = load_tokenizer(model).vocab_size - len(SPECIAL_TOKENS)
+    asked = has
+    with contextlib.suppress(CacheError):  # the text may have had fewer subwords than were asked for
+        asked = read_meta(model.with_name("meta.json")).get("vocab_size_asked", has)
+    if settings.vocab_size not in (has, asked):
+        remedy = "omit --vocab-size, or use another --cache-dir"
+        if given is None:
+            remedy += f"; to replace the tokenizer, remove {settings.cache_dir}: all its caches depend on it"
+        raise ValueError(f"{model} has {has:,} subwords, but --vocab-size asks for {settings.vocab_size:,}: {remedy}")
+
+
 def check_lost_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path | None) -> None:
     """Raise ValueError if a folder has lost the tokenizer of caches that are not rebuilt now.
 
@@ -137,7 +158,9 @@ def train_on(
                 unreachable(source, err)
 
     out = out or settings.cache_dir / "tokenizer"
-    return load_tokenizer(train_tokenizer(texts(), out, vocab_size=settings.vocab_size, seed=settings.seed))
+    return load_tokenizer(
+        train_tokenizer(texts(), out, vocab_size=settings.vocab_size or defaults.VOCAB_SIZE, seed=settings.seed)
+    )
 
 
 def build(

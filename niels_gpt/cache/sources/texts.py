@@ -51,7 +51,8 @@ class BuildSettings:
     test: bool = False
     """Whether to build the test split of wikitext too."""
     errors: str | None = None
-    vocab_size: int = defaults.VOCAB_SIZE
+    vocab_size: int | None = None
+    """Subwords of a new tokenizer; None: 16,000. An existing tokenizer must have been trained for this number."""
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
     workers: int | None = None
 

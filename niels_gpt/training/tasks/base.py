@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.validation import eval_name as eval_name
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.tokenizer import AnyTokenizer
 
@@ -123,11 +124,3 @@ class DataTask(Task, Protocol):
 
     def notes(self) -> list[str]:
         """Notes that are printed when a run starts."""
-
-
-def eval_name(source: str, split: str = "val") -> str:
-    """The name of a source's held-out set in metrics: `val_SOURCE`, and `val_chat` for primer's dialogues.
-
-    Tasks over tokens add the means over their sources, `val_pretrain` and `val_sft`.
-    """
-    return "val_chat" if source == "primer" else f"{split}_{source}"
