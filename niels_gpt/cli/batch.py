@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from niels_gpt.cli.options import JsonOption, RunOption
+from niels_gpt.cli.options import JsonOption, RunArgument
+from niels_gpt.system.command_line import App
 
-app = typer.Typer(help="Show what a training step learned from.", no_args_is_help=True)
+app = App(help="Show what a training step learned from.")
 
 
 @app.command("show")
 def show(
     step: Annotated[int, typer.Option("--step", min=0, help="Training step, from 0.")],
-    run: RunOption = None,
+    run: RunArgument = None,
     chars: Annotated[int, typer.Option("--chars", min=0, help="Characters of text per row; 0 for all.")] = 160,
     json: JsonOption = False,
 ) -> None:

@@ -12,7 +12,7 @@ from niels_gpt.cli.options import (
     DeviceOption,
     MaxTokensOption,
     MinPOption,
-    RunOption,
+    RunArgument,
     SeedOption,
     TemperatureOption,
     Text,
@@ -29,7 +29,7 @@ HELP = "/system TEXT sets the system message, /reset starts over, /exit ends the
 
 
 def chat(
-    run: RunOption = None,
+    run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     system: Annotated[Text, typer.Option("--system", help="System message at the start.")] = None,
     max_tokens: MaxTokensOption = 200,

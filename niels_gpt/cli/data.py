@@ -21,6 +21,8 @@ from niels_gpt.cli.options import (
     choice_option,
     output_option,
 )
+from niels_gpt.system.command_line import App
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import Tokenizer
 
-app = typer.Typer(help="Sources of text: which exist, and what is in them.", no_args_is_help=True)
+app = App(help="Sources of text: which exist, and what is in them.")
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` reads from a source too large to read completely."""
@@ -254,7 +256,7 @@ def lint(
     folder = CacheFolder(cache_dir)
     names = names or folder.names("sft")
     if not names:
-        raise CacheError(f"no SFT cache in {folder.path}: build one with niels-gpt cache build primer")
+        raise CacheError(f"no SFT cache in {folder.path}: build one with {command('cache', 'build', 'primer')}")
     folder.check("sft", names, option="NAME")
     datasets: dict[str, SFTExampleDataset] = {}
     refused: list[str] = []

@@ -22,14 +22,12 @@ from niels_gpt.cli.generate_text import generate
 from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
 from niels_gpt.cli.train import train
+from niels_gpt.system.command_line import App
 from niels_gpt.system.console import run_app
 
-app = typer.Typer(
+app = App(
     help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
+    add_completion=True,
 )
 
 

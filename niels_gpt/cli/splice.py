@@ -25,6 +25,7 @@ from niels_gpt.cli.options import (
     WindowOption,
     output_option,
 )
+from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from niels_gpt.training.tasks.documents import SourceDocuments
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-app = typer.Typer(help="Train on chosen documents at chosen positions.", no_args_is_help=True)
+app = App(help="Train on chosen documents at chosen positions.")
 
 ConfigOption = Annotated[
     OptionalPath, typer.Option("--config", help="YAML file of a splice run; default: notes, as bytes.")
@@ -211,7 +212,7 @@ def splice_study(
         resume = run.exists
         print(f"\n{key} = {value}: {run.path}" + (" (resuming)" if resume else ""))
         result = train_and_report(configs[value], run, device=device, resume=resume)
-        exit_if_stopped(result.signal, result, run, command="the same command again")
+        exit_if_stopped(result.signal, result, run, typed="the same command again")
         memorize(
             run.path,
             window=settings.window,

@@ -28,6 +28,12 @@ class PipelineFolder:
         """Whether the folder holds a pipeline: it has a pretrain.yaml."""
         return self._config_path("pretrain").exists()
 
+    @property
+    def current(self) -> RunFolder:
+        """The run to use where a single run is expected: sft, or pretrain while sft has no checkpoint."""
+        pretrain, sft = self.runs["pretrain"], self.runs["sft"]
+        return pretrain if pretrain.has_checkpoint and not sft.has_checkpoint else sft
+
     def read_configs(self) -> dict[str, RunConfig]:
         """Return the stored configs. Raises ValueError if there are none."""
         if not self.exists:
