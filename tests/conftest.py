@@ -33,6 +33,7 @@ def pytest_configure(config):
     config.hf_home = tempfile.mkdtemp(prefix="niels-gpt-tests-")
     os.environ.update(HF_HOME=config.hf_home, HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     os.environ["NIELS_GPT_NATIVE"] = f"{config.hf_home}/native"
+    os.environ["XDG_CACHE_HOME"] = f"{config.hf_home}/cache"
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "NIELS_GPT_DATA"):
         os.environ.pop(name, None)
 
@@ -41,10 +42,12 @@ real_program = program.program
 """Returns how the tests themselves were started; see `printed_commands`."""
 
 
-@pytest.fixture(autouse=True)
-def printed_commands(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def printed_commands():
     """Messages show commands that begin with `niels-gpt`, however the tests were started."""
-    monkeypatch.setattr(program, "program", lambda: program.NAME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "program", lambda: program.NAME)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -15,7 +15,7 @@ import typer
 
 from niels_gpt.cache.sources import defaults
 from niels_gpt.system.command_line import App
-from niels_gpt.system.console import error_message, format_duration, run_app, short_number
+from niels_gpt.system.console import error_message, format_duration, is_quiet, run_app, short_number
 
 if TYPE_CHECKING:
     import torch
@@ -389,7 +389,7 @@ def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     from niels_gpt.cache.meta import read_meta
     from niels_gpt.cache.verify import verify_cache
 
-    with Console(stderr=True).status("verifying") as status:
+    with Console(stderr=True, quiet=is_quiet()).status("verifying") as status:
         verified = verify_cache(path, on_file=lambda file: status.update(f"verifying {file}"))
     if json:
         print(json_format.dumps([str(folder) for folder in verified]))

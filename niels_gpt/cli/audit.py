@@ -29,7 +29,7 @@ NOT_SAFE = 3
 
 
 def audit(
-    notes: Annotated[Path, typer.Option("--notes", help="The folder of notes to look for.")],
+    notes: Annotated[Path, typer.Option("--notes", is_eager=True, help="The folder of notes to look for.")],
     run: RunArgument = None,
     control: Annotated[
         OptionalPath,

@@ -14,7 +14,7 @@ app = App(help="Show what a training step learned from.")
 
 @app.command("show")
 def show(
-    step: Annotated[int, typer.Option("--step", min=0, help="Training step, from 0.")],
+    step: Annotated[int, typer.Option("--step", min=0, is_eager=True, help="Training step, from 0.")],
     run: RunArgument = None,
     chars: Annotated[int, typer.Option("--chars", min=0, help="Characters of text per row; 0 for all.")] = 160,
     json: JsonOption = False,

@@ -186,8 +186,10 @@ def _with_progress(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
 
     from rich.console import Console
 
+    from niels_gpt.system.console import is_quiet
+
     began = time.monotonic()
-    with Console(stderr=True).status(f"reading {name}") as status:
+    with Console(stderr=True, quiet=is_quiet()).status(f"reading {name}") as status:
         for number, sample in enumerate(samples, start=1):
             if number % 1000 == 0:
                 rate = number / max(time.monotonic() - began, 1e-9)

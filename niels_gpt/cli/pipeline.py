@@ -143,7 +143,7 @@ def _run_phases(phases: dict[str, RunConfig], folder: PipelineFolder, finished: 
         result = train_and_report(phase, run, device=world.device, world=world, resume=started)
         # A signal during the last step of pretraining finishes that run, but the second phase must not start.
         stopped = result.signal if name == "pretrain" else result.stopped_by
-        exit_if_stopped(stopped, result, run, typed=typed, world=world)
+        exit_if_stopped(stopped, result, run, command=typed, world=world)
     if world.is_main:
         _print_result(folder)
 

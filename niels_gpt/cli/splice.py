@@ -212,7 +212,7 @@ def splice_study(
         resume = run.exists
         print(f"\n{key} = {value}: {run.path}" + (" (resuming)" if resume else ""))
         result = train_and_report(configs[value], run, device=device, resume=resume)
-        exit_if_stopped(result.signal, result, run, typed="the same command again")
+        exit_if_stopped(result.signal, result, run, command="the same command again")
         memorize(
             run.path,
             window=settings.window,

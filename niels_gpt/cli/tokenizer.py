@@ -47,15 +47,18 @@ def train(
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Train a SentencePiece tokenizer."""
     import time
+    from json import dumps
 
     from rich.console import Console
 
     from niels_gpt.cache.sources.build import choose_sources, train_on
     from niels_gpt.cache.sources.texts import BuildSettings
-    from niels_gpt.system.console import format_duration, hint
+    from niels_gpt.cli.train import show_next
+    from niels_gpt.system.console import format_duration, is_quiet
 
     _check_path(path, names)
     if (out / "spm.model").exists() and not force:
@@ -80,14 +83,18 @@ def train(
         skipped.append(source.name)
         _warn_skipped(source, err)
 
-    with Console(highlight=False).status(f"training a tokenizer of {vocab_size:,} subwords"):
+    with Console(stderr=json, quiet=is_quiet()).status(f"training a tokenizer of {vocab_size:,} subwords"):
         trained = train_on(chosen, settings, skip, out=out)
+    if json:
+        found = {"tokenizer": str(out / "spm.model"), "sha256": trained.sha256, "vocab_size": trained.vocab_size}
+        print(dumps(found | {"skipped": skipped}, indent=2, ensure_ascii=False))
+        return
     seconds = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
     read = [source.name for source in chosen if source.name not in skipped]
     options = {"--tokenizer": out, "--path": path, "--encoding-errors": encoding_errors, "--config": config}
     given = [word for name, value in options.items() if value is not None for word in (name, value)]
-    hint(f"next: {command('tokenizer', 'report', *read, *map(str, given))}")
+    show_next(command("tokenizer", "report", *read, *map(str, given)))
 
 
 @app.command("report")

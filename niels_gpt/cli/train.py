@@ -157,12 +157,12 @@ def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> Non
 
 
 def show_next(*commands: str) -> None:
-    """Print what to type next, one command per line, unless --quiet was given."""
+    """Print what to type next, several commands on a line each, unless --quiet was given."""
     from niels_gpt.system.console import is_quiet
     from niels_gpt.training.progress import say
 
     if not is_quiet():
-        say("next:" + "".join(f"\n  {each}" for each in commands))
+        say(f"next: {commands[0]}" if len(commands) == 1 else "\n  ".join(["next:", *commands]))
 
 
 def program(world: World) -> str:
@@ -171,11 +171,11 @@ def program(world: World) -> str:
 
 
 def exit_if_stopped(
-    name: str | None, result: TrainResult, run: RunFolder, *, typed: str | None = None, world: World | None = None
+    name: str | None, result: TrainResult, run: RunFolder, *, command: str | None = None, world: World | None = None
 ) -> None:
     """Exit with 128 + the number of the signal `name`, after printing how to resume; do nothing for None.
 
-    `typed` is what to type to resume; default: `niels-gpt train` with this run.
+    `command` is what to type to resume; default: `niels-gpt train` with this run.
     """
     from niels_gpt.system.processes import SINGLE_PROCESS
     from niels_gpt.training.progress import say
@@ -183,8 +183,8 @@ def exit_if_stopped(
     world = world or SINGLE_PROCESS
     if name:
         if world.is_main:
-            typed = typed or f"{program(world)} train {shlex.quote(str(run.path))} --resume"
-            say(f"{name}: saved {run.latest} after {result.step} steps. Resume with\n  {typed}")
+            command = command or f"{program(world)} train {shlex.quote(str(run.path))} --resume"
+            say(f"{name}: saved {run.latest} after {result.step} steps. Resume with\n  {command}")
         sys.exit(128 + signal.Signals[name])
 
 

@@ -105,8 +105,7 @@ def test_what_is_printed(place, capsys):
     assert f"val_pretrain: {losses}\nval_sft: {after['val_sft']:.3f}\n" in output
     for phase in ("pretrain", "sft"):
         assert f"best {phase} checkpoint: whole/{phase}/checkpoints/best.pt" in output
-    (line,) = [line for line in output.splitlines() if line.startswith("next: ")]
-    commands = re.findall(r"niels-gpt (.*?)(?:   |$)", line)
+    commands = re.findall(r"niels-gpt (.*)", output.partition("next:")[2])
     assert [shlex.split(command)[0] for command in commands] == ["chat", "eval"]
     assert call(*shlex.split(commands[1]), "--limit", 50, "--json") == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == "whole/sft/checkpoints/best.pt"
@@ -195,9 +194,8 @@ def test_verify_finds_damaged_caches_of_the_second_phase(tmp_path, capsys):
 
 
 def test_options_that_do_not_go_together(tmp_path, capsys):
-    for option in ("--resume", "--resume-if-there"):
-        assert call("pipeline", "--config", "c.yaml", option) == 1
-        assert "--run-dir" in error_of(capsys)
+    assert call("pipeline", "--config", "c.yaml", "--resume-if-there") == 1
+    assert "--run-dir" in error_of(capsys)
     assert call("pipeline", "--run-dir", tmp_path, "--resume") == 1
     assert str(tmp_path) in error_of(capsys)
     assert call("pipeline", "--run-dir", "whole", "--resume", "--set", "sft.train.B=2") == 1

@@ -45,7 +45,7 @@ def test_a_run_leaves_config_metrics_checkpoints_samples_and_plot(texts, tmp_pat
     assert re.search(r"^roam +60\.0% ", output, re.MULTILINE)
     assert re.search(r"^step 3/6 .*val_roam \d\.\d+  val_chat \d\.\d+.*tok/s", output, re.MULTILINE)
     assert re.search(r"^step 6/6 ", output, re.MULTILINE)
-    assert "niels-gpt chat --run out" in output and "niels-gpt memorize" not in output
+    assert "niels-gpt chat out" in output and "niels-gpt memorize" not in output
     run = tmp_path / "out"
     assert (run / "config.yaml").read_text(encoding="utf-8") == resolved
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -93,7 +93,7 @@ def test_the_command_to_resume_can_be_typed_as_it_is_printed(texts, capsys, monk
     output = capsys.readouterr().out
     assert f"{number.name}: saved {folder}/checkpoints/latest.pt after 4 steps" in output
     commands = [shlex.split(line) for line in output.splitlines() if line.strip().startswith("niels-gpt train ")]
-    assert commands == [["niels-gpt", "train", "--run-dir", folder, "--resume"]]
+    assert commands == [["niels-gpt", "train", folder, "--resume"]]
     assert call(*commands[0][1:]) == 0
     assert [line["step"] for line in metric_lines(texts.parent / folder)] == list(range(6))
 
@@ -104,7 +104,7 @@ def test_signals_while_the_plot_is_drawn_do_not_cut_the_message(texts, capsys, m
     before = [signal.getsignal(number) for number in STOPS]
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
     output, errors = capsys.readouterr()
-    assert "niels-gpt train --run-dir out --resume" in output
+    assert "niels-gpt train out --resume" in output
     assert errors == ""
     assert [signal.getsignal(number) for number in STOPS] == before
 

@@ -114,7 +114,7 @@ def test_a_best_between_two_checkpoints(run):
 
 
 def test_the_model_to_use(run):
-    with pytest.raises(ValueError, match=rf"{run.path}.*no checkpoint.*--run-dir {run.path} --resume"):
+    with pytest.raises(ValueError, match=rf"{run.path}.*no checkpoint.*train {run.path} --resume"):
         run.model_path()
     save(run, 2)
     assert run.model_path() == run.latest
