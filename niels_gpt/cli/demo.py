@@ -104,7 +104,7 @@ def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
                 "p_train": {"wiki": 0.27, "roam": 0.18, "primer": 0.55},
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
-            "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "cache_dir": "data/cache/demo"},
+            "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded"},
             "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 10, "sample_every": 400},
         }
     )

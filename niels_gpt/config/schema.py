@@ -280,8 +280,8 @@ class DataConfig:
     """Share of the dialogues held out."""
     seed: int = 42
     """Seed of the splits. Separate from train.seed, so that runs with different seeds share one split."""
-    cache_dir: str = "data/cache/streams"
-    """Folder for the cached byte streams."""
+    cache_dir: str = "auto"
+    """Folder for the cached byte streams. `auto`: a folder of the user's cache (`niels-gpt clean` lists it)."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """How to treat a file that is not utf-8: `strict` stops with its name, `replace` inserts U+FFFD."""
     token_cache: str = "cache"

@@ -14,6 +14,7 @@ import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.system import files
@@ -81,7 +82,8 @@ class RunFolder:
             ) from None
 
     def write_config(self, config: RunConfig) -> None:
-        files.write_text(self.config_path, dump_config(config))
+        """Write config.yaml, with absolute paths: commands on the run work from any folder."""
+        files.write_text(self.config_path, dump_config(with_absolute_paths(config)))
 
     def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 
@@ -44,7 +45,7 @@ class PipelineFolder:
         """Store the configs of both phases."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name, phase in phases.items():
-            files.write_text(self._config_path(name), dump_config(phase))
+            files.write_text(self._config_path(name), dump_config(with_absolute_paths(phase)))
 
     def _config_path(self, phase: str) -> Path:
         return self.path / f"{phase}.yaml"
