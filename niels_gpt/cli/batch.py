@@ -25,6 +25,7 @@ def show(
 
     from niels_gpt.data.source_paths import display_name
     from niels_gpt.runs.loading import check_unchanged, find_run
+    from niels_gpt.system import files
     from niels_gpt.training.tasks.documents import uses_bytes
     from niels_gpt.training.tasks.registry import open_task
 
@@ -43,6 +44,8 @@ def show(
     print(f"step {step} of {config.train.total_steps}{past_end}: {len(rows)} {kind} of {config.model.T} {unit}")
     for row in rows:
         source = display_name(row.source, config.data.wiki)
-        print(f"\nrow {row.row}  {source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
+        print(
+            f"\nrow {row.row}  {source}  {files.display_path(row.document)}  offset {row.offset}  (stream {row.stream_offset})"
+        )
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])

@@ -149,9 +149,7 @@ def stats(
     path: PathOption = None,
     encoding_errors: EncodingOption = None,
     config: SourceConfigOption = None,
-    png: Annotated[
-        OptionalPath, output_option("--png", "File for the histogram; default: data/stats/NAME.png.")
-    ] = None,
+    png: Annotated[OptionalPath, output_option("--png", "Also write a histogram of the lengths to this file.")] = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -170,10 +168,11 @@ def stats(
     statistics = Statistics().add_all(_with_progress(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
-    png = png or Path("data") / "stats" / f"{name}.png"
-    png.parent.mkdir(parents=True, exist_ok=True)
-    plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
-    summary = {"source": name, "split": split, **statistics.summary(), "dropped": dropped, "png": str(png)}
+    if png is not None:
+        png.parent.mkdir(parents=True, exist_ok=True)
+        plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
+    summary = {"source": name, "split": split, **statistics.summary(), "dropped": dropped}
+    summary["png"] = None if png is None else str(png)
     if json:
         print(dumps(summary, indent=2, ensure_ascii=False))
     else:
@@ -223,7 +222,8 @@ def _print_stats(source: Source, summary: dict[str, Any], statistics: Statistics
     console.print("\ncharacters per sample")
     for line in histogram_text(statistics.lengths, width=max(10, min(40, console.width - 40))):
         console.print(line, markup=False)
-    console.print(f"\nhistogram: {escape(summary['png'])}")
+    if summary["png"]:
+        console.print(f"\nhistogram: {escape(summary['png'])}")
 
 
 # --- lint --------------------------------------------------------------------------------------------

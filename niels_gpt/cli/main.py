@@ -15,6 +15,7 @@ from niels_gpt.cache.cli import app as cache_app
 from niels_gpt.cli import batch, data, splice, tokenizer
 from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
+from niels_gpt.cli.clean import clean
 from niels_gpt.cli.demo import demo
 from niels_gpt.cli.doctor import doctor
 from niels_gpt.cli.eval import eval_
@@ -49,6 +50,7 @@ app.command()(chat)
 app.command()(memorize)
 app.command()(audit)
 app.command()(doctor)
+app.command()(clean)
 app.add_typer(batch.app, name="batch")
 app.add_typer(data.app, name="data")
 app.add_typer(cache_app, name="cache")

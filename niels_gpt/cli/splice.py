@@ -274,13 +274,14 @@ def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str,
 def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:
     from niels_gpt.data.source_paths import display_name
     from niels_gpt.report.histogram import histogram_text
+    from niels_gpt.system import files
     from niels_gpt.system.console import plural
 
     lengths = library.train.lengths
     source = display_name(library.source, library.path)
     held_out = plural(len(library.held_out.lengths), "document")
     print(
-        f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
+        f"{source} ({files.display_path(library.path)}): {plural(len(lengths), 'document')} to train on, "
         f"{len(candidates):,} within the limits, {held_out} held out"
     )
     print("tokens per document:")

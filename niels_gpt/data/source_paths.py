@@ -41,17 +41,21 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     sources = {
         name: dataclasses.replace(source, path=absolute_path(source.path)) for name, source in data.sources.items()
     }
-    chosen = {
-        name: absolute_path(resolve_source_path(name, getattr(data, name))) for name in ("wiki", "roam", "primer")
-    }
-    folders = {name: absolute_path(getattr(data, name)) for name in ("cache_dir", "token_cache")}
     splice = config.splice
     if splice.base is not None:
         splice = dataclasses.replace(splice, base=absolute_path(splice.base))
     return dataclasses.replace(
         config,
         init_from=absolute_path(config.init_from),
-        data=dataclasses.replace(data, sources=sources, **chosen, **folders),
+        data=dataclasses.replace(
+            data,
+            wiki=absolute_path(resolve_source_path("wiki", data.wiki)),
+            roam=absolute_path(resolve_source_path("roam", data.roam)),
+            primer=absolute_path(resolve_source_path("primer", data.primer)),
+            cache_dir=absolute_path(data.cache_dir),
+            token_cache=absolute_path(data.token_cache),
+            sources=sources,
+        ),
         splice=splice,
     )
 

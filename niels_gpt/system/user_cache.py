@@ -26,12 +26,18 @@ def cache_folder() -> Path:
 
 
 def private_folder(*parts: str) -> Path:
-    """Create a sub-folder of the cache folder that only its owner can read, and return it."""
+    """Create a sub-folder of the cache folder that only its owner can read, and return it. Raises OSError."""
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for part in parts:
-        folder = folder / part
-        folder.mkdir(exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for part in parts:
+            folder = folder / part
+            folder.mkdir(exist_ok=True, mode=0o700)
+            if folder.stat().st_mode & 0o077:
+                folder.chmod(0o700)
+    except OSError as err:
+        remedy = "set XDG_CACHE_HOME or data.cache_dir to a folder that can be written"
+        raise OSError(err.errno, f"cannot create the cache folder {folder}: {err.strerror}; {remedy}") from err
     return folder
 
 

@@ -29,7 +29,7 @@ def empty_folder(tmp_path, monkeypatch):
 def test_help(capsys):
     assert call("--help") == 0
     shown = capsys.readouterr().out
-    commands = "demo train pipeline eval generate chat memorize audit doctor batch data cache tokenizer splice"
+    commands = "demo train pipeline eval generate chat memorize audit doctor clean batch data cache tokenizer splice"
     for command in commands.split():
         assert f"\n  {command} " in shown
 
