@@ -44,8 +44,7 @@ def show(
     print(f"step {step} of {config.train.total_steps}{past_end}: {len(rows)} {kind} of {config.model.T} {unit}")
     for row in rows:
         source = display_name(row.source, config.data.wiki)
-        print(
-            f"\nrow {row.row}  {source}  {files.display_path(row.document)}  offset {row.offset}  (stream {row.stream_offset})"
-        )
+        document = files.display_path(row.document)
+        print(f"\nrow {row.row}  {source}  {document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])

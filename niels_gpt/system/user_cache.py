@@ -108,4 +108,6 @@ def _root_of(folder: Path, source: str) -> str:
             paths += [entry["path"] for entry in listed if "path" in entry]
     if not paths:
         return ""
+    if all(Path(path).is_relative_to(Path(__file__).parents[1]) for path in paths):
+        return "embedded"
     return paths[0] if len(paths) == 1 else os.path.commonpath([os.path.abspath(path) for path in paths])  # noqa: PTH100

@@ -13,7 +13,7 @@ from tests.training import metric_lines
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path, monkeypatch):
+def small(tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.chdir(tmp_path)
     files, config_of = embedded.stdlib_files()[:60], demo.demo_config
 
@@ -24,6 +24,7 @@ def small(tmp_path, monkeypatch):
 
     monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
     monkeypatch.setattr(demo, "demo_config", small_config)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def test_the_demo_twice(tmp_path, capsys):
@@ -45,7 +46,7 @@ def test_the_demo_twice(tmp_path, capsys):
         assert len(metric_lines(run)) == 3
         assert (run / "loss.png").exists()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["demo", "demo-2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
 def test_own_notes_in_an_own_folder(tmp_path, capsys):

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import folder as folder_module
 from niels_gpt.runs import sharded_checkpoint
@@ -255,7 +256,7 @@ def test_the_config_round_trips(tmp_path, run):
     config = small_config(tmp_path)
     run.write_config(config)
     assert run.exists
-    assert run.read_config() == config
+    assert run.read_config() == with_absolute_paths(config)
 
 
 def test_a_released_folder_can_be_used_again(tmp_path, run):
