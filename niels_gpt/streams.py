@@ -37,7 +37,7 @@ from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
-from niels_gpt.system import files
+from niels_gpt.system import files, user_cache
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
 SPLITS = ("train", "val")
@@ -162,6 +162,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
     loaded: dict[str, dict[str, Stream]] = {}
     problems: list[str] = []
     with files.lock_folder(folder):
+        user_cache.mark_used(folder)
         for name in cfg.enabled_sources:
             try:
                 with _source_missing_errors():

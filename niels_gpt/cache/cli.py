@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from niels_gpt.cache.sources import defaults
-from niels_gpt.system.console import error_message, format_duration, run_app, short_number
+from niels_gpt.system.command_line import App
+from niels_gpt.system.console import error_message, format_duration, is_quiet, run_app, short_number
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +26,7 @@ if TYPE_CHECKING:
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer import Tokenizer
 
-app = typer.Typer(
-    help="Token caches: tokenize once, verify always, train from disk.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = App(help="Token caches: tokenize once, verify always, train from disk.")
 
 OptionalText = Optional[str]  # noqa: UP045 (typer reads these at run time)
 OptionalInt = Optional[int]  # noqa: UP045
@@ -93,25 +88,25 @@ GutenbergVal = Annotated[
 WikitextConfig = Annotated[OptionalText, typer.Option("--wikitext-config", help="Default: wikitext-103-raw-v1.")]
 Roam = Annotated[
     OptionalPath,
-    typer.Option("--roam", help="Folder of notes; default: .roam-data/ if it exists, else the embedded notes."),
+    typer.Option("--notes", help="Folder of notes; default: .roam-data/ if it exists, else the embedded notes."),
 ]
 Primer = Annotated[
     OptionalPath,
     typer.Option("--primer", help="File of dialogues; default: data/primer.txt if it exists, else the embedded ones."),
 ]
-RoamValFrac = Annotated[float, typer.Option("--roam-val-frac", help="Held-out fraction of the notes.")]
+RoamValFrac = Annotated[float, typer.Option("--notes-val-frac", help="Held-out fraction of the notes.")]
 ValFrac = Annotated[
     float, typer.Option("--val-frac", help="Held-out fraction of examples, and of the documents of your own sources.")
 ]
 Errors = Annotated[OptionalText, typer.Option("--encoding-errors", help="Files that are not utf-8: strict or replace.")]
-Workers = Annotated[OptionalInt, typer.Option("--workers", min=1, help="Encoding threads; default: all cores.")]
+Threads = Annotated[OptionalInt, typer.Option("--threads", min=1, help="Encoding threads; default: all cores.")]
 Config = Annotated[OptionalPath, typer.Option("--config", help="YAML file with your own sources (data.sources).")]
 Offline = Annotated[
     bool, typer.Option("--offline", callback=_go_offline, help="Never contact the Hub: local files and caches only.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also rebuild caches that are up to date.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-CachePath = Annotated[Path, typer.Argument(help="A cache, or a folder of caches.")]
+CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of caches.")]
 
 
 @app.command("build-all")
@@ -138,7 +133,7 @@ def build_all(
     roam_val_frac: RoamValFrac = defaults.ROAM_VAL_FRAC,
     val_frac: ValFrac = defaults.SFT_VAL_FRAC,
     encoding_errors: Errors = None,
-    workers: Workers = None,
+    threads: Threads = None,
     config: Config = None,
     offline: Offline = False,
     force: Force = False,
@@ -167,7 +162,7 @@ def build_all(
         errors=encoding_errors,
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
-        workers=workers,
+        workers=threads,
     )
     _run_build(
         settings, names=None, only=only, skip=skip, tokenizer=tokenizer, config=config, force=force, as_json=json
@@ -176,7 +171,7 @@ def build_all(
 
 @app.command("build")
 def build(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sources; see `niels-gpt data list`.")],
+    names: Annotated[list[str], typer.Argument(metavar="SOURCE", help="Sources; see `niels-gpt data list`.")],
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
     path: Annotated[
@@ -199,7 +194,7 @@ def build(
     tokenizer_documents: TokenizerDocuments = defaults.TOKENIZER_DOCUMENTS,
     shard_bytes: ShardBytes = defaults.SHARD_BYTES,
     encoding_errors: Errors = None,
-    workers: Workers = None,
+    threads: Threads = None,
     config: Config = None,
     offline: Offline = False,
     force: Force = False,
@@ -237,7 +232,7 @@ def build(
         errors=encoding_errors,
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
-        workers=workers,
+        workers=threads,
     )
     _run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
 
@@ -421,7 +416,7 @@ def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     from niels_gpt.cache.meta import read_meta
     from niels_gpt.cache.verify import verify_cache
 
-    with Console(stderr=True).status("verifying") as status:
+    with Console(stderr=True, quiet=is_quiet()).status("verifying") as status:
         verified = verify_cache(path, on_file=lambda file: status.update(f"verifying {file}"))
     if json:
         print(json_format.dumps([str(folder) for folder in verified]))

@@ -20,6 +20,7 @@ from niels_gpt.cache.formats import (
 )
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
 from niels_gpt.cache.mmap import MappedTokens
+from niels_gpt.system.program import command
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
              "max_val_tokens", "val_frac", "split_rule", "shard_bytes", "token_dtype", "format_version")  # fmt: skip
@@ -28,7 +29,7 @@ _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuf
 def find_caches(root: Path) -> list[Path]:
     """The cache folders at or under a folder, sorted. Raises CacheError if there are none."""
     if not root.exists():
-        raise CacheError(f"no cache at {root}: build one with niels-gpt cache build-all --cache-dir {root}")
+        raise CacheError(f"no cache at {root}: build one with {command('cache', 'build-all', '--cache-dir', root)}")
     found = [root] if (root / "meta.json").exists() and root.name != "tokenizer" else []
     found += cache_folders(root)
     if not found:

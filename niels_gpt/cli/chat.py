@@ -12,7 +12,7 @@ from niels_gpt.cli.options import (
     DeviceOption,
     MaxTokensOption,
     MinPOption,
-    RunOption,
+    RunArgument,
     SeedOption,
     TemperatureOption,
     Text,
@@ -35,7 +35,7 @@ Ctrl-C while the model writes stops the reply and keeps the chat. What does not 
 
 
 def chat(
-    run: RunOption = None,
+    run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     system: Annotated[Text, typer.Option("--system", help="System message at the start.")] = None,
     max_tokens: MaxTokensOption = 200,

@@ -21,6 +21,8 @@ from niels_gpt.cli.options import (
     choice_option,
     output_option,
 )
+from niels_gpt.system.command_line import App
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import Tokenizer
 
-app = typer.Typer(help="Sources of text: which exist, and what is in them.", no_args_is_help=True)
+app = App(help="Sources of text: which exist, and what is in them.")
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` reads from a source too large to read completely."""
@@ -160,9 +162,7 @@ def stats(
     config: SourceConfigOption = None,
     field: FieldOption = "",
     columns: ColumnsOption = "",
-    png: Annotated[
-        OptionalPath, output_option("--png", "File for the histogram; default: data/stats/NAME.png.")
-    ] = None,
+    png: Annotated[OptionalPath, output_option("--png", "Also write a histogram of the lengths to this file.")] = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -181,11 +181,11 @@ def stats(
     statistics = Statistics().add_all(_with_progress(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
-    png = png or Path("data") / "stats" / f"{name}.png"
-    png.parent.mkdir(parents=True, exist_ok=True)
-    plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
+    if png is not None:
+        png.parent.mkdir(parents=True, exist_ok=True)
+        plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
     summary = {"source": name, "split": split, **({"format": layout} if layout else {}), **statistics.summary()}
-    summary |= {"dropped": dropped, "png": str(png)}
+    summary |= {"dropped": dropped, "png": None if png is None else str(png)}
     if json:
         print(dumps(summary, indent=2, ensure_ascii=False))
     else:
@@ -198,8 +198,10 @@ def _with_progress(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
 
     from rich.console import Console
 
+    from niels_gpt.system.console import is_quiet
+
     began = time.monotonic()
-    with Console(stderr=True).status(f"reading {name}") as status:
+    with Console(stderr=True, quiet=is_quiet()).status(f"reading {name}") as status:
         for number, sample in enumerate(samples, start=1):
             if number % 1000 == 0:
                 rate = number / max(time.monotonic() - began, 1e-9)
@@ -236,7 +238,8 @@ def _print_stats(source: Source, summary: dict[str, Any], statistics: Statistics
     console.print("\ncharacters per sample")
     for line in histogram_text(statistics.lengths, width=max(10, min(40, console.width - 40))):
         console.print(line, markup=False)
-    console.print(f"\nhistogram: {escape(summary['png'])}")
+    if summary["png"]:
+        console.print(f"\nhistogram: {escape(summary['png'])}")
 
 
 def _turns_text(turns: Mapping[str, int]) -> str:
@@ -280,7 +283,7 @@ def lint(
     folder = CacheFolder(cache_dir)
     names = names or folder.names("sft")
     if not names:
-        raise CacheError(f"no SFT cache in {folder.path}: build one with niels-gpt cache build primer")
+        raise CacheError(f"no SFT cache in {folder.path}: build one with {command('cache', 'build', 'primer')}")
     folder.check("sft", names, option="NAME")
     datasets: dict[str, SFTExampleDataset] = {}
     refused: list[str] = []

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from niels_gpt.cli.options import (
+    CacheDirOption,
     CheckpointOption,
     Count,
     DeviceOption,
     EncodingOption,
     JsonOption,
     OfflineOption,
-    OptionalPath,
     PrimerOption,
     RoamOption,
-    RunOption,
+    RunArgument,
     SourceOption,
     TokenizerOption,
     WikiOption,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def eval_(
-    run: RunOption = None,
+    run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     split: Annotated[
         str, choice_option("--split", ("val", "test"), "val, or test for sources and caches that have one.")
@@ -52,9 +52,7 @@ def eval_(
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
     tokenizer: TokenizerOption = None,
-    token_cache: Annotated[
-        OptionalPath, typer.Option("--token-cache", help="Folder of token caches, for a model with a tokenizer.")
-    ] = None,
+    cache_dir: CacheDirOption = None,
     limit: Annotated[
         Count, typer.Option("--limit", min=2, help="Score only the first N bytes or tokens of each held-out set.")
     ] = None,
@@ -78,7 +76,7 @@ def eval_(
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)
     if isinstance(loaded.tokenizer, Tokenizer):
-        scores = score_token_caches(loaded, config, CacheFolder(token_cache or config.data.token_cache), options)
+        scores = score_token_caches(loaded, config, CacheFolder(cache_dir or config.data.token_cache), options)
     else:
         data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
         built_in = any((wiki, roam, primer))

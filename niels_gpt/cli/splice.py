@@ -25,6 +25,7 @@ from niels_gpt.cli.options import (
     WindowOption,
     output_option,
 )
+from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from niels_gpt.training.tasks.documents import SourceDocuments
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-app = typer.Typer(help="Train on chosen documents at chosen positions.", no_args_is_help=True)
+app = App(help="Train on chosen documents at chosen positions.")
 
 ConfigOption = Annotated[
     OptionalPath,
@@ -286,13 +287,14 @@ def _splice_config(
 def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:
     from niels_gpt.data.source_paths import display_name
     from niels_gpt.report.histogram import histogram_text
+    from niels_gpt.system import files
     from niels_gpt.system.console import plural
 
     lengths = library.train.lengths
     source = display_name(library.source, library.path)
     held_out = plural(len(library.held_out.lengths), "document")
     print(
-        f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
+        f"{source} ({files.display_path(library.path)}): {plural(len(lengths), 'document')} to train on, "
         f"{len(candidates):,} within the limits, {held_out} held out"
     )
     print("tokens per document:")

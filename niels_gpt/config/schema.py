@@ -350,8 +350,8 @@ class DataConfig:
     """Share of the dialogues held out."""
     seed: int = 42
     """Seed of the splits. Separate from train.seed, so that runs with different seeds share one split."""
-    cache_dir: str = "data/cache/streams"
-    """Folder for the cached byte streams."""
+    cache_dir: str = "auto"
+    """Folder for the cached byte streams. `auto`: a folder of the user's cache (`niels-gpt clean` lists it)."""
     encoding_errors: Literal["strict", "replace", "skip"] = "strict"
     """How to treat files that are not utf-8: `strict` stops and names all of them, `replace` inserts U+FFFD, `skip`
     does not read them."""

@@ -77,7 +77,11 @@ def _question(line: str, *, where: str) -> Question:
 
 
 def ask(
-    model: GPT, questions: Sequence[Question], *, tokenizer: AnyTokenizer | None = None, max_new_tokens: int = MAX_TOKENS
+    model: GPT,
+    questions: Sequence[Question],
+    *,
+    tokenizer: AnyTokenizer | None = None,
+    max_new_tokens: int = MAX_TOKENS,
 ) -> Iterator[Answer]:
     """Yield the greedy answer to each question, in order; each is asked in a new conversation."""
     for first in range(0, len(questions), TOGETHER):

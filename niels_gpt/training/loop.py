@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from niels_gpt.config import RunConfig
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
@@ -108,6 +109,7 @@ def train(
     else:
         run = RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
+    config = with_absolute_paths(config)
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:

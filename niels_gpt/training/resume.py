@@ -20,6 +20,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 from niels_gpt.system.console import plural
 from niels_gpt.system.processes import World
+from niels_gpt.system.program import command
 from niels_gpt.training.optim.schedule import ramp_steps, scheduled_lr
 from niels_gpt.training.parallel.sharding import fill, is_sharded, state_tensors, ties
 from niels_gpt.training.progress import Reporter
@@ -208,7 +209,7 @@ def check_resumable(
         remedy = (
             "start a new run for another model or optimizer"
             if model_changed
-            else "use the config of the run, or pass --allow-config-change to niels-gpt train to resume anyway"
+            else "use the config of the run, or pass --allow-config-change to train to resume anyway"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
     fingerprint = task.fingerprint()
@@ -217,7 +218,7 @@ def check_resumable(
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "
-            "or pass --allow-data-change to niels-gpt train to resume anyway"
+            "or pass --allow-data-change to train to resume anyway"
         )
 
 
@@ -246,7 +247,7 @@ def _check_types(path: Path, extra: dict[str, Any]) -> None:
         if not good:
             raise CheckpointError(
                 f"cannot resume from {path}: its field extra.{name} is missing or has the wrong type; "
-                f"start a new run with niels-gpt train --set init_from={path}"
+                f"start a new run with {command('train', '--set', f'init_from={path}')}"
             )
 
 
@@ -255,7 +256,7 @@ def optimizer_state(state: TrainState, saved: Any, *, where: str) -> dict[str, A
 
     Raises CheckpointError if it does not belong to these weights: torch would load it, and read past its end.
     """
-    remedy = f"start a new run with niels-gpt train --set init_from={where}"
+    remedy = f"start a new run with {command('train', '--set', f'init_from={where}')}"
     if not isinstance(saved, dict):
         raise CheckpointError(f"cannot resume from {where}: it has no optimizer state; {remedy}")
     names = {weight: name for name, weight in state.model.named_parameters()}

@@ -15,6 +15,7 @@ from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.streams import load_streams
+from niels_gpt.system.program import command
 from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.byte_task import SOURCES, stream_config
@@ -107,7 +108,8 @@ def score_token_caches(
         scores[eval_name(name, options.split)] = _with_references(score, text(ids), text(train))
     if options.split == "test":
         if not scores:
-            raise ValueError(f"no cache of {folder.path} has a test split: niels-gpt cache build wikitext --test")
+            build = command("cache", "build", "wikitext", "--test", "--cache-dir", folder.path)
+            raise ValueError(f"no cache of {folder.path} has a test split: {build}")
         return scores
     for name in folder.names("sft") if config.task == "sft" else ():
         if not read_meta(folder.path / "sft" / name / "meta.json").get("val_examples"):

@@ -333,7 +333,7 @@ def test_every_default_of_the_spec_is_an_option(run):
         "--shuffle-buffer": "10000",
         "--vocab-size": "16000",
         "--val-frac": "0.1",
-        "--roam-val-frac": "0.1",
+        "--notes-val-frac": "0.1",
         "--tokenizer-documents": None,
         "--gutenberg-train-tokens": None,
         "--gutenberg-val-tokens": None,
