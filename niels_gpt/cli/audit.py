@@ -57,7 +57,7 @@ def audit(
     from dataclasses import asdict
     from json import dumps
 
-    from niels_gpt.cli.progress_bar import progress_bar
+    from niels_gpt.system.progress import progress_bar
     from niels_gpt.memorization.audit import audit_notes, audit_report, check_threshold
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.report.memorization_files import write_report

@@ -93,7 +93,7 @@ def memorize(
     """
     from json import dumps
 
-    from niels_gpt.cli.progress_bar import progress_bar
+    from niels_gpt.system.progress import progress_bar
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.memorization.run import measure_run, report_folder
     from niels_gpt.memorization.selection import (
