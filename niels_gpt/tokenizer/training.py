@@ -189,7 +189,11 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
     # interrupted; the daemon thread then ends with the process.
     thread = threading.Thread(target=train, daemon=True)
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except KeyboardInterrupt as err:
+        err.leave_at_once = True  # type: ignore[attr-defined]  # the clean-up of the process would compete with it
+        raise
     if errors:
         reason = " ".join(str(errors[0]).split())
         raise ValueError(f"SentencePiece could not train on this text: {reason}") from errors[0]

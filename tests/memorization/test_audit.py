@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from niels_gpt.evaluation.exact import Score
-from niels_gpt.memorization.audit import MIN_TOKENS, audit_notes, audit_report, check_threshold, judge, read_notes
+from niels_gpt.memorization.audit import adapted_stride, audit_notes, audit_report, check_threshold, judge
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
 from niels_gpt.model.gpt import GPT
@@ -184,40 +184,3 @@ def test_changes_to_the_folder_do_not_make_the_model_safe(workdir, trained):
     assert HELD_OUT not in {d["status"] for d in recited}
 
 
-# --- notes -------------------------------------------------------------------------------------------
-
-
-def test_short_notes_are_not_judged(workdir, loaded):
-    """One byte of 256 is guessed in 256 samples by a model that knows nothing."""
-    (workdir / "notes/sub").mkdir(parents=True)
-    (workdir / "notes/short.md").write_text("x" * (MIN_TOKENS - 1), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"notes.*{MIN_TOKENS}"):
-        read_notes(workdir / "notes", loaded, "strict")
-    (workdir / "notes/sub/long.md").write_text("y" * MIN_TOKENS, encoding="utf-8")
-    (workdir / "notes/other.txt").write_text("not a note, by its name", encoding="utf-8")
-    notes, short = read_notes(workdir / "notes", loaded, "strict")
-    assert list(notes) == ["sub/long.md"] and notes["sub/long.md"].tolist() == [ord("y")] * MIN_TOKENS
-    assert short == ["short.md"]
-
-
-@pytest.mark.parametrize("folder", ["empty", "none", "file.md"])
-def test_folders_without_notes(workdir, loaded, folder):
-    (workdir / "empty").mkdir()
-    (workdir / "file.md").write_text("a file, not a folder", encoding="utf-8")
-    with pytest.raises((ValueError, OSError), match=folder):
-        read_notes(workdir / folder, loaded, "strict")
-
-
-def test_invalid_utf8(workdir, loaded):
-    (workdir / "notes").mkdir()
-    (workdir / "notes/latin.md").write_bytes(b"caf\xe9 au lait, and more words")
-    with pytest.raises(ValueError, match=r"latin\.md.*0xe9.*3"):
-        read_notes(workdir / "notes", loaded, "strict")
-    notes, _ = read_notes(workdir / "notes", loaded, "replace")
-    assert bytes(notes["latin.md"].tolist()).decode() == "caf\ufffd au lait, and more words"
-
-
-def test_names_that_are_not_utf8(workdir, loaded):
-    (workdir / "notes").mkdir()
-    (workdir / "notes" / b"\xff.md".decode("utf-8", errors="surrogateescape")).write_text(NEW, encoding="utf-8")
-    assert list(read_notes(workdir / "notes", loaded, "strict")[0]) == ["\\xff.md"]

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from niels_gpt.memorization.audit import read_notes
+from niels_gpt.memorization.audit_input import read_path
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN, membership
 from niels_gpt.runs.loading import load_run
 from tests import token_caches
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 def status_of(loaded, folder):
     """Return (note -> status, reason for unknown ones) of a folder of notes."""
-    return membership(loaded, read_notes(folder, loaded, "strict")[0])
+    return membership(loaded, {text.name: text.ids for text in read_path(folder, loaded).texts})
 
 
 def test_notes_are_compared_by_content(place, workdir, loaded, trained):
