@@ -65,11 +65,11 @@ def memorize(
         ),
     ] = None,
     select: Annotated[
-        str,
+        Text,
         choice_option(
-            "--select", get_args(SingleSelectMode), "Documents to select: random, first, longest or shortest."
+            "--select", get_args(SingleSelectMode), "Documents to select: random (default), first, longest or shortest."
         ),
-    ] = "random",
+    ] = None,
     text: Annotated[list[Path], typer.Option("--text", help="Measure this file; may be repeated.")] = [],  # noqa: B006
     control: Annotated[
         list[Path], typer.Option("--control", help="A file that was never trained on; may be repeated.")
@@ -103,7 +103,16 @@ def memorize(
     )
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.console import INTERRUPTED
 
+    if text:
+        ignored = {"--source": source is not None, "--documents": documents is not None, "--select": select is not None}
+        given_options = [option for option, is_given in ignored.items() if is_given]
+        if given_options:
+            raise ValueError(
+                f"--text measures the files that it names; {' and '.join(given_options)} chooses training documents: "
+                "use one or the other"
+            )
     if target is not None and (run is not None or checkpoint is not None):
         raise ValueError(f"give either {target}, or --run and --checkpoint")
     loaded = load_run(target or run, checkpoint, device, tokenizer)
@@ -116,7 +125,7 @@ def memorize(
         selected = SelectedDocuments([*given, *_held_out(loaded, controls, names)])
         out = out or report_folder(loaded, "memorization-texts")  # the report on the training documents stays
     else:
-        selected = select_documents(loaded, source=source, number=documents, controls=controls, mode=select)
+        selected = select_documents(loaded, source=source, number=documents, controls=controls, mode=select or "random")
         selected.documents.extend(given)
     result = measure_run(loaded, selected, settings, curve=curve, passages=top, progress=progress_bar)
     folder = out or report_folder(loaded)
@@ -125,6 +134,9 @@ def memorize(
         print(dumps(result.report, ensure_ascii=False))
     else:
         show_report(result.report, folder)
+    if result.interrupted:
+        typer.echo(f"interrupted: {result.interrupted}; the report has what is done", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _held_out(loaded: LoadedRun, controls: int | None, names: set[str]) -> list[Document]:
@@ -184,7 +196,7 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
         print(f"  suffix  {_one_line(passage['suffix'][:90])}")
     if report["positions"] == "rope":
         print("\npositions are relative (RoPE): P(z) does not depend on the offset in the frame")
-    else:
+    elif report["position_map"] is not None:
         show_positions(report["position_map"])
     print(f"\nreport: {folder}/report.html, report.json, documents.csv, windows.csv")
 
