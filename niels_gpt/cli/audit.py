@@ -55,7 +55,9 @@ def audit(
     top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
     out: Annotated[
         OptionalPath,
-        output_option("--out", "Folder for a report with a page and tables; slower, as all P(z) are exact.", folder=True),
+        output_option(
+            "--out", "Folder for a report with a page and tables; slower, as all P(z) are exact.", folder=True
+        ),
     ] = None,
     encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
@@ -94,7 +96,7 @@ def audit(
         encoding_errors=encoding_errors,
         exact=out is not None,
         adapt_stride=stride is None,
-        progress=progress_bar,
+        progress=lambda title: progress_bar(title, "passages"),
     )
     verdict = result.verdict
     if result.skipped_controls:

@@ -93,7 +93,6 @@ def memorize(
     """
     from json import dumps
 
-    from niels_gpt.system.progress import progress_bar
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.memorization.run import measure_run, report_folder
     from niels_gpt.memorization.selection import (
@@ -104,6 +103,7 @@ def memorize(
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system.console import INTERRUPTED
+    from niels_gpt.system.progress import progress_bar
 
     if text:
         ignored = {"--source": source is not None, "--documents": documents is not None, "--select": select is not None}
@@ -127,7 +127,9 @@ def memorize(
     else:
         selected = select_documents(loaded, source=source, number=documents, controls=controls, mode=select or "random")
         selected.documents.extend(given)
-    result = measure_run(loaded, selected, settings, curve=curve, passages=top, progress=progress_bar)
+    result = measure_run(
+        loaded, selected, settings, curve=curve, passages=top, progress=lambda title: progress_bar(title, "windows")
+    )
     folder = out or report_folder(loaded)
     write_report(folder, result.report, result.measurements)
     if json:

@@ -163,8 +163,8 @@ def check_threshold(threshold: float) -> None:
 def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings) -> int:
     """Return the stride for some texts: 5 for few of them, more for at most MOST_WINDOWS windows.
 
-    At most half a suffix: then every token is in the suffix of two windows, and a recited passage of a window and a half
-    contains a whole one.
+    At most half a suffix: then every token is in the suffix of two windows, and a recited passage of one and a quarter
+    windows contains a whole one.
     """
     tokens = sum(len(text.ids) for text in texts)
     largest = max(SMALLEST_STRIDE, (settings.window - settings.prompt) // 2)
@@ -184,9 +184,7 @@ def _nothing_to_audit(notes: Path | None, found: AuditInput) -> str:
     return f"no text of at least {MIN_BYTES} bytes to audit {where}" + (f" (skipped {reasons})" if reasons else "")
 
 
-def _read_controls(
-    folder: Path, loaded: LoadedRun, encoding_errors: str | None
-) -> tuple[list[AuditText], list[str]]:
+def _read_controls(folder: Path, loaded: LoadedRun, encoding_errors: str | None) -> tuple[list[AuditText], list[str]]:
     """Return (controls from a folder, names of its notes that were trained on and therefore skipped)."""
     found = read_path(folder, loaded, encoding_errors)
     texts = [text for text in found.texts if len(text.ids) >= MIN_TOKENS]
@@ -231,7 +229,11 @@ def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: Lo
 
 
 def _measure(
-    loaded: LoadedRun, plans: Sequence[_Plan], settings: ExtractionSettings, floor: float | None, progress: Progress | None
+    loaded: LoadedRun,
+    plans: Sequence[_Plan],
+    settings: ExtractionSettings,
+    floor: float | None,
+    progress: Progress | None,
 ) -> tuple[list[Measurement], bool]:
     """Return (the measurements, whether Ctrl-C ended them early: the other windows are then dropped).
 
@@ -333,7 +335,9 @@ def judge(
         statuses=dict(Counter(m.document.source for m in measured)),
         controls=len(controls),
         control_max_log_p=max((float(m.log_p.max()) for m in controls), default=None),
-        passages=top_passages(audited, loaded.tokenizer, most=passages, least=0.0 if floor is None else math.exp(floor)),
+        passages=top_passages(
+            audited, loaded.tokenizer, most=passages, least=0.0 if floor is None else math.exp(floor)
+        ),
         documents=[_row(m, limit) for m in sorted(measured, key=lambda m: -float(m.log_p.max()))],
         checkpoint=str(loaded.path),
         notes=notes,

@@ -12,7 +12,6 @@ from typing import Any
 
 from niels_gpt.system import files
 
-
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -25,7 +24,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
     A ValueError, OSError or ArithmeticError is a message to the user: it is printed as one line on stderr
-    (NIELS_GPT_DEBUG=1 shows the traceback). If the error or the KeyboardInterrupt has the attribute `leave_at_once`, the
+    (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute `leave_at_once`, the
     process exits without clean-up. Any other exception is a bug and keeps its traceback.
     """
     import warnings

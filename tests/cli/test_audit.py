@@ -166,7 +166,18 @@ def test_ctrl_c_prints_what_was_found(place, tmp_path):
     notes = tmp_path / "many"
     for i in range(40):
         shutil.copytree(place / "notes", notes / str(i))
-    command = [sys.executable, "-c", SLOW_SCAN, "audit", place / "run", "--notes", notes, *SMALL_WINDOWS, "--stride", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        SLOW_SCAN,
+        "audit",
+        place / "run",
+        "--notes",
+        notes,
+        *SMALL_WINDOWS,
+        "--stride",
+        "1",
+    ]
     command += ["--out", tmp_path / "out"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(niels_gpt.__file__).parent.parent)}
     process = subprocess.Popen(

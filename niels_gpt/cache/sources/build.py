@@ -142,9 +142,8 @@ def train_on(
                     yield text
             except (OSError, ValueError) as err:
                 unreachable(source, err)
-        show(
-            f"training a tokenizer of {settings.vocab_size:,} subwords on {read:,} texts, {short_number(size)} characters"
-        )
+        read_so_far = f"{read:,} texts, {short_number(size)} characters"
+        show(f"training a tokenizer of {settings.vocab_size:,} subwords on {read_so_far}")
 
     out = out or settings.cache_dir / "tokenizer"
     return load_tokenizer(train_tokenizer(texts(), out, vocab_size=settings.vocab_size, seed=settings.seed))
