@@ -75,10 +75,10 @@ def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict
         held_out |= _keys(source.train, rest) | _keys(source.held_out)
     status = {}
     for name, ids in notes.items():
-        # A text ends with EOT in a cache; a conversation has its EOT already.
-        key = content_key(ids if len(ids) and suffix == [ids[-1]] else np.append(ids, suffix))
-        held = key in held_out and not problems  # data that cannot be read may contain it
-        status[name] = TRAINED if key in trained else HELD_OUT if held else UNKNOWN
+        # A text ends with EOT in a cache, unless the end of the cache cuts it; a conversation has its EOT already.
+        keys = {content_key(ids), content_key(np.append(ids, suffix))}
+        held = keys & held_out and not problems  # data that cannot be read may contain it
+        status[name] = TRAINED if keys & trained else HELD_OUT if held else UNKNOWN
     why = "; ".join(problems) or "their text is not among the run's documents (edited since, or never part of them)"
     return status, why
 
