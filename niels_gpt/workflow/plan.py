@@ -1,4 +1,4 @@
-"""How large a model to train on some notes, and for how long: from the size of the text, the machine and the minutes."""
+"""How large a model to train on some notes, and for how long: by the text, the machine and the minutes."""
 
 from __future__ import annotations
 
@@ -172,9 +172,7 @@ def _with_steps(plan: Plan, times: StepTimes, note_bytes: int, seconds: float) -
         return replace(plan, pretrain_steps=steps, sft_steps=0, seconds=steps * times.pretrain)
     sft = max(min(int(SFT_SHARE * seconds / times.sft), SFT_STEPS), MIN_STEPS)
     pretrain = max(min(int((seconds - sft * times.sft) / times.pretrain), most), MIN_STEPS)
-    return replace(
-        plan, pretrain_steps=pretrain, sft_steps=sft, seconds=pretrain * times.pretrain + sft * times.sft
-    )
+    return replace(plan, pretrain_steps=pretrain, sft_steps=sft, seconds=pretrain * times.pretrain + sft * times.sft)
 
 
 def measure_steps(plan: Plan, device: str, *, steps: int = 3) -> StepTimes:
