@@ -32,7 +32,7 @@ SFT_STEPS = 700
 """Steps of fine-tuning on dialogues that suffice."""
 SFT_SHARE = 0.45
 """Share of the training time for fine-tuning, at most."""
-SFT_LENGTH = 64
+SFT_LENGTH = 48
 """Tokens of a conversation, about: the rest of a row is padding, which costs nothing."""
 SMALL = 2_000_000
 """Bytes of notes; fewer are learned by heart quickly, so the model gets dropout."""
