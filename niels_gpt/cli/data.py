@@ -10,7 +10,6 @@ import typer
 
 from niels_gpt.cli.options import (
     Count,
-    EncodingOption,
     JsonOption,
     OfflineOption,
     OptionalPath,
@@ -21,13 +20,14 @@ from niels_gpt.cli.options import (
     choice_option,
     output_option,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from niels_gpt.cache.sft_dataset import SFTExampleDataset
-    from niels_gpt.config import DataConfig
+    from niels_gpt.config import DataConfig, NotesConfig
     from niels_gpt.data.registry import Sample, Source
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import Tokenizer
@@ -71,6 +71,7 @@ def _list_cell(row: Mapping[str, str | None], key: str) -> str:
 
 
 @app.command("show")
+@takes_note_options
 def show(
     name: SourceName,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many samples.")] = 3,
@@ -79,7 +80,7 @@ def show(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of --shuffle.")] = 42,
     subset: SubsetOption = None,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     chars: Annotated[int, typer.Option("--chars", min=0, help="Characters per text or message; 0 for all.")] = 400,
     offline: OfflineOption = False,
@@ -93,8 +94,16 @@ def show(
 
     from niels_gpt.data.registry import get_source
 
-    samples = get_source(name, _data_config(config)).samples(
-        subset=subset, split=split, take=number, shuffle=shuffle, seed=seed, path=path, errors=encoding_errors
+    source = get_source(name, _data_config(config))
+    samples = source.samples(
+        subset=subset,
+        split=split,
+        take=number,
+        shuffle=shuffle,
+        seed=seed,
+        path=path,
+        errors=note_options.encoding_errors,
+        notes=_notes(source, path, config, note_options),
     )
     console = Console(highlight=False)
     shown = 0
@@ -134,6 +143,7 @@ def _shorten(text: str, chars: int) -> str:
 
 
 @app.command("stats")
+@takes_note_options
 def stats(
     name: SourceName,
     take: Annotated[
@@ -145,7 +155,7 @@ def stats(
     split: SplitOption = "train",
     subset: SubsetOption = None,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     png: Annotated[
         OptionalPath, output_option("--png", "File for the histogram; default: data/stats/NAME.png.")
@@ -164,7 +174,15 @@ def stats(
     if take is None and source.large and path is None and source.where().kind != "local":
         take = LARGE_TAKE
     dropped: dict[str, int] = {}
-    samples = source.samples(subset=subset, split=split, take=take, path=path, errors=encoding_errors, stats=dropped)
+    samples = source.samples(
+        subset=subset,
+        split=split,
+        take=take,
+        path=path,
+        errors=note_options.encoding_errors,
+        notes=_notes(source, path, config, note_options),
+        stats=dropped,
+    )
     statistics = Statistics().add_all(_with_progress(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
@@ -330,3 +348,20 @@ def _data_config(config: Path | None) -> DataConfig | None:
     from niels_gpt.config.yaml_file import load_config
 
     return load_config(config).data if config else None
+
+
+def _notes(source: Source, path: Path | None, config: Path | None, options: NoteOptions) -> NotesConfig:
+    """Return which notes are read; prints what is read and skipped to stderr, as stdout may be JSON."""
+    import sys
+
+    from niels_gpt.data.note_selection import selection_lines
+
+    options.check_applies(source.name, source.select is not None)
+    data = _data_config(config)
+    notes = options.notes(data.notes if data else None)
+    if source.select is not None:
+        selected = source.select(path, notes, options.encoding_errors or "strict")
+        if selected is not None and not selected.is_embedded:
+            for line in selection_lines({source.name: selected}):
+                print(line, file=sys.stderr)
+    return notes

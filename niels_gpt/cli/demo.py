@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import DeviceOption, EncodingOption, OptionalPath, PrimerOption, RoamOption, WikiOption
+from niels_gpt.cli.options import DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -16,6 +17,7 @@ PROMPT = "# Notes on "
 QUESTION = "what is niels?"
 
 
+@takes_note_options
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps.")] = STEPS,
     run_dir: Annotated[
@@ -24,7 +26,7 @@ def demo(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     device: DeviceOption = "auto",
 ) -> None:
     """Train a small model and chat with it, offline.
@@ -54,7 +56,7 @@ def demo(
     console = Console(highlight=False)
     device = resolve_device(device)
     config = demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
-    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     config = with_data(config, data)
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(run.path))}\n")

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from niels_gpt.cli.options import (
-    EncodingOption,
     JsonOption,
     OfflineOption,
     PathOption,
     SourceConfigOption,
     output_option,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 
 if TYPE_CHECKING:
+    from niels_gpt.config import NotesConfig
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer.compression import Compression
 
@@ -28,6 +29,7 @@ LONGEST_SHOWN, UNUSED_SHOWN = 12, 24
 
 
 @app.command("train")
+@takes_note_options
 def train(
     names: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Sources to train on; default: all that can be read.")
@@ -41,7 +43,7 @@ def train(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of documents.")] = 42,
     documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents to read per source.")] = 20_000,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
@@ -53,7 +55,8 @@ def train(
     from rich.console import Console
 
     from niels_gpt.cache.sources.build import choose_sources, train_on
-    from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.cache.sources.texts import BuildSettings, selections_of_sources
+    from niels_gpt.data.note_selection import record_skipped, selection_lines
     from niels_gpt.system.console import format_duration
 
     _check_path(path, names)
@@ -68,7 +71,8 @@ def train(
         vocab_size=vocab_size,
         path=path,
         tokenizer_documents=documents,
-        errors=encoding_errors,
+        errors=note_options.encoding_errors,
+        notes=note_options.notes(_notes_of(config)),
     )
     began = time.monotonic()
     skipped: list[str] = []
@@ -79,17 +83,23 @@ def train(
         skipped.append(source.name)
         _warn_skipped(source, err)
 
+    selections = selections_of_sources(chosen, settings)
+    for line in selection_lines(selections):
+        print(line)
     with Console(highlight=False).status(f"training a tokenizer of {vocab_size:,} subwords"):
         trained = train_on(chosen, settings, skip, out=out)
+    if selections:
+        record_skipped(out / "skipped.json", selections)
     seconds = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
     read = " ".join(source.name for source in chosen if source.name not in skipped)
-    options = {"--tokenizer": out, "--path": path, "--encoding-errors": encoding_errors, "--config": config}
+    options = {"--tokenizer": out, "--path": path, "--config": config}
     given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
-    print(f"next: niels-gpt tokenizer report {read} {given}")
+    print(f"next: niels-gpt tokenizer report {read} {given} {note_options.as_text()}".rstrip())
 
 
 @app.command("report")
+@takes_note_options
 def report(
     names: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Sources to measure; default: all that can be read.")
@@ -99,7 +109,7 @@ def report(
     ),
     take: Annotated[int, typer.Option("--take", min=1, help="Most texts to read per source.")] = 2000,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
@@ -117,7 +127,12 @@ def report(
 
     _check_path(path, names)
     loaded = load_tokenizer(tokenizer)
-    settings = BuildSettings(cache_dir=Path(), path=path, errors=encoding_errors)
+    settings = BuildSettings(
+        cache_dir=Path(),
+        path=path,
+        errors=note_options.encoding_errors,
+        notes=note_options.notes(_notes_of(config)),
+    )
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
     for source in choose_sources(names or None, [], [], config):
@@ -155,6 +170,13 @@ def _check_path(path: Path | None, names: list[str]) -> None:
     """Raise ValueError if a local path would be read as several sources."""
     if path is not None and len(names) != 1:
         raise ValueError(f"--path {path} needs exactly one SOURCE, got {len(names)}: name the source that it holds")
+
+
+def _notes_of(config: Path | None) -> NotesConfig | None:
+    """Return data.notes of a YAML file."""
+    from niels_gpt.config.yaml_file import load_config
+
+    return load_config(config).data.notes if config else None
 
 
 def _warn_skipped(source: Source, err: Exception) -> None:

@@ -15,7 +15,6 @@ import typer
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
-    EncodingOption,
     OfflineOption,
     OptionalPath,
     PrimerOption,
@@ -25,6 +24,7 @@ from niels_gpt.cli.options import (
     VerifyOption,
     WikiOption,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from niels_gpt.training.loop import TrainResult
 
 
+@takes_note_options
 def train(
     config: Annotated[OptionalPath, typer.Option("--config", help="YAML file; default: the v0 model.")] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Run folder; default: a new one in runs/.")] = None,
@@ -49,7 +50,7 @@ def train(
     roam: RoamOption = None,
     primer: PrimerOption = None,
     source: SourceOption = [],  # noqa: B006
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
     deterministic: Annotated[
@@ -79,7 +80,7 @@ def train(
     overrides += [f"train.total_steps={steps}"] if steps is not None else []
     overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
     overrides += ["engine.deterministic=true"] if deterministic else []
-    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     with open_world("cpu" if print_config else device) as world:
         run = RunFolder(run_dir) if run_dir is not None else None
         holds_run = world.broadcast(run is not None and run.exists)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import NotesConfig
+from niels_gpt.data import embedded
 from niels_gpt.system import files
 
 IGNORE_FILE = ".nielsignore"
@@ -59,6 +61,11 @@ class SelectedNotes:
     unmatched: tuple[str, ...] = ()
     """Patterns of `exclude` that match no file: probably misspelled."""
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether these are the notes shipped with the package."""
+        return self.root == embedded.NOTES.absolute()
+
     def names(self) -> list[str]:
         """The paths of the notes relative to the folder."""
         return [Path(path).relative_to(self.root).as_posix() for path in self.paths]
@@ -91,9 +98,27 @@ class SelectedNotes:
             raise FileNotFoundError(f"no {wanted} to read under {self.root}{skipped}")
 
 
+def selection_lines(selections: Mapping[str, SelectedNotes]) -> list[str]:
+    """Return one or two lines per source for the terminal."""
+    return [
+        f"{name}: {selected.summary('note' if name == 'roam' else 'file')}" for name, selected in selections.items()
+    ]
+
+
 def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
     """Write what was skipped, by source, to a JSON file that only its owner can read: it names private files."""
     files.write_json(path, {name: selected.record() for name, selected in selections.items()}, mode=0o600)
+
+
+def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
+    """Add sources to a file of `write_skipped`, or replace them in it."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    known |= {name: selected.record() for name, selected in selections.items()}
+    files.write_json(path, known, mode=0o600)
 
 
 def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:
@@ -108,12 +133,19 @@ def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "str
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is a file; give a folder of notes")
-    found = select_files(root, notes, is_note=note_filter(notes))
+    return check_contents(select_files(root, notes, is_note=note_filter(notes)), notes, errors=errors)
+
+
+def check_contents(
+    found: SelectedNotes, notes: NotesConfig, *, errors: str, read: Callable[[Path], bytes] = Path.read_bytes
+) -> SelectedNotes:
+    """Read the selected files, and skip those that are empty, private or not utf-8, as `select_notes` does."""
+    root = found.root
     paths, skipped, invalid = [], list(found.skipped), []
     for path in found.paths:
         name = Path(path).relative_to(root).as_posix()
         try:
-            reason = _reason_to_skip(Path(path).read_bytes(), notes)
+            reason = _reason_to_skip(read(Path(path)), notes)
         except OSError as err:
             if errors != "skip":
                 raise

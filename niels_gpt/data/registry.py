@@ -20,15 +20,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from niels_gpt.config import DataConfig, SourceConfig
+from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.byte_split import byte_split_files, hub_dataset, iter_byte_split
+from niels_gpt.data.byte_split import byte_split_files, hub_dataset, iter_byte_split, select_byte_split
 from niels_gpt.data.dolly import DATASET_ID as DOLLY
 from niels_gpt.data.dolly import iter_dolly_sft
 from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 from niels_gpt.data.gutenberg import DATASET_ID as GUTENBERG
 from niels_gpt.data.gutenberg import iter_gutenberg
+from niels_gpt.data.note_selection import SelectedNotes, select_notes
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
 from niels_gpt.data.primer import iter_primer_sft
@@ -38,7 +39,7 @@ from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.source_paths import primer_path, resolve_source_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
+from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
@@ -78,6 +79,9 @@ class Source:
     """The loader's option that selects a config of the dataset."""
     files: Callable[[str | None, str | Path | None], list[str]] = lambda subset, path: []
     """(subset, path) -> the local files that it would read now; empty if it is not local."""
+    select: Callable[[str | Path | None, NotesConfig, str], SelectedNotes | None] | None = None
+    """(path, notes, errors) -> which of its files are read and skipped (None: it is not a folder); None: `data.notes`
+    does not apply. The loader then has an option `notes`."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Other options that change the samples, such as the field of a row."""
 
@@ -91,13 +95,14 @@ class Source:
         seed: int = 42,
         path: str | Path | None = None,
         errors: str | None = None,
+        notes: NotesConfig | None = None,
         stats: dict[str, int] | None = None,
         **options: Any,
     ) -> Iterator[Sample]:
         """Yield at most `take` samples, in the order of the dataset unless `shuffle`.
 
-        `options` are the loader's own. Raises ValueError for an unknown split, DataUnavailable if the rows cannot be
-        read.
+        `notes` selects files where `select` is set. `options` are the loader's own. Raises ValueError for an unknown
+        split, DataUnavailable if the rows cannot be read.
         """
         if self.splits is not None and split not in self.splits:
             raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
@@ -109,6 +114,8 @@ class Source:
             if not self.decodes:
                 raise ValueError(f"{self.name} is always utf-8: --encoding-errors does not apply")
             options["errors"] = errors
+        if notes is not None and self.select is not None:
+            options["notes"] = notes
         return self.open(split=split, take=take, shuffle=shuffle, seed=seed, path=path, stats=stats, **options)
 
 
@@ -155,6 +162,7 @@ def _built_in() -> list[Source]:
             splits=("train",),
             decodes=True,
             files=lambda subset, path: list_roam_paths(str(roam_path(path))),
+            select=lambda path, notes, errors: select_notes(roam_path(path), notes, errors=errors),
         ),
         Source(
             "primer",
@@ -308,12 +316,27 @@ def _user_source(name: str, config: SourceConfig) -> Source:
     def files(subset: str | None, path: str | Path | None) -> list[str]:
         return byte_split_files(name, config_at(path)) if config.split else user_file_paths(name, config_at(path))
 
+    def select(path: str | Path | None, notes: NotesConfig, errors: str) -> SelectedNotes | None:
+        if not config.split:
+            return select_user_files(name, config_at(path), notes, errors=errors)
+        return select_byte_split(name, config_at(path), notes)
+
     options = {
         key: value
         for key, value in (("kind", config.kind), ("field", config.field), ("split", ", ".join(map(str, config.split))))
         if value not in ("auto", "")
     }
-    return Source(name, kind, config.licence or "yours", open_, where, decodes=True, files=files, options=options)
+    return Source(
+        name,
+        kind,
+        config.licence or "yours",
+        open_,
+        where,
+        decodes=True,
+        files=files,
+        select=select,
+        options=options,
+    )
 
 
 def _installed() -> list[Source]:

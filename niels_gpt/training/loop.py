@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from niels_gpt.config import RunConfig
+from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
@@ -106,6 +107,7 @@ def train(
     else:
         run = RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
+    selections: dict[str, SelectedNotes] = {}
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
@@ -114,8 +116,9 @@ def train(
         if verify and world.is_main:
             verify_caches(config)
     if task is None:
-        task = world.main_first(lambda: open_task(config))
-        report.data(task)
+        opened = world.main_first(lambda: open_task(config))
+        task, selections = opened, opened.selections()
+        report.data(opened)
     check_same(config, task.fingerprint(), {"--run-dir": str(run.path), "--resume": resume}, world)
     with contextlib.ExitStack() as stack:
         with world.fail_together():
@@ -141,6 +144,7 @@ def train(
                     run.keep_metrics_before(state.step)
                 run.write_config(config)
                 run.write_tokenizer(task.tokenizer)
+                run.write_skipped(selections)
                 log = stack.enter_context(contextlib.closing(MetricsLog(run.metrics_path)))
         report.start(first=state.step, total=config.train.total_steps)
         stack.callback(report.close)
