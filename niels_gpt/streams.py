@@ -317,7 +317,7 @@ def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
             raise FileNotFoundError(f"no .md file under {root}")
     else:
         selected.check_found()
-        paths = selected.paths
+        paths = selected.listed
     by_split = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
     described = {"source": "roam", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": cfg.roam_val_frac}
     described |= {"encoding_errors": cfg.encoding_errors, "notes": _text_options(cfg)}

@@ -361,7 +361,7 @@ def _notes(source: Source, path: Path | None, config: Path | None, options: Note
     notes = options.notes(data.notes if data else None)
     if source.select is not None:
         selected = source.select(path, notes, options.encoding_errors or "strict")
-        if selected is not None and not selected.is_embedded:
+        if selected is not None and (selected.skipped or selected.unmatched) and not selected.is_embedded:
             for line in selection_lines({source.name: selected}):
                 print(line, file=sys.stderr)
     return notes

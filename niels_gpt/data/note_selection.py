@@ -66,6 +66,12 @@ class SelectedNotes:
         """Whether these are the notes shipped with the package."""
         return self.root == embedded.NOTES.absolute()
 
+    @property
+    def listed(self) -> list[str]:
+        """The notes and the empty ones, sorted: what is split, so that a note that becomes empty moves no other."""
+        empty = [str(self.root / entry.path) for entry in self.skipped if entry.kind == EMPTY]
+        return sorted([*self.paths, *empty])
+
     def names(self) -> list[str]:
         """The paths of the notes relative to the folder."""
         return [Path(path).relative_to(self.root).as_posix() for path in self.paths]
@@ -84,7 +90,6 @@ class SelectedNotes:
     def record(self) -> dict[str, Any]:
         """The selection for `skipped.json`."""
         return {
-            "folder": str(self.root),
             "notes": len(self.paths),
             "summary": self.summary(),
             "skipped": [entry._asdict() for entry in self.skipped],
@@ -111,14 +116,18 @@ def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
 
 
 def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
-    """Add sources to a file of `write_skipped`, or replace them in it."""
+    """Add sources to a file of `write_skipped`, or replace them in it; sources of which nothing is skipped need none."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
     known = known if isinstance(known, dict) else {}
     known |= {name: selected.record() for name, selected in selections.items()}
-    files.write_json(path, known, mode=0o600)
+    known = {name: record for name, record in known.items() if name not in selections or selections[name].skipped}
+    if known:
+        files.write_json(path, known, mode=0o600)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:

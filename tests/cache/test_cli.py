@@ -141,8 +141,9 @@ def error(run):
 
 
 def table(out):
-    """{cache: state} of the table of a build."""
-    head, *rows = [line for line in out.splitlines() if line.strip()]
+    """{cache: state} of the table of a build, which follows the lines about what was read and skipped."""
+    lines = [line for line in out.splitlines() if line.strip()]
+    head, *rows = itertools.dropwhile(lambda line: re.match(r"\S+: ", line), lines)
     assert head.split()[0] == "cache"
     return {row.split()[0]: re.match(r"\S+ +(built|up to date|failed|not built)\b", row)[1] for row in rows}
 
@@ -594,7 +595,7 @@ def test_user_error_is_one_line(prepared, error, options, mentioned):
         ("primer --path nowhere", ["nowhere"]),
         ("dolly15k --path file", ["file"]),
         ("wikitext --subset wikitext-4", ["wikitext-4", "wikitext-2-raw-v1"]),
-        ("roam --path nothing", ["roam", "empty"]),
+        ("roam --path nothing", ["roam", "nothing"]),
     ],
 )
 def test_source_that_cannot_be_built_prints_one_line(prepared, run, tokenizer, options, mentioned):

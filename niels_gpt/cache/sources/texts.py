@@ -126,7 +126,7 @@ def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
     if name == "roam":
         selected = select_notes(roam_path(settings.path_of("roam")), settings.notes, errors=settings.errors or "strict")
         selected.check_found()
-        train, val = split_roam_paths(selected.paths, val_frac=settings.roam_val_frac, seed=settings.seed)
+        train, val = split_roam_paths(selected.listed, val_frac=settings.roam_val_frac, seed=settings.seed)
         return SplitTexts(_notes(train, settings), _notes(val, settings))
     if "split" in source.options:
         raise ValueError(
@@ -296,7 +296,7 @@ def _files(source: Source, settings: BuildSettings) -> list[str]:
         return [name for names in by_split.values() for name in names]
     selected = selection_of(source, settings)
     if selected is not None:
-        return selected.paths
+        return selected.listed
     return source.files(subset_of(source, settings), settings.path_of(source.name))
 
 
