@@ -229,7 +229,7 @@ _MORE = {
 """Tokens that detect-secrets 1.5 does not know."""
 _PASSWORD = re.compile(
     r"""\b(?:password|passwort|passwd|passphrase|pwd|api[ _-]?key|secret[ _-]?key|access[ _-]?token)\b
-        ["'`*_]*[ \t]*[:=][ \t]*["'`*_]*(?P<value>[^\s"'`<>\[\](){}]{6,})""",
+        ["'`*_]*[ \t]*[:=]["'`*_ \t]*(?P<value>[^\s"'`<>\[\](){}]{6,})""",
     re.IGNORECASE | re.VERBOSE,
 )
 _CARD = re.compile(

@@ -116,7 +116,7 @@ def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
 
 
 def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
-    """Add sources to a file of `write_skipped`, or replace them in it; sources of which nothing is skipped need none."""
+    """Add sources to a file of `write_skipped`, or replace them in it, without those of which nothing is skipped."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
