@@ -299,4 +299,5 @@ def _detectors() -> list[tuple[str, Any]]:
     """(kind, detector of detect-secrets)."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    return [(kind, cls()) for kind, cls in get_mapping_from_secret_type_to_class().items() if kind not in _NOISY]
+    classes: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    return [(kind, cls()) for kind, cls in classes.items() if kind not in _NOISY]
