@@ -319,6 +319,9 @@ def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
         selected.check_found()
         paths = selected.listed
     by_split = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
+    if selected is not None:
+        read_paths = set(selected.paths)
+        by_split = {split: [path for path in part if path in read_paths] for split, part in by_split.items()}
     described = {"source": "roam", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": cfg.roam_val_frac}
     described |= {"encoding_errors": cfg.encoding_errors, "notes": _text_options(cfg)}
 

@@ -68,7 +68,8 @@ class SelectedNotes:
 
     @property
     def listed(self) -> list[str]:
-        """The notes and the empty ones, sorted: what is split, so that a note that becomes empty moves no other."""
+        """The notes and the empty ones, sorted. They are split before empty ones are dropped: a note that becomes
+        empty moves no other between train and val."""
         empty = [str(self.root / entry.path) for entry in self.skipped if entry.kind == EMPTY]
         return sorted([*self.paths, *empty])
 

@@ -163,7 +163,7 @@ def test_build_all(everything, succeed, tokenizer, caches):
     assert digests(Path("cache")) == digests(caches)  # built by niels-gpt cache build-all
     assert table(out) == dict.fromkeys((*PRETRAIN, *SFT), "built")
     names = {str(path.relative_to("cache")) for path in Path("cache").rglob("*")}
-    wanted = {"tokenizer", "tokenizer/spm.model", "tokenizer/meta.json", "pretrain", "sft"}
+    wanted = {"tokenizer", "tokenizer/spm.model", "tokenizer/meta.json", "pretrain", "sft", "skipped.json"}
     for name in PRETRAIN:
         wanted |= {f"pretrain/{name}", f"pretrain/{name}/meta.json"}
         for split in SPLITS:
