@@ -171,7 +171,7 @@ def check_contents(
         else:
             skipped.append(Skipped(name, reason))
     if invalid:
-        raise ValueError(invalid_utf8_message(invalid))
+        raise ValueError(invalid_utf8_message(invalid, root))
     return SelectedNotes(root, paths, sorted(skipped), found.unmatched)
 
 
@@ -286,15 +286,16 @@ def _looks_like_utf16(data: bytes) -> bool:
     return len(start) >= 4 and max(even, odd) > 0.4 * (len(start) // 2) and min(even, odd) < 0.05 * len(start)
 
 
-def invalid_utf8_message(invalid: Sequence[tuple[str, str]]) -> str:
+def invalid_utf8_message(invalid: Sequence[tuple[str, str]], root: Path) -> str:
     """Return the error for (path, problem) of the files that are not utf-8: at most 20 of them, and the remedies."""
-    remedy = "convert to utf-8, or pass --encoding-errors skip or --encoding-errors replace"
+    remedy = "or pass --encoding-errors skip or --encoding-errors replace"
     if len(invalid) == 1:
         path, problem = invalid[0]
-        return f"{path} is {problem}; {remedy}"
-    listed = "".join(f"\n  {path}: {problem}" for path, problem in invalid[:NAMED])
-    more = f"\n  and {len(invalid) - NAMED:,} more" if len(invalid) > NAMED else ""
-    return f"{len(invalid):,} files are not utf-8; {remedy}:{listed}{more}"
+        return f"{path} is {problem}; convert the file to utf-8, {remedy}"
+    details = [(Path(path).relative_to(root), problem.removeprefix(f"{NOT_UTF8}: ")) for path, problem in invalid]
+    listed = ", ".join(f"{name} ({problem})" for name, problem in details[:NAMED])
+    more = f" and {len(invalid) - NAMED:,} more" if len(invalid) > NAMED else ""
+    return f"{len(invalid):,} files under {root} are not utf-8: {listed}{more}; convert them to utf-8, {remedy}"
 
 
 def _reason_to_skip(data: bytes, notes: NotesConfig) -> str | None:
