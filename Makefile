@@ -6,10 +6,11 @@ PEERS := .venv-peers
 PEERS_LITGPT := .venv-peers-litgpt
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-fresh test-gpu check bench bench-peers clean help
+.PHONY: setup demo shell test test-fresh test-gpu check bench bench-peers clean help
 
 help:
 	@echo "make demo         train, measure and chat with a small model, offline (two to three minutes on two fast cores)"
+	@echo "make shell        a shell with niels-gpt on the PATH"
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
@@ -27,6 +28,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: setup
 	@$(BIN)/niels-gpt demo
+
+shell: setup
+	@echo "niels-gpt is on the PATH of this shell; exit ends it"
+	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" PATH="$(CURDIR)/$(BIN):$$PATH" $${SHELL:-sh}
 
 # Two processes with one thread each: half the time of one process with two.
 TEST_PROCESSES ?= 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import json
 import warnings
@@ -22,7 +23,14 @@ from niels_gpt.config import ModelConfig, NotesConfig, SourceConfig
 from niels_gpt.data import embedded
 from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, bytes_between, select_byte_split
 from niels_gpt.data.note_selection import SelectedNotes, note_text, select_notes, utf8_problem
-from niels_gpt.data.primer import load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.data.primer import (
+    chat_file_text,
+    is_chat_file,
+    load_primer_text,
+    primer_dialogues,
+    split_primer_dialogues,
+    transcripts,
+)
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
 from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.source_paths import display_name
@@ -30,7 +38,7 @@ from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
-from niels_gpt.system import files
+from niels_gpt.system import files, user_cache
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
 SPLITS = ("train", "val")
@@ -161,6 +169,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
     loaded: dict[str, dict[str, Stream]] = {}
     problems: list[str] = []
     with files.lock_folder(folder):
+        user_cache.mark_used(folder)
         for name in cfg.enabled_sources:
             try:
                 with _source_missing_errors():
@@ -175,7 +184,8 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
                     if len(stream.data) < needed
                 )
             except _SourceMissing as err:
-                problem = f"{display_name(name, cfg.wiki)}: {err}"
+                is_named = f"data.sources.{name}" in str(err)
+                problem = str(err) if is_named else f"{display_name(name, cfg.wiki)}: {err}"
             if not problem:
                 loaded[name] = streams
             elif name in cfg.required_sources:
@@ -349,9 +359,17 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
         "val_frac": cfg.primer_val_frac,
         "encoding_errors": cfg.encoding_errors,
     }
+    if is_chat_file(path):
+        described["converted"] = True  # a stream of an older version is the file itself
+
+    @functools.cache
+    def load() -> str:
+        if is_chat_file(path):
+            return chat_file_text(path, errors=cfg.encoding_errors, delimiter=cfg.delimiter)
+        return load_primer_text(path, errors=cfg.encoding_errors)
 
     def read(split: str) -> Content:
-        text = load_primer_text(path, errors=cfg.encoding_errors)
+        text = load()
         splits = split_primer_dialogues(text, val_frac=cfg.primer_val_frac, seed=cfg.seed, delimiter=cfg.delimiter)
         split_text = splits[SPLITS.index(split)]
         blocks = primer_dialogues(split_text, delimiter=cfg.delimiter)
@@ -367,7 +385,7 @@ def _user_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
     source = cfg.user_sources[name]
     if source.split:
         return _byte_split_inputs(name, source, cfg.notes)
-    chat = kind_of(name, source, notes=cfg.notes) == "chat"
+    chat = kind_of(name, source, errors=cfg.encoding_errors, notes=cfg.notes) == "chat"
     sep = cfg.delimiter if chat else cfg.doc_separator
     selected = None
     if cfg.notes is not None:
@@ -378,9 +396,14 @@ def _user_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
     described["notes"] = _text_options(cfg)
 
     def load() -> Iterator[tuple[str, str]]:
-        for sample in iter_user_files(name, source, errors=cfg.encoding_errors, notes=cfg.notes):
-            label = f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"]
-            yield label, sample.text if isinstance(sample, PretrainSample) else _transcript(sample)
+        samples = iter_user_files(name, source, errors=cfg.encoding_errors, notes=cfg.notes)
+        if chat:
+            chats = (sample for sample in samples if isinstance(sample, ChatSample))
+            yield from ((f"row {sample.meta['row']}", text) for sample, text in transcripts(chats, name))
+            return
+        for sample in samples:
+            if isinstance(sample, PretrainSample):
+                yield f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"], sample.text
 
     return replace(_document_inputs(described, load), selected=selected)
 
@@ -408,10 +431,6 @@ def _byte_split_inputs(name: str, source: SourceConfig, notes: NotesConfig | Non
 
 USER_VAL_FRAC = 0.10
 """Fraction of the documents of a user source that is held out."""
-
-
-def _transcript(sample: ChatSample) -> str:
-    return "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
 
 
 class _SourceMissing(Exception):

@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import is_hypothesis_test, seed, settings
 
+from niels_gpt.system import program
+
 TEST_SEED = os.environ.get("NIELS_GPT_TEST_SEED", "")
 settings.register_profile("repo", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("fresh", deadline=None, derandomize=False, max_examples=100, database=None, print_blob=True)
@@ -31,8 +33,21 @@ def pytest_configure(config):
     config.hf_home = tempfile.mkdtemp(prefix="niels-gpt-tests-")
     os.environ.update(HF_HOME=config.hf_home, HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     os.environ["NIELS_GPT_NATIVE"] = f"{config.hf_home}/native"
+    os.environ["XDG_CACHE_HOME"] = f"{config.hf_home}/cache"
     for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE", "NIELS_GPT_DATA"):
         os.environ.pop(name, None)
+
+
+real_program = program.program
+"""Returns how the tests themselves were started; see `printed_commands`."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def printed_commands():
+    """Messages show commands that begin with `niels-gpt`, however the tests were started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "program", lambda: program.NAME)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -9,12 +9,13 @@ import torch
 import typer
 
 from niels_gpt.cli.main import app
+from niels_gpt.config.builtin_configs import builtin_configs
 from niels_gpt.config.yaml_file import dump_config, load_config, load_pipeline
 from niels_gpt.model.gpt import GPT
 from niels_gpt.training.optim.schedule import lr_at_step
 from niels_gpt.training.tasks.byte_task import stream_config
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+CONFIGS = list(builtin_configs().values())
 
 
 def configs_of(path):
@@ -66,17 +67,14 @@ RECIPES = {"shakespeare-char": 11_000_000, "enwik8": 44_000_000, "wikitext-2": 1
 
 @pytest.mark.parametrize(("name", "limit"), RECIPES.items())
 def test_a_recipe_is_no_larger_than_its_comparison(name, limit):
-    config = load_config(f"{CONFIGS[0].parent}/{name}.yaml")
+    config = load_config(name)
     V = 8004 if config.task == "pretrain" else 256  # of the tokenizer in its comment
     with torch.device("meta"):
         assert GPT(dataclasses.replace(config.model, V=V)).num_parameters() <= limit
 
 
 def test_the_splits_of_the_recipes_are_the_usual_ones():
-    splits = {
-        name: [source.split for source in load_config(f"{CONFIGS[0].parent}/{name}.yaml").data.sources.values()]
-        for name in RECIPES
-    }
+    splits = {name: [source.split for source in load_config(name).data.sources.values()] for name in RECIPES}
     assert splits == {
         "shakespeare-char": [(0.9, 0.1)],
         "enwik8": [(90_000_000, 5_000_000, 5_000_000)],
@@ -102,4 +100,4 @@ def test_the_commands_in_the_comments_are_valid(path):
             command = command.commands[words.pop(0)]
         context = command.make_context(command.name, list(words))
         if context.params.get("config"):
-            assert context.params["config"] == Path("configs") / path.name
+            assert context.params["config"] == Path(path.stem)

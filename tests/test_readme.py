@@ -6,7 +6,6 @@ Blocks marked `sh` or `bash` need the Hub, files or hours: only their commands a
 import io
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -90,7 +89,6 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
     home, folder = tmp_path / "home", tmp_path / "folder"
     write_texts(home)  # ~/notes and ~/primer.txt
     folder.mkdir()
-    shutil.copytree(ROOT / "configs", folder / "configs")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(folder)
     files = embedded.stdlib_files()[:60]

@@ -225,7 +225,11 @@ def test_changed_rows_with_the_same_time_rebuild():
 
 def test_changed_field_or_kind_rebuilds():
     rows = [
-        {"text": f"text {i} of all", "body": f"body {i} of all", "messages": [{"role": "user", "content": f"talk {i}"}]}
+        {
+            "text": f"text {i} of all",
+            "body": f"body {i} of all",
+            "messages": [{"role": "user", "content": f"talk {i}"}, {"role": "assistant", "content": "yes"}],
+        }
         for i in range(20)
     ]
     write_rows("rows.jsonl", rows)
@@ -233,7 +237,34 @@ def test_changed_field_or_kind_rebuilds():
     for _ in range(2):
         expect_rebuilt({"rows": {**path, "kind": "text"}}, [row["text"] for row in rows])
         expect_rebuilt({"rows": {**path, "kind": "text", "field": "body"}}, [row["body"] for row in rows])
-        expect_rebuilt({"rows": path}, [f"user: talk {i}" for i in range(20)], sep=DELIMITER)
+        expect_rebuilt({"rows": path}, [f"user: talk {i}\nassistant: yes" for i in range(20)], sep=DELIMITER)
+
+
+def test_other_columns_rebuild():
+    rows = [{"ask": f"q {i}", "one": f"first {i}", "two": f"second {i}"} for i in range(20)]
+    write_rows("rows.jsonl", rows)
+    for column in ("one", "two"):
+        user = {"rows": {"path": "rows.jsonl", "columns": {"user": "ask", "assistant": column}}}
+        texts = [f"user: {row['ask']}\nassistant: {row[column]}" for row in rows]
+        expect_rebuilt(user, texts, sep=DELIMITER)
+
+
+def test_chats_that_would_read_as_other_turns_are_dropped(caplog):
+    rows = [{"prompt": f"question {i}", "completion": "a\nuser: b" if i == 3 else f"answer {i}"} for i in range(20)]
+    write_rows("rows.jsonl", rows)
+    texts = [f"user: question {i}\nassistant: answer {i}" for i in range(20) if i != 3]
+    expect_rebuilt({"rows": {"path": "rows.jsonl"}}, texts, sep=DELIMITER)
+    assert any("rows: dropped 1 chat" in record.getMessage() for record in caplog.records)
+
+
+def test_a_chat_file_as_the_primer():
+    rows = [{"instruction": f"question {i}", "input": "", "output": f"answer {i}"} for i in range(20)]
+    write_rows("chats.jsonl", rows)
+    shares = "{primer: 1.0}"
+    options = ["data.primer=chats.jsonl", f"train.p_train={shares}", f"train.p_val={shares}"]
+    task = open_task(load_config(None, overrides=[*SMALL, *options, "data.cache_dir=cache"]))
+    found = [text for stream in task.streams["primer"].values() for text in stream.data.decode().split(DELIMITER)]
+    assert sorted(found) == sorted(f"user: question {i}\nassistant: answer {i}" for i in range(20))
 
 
 # --- errors ------------------------------------------------------------------------------------------

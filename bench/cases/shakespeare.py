@@ -1,6 +1,6 @@
 """Shakespeare at byte level: seconds of training until the validation loss reaches nanoGPT's 1.4697 nats.
 
-Ours is configs/shakespeare-char.yaml, run by `train`. The peer is nano, trained as nanoGPT does it (10.8M weights,
+Ours is `--config shakespeare-char`, run by `train`. The peer is nano, trained as nanoGPT does it (10.8M weights,
 dropout 0.2, 64 x 256 bytes, AdamW, learning rate 1e-3 decaying to 1e-4 over 5,000 steps). The last tenth of the text is
 held out. Only training steps count, without the first five, which compile the models, and without the validation
 after every hundredth step, over 100 random batches. Each loop reads the loss as often as it does by itself.
@@ -45,7 +45,7 @@ def _config(device: str, quick: bool) -> Any:
     if quick:
         overrides += ["model={T: 32, C: 32, L: 1, H: 2}", "train.total_steps=12", "train.warmup_steps=0", "train.B=4"]
         overrides += ["output.eval_every=6", "output.eval_steps=2", "output.sample_tokens=1", "train.precision=fp32"]
-    return load_config(ROOT / "configs" / "shakespeare-char.yaml", overrides=overrides)
+    return load_config("shakespeare-char", overrides=overrides)
 
 
 def _found(reached: dict[int, tuple[float, float]], wanted: float) -> dict[str, float]:

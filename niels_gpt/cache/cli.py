@@ -15,7 +15,8 @@ import typer
 
 from niels_gpt.cache.sources import defaults
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.console import error_message, format_duration, run_app, short_number
+from niels_gpt.system.command_line import App
+from niels_gpt.system.console import error_message, format_duration, is_quiet, run_app, short_number
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +28,7 @@ if TYPE_CHECKING:
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer import Tokenizer
 
-app = typer.Typer(
-    help="Token caches: tokenize once, verify always, train from disk.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = App(help="Token caches: tokenize once, verify always, train from disk.")
 
 OptionalText = Optional[str]  # noqa: UP045 (typer reads these at run time)
 OptionalInt = Optional[int]  # noqa: UP045
@@ -60,7 +55,18 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of splits, shuffl
 TokenizerPath = Annotated[
     OptionalPath, typer.Option("--tokenizer", help="spm.model to use; default: the one of --cache-dir, or a new one.")
 ]
-VocabSize = Annotated[int, typer.Option("--vocab-size", help="Vocabulary of a new tokenizer, without special tokens.")]
+
+
+def _if_given(context: typer.Context, parameter: typer.CallbackParam, value: int) -> int | None:
+    """The value of an option, or None if the user did not type it: its default is for a new tokenizer only."""
+    source = context.get_parameter_source(str(parameter.name))
+    return None if source is not None and source.name == "DEFAULT" else value
+
+
+VocabSize = Annotated[
+    OptionalInt,
+    typer.Option("--vocab-size", callback=_if_given, help="Subwords of a new tokenizer, without the special tokens."),
+]
 TokenizerDocuments = Annotated[
     int, typer.Option("--tokenizer-documents", min=1, help="Documents per source to train a new tokenizer on.")
 ]
@@ -84,24 +90,24 @@ GutenbergVal = Annotated[
 WikitextConfig = Annotated[OptionalText, typer.Option("--wikitext-config", help="Default: wikitext-103-raw-v1.")]
 Roam = Annotated[
     OptionalPath,
-    typer.Option("--roam", help="Folder of notes; default: .roam-data/ if it exists, else the embedded notes."),
+    typer.Option("--notes", help="Folder of notes; default: .roam-data/ if it exists, else the embedded notes."),
 ]
 Primer = Annotated[
     OptionalPath,
     typer.Option("--primer", help="File of dialogues; default: data/primer.txt if it exists, else the embedded ones."),
 ]
-RoamValFrac = Annotated[float, typer.Option("--roam-val-frac", help="Held-out fraction of the notes.")]
+RoamValFrac = Annotated[float, typer.Option("--notes-val-frac", help="Held-out fraction of the notes.")]
 ValFrac = Annotated[
     float, typer.Option("--val-frac", help="Held-out fraction of examples, and of the documents of your own sources.")
 ]
-Workers = Annotated[OptionalInt, typer.Option("--workers", min=1, help="Encoding threads; default: all cores.")]
+Threads = Annotated[OptionalInt, typer.Option("--threads", min=1, help="Encoding threads; default: all cores.")]
 Config = Annotated[OptionalPath, typer.Option("--config", help="YAML file with your own sources (data.sources).")]
 Offline = Annotated[
     bool, typer.Option("--offline", callback=_go_offline, help="Never contact the Hub: local files and caches only.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also rebuild caches that are up to date.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-CachePath = Annotated[Path, typer.Argument(help="A cache, or a folder of caches.")]
+CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of caches.")]
 
 
 @app.command("build-all")
@@ -129,7 +135,7 @@ def build_all(
     roam_val_frac: RoamValFrac = defaults.ROAM_VAL_FRAC,
     val_frac: ValFrac = defaults.SFT_VAL_FRAC,
     note_options: NoteOptions = NoteOptions(),
-    workers: Workers = None,
+    threads: Threads = None,
     config: Config = None,
     offline: Offline = False,
     force: Force = False,
@@ -159,7 +165,7 @@ def build_all(
         notes=note_options.notes(_notes_of(config)),
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
-        workers=workers,
+        workers=threads,
     )
     _run_build(
         settings, names=None, only=only, skip=skip, tokenizer=tokenizer, config=config, force=force, as_json=json
@@ -169,7 +175,7 @@ def build_all(
 @app.command("build")
 @takes_note_options
 def build(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Sources; see `niels-gpt data list`.")],
+    names: Annotated[list[str], typer.Argument(metavar="SOURCE", help="Sources; see `niels-gpt data list`.")],
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
     path: Annotated[
@@ -192,7 +198,7 @@ def build(
     tokenizer_documents: TokenizerDocuments = defaults.TOKENIZER_DOCUMENTS,
     shard_bytes: ShardBytes = defaults.SHARD_BYTES,
     note_options: NoteOptions = NoteOptions(),
-    workers: Workers = None,
+    threads: Threads = None,
     config: Config = None,
     offline: Offline = False,
     force: Force = False,
@@ -231,7 +237,7 @@ def build(
         notes=note_options.notes(_notes_of(config)),
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
-        workers=workers,
+        workers=threads,
     )
     _run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
 
@@ -263,7 +269,7 @@ def _run_build(
     console = Console(highlight=False, stderr=as_json)
     if not console.is_terminal:  # a pipe has no width
         console.width = 120
-    chosen = choose_sources(names, only, skip, config)
+    chosen = choose_sources(names, only, skip, config, settings)
     unreadable: dict[str, Exception] = {}
     shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
     try:
@@ -282,7 +288,7 @@ def _run_build(
             console.print(line, markup=False, soft_wrap=True)
         _print_results(console, results)
     for result in (r for r in results if r.reason and not as_json):
-        print(f"{result.name}: {result.state}: {result.reason}", file=sys.stderr)
+        print(f"{result.name}: {result.state}: {_without_name(result.reason, result.name)}", file=sys.stderr)
     failed = sum(result.state == "failed" for result in results)
     if failed:
         available = sum(result.state in ("built", "up to date") for result in results)
@@ -304,27 +310,38 @@ def _prepare_tokenizer(
     """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on."""
     from rich.markup import escape
 
-    from niels_gpt.cache.sources.build import check_lost_tokenizer, install_tokenizer, open_tokenizer, train_on
+    from niels_gpt.cache.sources.build import (
+        check_lost_tokenizer,
+        check_vocab_size,
+        install_tokenizer,
+        open_tokenizer,
+        train_on,
+    )
     from niels_gpt.system import files
 
     new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
     if new:
         files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
         check_lost_tokenizer(settings.cache_dir, chosen, given)
+    check_vocab_size(settings, given)
     if given is not None:
         return install_tokenizer(given, settings.cache_dir)
     if not new:
         return open_tokenizer(settings.cache_dir)
     began = time.monotonic()
     listed = ", ".join(source.name for source in chosen)
-    console.print(f"training a tokenizer of {settings.vocab_size:,} subwords on {escape(listed)}")
+    console.print(
+        f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {escape(listed)}"
+    )
     with console.status("training"):
         try:
             trained = train_on(chosen, settings, lambda source, err: unreadable.update({source.name: err}))
         except ValueError as err:
             if len(unreadable) < len(chosen):
                 raise
-            reasons = "; ".join(f"{name}: {error_message(reason)}" for name, reason in unreadable.items())
+            reasons = "; ".join(
+                f"{name}: {_without_name(error_message(reason), name)}" for name, reason in unreadable.items()
+            )
             raise ValueError(f"no source can be read. {reasons}") from err
     console.print(f"tokenizer: {trained.vocab_size:,} ids, in {format_duration(time.monotonic() - began)}")
     if unreadable:
@@ -334,6 +351,11 @@ def _prepare_tokenizer(
             file=sys.stderr,
         )
     return trained
+
+
+def _without_name(reason: str, name: str) -> str:
+    """The reason without the name of its source, which the line already begins with."""
+    return reason.removeprefix(f"data.sources.{name}: ")
 
 
 def _build_one(
@@ -384,7 +406,7 @@ def _print_results(console: Console, results: list[BuildResult]) -> None:
         table.add_column(name, justify="left" if name in ("cache", "") else "right", no_wrap=True)
     for result in results:
         meta = result.meta
-        dropped = f"{sum(meta['dropped'].values()):,}" if "dropped" in meta else ""
+        dropped = f"{sum(meta['dropped'].values()):,}" if isinstance(meta.get("dropped"), dict) else ""
         table.add_row(result.name, result.state, *(_split_size(meta, split) for split in splits), dropped)
     console.print(table)
 
@@ -412,7 +434,7 @@ def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     from niels_gpt.cache.meta import read_meta
     from niels_gpt.cache.verify import verify_cache
 
-    with Console(stderr=True).status("verifying") as status:
+    with Console(stderr=True, quiet=is_quiet()).status("verifying") as status:
         verified = verify_cache(path, on_file=lambda file: status.update(f"verifying {file}"))
     if json:
         print(json_format.dumps([str(folder) for folder in verified]))
@@ -462,7 +484,7 @@ def _inspect_cache(
     import torch
 
     from niels_gpt.cache.formats import splits_of
-    from niels_gpt.cache.meta import CacheError, read_meta
+    from niels_gpt.cache.meta import CacheError, read_meta, split_tokens
     from niels_gpt.cache.verify import stream_slice
     from niels_gpt.tokenizer import load_tokenizer
 
@@ -470,7 +492,9 @@ def _inspect_cache(
     entry: dict[str, Any] = {"folder": str(folder), "split": split, "meta": meta}
     if split not in splits_of(meta):
         raise CacheError(f"{folder} has no {split} split: --split must be one of {', '.join(splits_of(meta))}")
-    total = meta.get(f"{split}_tokens", 0)
+    if meta.get("built") is False:
+        return entry
+    total = split_tokens(meta, folder, split)
     if not total:
         return entry
     path = tokenizer or folder.resolve().parent.parent / "tokenizer"

@@ -10,6 +10,7 @@ from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.system import files
+from niels_gpt.system.program import command
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -24,7 +25,7 @@ class CacheFolder:
         except FileNotFoundError:
             raise CacheError(
                 f"no token caches in {self.path} (no tokenizer/spm.model): build them with "
-                f"niels-gpt cache build-all --cache-dir {self.path}, or set another folder (data.token_cache)"
+                f"{command('cache', 'build-all', '--cache-dir', self.path)}, or set another folder (data.token_cache)"
             ) from None
 
     def names(self, kind: str) -> list[str]:
@@ -38,9 +39,9 @@ class CacheFolder:
         missing = [name for name in names if name not in have]
         if missing:
             raise CacheError(
-                f"no {kind} cache {', '.join(missing)} in {self.path}: build it (niels-gpt cache build "
-                f"{' '.join(missing)} --cache-dir {self.path}), or give {option} only caches that exist: "
-                f"{', '.join(have) or 'there are none'}"
+                f"no {kind} cache {', '.join(missing)} in {self.path}: build it "
+                f"({command('cache', 'build', *missing, '--cache-dir', self.path)}), or give {option} only "
+                f"caches that exist: {', '.join(have) or 'there are none'}"
             )
 
     def pretrain(self, name: str, split: str, *, T: int, verify: bool = False) -> PretrainTokenStreamDataset:

@@ -9,6 +9,7 @@ from typing import Any
 
 from niels_gpt.cache.formats import FORMAT_VERSION, TOKEN_DTYPE_NAME
 from niels_gpt.system import files
+from niels_gpt.system.program import command
 
 FORMAT = "niels-gpt token cache"
 
@@ -21,7 +22,7 @@ def past_vocabulary(token: int, vocab_size: int, where: object, cache: Path) -> 
     """The error for a token id that no builder writes: the cache was changed after the build."""
     return CacheError(
         f"{where} has the token id {token}, but the vocabulary is 0..{vocab_size - 1}: the cache is damaged; run "
-        f"niels-gpt cache verify {cache}, and build it again"
+        f"{command('cache', 'verify', cache)}, and build it again"
     )
 
 
@@ -36,7 +37,9 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CacheError(f"no {path}: this is not a finished cache; build it with niels-gpt cache build") from None
+        raise CacheError(
+            f"no {path}: this is not a finished cache; build it with {command('cache', 'build', 'SOURCE')}"
+        ) from None
     except (ValueError, RecursionError, IsADirectoryError) as err:
         raise CacheError(f"{path} is damaged ({err}): build the cache again") from None
     if not isinstance(meta, dict):
@@ -84,6 +87,14 @@ def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]
     ):
         raise CacheError(f"{folder / 'meta.json'} is damaged (field files): build the cache again")
     return listed
+
+
+def split_tokens(meta: dict[str, Any], folder: Path, split: str) -> int:
+    """Tokens of a split. Raises CacheError if the meta has no such number."""
+    total = meta.get(f"{split}_tokens")
+    if not isinstance(total, int) or isinstance(total, bool) or total < 0:
+        raise CacheError(f"{folder / 'meta.json'} has no {split}_tokens: build the cache again")
+    return total
 
 
 def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:

@@ -15,6 +15,7 @@ import torch
 from niels_gpt.cache.formats import MAX_VOCAB, TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
+from niels_gpt.system.program import command
 
 IGNORE = -100
 _SCAN_TOKENS = 1 << 22  # tokens per chunk of the search for spans
@@ -71,7 +72,7 @@ class SFTExampleDataset:
             raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
         self.asst_id = asst_id
         if not self.tokens_path.is_file():
-            raise CacheError(f"no {self.tokens_path}: build it with niels-gpt cache build")
+            raise CacheError(f"no {self.tokens_path}: build it with {command('cache', 'build', 'SOURCE')}")
         self._tokens = MappedTokens(self.tokens_path)
         self._files = MappedFiles([self._tokens])
         self._padding = memoryview(np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes())
@@ -93,7 +94,7 @@ class SFTExampleDataset:
         try:
             starts = np.load(self.idx_path, allow_pickle=False)
         except FileNotFoundError:
-            raise CacheError(f"no {self.idx_path}: build it with niels-gpt cache build") from None
+            raise CacheError(f"no {self.idx_path}: build it with {command('cache', 'build', 'SOURCE')}") from None
         except (OSError, ValueError, EOFError) as err:
             raise CacheError(f"{self.idx_path} is damaged ({err}): build the cache again") from None
         if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype != np.int64:

@@ -11,6 +11,7 @@ import numpy as np
 from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
 from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files, past_vocabulary
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
+from niels_gpt.system.program import command
 
 
 class TokenStream:
@@ -24,7 +25,9 @@ class TokenStream:
         folder = Path(shards_dir)
         self.folder = folder.resolve() if folder.name in ("", "..") else folder  # "." has no name and no parent
         if not self.folder.is_dir():
-            raise CacheError(f"no folder of shards at {self.folder}: build it with niels-gpt cache build")
+            raise CacheError(
+                f"no folder of shards at {self.folder}: build it with {command('cache', 'build', 'SOURCE')}"
+            )
         paths = list_shards(self.folder)
         sizes: list[int | None] = [None] * len(paths)
         self.meta = find_meta(self.folder.parent)

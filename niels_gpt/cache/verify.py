@@ -8,9 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.cache.formats import DOCUMENTS, SPLITS, TEST, TOKEN_DTYPE, cache_folders, list_shards, splits_of
+from niels_gpt.cache.formats import (
+    DOCUMENTS,
+    NO_LIMIT,
+    SPLITS,
+    TEST,
+    TOKEN_DTYPE,
+    cache_folders,
+    list_shards,
+    splits_of,
+)
 from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
 from niels_gpt.cache.mmap import MappedTokens
+from niels_gpt.system.program import command
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
              "max_val_tokens", "val_frac", "split_rule", "shard_bytes", "token_dtype", "format_version")  # fmt: skip
@@ -19,7 +29,7 @@ _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuf
 def find_caches(root: Path) -> list[Path]:
     """The cache folders at or under a folder, sorted. Raises CacheError if there are none."""
     if not root.exists():
-        raise CacheError(f"no cache at {root}: build one with niels-gpt cache build-all --cache-dir {root}")
+        raise CacheError(f"no cache at {root}: build one with {command('cache', 'build-all', '--cache-dir', root)}")
     found = [root] if (root / "meta.json").exists() and root.name != "tokenizer" else []
     found += cache_folders(root)
     if not found:
@@ -119,7 +129,7 @@ def differences(a: Path, b: Path) -> Iterator[str]:
         yield f"tokenizer: {_short(first.get('tokenizer_sha256'))} and {_short(second.get('tokenizer_sha256'))}"
     for key in _SETTINGS:
         if first.get(key) != second.get(key):
-            yield f"{key}: {first.get(key)!r} and {second.get(key)!r}"
+            yield f"{key}: {_limit(first.get(key))} and {_limit(second.get(key))}"
     sources = [meta.get("source") or {} for meta in (first, second)]
     for key in sorted({*sources[0], *sources[1]} - {"files", "sha256"}):
         if sources[0].get(key) != sources[1].get(key):
@@ -144,6 +154,10 @@ def differences(a: Path, b: Path) -> Iterator[str]:
         difference = _first_difference(a / name, b / name, name)
         if difference:
             yield difference
+
+
+def _limit(value: Any) -> str:
+    return "no limit" if value == NO_LIMIT else repr(value)
 
 
 def _first_difference(a: Path, b: Path, name: str) -> str | None:

@@ -13,6 +13,7 @@ from niels_gpt.cli.options import (
     JsonOption,
     OptionalPath,
     PromptOption,
+    RunArgument,
     StrideOption,
     TokenizerOption,
     WindowOption,
@@ -28,8 +29,8 @@ NOT_SAFE = 3
 
 
 def audit(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (.pt), or a run folder.")],
-    notes: Annotated[Path, typer.Option("--notes", help="The folder of notes to look for.")],
+    notes: Annotated[Path, typer.Option("--notes", is_eager=True, help="The folder of notes to look for.")],
+    run: RunArgument = None,
     control: Annotated[
         OptionalPath,
         typer.Option("--control", help="A folder of notes that were never trained on, in addition to held-out ones."),
@@ -65,7 +66,7 @@ def audit(
     from niels_gpt.system import files
 
     check_threshold(threshold)
-    loaded = load_run(checkpoint, None, device, tokenizer)
+    loaded = load_run(run, None, device, tokenizer)
     settings = ExtractionSettings.fitting(loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=0)
     result = audit_notes(
         loaded,

@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from niels_gpt.cli.options import JsonOption, RunOption
+from niels_gpt.cli.options import JsonOption, RunArgument
+from niels_gpt.system.command_line import App
 
-app = typer.Typer(help="Show what a training step learned from.", no_args_is_help=True)
+app = App(help="Show what a training step learned from.")
 
 
 @app.command("show")
 def show(
-    step: Annotated[int, typer.Option("--step", min=0, help="Training step, from 0.")],
-    run: RunOption = None,
+    step: Annotated[int, typer.Option("--step", min=0, is_eager=True, help="Training step, from 0.")],
+    run: RunArgument = None,
     chars: Annotated[int, typer.Option("--chars", min=0, help="Characters of text per row; 0 for all.")] = 160,
     json: JsonOption = False,
 ) -> None:
@@ -24,6 +25,7 @@ def show(
 
     from niels_gpt.data.source_paths import display_name
     from niels_gpt.runs.loading import check_unchanged, find_run
+    from niels_gpt.system import files
     from niels_gpt.training.tasks.documents import uses_bytes
     from niels_gpt.training.tasks.registry import open_task
 
@@ -42,6 +44,7 @@ def show(
     print(f"step {step} of {config.train.total_steps}{past_end}: {len(rows)} {kind} of {config.model.T} {unit}")
     for row in rows:
         source = display_name(row.source, config.data.wiki)
-        print(f"\nrow {row.row}  {source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})")
+        document = files.display_path(row.document)
+        print(f"\nrow {row.row}  {source}  {document}  offset {row.offset}  (stream {row.stream_offset})")
         text = row.text if not chars or len(row.text) <= chars else row.text[:chars] + "..."
         print(repr(text)[1:-1])

@@ -12,7 +12,7 @@ from niels_gpt.cli.options import (
     DeviceOption,
     MaxTokensOption,
     MinPOption,
-    RunOption,
+    RunArgument,
     SeedOption,
     TemperatureOption,
     Text,
@@ -25,11 +25,17 @@ from niels_gpt.cli.options import (
 if TYPE_CHECKING:
     from niels_gpt.inference.conversation import Conversation
 
-HELP = "/system TEXT sets the system message, /reset starts over, /exit ends the chat"
+HELP = "/system TEXT sets the system message, /reset starts over, /exit ends the chat, /help explains more"
+LONG_HELP = """\
+/system TEXT   set the system message; without TEXT there is none
+/reset         forget the conversation so far; the system message stays
+/help          show this
+/exit          end the chat; Ctrl-D, or Ctrl-C at the prompt, does too
+Ctrl-C while the model writes stops the reply and keeps the chat. What does not begin with / goes to the model."""
 
 
 def chat(
-    run: RunOption = None,
+    run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     system: Annotated[Text, typer.Option("--system", help="System message at the start.")] = None,
     max_tokens: MaxTokensOption = 200,
@@ -42,7 +48,7 @@ def chat(
     weights: WeightsOption = "float32",
     tokenizer: TokenizerOption = None,
 ) -> None:
-    """Chat with a model: /system TEXT, /reset, /exit."""
+    """Chat with a model: /system TEXT, /reset, /help, /exit."""
     from niels_gpt.cli.generate_text import make_sampling, open_stdin, with_weights
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.runs.loading import load_run
@@ -91,6 +97,8 @@ def _run_command(conversation: Conversation, line: str) -> None:
             print(f"(system: {conversation.system})" if conversation.system else "(no system message)")
         except ValueError as err:
             print(f"(refused: {err})")
+    elif name in ("/help", "/?"):
+        print(LONG_HELP)
     else:
         print(f"(unknown command {name}: {HELP})")
 

@@ -21,6 +21,8 @@ from niels_gpt.cli.options import (
     output_option,
 )
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.command_line import App
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,13 +34,20 @@ if TYPE_CHECKING:
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import Tokenizer
 
-app = typer.Typer(help="Sources of text: which exist, and what is in them.", no_args_is_help=True)
+app = App(help="Sources of text: which exist, and what is in them.")
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` reads from a source too large to read completely."""
+MOST_LENGTHS = 8
+"""Numbers of turns that `data stats` lists."""
 ROLE_COLORS = {"system": "yellow", "user": "cyan", "assistant": "green"}
 
-SourceName = Annotated[str, typer.Argument(help="A source of `niels-gpt data list`.")]
+SourceName = Annotated[str, typer.Argument(help="A source of `niels-gpt data list`, or the path of a file or folder.")]
+FieldOption = Annotated[str, typer.Option("--field", metavar="COLUMN", help="Of a path: the column with the text.")]
+ColumnsOption = Annotated[
+    str,
+    typer.Option("--columns", metavar="user=A,assistant=B", help="Of a path: the columns of prompts and replies."),
+]
 
 
 # --- list --------------------------------------------------------------------------------------------
@@ -55,16 +64,14 @@ def list_(config: SourceConfigOption = None, offline: OfflineOption = False, jso
     if json:
         print(dumps(rows, indent=2, ensure_ascii=False))
         return
-    keys = ("name", "kind", "from", "licence", "id", "place")
-    cells = [keys, *(tuple(_list_cell(row, key) for key in keys) for row in rows)]
+    keys = ("name", "kind", "from", "licence", "place")  # the place of a source on the Hub is its id
+    cells = [
+        ("name", "kind", "from", "licence", "path or id"),
+        *(tuple(row[key] or "-" for key in keys) for row in rows),
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for cell in cells:  # do not wrap in a narrow terminal: names are there to be copied
         print("  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)).rstrip())
-
-
-def _list_cell(row: Mapping[str, str | None], key: str) -> str:
-    """Return a cell of the list; for a source on the Hub the path is the id, which has its own column."""
-    return "" if key == "place" and row["from"] == "hub" else row[key] or "-"
 
 
 # --- show --------------------------------------------------------------------------------------------
@@ -82,19 +89,24 @@ def show(
     path: PathOption = None,
     note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
+    field: FieldOption = "",
+    columns: ColumnsOption = "",
     chars: Annotated[int, typer.Option("--chars", min=0, help="Characters per text or message; 0 for all.")] = 400,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Print samples of a source; with --json, one per line."""
+    """Print samples of a source; with --json, one per line.
+
+    Chat files of the usual formats are recognized by their columns: `niels-gpt data show alpaca.jsonl`.
+    """
     import dataclasses
     from json import dumps
 
     from rich.console import Console
 
-    from niels_gpt.data.registry import get_source
-
-    source = get_source(name, _data_config(config))
+    data = _data_config(config, note_options)
+    source = _source(name, data, field, columns)
+    _check_notes(source, path, data.notes, note_options)
     samples = source.samples(
         subset=subset,
         split=split,
@@ -103,10 +115,12 @@ def show(
         seed=seed,
         path=path,
         errors=note_options.encoding_errors,
-        notes=_notes(source, path, config, note_options),
+        notes=data.notes,
     )
     console = Console(highlight=False)
     shown = 0
+    if not json and (layout := source.layout(path, data.notes, data.encoding_errors)):
+        console.print(f"{layout}\n", markup=False, soft_wrap=True)
     for shown, sample in enumerate(samples, start=1):
         if json:
             print(dumps(dataclasses.asdict(sample), ensure_ascii=False, default=str))
@@ -157,20 +171,22 @@ def stats(
     path: PathOption = None,
     note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
-    png: Annotated[
-        OptionalPath, output_option("--png", "File for the histogram; default: data/stats/NAME.png.")
-    ] = None,
+    field: FieldOption = "",
+    columns: ColumnsOption = "",
+    png: Annotated[OptionalPath, output_option("--png", "Also write a histogram of the lengths to this file.")] = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
 ) -> None:
     """Count the samples, lengths, languages and roles of a source."""
     from json import dumps
 
-    from niels_gpt.data.registry import get_source
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.report.histogram import plot_histogram
 
-    source = get_source(name, _data_config(config))
+    data = _data_config(config, note_options)
+    source = _source(name, data, field, columns)
+    _check_notes(source, path, data.notes, note_options)
+    name, layout = source.name, source.layout(path, data.notes, data.encoding_errors)
     if take is None and source.large and path is None and source.where().kind != "local":
         take = LARGE_TAKE
     dropped: dict[str, int] = {}
@@ -180,16 +196,17 @@ def stats(
         take=take,
         path=path,
         errors=note_options.encoding_errors,
-        notes=_notes(source, path, config, note_options),
+        notes=data.notes,
         stats=dropped,
     )
     statistics = Statistics().add_all(_with_progress(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
-    png = png or Path("data") / "stats" / f"{name}.png"
-    png.parent.mkdir(parents=True, exist_ok=True)
-    plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
-    summary = {"source": name, "split": split, **statistics.summary(), "dropped": dropped, "png": str(png)}
+    if png is not None:
+        png.parent.mkdir(parents=True, exist_ok=True)
+        plot_histogram(statistics.lengths, png, title=f"{name}, {split}: {len(statistics.lengths):,} samples")
+    summary = {"source": name, "split": split, **({"format": layout} if layout else {}), **statistics.summary()}
+    summary |= {"dropped": dropped, "png": None if png is None else str(png)}
     if json:
         print(dumps(summary, indent=2, ensure_ascii=False))
     else:
@@ -202,8 +219,10 @@ def _with_progress(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
 
     from rich.console import Console
 
+    from niels_gpt.system.console import is_quiet
+
     began = time.monotonic()
-    with Console(stderr=True).status(f"reading {name}") as status:
+    with Console(stderr=True, quiet=is_quiet()).status(f"reading {name}") as status:
         for number, sample in enumerate(samples, start=1):
             if number % 1000 == 0:
                 rate = number / max(time.monotonic() - began, 1e-9)
@@ -226,9 +245,12 @@ def _print_stats(source: Source, summary: dict[str, Any], statistics: Statistics
     table.add_row("characters", f"{summary['characters']:,}  ({short_number(summary['bytes'])}B as utf-8)")
     lengths = "  ".join(f"{key} {value:,}" for key, value in summary["length_quantiles"].items())
     table.add_row("length", f"{lengths}  mean {summary['mean_length']:,}")
-    for key in ("languages", "turns"):
-        if key in summary:
-            table.add_row(key, "  ".join(f"{name}: {number:,}" for name, number in summary[key].items()))
+    if "format" in summary:
+        table.add_row("format", escape(summary["format"]))
+    if "languages" in summary:
+        table.add_row("languages", "  ".join(f"{name}: {number:,}" for name, number in summary["languages"].items()))
+    if "turns" in summary:
+        table.add_row("turns", _turns_text(summary["turns"]))
     for role, counts in summary.get("roles", {}).items():
         table.add_row(role, f"{counts['messages']:,} messages, {counts['characters']:,} characters")
     for reason, number in summary["dropped"].items():
@@ -237,7 +259,17 @@ def _print_stats(source: Source, summary: dict[str, Any], statistics: Statistics
     console.print("\ncharacters per sample")
     for line in histogram_text(statistics.lengths, width=max(10, min(40, console.width - 40))):
         console.print(line, markup=False)
-    console.print(f"\nhistogram: {escape(summary['png'])}")
+    if summary["png"]:
+        console.print(f"\nhistogram: {escape(summary['png'])}")
+
+
+def _turns_text(turns: Mapping[str, int]) -> str:
+    """Return the number of turns, and how many samples have how many; the longest are counted together."""
+    total = sum(int(length) * number for length, number in turns.items())
+    shown = list(turns.items())[:MOST_LENGTHS]
+    texts = [f"{length}: {number:,}" for length, number in shown]
+    rest = sum(turns.values()) - sum(number for _, number in shown)
+    return f"{total:,} in all; per sample  " + "  ".join([*texts, *([f"more: {rest:,}"] if rest else [])])
 
 
 # --- lint --------------------------------------------------------------------------------------------
@@ -272,7 +304,7 @@ def lint(
     folder = CacheFolder(cache_dir)
     names = names or folder.names("sft")
     if not names:
-        raise CacheError(f"no SFT cache in {folder.path}: build one with niels-gpt cache build primer")
+        raise CacheError(f"no SFT cache in {folder.path}: build one with {command('cache', 'build', 'primer')}")
     folder.check("sft", names, option="NAME")
     datasets: dict[str, SFTExampleDataset] = {}
     refused: list[str] = []
@@ -344,24 +376,58 @@ def _print_target_counts(rows: list[dict[str, Any]], T: int) -> None:
     show_table(table)
 
 
-def _data_config(config: Path | None) -> DataConfig | None:
+def _source(name: str, data: DataConfig, field: str, columns: str) -> Source:
+    """Return the source of a name or a path. Raises ValueError for unknown names, columns and misused options."""
+    from niels_gpt.data.registry import source_of_path, sources
+    from niels_gpt.data.row_layout import UnknownColumns
+
+    known = sources(data)
+    if name in known or not Path(name).expanduser().exists():
+        if field or columns:
+            raise ValueError(
+                f"--field and --columns describe a file or folder, but {name} is not one; for a source of a config set "
+                "them there (data.sources.NAME)"
+            )
+        if name not in known:
+            raise ValueError(f"no source {name!r}, and no such file or folder; known sources are {', '.join(known)}")
+        return known[name]
+    pairs = [item.partition("=") for item in columns.split(",")] if columns else []
+    if not all(role.strip() in ("user", "assistant", "system") and column for role, _, column in pairs):
+        raise ValueError(f"--columns takes user=COLUMN,assistant=COLUMN, optionally system=COLUMN, got {columns!r}")
+    named = {role.strip(): column.strip() for role, _, column in pairs}
+    source = source_of_path(name, field=field, columns=named, data=data)
+    try:
+        source.layout(None, data.notes, data.encoding_errors)
+    except UnknownColumns as err:
+        raise ValueError(
+            f"{name}: {err.problem}: give --field COLUMN for texts, or --columns user=COLUMN,assistant=COLUMN for chats"
+        ) from None
+    return source
+
+
+def _data_config(config: Path | None, options: NoteOptions | None = None) -> DataConfig:
+    """Return `data` of a YAML file, or the default, with the options applied."""
+    import dataclasses
+
+    from niels_gpt.config import DataConfig
     from niels_gpt.config.yaml_file import load_config
 
-    return load_config(config).data if config else None
+    data = load_config(config).data if config else DataConfig()
+    options = options or NoteOptions()
+    # The encoding of a config is that of its runs; here, as in all commands without a run, the option decides.
+    errors: Any = options.encoding_errors or "strict"
+    return dataclasses.replace(data, notes=options.notes(data.notes), encoding_errors=errors)
 
 
-def _notes(source: Source, path: Path | None, config: Path | None, options: NoteOptions) -> NotesConfig:
-    """Return which notes are read; prints what is read and skipped to stderr, as stdout may be JSON."""
+def _check_notes(source: Source, path: Path | None, notes: NotesConfig, options: NoteOptions) -> None:
+    """Print what is read and skipped, to stderr, as stdout may be JSON. Raises ValueError for misused options."""
     import sys
 
     from niels_gpt.data.note_selection import selection_lines
 
     options.check_applies(source.name, source.select is not None)
-    data = _data_config(config)
-    notes = options.notes(data.notes if data else None)
     if source.select is not None:
         selected = source.select(path, notes, options.encoding_errors or "strict")
         if selected is not None and (selected.skipped or selected.unmatched) and not selected.is_embedded:
             for line in selection_lines({source.name: selected}):
                 print(line, file=sys.stderr)
-    return notes

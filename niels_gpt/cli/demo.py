@@ -8,6 +8,7 @@ import typer
 
 from niels_gpt.cli.options import DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -33,7 +34,6 @@ def demo(
 
     It takes two to three minutes on two fast cores, and also evaluates the model and continues a text.
     """
-    import shlex
     import time
 
     from rich.console import Console
@@ -79,11 +79,10 @@ def demo(
     console.print(f"you>   {QUESTION}")
     console.print(f"niels> {escape(''.join(conversation.reply(QUESTION)))}", style="green")
 
-    path = shlex.quote(str(run.path))
     print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
-    print(f"  niels-gpt chat --run {path}")
-    print(f"  niels-gpt batch show --run {path} --step 100")
-    print("  niels-gpt train --roam ~/notes")
+    print(f"  {command('chat', run.path)}")
+    print(f"  {command('batch', 'show', run.path, '--step', '100')}")
+    print(f"  {command('train', '--notes')} ~/notes")
 
 
 def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
@@ -107,7 +106,7 @@ def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
                 "p_train": {"wiki": 0.27, "roam": 0.18, "primer": 0.55},
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
-            "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "cache_dir": "data/cache/demo"},
+            "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded"},
             "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 10, "sample_every": 400},
         }
     )

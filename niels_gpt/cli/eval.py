@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from niels_gpt.cli.options import (
+    CacheDirOption,
     CheckpointOption,
     Count,
     DeviceOption,
     EncodingOption,
     JsonOption,
     OfflineOption,
-    OptionalPath,
     PrimerOption,
     RoamOption,
-    RunOption,
+    RunArgument,
     SourceOption,
     TokenizerOption,
     WikiOption,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def eval_(
-    run: RunOption = None,
+    run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     split: Annotated[
         str, choice_option("--split", ("val", "test"), "val, or test for sources and caches that have one.")
@@ -52,9 +52,7 @@ def eval_(
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
     tokenizer: TokenizerOption = None,
-    token_cache: Annotated[
-        OptionalPath, typer.Option("--token-cache", help="Folder of token caches, for a model with a tokenizer.")
-    ] = None,
+    cache_dir: CacheDirOption = None,
     limit: Annotated[
         Count, typer.Option("--limit", min=2, help="Score only the first N bytes or tokens of each held-out set.")
     ] = None,
@@ -69,6 +67,7 @@ def eval_(
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.config import RunConfig
     from niels_gpt.config.yaml_file import with_data
+    from niels_gpt.runs.catalog import store_scores
     from niels_gpt.runs.loading import load_run
     from niels_gpt.tokenizer import Tokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
@@ -77,15 +76,18 @@ def eval_(
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)
     if isinstance(loaded.tokenizer, Tokenizer):
-        scores = score_token_caches(loaded, config, CacheFolder(token_cache or config.data.token_cache), options)
+        scores = score_token_caches(loaded, config, CacheFolder(cache_dir or config.data.token_cache), options)
     else:
         data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
         built_in = any((wiki, roam, primer))
         config = with_data(config, data, source)
         scores = score_byte_streams(loaded, config, options, built_in=built_in)
+    result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
+    result |= {"precision": precision, "scores": scores}
+    if loaded.run is not None and checkpoint is None and split == "val" and limit is None:
+        store_scores(loaded.run.path, result)
     if json:
-        result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
-        print(dumps({**result, "precision": precision, "scores": scores}, indent=2))
+        print(dumps(result, indent=2))
         return
     print(f"{loaded.path} after {loaded.step} steps; bits per byte, lower is better")
     show_scores(scores, wiki=config.data.wiki)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -13,14 +14,16 @@ from niels_gpt.cli.options import (
     MaxTokensOption,
     MinPOption,
     Number,
-    RunOption,
     SeedOption,
     TemperatureOption,
     TokenizerOption,
     TopKOption,
     TopPOption,
     WeightsOption,
+    complete_runs,
+    run_or_newest,
 )
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.inference.sampling import Sampling
@@ -28,8 +31,14 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    run: RunOption = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] TEXT",
+            autocompletion=complete_runs,
+            help="The text to continue (- reads it from standard input), after the run to use; default: the newest.",
+        ),
+    ],
     checkpoint: CheckpointOption = None,
     max_tokens: MaxTokensOption = 200,
     temperature: TemperatureOption = 0.9,
@@ -53,10 +62,11 @@ def generate(
     from niels_gpt.system.rng import seeded_or_random
 
     sampling = make_sampling(temperature, top_k, top_p, min_p)
+    run, prompt = split_words(words, checkpoint)
     text = _read_prompt() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
-    loaded = load_run(run, checkpoint, device, tokenizer)
+    loaded = load_run(run_or_newest(run, checkpoint), checkpoint, device, tokenizer)
     model = with_weights(loaded.model, weights)
     generator = seeded_or_random(seed)
     if number == 1 and not json:
@@ -90,6 +100,23 @@ def generate(
         return
     for i, continued in enumerate(texts):
         print(f"--- {i + 1} of {number}\n{continued}")
+
+
+def split_words(words: list[str], checkpoint: Path | None = None) -> tuple[Path | None, str]:
+    """Return (run or None, text) of `[RUN] TEXT`. Raises ValueError if it is not clear which is which."""
+    from niels_gpt.runs.loading import names_run
+
+    first, rest = words[0], words[1:]
+    if rest and not names_run(first):
+        raise ValueError(
+            f"{first!r} is not a run, a pipeline or a checkpoint. Name a run folder (it has a config.yaml); or quote a "
+            f"text of several words: {command('generate', ' '.join(words))}"
+        )
+    if len(rest) > 1:
+        raise ValueError(f"quote a text of several words: {command('generate', first, ' '.join(rest))}")
+    if not rest and checkpoint is None and names_run(first):
+        raise ValueError(f"{first} is a run, and there is no text to continue: {command('generate', first, 'TEXT')}")
+    return (Path(first), rest[0]) if rest else (None, first)
 
 
 def make_sampling(temperature: float, top_k: int, top_p: Number, min_p: Number) -> Sampling:

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
-from niels_gpt.cli import batch, data, notes, splice, tokenizer
+from niels_gpt.cli import batch, config, data, notes, runs, splice, tokenizer
 from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
+from niels_gpt.cli.clean import clean
 from niels_gpt.cli.demo import demo
 from niels_gpt.cli.doctor import doctor
 from niels_gpt.cli.eval import eval_
@@ -22,14 +23,12 @@ from niels_gpt.cli.generate_text import generate
 from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
 from niels_gpt.cli.train import train
+from niels_gpt.system.command_line import App
 from niels_gpt.system.console import run_app
 
-app = typer.Typer(
+app = App(
     help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
+    add_completion=True,
 )
 
 
@@ -51,12 +50,15 @@ app.command()(chat)
 app.command()(memorize)
 app.command()(audit)
 app.command()(doctor)
+app.command()(clean)
 app.add_typer(notes.app, name="notes")
 app.add_typer(batch.app, name="batch")
 app.add_typer(data.app, name="data")
 app.add_typer(cache_app, name="cache")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(splice.app, name="splice")
+app.add_typer(config.app, name="config")
+app.add_typer(runs.app, name="runs")
 
 
 def main(arguments: list[str] | None = None) -> None:

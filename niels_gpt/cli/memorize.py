@@ -16,7 +16,7 @@ from niels_gpt.cli.options import (
     JsonOption,
     OptionalPath,
     PromptOption,
-    RunOption,
+    RunArgument,
     StrideOption,
     Text,
     TokenizerOption,
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 
 def memorize(
-    target: Annotated[
-        OptionalPath, typer.Argument(metavar="RUN", help="A run folder, or a checkpoint: a .pt file or a sharded one.")
-    ] = None,
-    run: RunOption = None,
+    run: RunArgument = None,
     checkpoint: CheckpointOption = None,
     window: WindowOption = None,
     prompt: PromptOption = None,
@@ -104,9 +101,7 @@ def memorize(
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import load_run
 
-    if target is not None and (run is not None or checkpoint is not None):
-        raise ValueError(f"give either {target}, or --run and --checkpoint")
-    loaded = load_run(target or run, checkpoint, device, tokenizer)
+    loaded = load_run(run, checkpoint, device, tokenizer)
     settings = ExtractionSettings.fitting(
         loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window
     )

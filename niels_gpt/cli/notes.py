@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from niels_gpt.cli.options import JsonOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
     from niels_gpt.data.note_check import NoteCheck
@@ -31,7 +32,7 @@ class _NotesGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(help="Your folder of notes: what is in it.", no_args_is_help=True, cls=_NotesGroup)
+app = App(help="Your folder of notes: what is in it.", cls=_NotesGroup)
 
 
 @app.callback()
@@ -58,9 +59,10 @@ def check(
     from rich.console import Console
 
     from niels_gpt.data.note_check import check_notes
+    from niels_gpt.system.console import is_quiet
 
     notes = dataclasses.replace(note_options.notes(), formats="text")
-    with Console(stderr=True).status("reading notes") as status:
+    with Console(stderr=True, quiet=is_quiet()).status("reading notes") as status:
         found = check_notes(
             folder,
             notes,

@@ -44,10 +44,51 @@ def choice_option(name: str, choices: tuple[str, ...], text: str) -> Any:
 
 # --- the model ---------------------------------------------------------------------------------------
 
-RunOption = Annotated[OptionalPath, typer.Option("--run", help="Run folder; default: the newest in runs/.")]
-CheckpointOption = Annotated[
-    OptionalPath, typer.Option("--checkpoint", help="A .pt file instead of the best checkpoint of a run.")
+
+def _newest_by_default(ctx: typer.Context, run: OptionalPath) -> OptionalPath:
+    return None if ctx.resilient_parsing else run_or_newest(run, ctx.params.get("checkpoint"))
+
+
+def run_or_newest(run: OptionalPath, checkpoint: OptionalPath) -> OptionalPath:
+    """Return the run, or the newest one if neither it nor a checkpoint was given, and print which."""
+    if run is None and checkpoint is None:
+        from niels_gpt.runs.loading import find_run
+        from niels_gpt.system.console import hint
+
+        run = find_run(None).path
+        hint(f"using {run}")
+    return run
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Return the runs in runs/ that begin like this, for shell completion."""
+    return sorted(str(path.parent) for path in Path("runs").glob("*/config.yaml") if str(path).startswith(incomplete))
+
+
+RunArgument = Annotated[
+    OptionalPath,
+    typer.Argument(
+        metavar="RUN",
+        callback=_newest_by_default,
+        autocompletion=complete_runs,
+        show_default=False,
+        help="A run, a pipeline or a checkpoint; default: the newest run in runs/.",
+    ),
 ]
+ResumeArgument = Annotated[
+    OptionalPath,
+    typer.Argument(
+        metavar="RUN",
+        autocompletion=complete_runs,
+        show_default=False,
+        help="What to resume; default: the newest in runs/ that is not finished.",
+    ),
+]
+CheckpointOption = Annotated[
+    OptionalPath,
+    typer.Option("--checkpoint", hidden=True, help="A checkpoint instead of the best one of RUN."),
+]
+"""RUN may be a checkpoint itself; this also takes the tokenizer of a RUN."""
 TokenizerOption = Annotated[
     OptionalPath, typer.Option("--tokenizer", help="Tokenizer of the model; default: tokenizer.model of the run.")
 ]
@@ -64,7 +105,7 @@ WeightsOption = Annotated[
 # --- the data ----------------------------------------------------------------------------------------
 
 WikiOption = Annotated[Text, typer.Option("--wiki", help="hub, embedded, or a folder of wikitext files.")]
-RoamOption = Annotated[Text, typer.Option("--roam", help="Your folder of markdown notes, or embedded.")]
+RoamOption = Annotated[Text, typer.Option("--notes", help="Your folder of markdown notes, or embedded.")]
 PrimerOption = Annotated[Text, typer.Option("--primer", help="Your file of dialogues, or embedded.")]
 SourceOption = Annotated[
     list[str],
@@ -85,6 +126,9 @@ SubsetOption = Annotated[
 PathOption = Annotated[OptionalPath, typer.Option("--path", help="Local file or folder with the rows of the source.")]
 SourceConfigOption = Annotated[
     OptionalPath, typer.Option("--config", help="YAML file with your own sources (data.sources).")
+]
+CacheDirOption = Annotated[
+    OptionalPath, typer.Option("--cache-dir", help="Folder of token caches; default: that of the config.")
 ]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Re-hash the token caches before training.")]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import DeviceOption, OptionalPath, VerifyOption
+from niels_gpt.cli.options import CacheDirOption, DeviceOption, OptionalPath, ResumeArgument, VerifyOption
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -19,23 +20,22 @@ if TYPE_CHECKING:
 
 
 def pipeline(
+    target: ResumeArgument = None,
     config: Annotated[
         OptionalPath,
-        typer.Option("--config", help="YAML file with sections data, pretrain and sft; default: the v1 model."),
+        typer.Option("--config", help="YAML file with data, pretrain and sft, or a built-in name; default: v1."),
     ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Folder of both runs; default: a new one.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the pipeline in --run-dir.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the pipeline RUN.")] = False,
     resume_if_there: Annotated[
         bool,
-        typer.Option("--resume-if-there", help="Resume if --run-dir holds a pipeline, else start one: for batch jobs."),
+        typer.Option("--resume-if-there", help="Resume RUN if it exists, else start one there: for batch jobs."),
     ] = False,
     set_: Annotated[
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. pretrain.train.base_lr=1e-3."),
     ] = [],  # noqa: B006
-    token_cache: Annotated[
-        OptionalPath, typer.Option("--token-cache", help="Folder of token caches; default: cache.")
-    ] = None,
+    cache_dir: CacheDirOption = None,
     device: DeviceOption = "auto",
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and exit.")] = False,
     verify: VerifyOption = False,
@@ -46,24 +46,32 @@ def pipeline(
     the exit code is 128 + the signal. Under torchrun every process runs this; a pipeline that torchrun restarts resumes
     by itself.
     """
-    from niels_gpt.cli.train import check_run_dir
+    from niels_gpt.cli.train import check_run_dir, chosen_run_dir, print_notes
     from niels_gpt.config.yaml_file import dump_config
-    from niels_gpt.runs.loading import new_run
+    from niels_gpt.runs.loading import find_unfinished_pipeline, new_run
     from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.system.console import hint
     from niels_gpt.system.processes import open_world
     from niels_gpt.training.loop import check_start
 
     with open_world("cpu" if print_config else device) as world:
+        with world.fail_together():
+            run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
+            if resume and run_dir is None and world.size == 1:
+                run_dir = find_unfinished_pipeline().path
+                hint(f"using {run_dir}")
         folder = PipelineFolder(run_dir) if run_dir is not None else None
         holds_pipeline = world.broadcast(folder is not None and folder.exists)
         resume = resume or (holds_pipeline and (resume_if_there or world.restarts > 0))
         with world.fail_together():
             check_run_dir(run_dir, needed=resume or resume_if_there, world=world, print_config=print_config)
-            phases = _load_phases(config, folder if resume else None, set_, token_cache)
+            notes: list[str] = []
+            phases = _load_phases(config, folder if resume else None, set_, cache_dir, notes)
         if print_config:
             for name, phase in phases.items() if world.is_main else ():
                 print(f"# {name}\n{dump_config(phase)}")
             return
+        print_notes(notes, world)
         folder = folder or PipelineFolder(new_run(config.stem if config else "pipeline").path)
         with world.fail_together():
             for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
@@ -73,19 +81,27 @@ def pipeline(
 
 
 def _load_phases(
-    config: Path | None, resumed: PipelineFolder | None, overrides: list[str], token_cache: Path | None
+    config: Path | None,
+    resumed: PipelineFolder | None,
+    overrides: list[str],
+    cache_dir: Path | None,
+    notes: list[str],
 ) -> dict[str, RunConfig]:
-    """Return the configs of both phases: as the options say, or, to resume, as they were stored. Raises ValueError."""
+    """Return the configs of both phases: as the options say, or, to resume, as they were stored.
+
+    `notes` are those of `load_pipeline`. Raises ValueError.
+    """
     from niels_gpt.config.yaml_file import load_pipeline, with_data
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
     if resumed is not None and config is None:
-        if overrides or token_cache is not None:
-            raise ValueError("--resume uses the stored config: --set and --token-cache need --config")
+        if overrides or cache_dir is not None:
+            raise ValueError("--resume uses the stored config: --set and --cache-dir need --config")
         phases = resumed.read_configs()
     else:
-        data = {"token_cache": None if token_cache is None else str(token_cache)}
-        phases = {name: with_data(phase, data) for name, phase in load_pipeline(config, overrides=overrides).items()}
+        data = {"token_cache": None if cache_dir is None else str(cache_dir)}
+        loaded = load_pipeline(config, overrides=overrides, notes=notes)
+        phases = {name: with_data(phase, data) for name, phase in loaded.items()}
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 
@@ -94,7 +110,7 @@ def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resum
 
     Raises ValueError, before anything is stored, also for a phase that cannot be resumed with its config or data.
     """
-    from niels_gpt.training.resume import check_resumable
+    from niels_gpt.training.resume import check_resumable, with_saved_schedule
     from niels_gpt.training.tasks.registry import open_task
     from niels_gpt.training.tasks.token_task import verify_caches
 
@@ -110,7 +126,7 @@ def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resum
         if path is not None and saved["step"] >= phase.train.total_steps and run.best.exists():
             finished.append(name)
         elif path is not None:
-            check_resumable(path, saved["extra"], phase, task)
+            check_resumable(path, saved["extra"], with_saved_schedule(phase, path, saved), task)
         if verify:
             verify_caches(phase)
     folder.write_configs(phases)
@@ -122,7 +138,7 @@ def _run_phases(phases: dict[str, RunConfig], folder: PipelineFolder, finished: 
     from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
     from niels_gpt.training.progress import say
 
-    command = f"{program(world)} pipeline --run-dir {shlex.quote(str(folder.path))} --resume"
+    typed = f"{program(world)} pipeline {shlex.quote(str(folder.path))} --resume"
     for name, run in folder.runs.items():
         phase = phases[name]
         if name == "sft":
@@ -137,24 +153,24 @@ def _run_phases(phases: dict[str, RunConfig], folder: PipelineFolder, finished: 
         result = train_and_report(phase, run, device=world.device, world=world, resume=started)
         # A signal during the last step of pretraining finishes that run, but the second phase must not start.
         stopped = result.signal if name == "pretrain" else result.stopped_by
-        exit_if_stopped(stopped, result, run, command=command, world=world)
+        exit_if_stopped(stopped, result, run, command=typed, world=world)
     if world.is_main:
-        _print_result(folder.runs)
+        _print_result(folder)
 
 
-def _print_result(runs: dict[str, RunFolder]) -> None:
+def _print_result(folder: PipelineFolder) -> None:
     """Print the losses of both phases, the best checkpoints and the next commands."""
+    from niels_gpt.cli.train import show_next
     from niels_gpt.training.progress import say
 
-    pretrain, sft = (_last_evals(run) for run in runs.values())
+    pretrain, sft = (_last_evals(run) for run in folder.runs.values())
     if "val_pretrain" in pretrain and "val_pretrain" in sft:
         say(f"val_pretrain: {pretrain['val_pretrain']:.3f} after pretraining, {sft['val_pretrain']:.3f} after SFT")
     if "val_sft" in sft:
         say(f"val_sft: {sft['val_sft']:.3f}")
-    for name, run in runs.items():
+    for name, run in folder.runs.items():
         say(f"best {name} checkpoint: {run.best}")
-    path = shlex.quote(str(runs["sft"].path))
-    say(f"next: niels-gpt chat --run {path}   niels-gpt eval --run {path}")
+    show_next(command("chat", folder.path), command("eval", folder.path))
 
 
 def _last_evals(run: RunFolder) -> dict[str, float]:

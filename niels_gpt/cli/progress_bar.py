@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from niels_gpt.system.console import is_quiet
+
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar on a terminal, nothing elsewhere; yield a function of (done, total), or None."""
-    if not sys.stderr.isatty():
+    """Show a bar on a terminal, nothing elsewhere or with --quiet; yield a function of (done, total), or None."""
+    if is_quiet() or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

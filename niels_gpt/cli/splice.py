@@ -25,6 +25,7 @@ from niels_gpt.cli.options import (
     output_option,
 )
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,10 +36,13 @@ if TYPE_CHECKING:
     from niels_gpt.training.tasks.documents import SourceDocuments
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-app = typer.Typer(help="Train on chosen documents at chosen positions.", no_args_is_help=True)
+app = App(help="Train on chosen documents at chosen positions.")
 
 ConfigOption = Annotated[
-    OptionalPath, typer.Option("--config", help="YAML file of a splice run; default: notes, as bytes.")
+    OptionalPath,
+    typer.Option(
+        "--config", help="YAML file of a splice run, or the name of a built-in one; default: notes, as bytes."
+    ),
 ]
 PngOption = Annotated[OptionalPath, output_option("--png", "Write a plot to this file.")]
 HtmlOption = Annotated[OptionalPath, output_option("--html", "Write an HTML page to this file.")]
@@ -165,7 +169,9 @@ def splice_coverage(
 @app.command("study")
 @takes_note_options
 def splice_study(
-    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file of the runs; default: notes.")] = None,
+    config: Annotated[
+        OptionalPath, typer.Option("--config", help="YAML file of the runs, or a built-in name; default: notes.")
+    ] = None,
     vary: Annotated[
         str, typer.Option("--vary", metavar="KEY=A,B,C", help="The config value that differs between runs.")
     ] = "splice.num_docs=1,2,4,8",
@@ -204,7 +210,10 @@ def splice_study(
     runs = {value: RunFolder(out / f"{key.split('.')[-1]}-{value}") for value in values}
     device = resolve_device(device)
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
-    configs = {value: _splice_config(config, [*set_, f"{key}={value}"], data) for value in values}
+    notes: list[str] = []
+    configs = {value: _splice_config(config, [*set_, f"{key}={value}"], data, notes) for value in values}
+    for note in dict.fromkeys(notes):
+        print(note)
     shortest = min(resolved.model.T for resolved in configs.values())
     # The same settings for all runs, so that they can be compared.
     settings = ExtractionSettings.fitting(shortest, window=window, prompt=prompt, stride=stride, greedy=greedy)
@@ -258,14 +267,19 @@ def splice_fit(
     _print_lines(law_text(law), png, html)
 
 
-def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str, Any]) -> RunConfig:
-    """Return the config of a splice run. Raises ValueError for a config of another task."""
+def _splice_config(
+    config: Path | None, overrides: list[str], data: Mapping[str, Any], notes: list[str] | None = None
+) -> RunConfig:
+    """Return the config of a splice run; `notes` are those of `load_config`.
+
+    Raises ValueError for a config of another task.
+    """
     import dataclasses
 
     from niels_gpt.config.yaml_file import load_config, with_data
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
-    resolved = with_data(load_config(config, overrides=overrides), data)
+    resolved = with_data(load_config(config, overrides=overrides, notes=notes), data)
     if config is None:
         resolved = dataclasses.replace(resolved, task="splice")
     if resolved.task != "splice":
@@ -276,13 +290,14 @@ def _splice_config(config: Path | None, overrides: list[str], data: Mapping[str,
 def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:
     from niels_gpt.data.source_paths import display_name
     from niels_gpt.report.histogram import histogram_text
+    from niels_gpt.system import files
     from niels_gpt.system.console import plural
 
     lengths = library.train.lengths
     source = display_name(library.source, library.path)
     held_out = plural(len(library.held_out.lengths), "document")
     print(
-        f"{source} ({library.path}): {plural(len(lengths), 'document')} to train on, "
+        f"{source} ({files.display_path(library.path)}): {plural(len(lengths), 'document')} to train on, "
         f"{len(candidates):,} within the limits, {held_out} held out"
     )
     print("tokens per document:")

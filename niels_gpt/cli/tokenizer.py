@@ -15,13 +15,15 @@ from niels_gpt.cli.options import (
     output_option,
 )
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.command_line import App
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import NotesConfig
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer.compression import Compression
 
-app = typer.Typer(help="Train a tokenizer, and measure how well it compresses.", no_args_is_help=True)
+app = App(help="Train a tokenizer, and measure how well it compresses.")
 
 GPT2_BYTES_PER_TOKEN = 4.0
 """Often quoted for GPT-2's tokenizer (50,257 subwords) on English text."""
@@ -47,24 +49,25 @@ def train(
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Train a SentencePiece tokenizer."""
-    import shlex
     import time
+    from json import dumps
 
     from rich.console import Console
 
     from niels_gpt.cache.sources.build import choose_sources, train_on
     from niels_gpt.cache.sources.texts import BuildSettings, selections_of_sources
+    from niels_gpt.cli.train import show_next
     from niels_gpt.data.note_selection import record_skipped, selection_lines
-    from niels_gpt.system.console import format_duration
+    from niels_gpt.system.console import format_duration, is_quiet
 
     _check_path(path, names)
     if (out / "spm.model").exists() and not force:
         raise ValueError(
             f"{out} already has a tokenizer, and caches may depend on it: choose another --out, or use --force"
         )
-    chosen = choose_sources(names or None, [], [], config)
     settings = BuildSettings(
         cache_dir=out.parent,
         seed=seed,
@@ -74,6 +77,7 @@ def train(
         errors=note_options.encoding_errors,
         notes=note_options.notes(_notes_of(config)),
     )
+    chosen = choose_sources(names or None, [], [], config, settings)
     began = time.monotonic()
     skipped: list[str] = []
 
@@ -84,18 +88,22 @@ def train(
         _warn_skipped(source, err)
 
     selections = selections_of_sources(chosen, settings)
-    for line in selection_lines(selections):
+    for line in () if json or is_quiet() else selection_lines(selections):
         print(line)
-    with Console(highlight=False).status(f"training a tokenizer of {vocab_size:,} subwords"):
+    with Console(stderr=json, quiet=is_quiet()).status(f"training a tokenizer of {vocab_size:,} subwords"):
         trained = train_on(chosen, settings, skip, out=out)
     if selections:
         record_skipped(out / "skipped.json", selections)
+    if json:
+        found = {"tokenizer": str(out / "spm.model"), "sha256": trained.sha256, "vocab_size": trained.vocab_size}
+        print(dumps(found | {"skipped": skipped}, indent=2, ensure_ascii=False))
+        return
     seconds = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
-    read = " ".join(source.name for source in chosen if source.name not in skipped)
+    read = [source.name for source in chosen if source.name not in skipped]
     options = {"--tokenizer": out, "--path": path, "--config": config}
-    given = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
-    print(f"next: niels-gpt tokenizer report {read} {given} {note_options.as_text()}".rstrip())
+    given = [word for name, value in options.items() if value is not None for word in (name, value)]
+    show_next(command("tokenizer", "report", *read, *map(str, given), *note_options.words()))
 
 
 @app.command("report")
@@ -135,7 +143,7 @@ def report(
     )
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
-    for source in choose_sources(names or None, [], [], config):
+    for source in choose_sources(names or None, [], [], config, settings):
         try:
             found = measure_compression(loaded, itertools.islice(training_texts(source, settings), take))
             if found is None:
@@ -148,7 +156,7 @@ def report(
         rows.append(_row(source.name, found))
         used += found.counts
     if not rows:
-        raise ValueError("no source could be read: name one that is available (niels-gpt data list)")
+        raise ValueError(f"no source could be read: name one that is available ({command('data', 'list')})")
     subwords = multi_byte_subwords(loaded)
     unused = sorted(i for i in subwords if not used[i])
     measured = {

@@ -18,6 +18,7 @@ from niels_gpt.cli.options import (
     OfflineOption,
     OptionalPath,
     PrimerOption,
+    ResumeArgument,
     RoamOption,
     SetOption,
     SourceOption,
@@ -25,6 +26,7 @@ from niels_gpt.cli.options import (
     WikiOption,
 )
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -35,15 +37,21 @@ if TYPE_CHECKING:
 
 @takes_note_options
 def train(
-    config: Annotated[OptionalPath, typer.Option("--config", help="YAML file; default: the v0 model.")] = None,
+    target: ResumeArgument = None,
+    config: Annotated[
+        OptionalPath, typer.Option("--config", help="YAML file or built-in name (config list); default: the v0 model.")
+    ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Run folder; default: a new one in runs/.")] = None,
-    steps: Annotated[Count, typer.Option("--steps", min=1, help="Same as --set train.total_steps=N.")] = None,
+    steps: Annotated[
+        Count, typer.Option("--steps", min=1, help="Number of all steps; with --resume a run can be extended.")
+    ] = None,
     checkpoint_every: Annotated[
         Count, typer.Option("--checkpoint-every", min=1, help="Same as --set output.checkpoint_every=K.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint of --run-dir.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume RUN from its newest checkpoint.")] = False,
     resume_if_there: Annotated[
-        bool, typer.Option("--resume-if-there", help="Resume if --run-dir holds a run, else start one: for batch jobs.")
+        bool,
+        typer.Option("--resume-if-there", help="Resume RUN if it exists, else start one there: for batch jobs."),
     ] = False,
     set_: SetOption = [],  # noqa: B006
     wiki: WikiOption = None,
@@ -72,7 +80,9 @@ def train(
     """
     from niels_gpt.config.yaml_file import dump_config, load_config, with_data
     from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.runs.loading import new_run
+    from niels_gpt.runs.loading import find_run, find_unfinished_run, new_run
+    from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.system.console import hint
     from niels_gpt.system.processes import open_world
     from niels_gpt.training.tasks.token_task import with_vocabulary
 
@@ -82,6 +92,13 @@ def train(
     overrides += ["engine.deterministic=true"] if deterministic else []
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     with open_world("cpu" if print_config else device) as world:
+        with world.fail_together():
+            run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
+            if resume and run_dir is None and world.size == 1:
+                run_dir = (find_unfinished_run() if steps is None else find_run(None)).path
+                hint(f"using {run_dir}")
+            if run_dir is not None and resume and PipelineFolder(run_dir).exists:
+                raise ValueError(f"{run_dir} is a pipeline: {command('pipeline', run_dir, '--resume')}")
         run = RunFolder(run_dir) if run_dir is not None else None
         holds_run = world.broadcast(run is not None and run.exists)
         resume = resume or (holds_run and (resume_if_there or world.restarts > 0))
@@ -92,12 +109,14 @@ def train(
                 if not run.exists:
                     raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
                 config_path = run.config_path
-            resolved = with_data(load_config(config_path, overrides=overrides), data, source)
+            notes: list[str] = []
+            resolved = with_data(load_config(config_path, overrides=overrides, notes=notes), data, source)
             if print_config:
                 resolved = with_vocabulary(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return
+        print_notes(notes, world)
         run = run or new_run(config.stem if config else "train")
         result = train_and_report(
             resolved,
@@ -114,12 +133,31 @@ def train(
             _print_result(resolved, run, result)
 
 
+def chosen_run_dir(target: OptionalPath, run_dir: OptionalPath, *, resume: bool, resume_if_there: bool) -> OptionalPath:
+    """Return the folder that RUN or --run-dir names. Raises ValueError for both, and for RUN without --resume."""
+    if target is None:
+        return run_dir
+    if run_dir is not None:
+        raise ValueError(f"{target} and --run-dir {run_dir} name the same thing: give one of them")
+    if not resume and not resume_if_there:
+        raise ValueError(f"to resume {target}, add --resume; to start a new run there, use --run-dir {target}")
+    return target
+
+
 def check_run_dir(run_dir: OptionalPath, *, needed: bool, world: World, print_config: bool) -> None:
     """Raise ValueError if --run-dir is missing where the other options or several processes need it."""
     if run_dir is None and needed:
-        raise ValueError("--resume and --resume-if-there need --run-dir: name the folder to resume")
+        raise ValueError("--resume-if-there, and --resume in several processes, need --run-dir: name the folder")
     if run_dir is None and world.size > 1 and not print_config:
         raise ValueError(f"{world.size} processes need --run-dir: all of them write into the same folder")
+
+
+def print_notes(notes: list[str], world: World) -> None:
+    """Print what was adapted in a config, once: on the main process."""
+    from niels_gpt.training.progress import say
+
+    for note in notes if world.is_main else ():
+        say(note)
 
 
 def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> None:
@@ -129,16 +167,22 @@ def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> Non
     if result.best:
         say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} steps")
     say(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
-    path = shlex.quote(str(run.path))
-    if config.task == "splice":
-        say(f"next: niels-gpt memorize --run {path}")
-    else:
-        say(f"next: niels-gpt eval --run {path}   niels-gpt chat --run {path}")
+    names = ["memorize"] if config.task == "splice" else ["eval", "chat"]
+    show_next(*(command(name, run.path) for name in names))
+
+
+def show_next(*commands: str) -> None:
+    """Print what to type next, several commands on a line each, unless --quiet was given."""
+    from niels_gpt.system.console import is_quiet
+    from niels_gpt.training.progress import say
+
+    if not is_quiet():
+        say(f"next: {commands[0]}" if len(commands) == 1 else "\n  ".join(["next:", *commands]))
 
 
 def program(world: World) -> str:
     """Return the beginning of a command that runs in as many processes as this one."""
-    return "niels-gpt" if world.size == 1 else "torchrun (same options) -m niels_gpt"
+    return command() if world.size == 1 else "torchrun (same options) -m niels_gpt"
 
 
 def exit_if_stopped(
@@ -154,7 +198,7 @@ def exit_if_stopped(
     world = world or SINGLE_PROCESS
     if name:
         if world.is_main:
-            command = command or f"{program(world)} train --run-dir {shlex.quote(str(run.path))} --resume"
+            command = command or f"{program(world)} train {shlex.quote(str(run.path))} --resume"
             say(f"{name}: saved {run.latest} after {result.step} steps. Resume with\n  {command}")
         sys.exit(128 + signal.Signals[name])
 

@@ -172,7 +172,8 @@ class TrainConfig:
     base_lr: float = 3e-4
     """Learning rate at the end of the warm-up."""
     warmup_steps: int = 200
-    """Steps of linear warm-up; fewer than total_steps."""
+    """Steps of linear warm-up; fewer than total_steps. A config that does not set it has at most a tenth of
+    total_steps."""
     min_lr: float = 3e-5
     """Learning rate at the last step."""
     seed: int = 42
@@ -200,6 +201,9 @@ class TrainConfig:
     """AdamW moment decays."""
     clip_norm: float = 1.0
     """Largest global gradient norm."""
+    extended: tuple[tuple[int, int], ...] = ()
+    """How total_steps changed while the run was resumed: [steps done, total_steps before] of each change. Written by
+    `train --resume --steps N`; the learning rate follows from it (docs/runs.md)."""
 
     def __post_init__(self) -> None:
         for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
@@ -215,6 +219,23 @@ class TrainConfig:
             raise ValueError(f"train.betas must be two numbers in [0, 1), got {self.betas!r}")
         for name in ("p_train", "p_val"):
             check_probabilities(getattr(self, name), name=f"train.{name}")
+        self._check_extended()
+
+    def _check_extended(self) -> None:
+        name = "train.extended"
+        changes = tuple((check_int(name, at), check_int(name, before)) for at, before in self.extended)
+        object.__setattr__(self, "extended", changes)
+        if list(changes) != sorted(changes, key=lambda change: change[0]) or any(at > before for at, before in changes):
+            listed = [list(change) for change in changes]
+            raise ValueError(
+                f"{name} must be pairs of steps done and the larger total_steps before, in the order of the steps, "
+                f"got {listed}: leave it out, `train --resume --steps N` writes it"
+            )
+
+
+def default_warmup(total_steps: int) -> int:
+    """Return the warm-up of a config that does not set one: at most a tenth of the steps, and fewer than all."""
+    return min(TrainConfig.warmup_steps, max(total_steps // 10, 1), max(total_steps - 1, 0))
 
 
 @dataclass(frozen=True)
@@ -222,14 +243,14 @@ class SourceConfig:
     """A user-defined source: `data.sources.NAME`."""
 
     path: str
-    """A folder of .txt, .txt.gz or .md files, or rows in .jsonl, .jsonl.gz or .parquet (a file or a folder of files).
-    With `split`, also any plain file or its .gz, and `hub:ID` or `hub:ID@REVISION` for a dataset of the Hugging Face
-    Hub."""
+    """A folder of .txt, .txt.gz or .md files, or rows in .jsonl, .json, their .gz or .parquet (a file or a folder of
+    files), or the .zip of a ChatGPT or Claude data export. With `split`, also any plain file or its .gz, and `hub:ID`
+    or `hub:ID@REVISION` for a dataset of the Hugging Face Hub."""
     kind: Literal["auto", "text", "chat"] = "auto"
-    """`auto`: chat if the rows have messages, otherwise text."""
+    """`auto`: chat if the columns of the rows are those of a known chat format, otherwise text."""
     field: str = ""
-    """The field of a row that holds the text or the messages (a list of {role, content}).
-    Default: `messages`, else `text`, else the first string field."""
+    """The column that holds the text or the messages (a list of {role, content} or {from, value}).
+    Default: recognized by name; for texts `text`, `content`, or the only column of text."""
     licence: str = ""
     """Stored for your records; not used otherwise."""
     split: tuple[int | float, ...] = ()
@@ -237,10 +258,15 @@ class SourceConfig:
     this order: shares that sum to 1 ([0.9, 0.1]) or numbers of bytes ([90000000, 5000000, 5000000]; bytes after the
     last part are dropped). The source is then one byte string: its files unchanged, or the texts of its rows without a
     separator. Files or splits named train come before those named validation and test."""
+    columns: dict[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    """For chats with one prompt and one reply per row: which columns hold them, `{user: COLUMN, assistant: COLUMN}`,
+    and optionally `system: COLUMN`. Default: recognized by name, such as `prompt` and `completion`."""
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("a source in data.sources needs a path: a folder or a file")
+        if self.columns:
+            self._check_columns()
         if self.split:
             self._check_split()
         if self.path.startswith("hub:"):
@@ -248,6 +274,20 @@ class SourceConfig:
                 raise ValueError(f"a Hub path in data.sources must be hub:ID or hub:ID@REVISION, got {self.path}")
             if not self.split:
                 raise ValueError(f"a source in data.sources with path {self.path} needs a split")
+
+    def _check_columns(self) -> None:
+        allowed, required = ("user", "assistant", "system"), ("user", "assistant")
+        given = set(self.columns)
+        if not given <= set(allowed) or not given >= set(required) or not all(self.columns.values()):
+            raise ValueError(
+                "columns in data.sources must be {user: COLUMN, assistant: COLUMN}, optionally with system: COLUMN, "
+                f"got {dict(self.columns)}"
+            )
+        for name, value, default in (("field", self.field, ""), ("kind", self.kind, "chat"), ("split", self.split, ())):
+            if value not in (default, "auto"):
+                raise ValueError(
+                    f"a source in data.sources with columns is a chat, so it cannot have {name}: {value}; remove one"
+                )
 
     def _check_split(self) -> None:
         got = f"got {list(self.split)}"
@@ -307,15 +347,16 @@ class DataConfig:
     roam: str = "auto"
     """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, otherwise `embedded`."""
     primer: str = "auto"
-    """A file of dialogues, or `embedded`. `auto`: `data/primer.txt` if it exists, otherwise `embedded`."""
+    """A file of dialogues, a chat file (.jsonl, .json, .parquet, the .zip of an export), or `embedded`. `auto`:
+    `data/primer.txt` if it exists, otherwise `embedded`."""
     roam_val_frac: float = 0.10
     """Share of the notes held out, by file."""
     primer_val_frac: float = 0.10
     """Share of the dialogues held out."""
     seed: int = 42
     """Seed of the splits. Separate from train.seed, so that runs with different seeds share one split."""
-    cache_dir: str = "data/cache/streams"
-    """Folder for the cached byte streams."""
+    cache_dir: str = "auto"
+    """Folder for the cached byte streams. `auto`: a folder of the user's cache (`niels-gpt clean` lists it)."""
     encoding_errors: Literal["strict", "replace", "skip"] = "strict"
     """How to treat files that are not utf-8: `strict` stops and names all of them, `replace` inserts U+FFFD, `skip`
     does not read them."""

@@ -13,24 +13,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from niels_gpt.config.builtin_configs import find_config
 from niels_gpt.config.checks import unknown_key_message
-from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig
+from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig, TrainConfig, default_warmup
 from niels_gpt.config.splice import SpliceConfig
 
 DEEPEST = 50
 """Maximum nesting depth of a config; a valid one needs five levels."""
 
 
-def load_config(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> RunConfig:
+def load_config(
+    path: str | Path | None = None, *, overrides: Iterable[str] = (), notes: list[str] | None = None
+) -> RunConfig:
     """Return the RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides applied.
+
+    path: a file, or the name of a built-in config.
+    notes: what was adapted is appended here, one line each: a warm-up that nobody has set is at most a tenth of a run.
 
     Raises ValueError that names the key, the value and what is allowed: for unknown keys (with the nearest known key),
     wrong types, values out of range, and invalid YAML.
     """
-    tree = _read_tree(path)
+    tree = read_sections(path)
     for item in overrides:
         _apply_override(tree, item)
-    return config_from_dict(tree, where="config" if path is None else str(path))
+    return config_from_dict(tree, where="config" if path is None else str(path), notes=notes)
 
 
 def with_data(config: RunConfig, data: Mapping[str, Any], sources: Sequence[str] = ()) -> RunConfig:
@@ -59,14 +65,12 @@ def with_data(config: RunConfig, data: Mapping[str, Any], sources: Sequence[str]
     return config_from_dict(tree, where="options")
 
 
-def _read_tree(path: str | Path | None) -> dict[str, Any]:
+def read_sections(path: str | Path | None) -> dict[str, Any]:
     """Return the sections of a YAML file; none for None. Raises ValueError."""
     if path is None:
         return {}
     try:
-        loaded = _parse(Path(path).read_text(encoding="utf-8"), f"{path} is not valid YAML")
-    except FileNotFoundError:
-        raise ValueError(f"no config file {path}") from None
+        loaded = _parse(find_config(path).read_text(encoding="utf-8"), f"{path} is not valid YAML")
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder, not a config file") from None
     except UnicodeDecodeError as err:
@@ -76,13 +80,16 @@ def _read_tree(path: str | Path | None) -> dict[str, Any]:
     return loaded or {}
 
 
-def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
+def load_pipeline(
+    path: str | Path | None = None, *, overrides: Iterable[str] = (), notes: list[str] | None = None
+) -> dict[str, RunConfig]:
     """Return {"pretrain": ..., "sft": ...} of a YAML file with the sections `data` (for both), `pretrain` and `sft`.
 
-    Each section is a complete config. Both phases use the model of `pretrain`, by default v1. `overrides` are as for
-    `load_config`, with the phase in front (`sft.train.total_steps=100`). Raises ValueError as `load_config` does.
+    Each section is a complete config. Both phases use the model of `pretrain`, by default v1. `path`, `overrides` and
+    `notes` are as for `load_config`, with the phase in front (`sft.train.total_steps=100`). Raises ValueError as
+    `load_config` does.
     """
-    tree = _read_tree(path)
+    tree = read_sections(path)
     for item in overrides:
         _apply_override(tree, item)
     where = "config" if path is None else str(path)
@@ -104,17 +111,22 @@ def load_pipeline(path: str | Path | None = None, *, overrides: Iterable[str] = 
         if not isinstance(phase_data, Mapping):
             raise ValueError(f"{where}: {key}.data must be a section, got {phase_data!r}")
         section["data"] = {**tree.get("data", {}), **phase_data}
-    pretrain = config_from_dict({**first, "task": "pretrain"}, where=f"{where}, pretrain")
+    adapted: dict[str, list[str]] = {"pretrain": [], "sft": []}
+    tree = {**first, "task": "pretrain"}
+    pretrain = config_from_dict(tree, where=f"{where}, pretrain", notes=adapted["pretrain"])
     second["data"].setdefault("retain", dict(pretrain.train.p_val))
-    sft = config_from_dict({**second, "task": "sft", "model": to_dict(pretrain.model)}, where=f"{where}, sft")
+    tree = {**second, "task": "sft", "model": to_dict(pretrain.model)}
+    sft = config_from_dict(tree, where=f"{where}, sft", notes=adapted["sft"])
+    if notes is not None:
+        notes += [f"{phase}: {note}" for phase, made in adapted.items() for note in made]
     return {"pretrain": pretrain, "sft": sft}
 
 
-def config_from_dict(tree: Mapping[str, Any], *, where: str = "config") -> RunConfig:
-    """Return the RunConfig of a nested dict. Raises ValueError as `load_config` does."""
+def config_from_dict(tree: Mapping[str, Any], *, where: str = "config", notes: list[str] | None = None) -> RunConfig:
+    """Return the RunConfig of a nested dict. `notes` are as for `load_config`, and so is the ValueError."""
     from pydantic import TypeAdapter, ValidationError
 
-    tree = _with_preset(tree, where=where)
+    tree = _with_fitting_warmup(_with_preset(tree, where=where), notes)
     _check_keys(RunConfig, tree, where=where)
     try:
         # Strict JSON mode rejects "3" for 3 and true for 1, but accepts a list for a tuple and 1 for a float.
@@ -140,6 +152,22 @@ def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
         raise ValueError(f"{where}: model.preset must be one of {', '.join(PRESETS)}, got {model['preset']!r}")
     rest = {key: value for key, value in model.items() if key != "preset"}
     return {**tree, "model": {**PRESETS[model["preset"]], **rest}}
+
+
+def _with_fitting_warmup(tree: Mapping[str, Any], notes: list[str] | None) -> Mapping[str, Any]:
+    """Set a warm-up that the config does not set to at most a tenth of its steps."""
+    train = tree.get("train") if isinstance(tree, Mapping) else None
+    if not isinstance(train, Mapping) or "warmup_steps" in train:
+        return tree
+    total, default = train.get("total_steps"), TrainConfig.warmup_steps
+    if not isinstance(total, int) or isinstance(total, bool) or default_warmup(total) == default:
+        return tree
+    warmup = default_warmup(total)
+    if notes is not None:
+        notes.append(
+            f"warm-up: {warmup} of {total} steps instead of {default}; train.warmup_steps=N sets another number"
+        )
+    return {**tree, "train": {**train, "warmup_steps": warmup}}
 
 
 def dump_config(config: RunConfig) -> str:

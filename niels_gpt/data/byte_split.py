@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import NotesConfig, SourceConfig
-from niels_gpt.data.note_selection import SelectedNotes
+from niels_gpt.data.note_selection import SelectedNotes, utf8_problem
 from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
 from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, split_of, suffix
-from niels_gpt.data.reading.text_rows import check_take, text_key
+from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import decode_utf8
+from niels_gpt.data.row_layout import text_column
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.data.user_files import (
@@ -104,13 +105,16 @@ def iter_byte_split(
 ) -> Iterator[PretrainSample]:
     """Yield the chunks of a source as texts, at most `take`, for `data show` and `data stats`.
 
-    Raises ValueError for a chunk that is not utf-8, and for a split other than train: `config.split` applies later.
+    Raises ValueError for a chunk that is not utf-8 (errors="skip" leaves it out), and for a split other than train:
+    `config.split` applies later.
     """
     check_take(take)
     if split != "train":
         raise ValueError(f"{name} has no split {split!r}: it is split by bytes (data.sources.{name}.split); use train")
     chunks = byte_chunks(name, config, notes)
     chunks = iter(shuffled(list(chunks), seed)) if shuffle else chunks
+    if errors == "skip":
+        chunks = (chunk for chunk in chunks if utf8_problem(chunk.data) is None)
     for chunk in itertools.islice(chunks, take):
         text = decode_utf8(chunk.data, where=f"{name}, {chunk.name},", errors=errors)
         yield PretrainSample(text, name, {"piece": chunk.name})
@@ -133,7 +137,7 @@ def _by_split(path: str) -> tuple[int, str]:
 
 def _rows(name: str, config: SourceConfig, path: Path | None, notes: NotesConfig | None) -> Iterator[ByteChunk]:
     dataset_id, revision = hub_dataset(config) or (name, None)
-    only = None if path is None or notes is None else row_files(path, notes)
+    only = None if path is None else row_files(path, notes)
     request = HubRequest(dataset_id, None, None, path=path, revision=revision, only=only)
     try:
         tables = open_dataset(request)
@@ -156,10 +160,8 @@ def _texts(table: Any, field: str, name: str) -> Iterator[str]:
     if not len(table):
         return
     columns = table.column_names
-    try:
-        key = field or ("text" if "text" in columns else text_key(table[0]))
-    except ValueError as err:
-        raise ValueError(f"{name}: {err}") from None
+    strings = [column for column, value in table[0].items() if isinstance(value, str)]
+    key = field or text_column(columns, strings, name)
     if key not in columns:
         raise ValueError(f"{name}: the rows have no field {key!r}; they have {', '.join(columns)}")
     for start in range(0, len(table), TABLE_ROWS):

@@ -16,6 +16,8 @@ NOTES = _HERE / "notes"
 """A folder of markdown notes about language models, data and this project."""
 PRIMER = _HERE / "primer.txt"
 """Dialogues in the transcript format."""
+QUESTIONS = _HERE / "questions.jsonl"
+"""Questions for a model trained on the dialogues, in other words than theirs: {"topic", "question", "words"}."""
 
 # Folders without documentation: tests, an editor, old grammars, vendored wheels.
 _SKIP = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo", "ensurepip",

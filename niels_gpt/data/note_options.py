@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Optional, get_type_hints
@@ -91,16 +90,16 @@ class NoteOptions:
             first = "--" + next(iter(self.given())).replace("_", "-")
             raise ValueError(f"{first} selects files of your own folders and does not apply to {source}: omit it")
 
-    def as_text(self) -> str:
-        """Return the options as they are typed."""
-        parts = [f"--exclude {shlex.quote(pattern)}" for pattern in self.exclude]
+    def words(self) -> list[str]:
+        """Return the options as the words of a command."""
+        words = [word for pattern in self.exclude for word in ("--exclude", pattern)]
         for key in _OPTIONS:
             value, name = getattr(self, key), f"--{key.replace('_', '-')}"
             if value is True:
-                parts.append(name)
+                words.append(name)
             elif isinstance(value, str):
-                parts.append(f"{name} {value}")
-        return " ".join(parts)
+                words += [name, value]
+        return words
 
 
 _NOTES = {field.name for field in dataclasses.fields(NotesConfig)}

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +74,12 @@ class SelectedNotes:
         empty moves no other between train and val."""
         empty = [str(self.root / entry.path) for entry in self.skipped if entry.kind == EMPTY]
         return sorted([*self.paths, *empty])
+
+    def without(self, reasons: Mapping[str, str]) -> SelectedNotes:
+        """Return the selection without the files of `reasons`: path -> why it is skipped."""
+        added = [Skipped(Path(path).relative_to(self.root).as_posix(), reason) for path, reason in reasons.items()]
+        paths = [path for path in self.paths if path not in reasons]
+        return SelectedNotes(self.root, paths, sorted([*self.skipped, *added]), self.unmatched)
 
     def names(self) -> list[str]:
         """The paths of the notes relative to the folder."""
@@ -270,12 +278,23 @@ def utf8_problem(data: bytes) -> str | None:
 
     UTF-16 without a byte order mark is valid utf-8 with every other byte zero; it counts as not utf-8 too.
     """
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as err:
-        problem = f"{NOT_UTF8}: byte 0x{data[err.start]:02x} at offset {err.start}"
-        return f"{problem}, looks like UTF-16" if _looks_like_utf16(data) else problem
-    return f"{NOT_UTF8}: looks like UTF-16" if _looks_like_utf16(data) else None
+    return utf8_problem_of([data])
+
+
+def utf8_problem_of(chunks: Iterable[bytes]) -> str | None:
+    """`utf8_problem` of the joined chunks, of which only one is needed at a time."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, is_utf16 = 0, False
+    for number, chunk in enumerate(itertools.chain(chunks, [b""])):  # the last one ends the text
+        is_utf16 = _looks_like_utf16(chunk) if number == 0 else is_utf16
+        kept = decoder.getstate()[0]
+        try:
+            decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as err:
+            problem = f"{NOT_UTF8}: byte 0x{(kept + chunk)[err.start]:02x} at offset {offset - len(kept) + err.start}"
+            return f"{problem}, looks like UTF-16" if is_utf16 else problem
+        offset += len(chunk)
+    return f"{NOT_UTF8}: looks like UTF-16" if is_utf16 else None
 
 
 def _looks_like_utf16(data: bytes) -> bool:

@@ -32,14 +32,14 @@ from niels_gpt.data.gutenberg import iter_gutenberg
 from niels_gpt.data.note_selection import SelectedNotes, select_notes
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
-from niels_gpt.data.primer import iter_primer_sft
+from niels_gpt.data.primer import iter_primer_sft, primer_layout
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.source_paths import primer_path, resolve_source_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths
+from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths, user_layout
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
@@ -84,6 +84,8 @@ class Source:
     does not apply. The loader then has an option `notes`."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Other options that change the samples, such as the field of a row."""
+    layout: Callable[[str | Path | None, NotesConfig | None, str], str] = lambda path, notes, errors: ""
+    """(path, notes, errors) -> what its rows were recognized as or "": `chats: Alpaca (instruction, input, output)`."""
 
     def samples(
         self,
@@ -126,10 +128,11 @@ def sources(data: DataConfig | None = None) -> dict[str, Source]:
         if source.name in found:
             warnings.warn(f"an installed package also defines the source {source.name}; it is ignored", stacklevel=2)
         found.setdefault(source.name, source)
-    for name, config in (data.sources if data else {}).items():
+    data = data or DataConfig()
+    for name, config in data.sources.items():
         if name in found:
             raise ValueError(f"data.sources.{name}: the name is already used by another source; choose another")
-        found[name] = _user_source(name, config)
+        found[name] = _user_source(name, config, data.notes, data.encoding_errors)
     return found
 
 
@@ -139,6 +142,22 @@ def get_source(name: str, data: DataConfig | None = None) -> Source:
     if name not in found:
         raise ValueError(f"no source {name!r}; known sources are {', '.join(found)}")
     return found[name]
+
+
+def source_of_path(
+    path: str | Path,
+    *,
+    field: str = "",
+    columns: Mapping[str, str] | None = None,
+    name: str = "",
+    data: DataConfig | None = None,
+) -> Source:
+    """Return the source of a file or folder that no config names; `field` and `columns` are those of SourceConfig.
+
+    data: its `notes` and `encoding_errors` select the files that tell texts from chats.
+    """
+    config, data = SourceConfig(str(path), field=field, columns=dict(columns or {})), data or DataConfig()
+    return _user_source(name or Path(path).absolute().name, config, data.notes, data.encoding_errors)
 
 
 # --- built-in sources --------------------------------------------------------------------------------
@@ -173,6 +192,7 @@ def _built_in() -> list[Source]:
             splits=("train",),
             decodes=True,
             files=lambda subset, path: [str(primer_path(path))],
+            layout=lambda path, notes, errors: primer_layout(primer_path(path), errors=errors),
         ),
         Source(
             "stdlib",
@@ -290,7 +310,9 @@ def _local_or_embedded(name: str) -> SourceLocation:
 # --- sources of the user and of other packages -------------------------------------------------------
 
 
-def _user_source(name: str, config: SourceConfig) -> Source:
+def _user_source(name: str, config: SourceConfig, notes: NotesConfig, errors: str) -> Source:
+    """The source of a config; `notes` and `errors` select the files that tell texts from chats."""
+
     def config_at(path: str | Path | None) -> SourceConfig:
         return config if path is None else dataclasses.replace(config, path=str(path))
 
@@ -311,7 +333,7 @@ def _user_source(name: str, config: SourceConfig) -> Source:
     kind: Any = "text" if config.split else config.kind
     if kind == "auto" and where().kind == "local":
         with contextlib.suppress(ValueError, OSError):  # reported when it is read
-            kind = kind_of(name, config)
+            kind = kind_of(name, config, errors=errors, notes=notes)
 
     def files(subset: str | None, path: str | Path | None) -> list[str]:
         return byte_split_files(name, config_at(path)) if config.split else user_file_paths(name, config_at(path))
@@ -321,10 +343,14 @@ def _user_source(name: str, config: SourceConfig) -> Source:
             return select_user_files(name, config_at(path), notes, errors=errors)
         return select_byte_split(name, config_at(path), notes)
 
+    def layout(path: str | Path | None, notes: NotesConfig | None, errors: str) -> str:
+        return "" if config.split else str(user_layout(name, config_at(path), errors=errors, notes=notes))
+
     options = {
-        key: value
-        for key, value in (("kind", config.kind), ("field", config.field), ("split", ", ".join(map(str, config.split))))
-        if value not in ("auto", "")
+        "kind": "" if config.kind == "auto" else config.kind,
+        "field": config.field,
+        "split": ", ".join(map(str, config.split)),
+        "columns": ", ".join(f"{role}={column}" for role, column in config.columns.items()),
     }
     return Source(
         name,
@@ -335,7 +361,8 @@ def _user_source(name: str, config: SourceConfig) -> Source:
         decodes=True,
         files=files,
         select=select,
-        options=options,
+        options={key: value for key, value in options.items() if value},
+        layout=layout,
     )
 
 

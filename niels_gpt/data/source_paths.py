@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 
+from niels_gpt.config import RunConfig
 from niels_gpt.data import embedded
 from niels_gpt.system.files import expand_home
 
@@ -23,6 +26,38 @@ def resolve_source_path(source: str, path: str = "auto") -> str:
         default = {"roam": ROAM, "primer": PRIMER}.get(source)
         return default if default is not None and Path(default).exists() else "embedded"
     return str(expand_home(path))
+
+
+def absolute_path(path: str) -> str:
+    """Return a path without `~` and relative parts; words that are no paths (`embedded`, `hub`, `hub:ID`) unchanged."""
+    if path in ("", "auto", "embedded", "hub") or path.startswith("hub:"):
+        return path
+    return os.path.abspath(expand_home(path))  # noqa: PTH100 (keeps links)
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Return the config of a run that works from any folder: `auto` sources are chosen, and paths are absolute."""
+    data = config.data
+    sources = {
+        name: dataclasses.replace(source, path=absolute_path(source.path)) for name, source in data.sources.items()
+    }
+    splice = config.splice
+    if splice.base is not None:
+        splice = dataclasses.replace(splice, base=absolute_path(splice.base))
+    return dataclasses.replace(
+        config,
+        init_from=absolute_path(config.init_from),
+        data=dataclasses.replace(
+            data,
+            wiki=absolute_path(resolve_source_path("wiki", data.wiki)),
+            roam=absolute_path(resolve_source_path("roam", data.roam)),
+            primer=absolute_path(resolve_source_path("primer", data.primer)),
+            cache_dir=absolute_path(data.cache_dir),
+            token_cache=absolute_path(data.token_cache),
+            sources=sources,
+        ),
+        splice=splice,
+    )
 
 
 def roam_path(path: str | Path | None = None) -> Path:

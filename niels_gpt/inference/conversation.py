@@ -67,16 +67,25 @@ class Conversation:
             check_content(text)
         encode(text)
 
-    def reply(self, text: str) -> Iterator[str]:
-        """Stream the reply to a user's message and append both to `turns`, also if the stream is closed early.
+    @property
+    def stops(self) -> tuple[str, ...] | None:
+        """What ends a reply besides EOT: over bytes, the beginning of the next turn."""
+        return None if isinstance(self.tokenizer, Tokenizer) else STOPS
 
-        Raises ValueError for an empty message, or one that forges a turn.
-        """
+    def add_user(self, text: str) -> None:
+        """Append a user's message to `turns`. Raises ValueError for an empty message, or one that forges a turn."""
         text = text.strip()
         if not text:
             raise ValueError("the message is empty")
         self._check(text)  # before it becomes a turn
         self.turns.append({"role": "user", "content": text})
+
+    def reply(self, text: str) -> Iterator[str]:
+        """Stream the reply to a user's message and append both to `turns`, also if the stream is closed early.
+
+        Raises ValueError as `add_user` does.
+        """
+        self.add_user(text)
         answer = ""
         try:
             for piece in stream_text(
@@ -85,7 +94,7 @@ class Conversation:
                 max_new_tokens=self.max_new_tokens,
                 sampling=self.sampling,
                 generator=self.generator,
-                stop=None if isinstance(self.tokenizer, Tokenizer) else STOPS,
+                stop=self.stops,
                 tokenizer=self.tokenizer,
             ):
                 answer += piece

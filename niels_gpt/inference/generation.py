@@ -82,7 +82,32 @@ def generate_batch(
 
     `generator` is one per prompt, or one for all. Raises ValueError as `generate` does.
     """
-    texts, stops = list(prompts), _encode_stops(stop)
+    texts = continue_batch(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generator=generator,
+        stop=stop,
+        use_cache=use_cache,
+        tokenizer=tokenizer,
+    )
+    return [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
+
+
+def continue_batch(
+    model: GPT,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    generator: Generators = None,
+    stop: str | Sequence[str] | None = None,
+    use_cache: bool = True,
+    tokenizer: AnyTokenizer | None = None,
+) -> list[str]:
+    """Return the continuation of every prompt (a text, or ids) without the prompt; see `generate_batch`."""
+    texts, stops = [""] * len(prompts), _encode_stops(stop)
     for row, piece in _stream_rows(model, prompts, max_new_tokens, sampling, generator, stops, use_cache, tokenizer):
         texts[row] += piece
     return texts

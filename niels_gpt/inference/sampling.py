@@ -18,7 +18,7 @@ class Sampling:
     temperature: float = 0.9
     """Divides the logits: below 1 the distribution is sharper, above 1 flatter."""
     top_k: int | None = 50
-    """Keep only the k most likely tokens."""
+    """Keep only the k most likely tokens; among equally likely ones those with the lower ids."""
     top_p: float | None = None
     """Keep only the smallest set of most likely tokens with at least this total probability."""
     min_p: float | None = None
@@ -64,6 +64,17 @@ def _check_finite(row_values: torch.Tensor) -> None:
         raise FloatingPointError("the logits are nan or infinite: the weights are broken, use another checkpoint")
 
 
+def _outside_top_k(p: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the mask (B, V) of all but the k most likely tokens; of equal ones the lower ids are inside."""
+    kth = p.topk(k, dim=-1).values[:, -1:]
+    outside = p < kth
+    if outside.numel() - int(outside.sum()) > k * len(p):  # some row has more tokens like its k-th than fit
+        tied = p == kth
+        left = k - (p > kth).sum(dim=-1, keepdim=True)
+        outside |= tied & (tied.cumsum(dim=-1) > left)
+    return outside
+
+
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Return the unnormalized distribution (B, V) to sample from; temperature must be above 0.
 
@@ -75,8 +86,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     p = logits.softmax(dim=-1)
     kept = p
     if sampling.top_k is not None and sampling.top_k < p.shape[-1]:
-        kth = p.topk(sampling.top_k, dim=-1).values[:, -1:]
-        kept = kept.masked_fill(p < kth, 0.0)
+        kept = kept.masked_fill(_outside_top_k(p, sampling.top_k), 0.0)
     if sampling.min_p:
         kept = kept.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
     if sampling.top_p is not None and sampling.top_p < 1.0:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from niels_gpt.system.program import command
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,9 @@ def law_points(run: Path) -> list[LawPoint]:
                 name = f"{run.name}, step {checkpoint['step']}"
                 points.append(LawPoint(checkpoint["epochs"], tokens, float(np.mean(trained)), name))
     except FileNotFoundError:
-        raise ValueError(f"{run} was not measured: run niels-gpt memorize --run {shlex.quote(str(run))}") from None
+        raise ValueError(f"{run} was not measured: run {command('memorize', run)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, NotADirectoryError) as err:
         raise ValueError(
-            f"{path} is not the report of a splice run ({err!r}): measure the run again with niels-gpt memorize --run "
-            f"{shlex.quote(str(run))}"
+            f"{path} is not the report of a splice run ({err!r}): measure the run again with {command('memorize', run)}"
         ) from None
     return points

@@ -48,7 +48,16 @@ class Series:
 class _Axis:
     """Maps values to fractions of an axis, 0 at the low end and 1 at the high end, and chooses labeled ticks."""
 
-    def __init__(self, values: np.ndarray, scale: Scale, low: float | None, high: float | None, *, widen: bool) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        scale: Scale,
+        low: float | None,
+        high: float | None,
+        *,
+        widen: bool,
+        whole: bool = False,
+    ) -> None:
         self.scale = scale
         known = self.transform(values)
         known = known[np.isfinite(known)]
@@ -60,6 +69,8 @@ class _Axis:
             self.low, self.high = self.low - pad * (low is None), self.high + pad
         span = self.high - self.low
         step = max(1.0, _round_up(span / 6, (1, 2, 3, 5, 10))) if scale != "linear" else _round_up(span / 4)
+        if whole:
+            step = max(1.0, _round_up(span / 4, (1, 2, 5, 10)))
         if widen:
             self.low, self.high = math.floor(self.low / step + 1e-9) * step, math.ceil(self.high / step - 1e-9) * step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
@@ -111,12 +122,16 @@ def line_chart(
     y_low: float | None = None,
     y_high: float | None = None,
     x_ticks: Sequence[tuple[float, str]] = (),
+    x_whole: bool = False,
     key: bool = True,
     size: tuple[int, int] = (480, 270),
 ) -> Markup:
-    """Return a figure with lines or dots over common axes and a legend; points that are not finite are skipped."""
+    """Return a figure with lines or dots over common axes and a legend; points that are not finite are skipped.
+
+    x_whole: label whole numbers only, since x counts tokens or steps.
+    """
     width, height = size
-    x_axis = _Axis(_concatenate([s.x for s in series]), x_scale, None, None, widen=False)
+    x_axis = _Axis(_concatenate([s.x for s in series]), x_scale, None, None, widen=False, whole=x_whole)
     if x_ticks:
         x_axis.ticks = [(float(x_axis.transform(np.array([at]))[0]), label) for at, label in x_ticks]
     y_axis = _Axis(_concatenate([s.y for s in series]), y_scale, y_low, y_high, widen=True)

@@ -168,6 +168,7 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
             y_label="times",
             y_low=0,
             y_high=high,
+            x_whole=True,
             key=False,
             size=(480, 180),
         )

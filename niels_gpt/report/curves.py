@@ -1,11 +1,16 @@
-"""Plot the training and validation loss of a run (loss.png)."""
+"""Plot the training and validation loss of a run (loss.png), or of several runs in one picture."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Mapping
+from pathlib import Path
 
 from niels_gpt.report.charts import FIGURE_SIZE, plain, save_png
+from niels_gpt.runs.catalog import read_tree
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.validation import is_over_bytes, selection_loss
 from niels_gpt.training.progress import headline_evals
 
 MIN_STEPS = 100
@@ -44,6 +49,45 @@ def plot_losses(run: RunFolder) -> None:
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     save_png(figure, run.plot_path)
+
+
+def plot_comparison(runs: Mapping[str, Path], path: Path) -> None:
+    """Draw the losses of runs, by name, as one PNG: a color each, training thin, validation thick with dots.
+
+    The validation loss is the one that selects the best checkpoint. Raises ValueError if no run has a loss.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+    axes = figure.add_subplot()
+    units, shown, start = set(), [], []
+    for number, (name, folder) in enumerate(runs.items()):
+        config = read_tree(folder)
+        lines = [m for m in RunFolder(folder).metrics() if "loss" in m]
+        units.add("byte" if is_over_bytes(config) else "token")
+        losses = smooth([m["loss"] for m in lines])
+        points = []
+        for m in lines:
+            with contextlib.suppress(KeyError):
+                points.append((m["step"] + 1, selection_loss(config, m["evals"])))
+        color = f"C{number}"
+        axes.plot([m["step"] + 1 for m in lines], losses, color=color, linewidth=0.8, alpha=0.55)
+        label = {"label": plain(name)}
+        x, y = zip(*points, strict=True) if points else ((), ())
+        axes.plot(x, y, color=color, marker="o", markersize=3.0, linewidth=1.6, **label)
+        shown += [*losses[len(losses) // 20 :], *y]
+        start += losses
+    if not shown:
+        raise ValueError(f"none of these runs has a loss yet: {', '.join(runs)}")
+    if len(start) >= MIN_STEPS and min(shown) < max(shown):  # cut off the initial fall from ln V
+        margin = 0.05 * (max(shown) - min(shown))
+        axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"loss (nats per {' or '.join(sorted(units))})")
+    axes.set_title("thin: training, smoothed; with dots: validation")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    save_png(figure, path)
 
 
 def smooth(values: list[float]) -> list[float]:

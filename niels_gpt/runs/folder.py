@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,10 +15,12 @@ import torch
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
+from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
 
 
@@ -44,7 +45,22 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """What to type to resume the run."""
-        return f"niels-gpt train --run-dir {shlex.quote(str(self.path))} --resume"
+        return command("train", self.path, "--resume")
+
+    @property
+    def extend_command(self) -> str:
+        """What to type to train the run for more steps."""
+        return command("train", self.path, "--resume", "--steps", "N")
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a model to load: the best or the latest checkpoint."""
+        return self.best.exists() or self.latest.exists()
+
+    @property
+    def steps_saved(self) -> int:
+        """The step of the newest numbered checkpoint; 0 if there is none."""
+        return next((int(path.stem.removeprefix("step_")) for path in self.step_files()), 0)
 
     def orphan(self) -> Path | None:
         """A checkpoint or the metrics of a run that lost its config.yaml: a new run would mix with it."""
@@ -68,7 +84,8 @@ class RunFolder:
             ) from None
 
     def write_config(self, config: RunConfig) -> None:
-        files.write_text(self.config_path, dump_config(config))
+        """Write config.yaml, with absolute paths: commands on the run work from any folder."""
+        files.write_text(self.config_path, dump_config(with_absolute_paths(config)))
 
     def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""
@@ -250,7 +267,7 @@ class RunFolder:
             except (CheckpointError, FileNotFoundError) as err:
                 damaged.append(str(err))
         if damaged:
-            remedy = "start a new run from other weights (niels-gpt train --set init_from=FILE)"
+            remedy = f"start a new run from other weights ({command('train', '--set', 'init_from=FILE')})"
             raise CheckpointError(f"no checkpoint of {self.path} can be read: {damaged[0]}; {remedy}")
         return None, {}, []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,9 @@ from niels_gpt.config import RunConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import build_model, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.system.device import resolve_device
+from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 
 RUNS = Path("runs")
@@ -59,18 +60,60 @@ def new_run(name: str) -> RunFolder:
     return next(run for run in (RunFolder(RUNS / n) for n in names) if not run.path.exists())
 
 
+def list_runs(root: Path = RUNS) -> list[RunFolder]:
+    """The runs in a folder, newest first; those of pipelines and studies, one folder deeper, too."""
+    runs = [RunFolder(p.parent) for p in (*root.glob("*/config.yaml"), *root.glob("*/*/config.yaml"))]
+    return sorted(runs, key=lambda run: run.config_path.stat().st_mtime_ns, reverse=True)
+
+
 def find_run(path: Path | None) -> RunFolder:
-    """The run at a path, or the newest run in runs/. Raises ValueError if there is none."""
-    if path is not None:
-        run = RunFolder(path)
-        run.read_config()
-        return run
-    candidates = [RunFolder(p.parent) for p in (*RUNS.glob("*/config.yaml"), *RUNS.glob("*/*/config.yaml"))]
-    if not candidates:
-        raise ValueError(f"no run in {RUNS}/: train one first (niels-gpt demo), or name one with --run")
-    newest = max(candidates, key=lambda run: run.config_path.stat().st_mtime_ns)
-    print(f"using {newest.path}", file=sys.stderr)
-    return newest
+    """The run at a path, or the newest run in runs/; of a pipeline, its last phase with a checkpoint.
+
+    Raises ValueError if there is none.
+    """
+    if path is None:
+        newest = next(iter(list_runs()), None)
+        if newest is None:
+            raise ValueError(f"no run in {RUNS}/: train one first ({command('demo')}), or name one (RUN)")
+        pipeline = PipelineFolder(newest.path.parent)
+        return pipeline.current if pipeline.exists else newest
+    run, pipeline = RunFolder(path), PipelineFolder(path)
+    if not run.exists and pipeline.exists:
+        run = pipeline.current
+    run.read_config()
+    return run
+
+
+def find_unfinished_run() -> RunFolder:
+    """The newest run in runs/ that has steps left; phases of pipelines do not count. Raises ValueError for none."""
+    runs = [run for run in list_runs() if not PipelineFolder(run.path.parent).exists]
+    for run in runs:
+        if run.steps_saved < run.read_config().train.total_steps:
+            return run
+    if runs:
+        raise ValueError(f"every run in {RUNS}/ is finished: name one, with more steps ({runs[0].extend_command})")
+    raise ValueError(f"no run in {RUNS}/: name the run to resume ({command('train', 'RUN', '--resume')})")
+
+
+def find_unfinished_pipeline() -> PipelineFolder:
+    """The newest pipeline in runs/ whose second phase has steps left. Raises ValueError if there is none."""
+    folders = [PipelineFolder(path.parent) for path in RUNS.glob("*/pretrain.yaml")]
+    folders.sort(key=lambda folder: (folder.path / "pretrain.yaml").stat().st_mtime_ns, reverse=True)
+    for folder in folders:
+        if folder.runs["sft"].steps_saved < folder.read_configs()["sft"].train.total_steps:
+            return folder
+    resume = command("pipeline", "RUN", "--resume")
+    raise ValueError(f"no unfinished pipeline in {RUNS}/: name the one to resume ({resume})")
+
+
+def names_run(word: str) -> bool:
+    """Whether a word is the path of a run, a pipeline or a checkpoint."""
+    try:
+        path = Path(word)
+        named = RunFolder(path).exists or PipelineFolder(path).exists
+        return named or (path / "checkpoint.json").is_file() or (path.suffix == ".pt" and path.is_file())
+    except (OSError, ValueError):  # too long for a path, or with a NUL
+        return False
 
 
 def is_run(path: Path) -> bool:
@@ -86,7 +129,7 @@ def load_run(
 ) -> LoadedRun:
     """Load the model of a run (its best checkpoint) or of a checkpoint, with its tokenizer.
 
-    path: a run folder or a checkpoint; None: the newest run in runs/.
+    path: a run, a pipeline or a checkpoint; None: the newest run in runs/.
     checkpoint: the checkpoint to load instead of the best one of the run.
     tokenizer: a tokenizer.model to use instead of the one beside the checkpoint.
 
@@ -98,7 +141,7 @@ def load_run(
             raise ValueError(f"{path} does not exist: name a run folder (it has a config.yaml), or a checkpoint")
         path, checkpoint = None, path
     if checkpoint is not None:
-        run = RunFolder(path) if path is not None else None
+        run = find_run(Path(path)) if path is not None else None
         file = Path(checkpoint)
     else:
         run = find_run(None if path is None else Path(path))

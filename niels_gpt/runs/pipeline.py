@@ -7,6 +7,7 @@ from pathlib import Path
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 
@@ -28,6 +29,12 @@ class PipelineFolder:
         """Whether the folder holds a pipeline: it has a pretrain.yaml."""
         return self._config_path("pretrain").exists()
 
+    @property
+    def current(self) -> RunFolder:
+        """The run to use where a single run is expected: sft, or pretrain while sft has no checkpoint."""
+        pretrain, sft = self.runs["pretrain"], self.runs["sft"]
+        return pretrain if pretrain.has_checkpoint and not sft.has_checkpoint else sft
+
     def read_configs(self) -> dict[str, RunConfig]:
         """Return the stored configs. Raises ValueError if there are none."""
         if not self.exists:
@@ -38,7 +45,7 @@ class PipelineFolder:
         """Store the configs of both phases."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name, phase in phases.items():
-            files.write_text(self._config_path(name), dump_config(phase))
+            files.write_text(self._config_path(name), dump_config(with_absolute_paths(phase)))
 
     def _config_path(self, phase: str) -> Path:
         return self.path / f"{phase}.yaml"

@@ -12,6 +12,25 @@ from typing import Any
 
 from niels_gpt.system import files
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Print results and errors only (--quiet), or progress and hints too."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Whether --quiet was given."""
+    return _quiet
+
+
+def hint(text: str) -> None:
+    """Print a line that no result needs (which run is used, what to type next) on stderr, unless --quiet was given."""
+    if not _quiet:
+        print(text, file=sys.stderr, flush=True)
+
 
 class OtherProcessFailed(Exception):
     """Another process of this run failed and reports the error; this one exits with code 1 and no message."""
@@ -26,6 +45,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     """
     import warnings
 
+    set_quiet(False)
     # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
     # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

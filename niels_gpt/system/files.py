@@ -47,6 +47,16 @@ def expand_home(path: str | Path) -> Path:
         return Path(path)
 
 
+def display_path(path: str | Path) -> str:
+    """Return a path as a person would write it: relative if it is inside the current folder, with ~ in the home."""
+    if not Path(path).is_absolute():  # also `embedded`, `hub`
+        return str(path)
+    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if base != Path("/") and Path(path) != base and Path(path).is_relative_to(base):
+            return f"{prefix}{Path(path).relative_to(base)}"
+    return str(path)
+
+
 def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
     number = err.errno or errno.EIO
     remedy = f": {_REMEDIES[number]}" if number in _REMEDIES else ""

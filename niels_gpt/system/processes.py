@@ -256,5 +256,5 @@ def check_single_process(world: World) -> None:
     """Raise ValueError if torchrun started several processes for a command that does not distribute its work."""
     if world.size == 1 and _variable("WORLD_SIZE", 1) > 1:
         raise ValueError(
-            "only niels-gpt train and pipeline distribute their work over processes: run this command without torchrun"
+            "only train and pipeline distribute their work over processes: run this command without torchrun"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,31 @@ def utf8_bytes(text: str) -> bytes:
 
 
 def decode(ids: torch.Tensor | Sequence[int]) -> str:
-    """Return the text of byte ids; invalid utf-8 becomes U+FFFD."""
-    values = ids.tolist() if isinstance(ids, torch.Tensor) else ids
-    return bytes(values).decode("utf-8", errors="replace")
+    """Return the text of byte ids, or of a single one; invalid utf-8 becomes U+FFFD.
+
+    Raises ValueError for ids of several rows, and for an id outside 0..255.
+    """
+    values = flat_ids(ids)
+    try:
+        return bytes(values).decode("utf-8", errors="replace")
+    except ValueError:
+        raise ValueError(f"ids must be in 0..255, got {min(values)}..{max(values)}") from None
+
+
+def flat_ids(ids: Any) -> list[int]:
+    """Return ids as a list: of a sequence, a tensor or array of shape (n,), or a single id of shape ().
+
+    Raises ValueError for more dimensions: each row is a text of its own.
+    """
+    if hasattr(ids, "ndim"):
+        if ids.ndim > 1:
+            raise ValueError(
+                f"ids must have one dimension, got shape {tuple(ids.shape)}: decode each row by itself (ids[0])"
+            )
+        ids = ids.reshape(-1).tolist()
+    elif isinstance(ids, int):
+        ids = [ids]
+    return list(ids)
 
 
 class ByteTokenizer:
@@ -44,7 +67,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of byte ids, as `decode` does."""
-        return decode([int(i) for i in ids])
+        return decode([int(i) for i in flat_ids(ids)])
 
     def special_token_ids(self) -> dict[str, int]:
         """Return {}: bytes have no special tokens."""

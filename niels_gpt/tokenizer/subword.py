@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.system import files
-from niels_gpt.tokenizer.byte_level import utf8_bytes
+from niels_gpt.system.program import command
+from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
 
 BLOCK = "\u2581"
@@ -23,8 +24,11 @@ BLOCK = "\u2581"
 _PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
 """Text that SentencePiece changes unless it is trained with the right options."""
 _NAMES_AND_TOKENS = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
-_REMEDY = "restore it from a backup, or train one with niels-gpt tokenizer train"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _remedy() -> str:
+    return f"restore it from a backup, or train one with {command('tokenizer', 'train')}"
 
 
 class Tokenizer:
@@ -37,17 +41,17 @@ class Tokenizer:
         try:
             self._sp: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except Exception as err:  # SentencePiece raises RuntimeError and others
-            raise ValueError(f"{where} is not a SentencePiece model, or is damaged: {_REMEDY}") from err
+            raise ValueError(f"{where} is not a SentencePiece model, or is damaged: {_remedy()}") from err
         self._arrays = hasattr(self._sp, "encode_as_numpy")
         self.model = model
         self.sha256 = files.sha256_bytes(model)
         self.vocab_size: int = self._sp.vocab_size() if model else 0
         if not self.vocab_size:
-            raise ValueError(f"{where} is not a SentencePiece model: it is empty; {_REMEDY}")
+            raise ValueError(f"{where} is not a SentencePiece model: it is empty; {_remedy()}")
         ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
         for (name, token), i in zip(_NAMES_AND_TOKENS, ids, strict=True):
             if self._sp.id_to_piece(i) != token:
-                raise ValueError(f"{where} has no special token {name} ({token}): {_REMEDY}")
+                raise ValueError(f"{where} has no special token {name} ({token}): {_remedy()}")
         self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
         self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
         self._check(where)
@@ -60,7 +64,7 @@ class Tokenizer:
         if missing or not single or b"".join(map(self._bytes_of, ids)) != _PROBE.encode("utf-8"):
             raise ValueError(
                 f"{where} does not keep every character (it needs byte fallback, identity normalization and no dummy "
-                f"prefix), or is damaged: {_REMEDY}"
+                f"prefix), or is damaged: {_remedy()}"
             )
 
     def special_token_ids(self) -> dict[str, int]:
@@ -103,9 +107,12 @@ class Tokenizer:
         return [np.array(ids, dtype=np.uint16) for ids in lists]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; invalid utf-8 becomes U+FFFD. Raises ValueError for an unknown id."""
+        """Return the text of ids, or of a single one; invalid utf-8 becomes U+FFFD.
+
+        Raises ValueError for an unknown id, and for ids of several rows.
+        """
         pieces = self.token_bytes
-        values = [int(i) for i in ids]
+        values = [int(i) for i in flat_ids(ids)]
         if values and not 0 <= min(values) <= max(values) < len(pieces):
             raise ValueError(f"ids must be in 0..{len(pieces) - 1}, got {min(values)}..{max(values)}")
         return b"".join([pieces[i] for i in values]).decode("utf-8", errors="replace")
@@ -154,5 +161,5 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer:
     path = Path(model_path)
     path = path / "spm.model" if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(f"no tokenizer {path}: train one with niels-gpt tokenizer train")
+        raise FileNotFoundError(f"no tokenizer {path}: train one with {command('tokenizer', 'train')}")
     return Tokenizer(path.read_bytes(), where=str(path))

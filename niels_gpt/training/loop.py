@@ -21,6 +21,7 @@ import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
@@ -32,7 +33,7 @@ from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, generator, set_seed
 from niels_gpt.training.memory_limits import OutOfMemory, check_size, reporting_out_of_memory, weights_text
 from niels_gpt.training.optim.optimizer import make_optimizer
-from niels_gpt.training.optim.schedule import lr_at_step
+from niels_gpt.training.optim.schedule import scheduled_lr
 from niels_gpt.training.parallel.agreement import check_rows, check_same
 from niels_gpt.training.parallel.sharding import distribute, full_model
 from niels_gpt.training.prefetch import Prefetcher
@@ -89,6 +90,8 @@ def train(
 ) -> TrainResult:
     """Train until train.total_steps or a signal: a new run, or with `resume` from the newest checkpoint.
 
+    A resumed run may have another train.total_steps than before; the learning rate follows (`scheduled_lr`).
+
     run_dir: the run folder; None creates runs/train, runs/train-2, ...
     task: an opened task; by default the one that the config describes, with model.V set to its vocabulary.
     world: under torchrun, the world of this process. All processes call `train`; only the main one writes and reports.
@@ -108,6 +111,7 @@ def train(
         run = RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
     selections: dict[str, SelectedNotes] = {}
+    config = with_absolute_paths(config)
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
@@ -130,8 +134,11 @@ def train(
         with reporting_out_of_memory(f"a model of {weights_text(config.model)} on {device}: use a smaller one"):
             state = _initial_state(config, device, world)
             if resume:
-                restore(state, config, task, run, device, allow_data_change, allow_config_change, report, world)
+                config = restore(
+                    state, config, task, run, device, allow_data_change, allow_config_change, report, world
+                )
             with world.fail_together():
+                scheduled_lr(0, config.train)  # rejects a long warm-up of a resumed run that has no checkpoint yet
                 if config.init_from and state.step == 0:
                     initialize(state, config, task, device)
         with world.fail_together():
@@ -146,6 +153,8 @@ def train(
                 run.write_tokenizer(task.tokenizer)
                 run.write_skipped(selections)
                 log = stack.enter_context(contextlib.closing(MetricsLog(run.metrics_path)))
+        if resume and state.step >= config.train.total_steps:
+            report.note(f"all {state.step} steps are done: continue with a larger number of steps (--steps N)")
         report.start(first=state.step, total=config.train.total_steps)
         stack.callback(report.close)
         try:
@@ -172,7 +181,8 @@ def check_start(
     config: RunConfig, run: RunFolder, *, device: str, world: World = SINGLE_PROCESS, resume: bool = False
 ) -> None:
     """Raise ValueError for a run that cannot start, as far as this is known without reading its data."""
-    lr_at_step(0, config.train.total_steps, warmup_steps=config.train.warmup_steps)  # rejects a long warm-up
+    if not resume:  # else total_steps may have changed, and the warm-up belongs to the steps before
+        scheduled_lr(0, config.train)  # rejects a long warm-up
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
@@ -251,9 +261,7 @@ def _loop(
 
     with Prefetcher(build, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as batches:
         while state.step < total:
-            lr = lr_at_step(
-                state.step, total, base_lr=settings.base_lr, warmup_steps=settings.warmup_steps, min_lr=settings.min_lr
-            )
+            lr = scheduled_lr(state.step, settings)
             meter.begin()
             with reporting_out_of_memory(f"a batch of {settings.B} rows of T={config.model.T}: use a smaller train.B"):
                 batch = batches.next()

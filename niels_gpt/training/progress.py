@@ -7,7 +7,7 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
-from niels_gpt.system.console import format_duration, short_number
+from niels_gpt.system.console import format_duration, is_quiet, short_number
 
 if TYPE_CHECKING:
     from niels_gpt.training.tasks.base import DataTask
@@ -78,6 +78,14 @@ class Silent:
     def step(self, line: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
+
+
+class WarningsOnly(Silent):
+    """Prints warnings on stderr and nothing else: for --quiet."""
+
+    def note(self, text: str) -> None:
+        if text.startswith("warning"):
+            print(text, file=sys.stderr, flush=True)
 
 
 class PlainLines:
@@ -210,5 +218,7 @@ class _Clock:
 
 
 def reporter() -> Reporter:
-    """The live bar on a terminal, plain lines elsewhere."""
+    """The live bar on a terminal, plain lines elsewhere; only warnings with --quiet."""
+    if is_quiet():
+        return WarningsOnly()
     return ProgressBar() if sys.stdout.isatty() else PlainLines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,12 +12,16 @@ import torch
 from torch import nn
 
 from niels_gpt.config import RunConfig
+from niels_gpt.config.schema import default_warmup
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense, model_config, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
+from niels_gpt.system.console import plural
 from niels_gpt.system.processes import World
+from niels_gpt.system.program import command
+from niels_gpt.training.optim.schedule import ramp_steps, scheduled_lr
 from niels_gpt.training.parallel.sharding import fill, is_sharded, state_tensors, ties
 from niels_gpt.training.progress import Reporter
 from niels_gpt.training.tasks.base import Task
@@ -89,8 +94,10 @@ def restore(
     allow_config_change: bool,
     report: Reporter,
     world: World,
-) -> None:
+) -> RunConfig:
     """Load the newest readable checkpoint, which the main process finds. A collective call.
+
+    Returns the config with the history of its total_steps (`with_saved_schedule`).
 
     Raises ValueError if the checkpoint has another config or other data, and CheckpointError if it cannot be resumed
     from; both before anything changes.
@@ -107,10 +114,11 @@ def restore(
         report.note(f"warning: {problem}; trying an older checkpoint")
     if path is None:
         report.note(f"{run.path} has no checkpoint yet: starting at step 0")
-        return
+        return config
     with world.fail_together():
         if not world.is_main:
             saved = run.read(path, read_to, tensors=not state.sharded, verify=False)
+        config = with_saved_schedule(config, path, saved)
         check_resumable(
             path,
             saved["extra"],
@@ -131,10 +139,52 @@ def restore(
     state.step = saved["step"]
     state.best = saved["extra"]["best"] if run.best.exists() else None
     report.note(f"resuming {run.path} at step {state.step}")
+    _report_schedule(config, saved, report)
     before = saved["extra"].get("processes", 1)
     if before != world.size:
         masks = ", the dropout masks do not" if config.model.dropout else ""
         report.note(f"the number of processes changed from {before} to {world.size}; the rows stay the same{masks}")
+    return config
+
+
+def with_saved_schedule(config: RunConfig, path: Path, saved: dict[str, Any]) -> RunConfig:
+    """The config of a run that is resumed from a checkpoint, with the history of its total_steps in train.extended.
+
+    A change of total_steps is added to it. If the config already has the change (the run was stopped before the next
+    checkpoint), it stays. Raises ValueError if more steps are done than total_steps.
+    """
+    _check_types(path, saved["extra"])
+    ours, theirs, step = config.train, with_defaults(saved["extra"]["config"])["train"], saved["step"]
+    total, history = theirs["total_steps"], tuple((at, before) for at, before in theirs["extended"])
+    if ours.total_steps < step:
+        raise ValueError(
+            f"{path} has done {step} steps, more than train.total_steps={ours.total_steps}: "
+            f"give the number of all steps, the {step} included (niels-gpt train --resume --steps N)"
+        )
+    added = ours.extended[len(history) :]
+    if added and ours.extended[: len(history)] == history and added[0][1] == total and added[0][0] >= step:
+        return config
+    warmup = ours.warmup_steps
+    if ours.total_steps != total:
+        history += ((step, total),) if step else ()
+        if warmup == default_warmup(ours.total_steps):  # not set: it belongs to the steps that are done
+            warmup = theirs["warmup_steps"]
+    return dataclasses.replace(config, train=dataclasses.replace(ours, extended=history, warmup_steps=warmup))
+
+
+def _report_schedule(config: RunConfig, saved: dict[str, Any], report: Reporter) -> None:
+    """Report what a change of total_steps does to the learning rate."""
+    train, before = config.train, saved["extra"]["config"]["train"]["total_steps"]
+    if train.total_steps == before or not train.extended:
+        return
+    at = train.extended[-1][0]
+    ramp = ramp_steps(at, train.total_steps)
+    change = ""
+    if ramp:
+        rates = [scheduled_lr(step, train) for step in (at - 1, at + ramp)]
+        change = f"goes from {rates[0]:.3g} to {rates[1]:.3g} in {plural(ramp, 'step')}, then "
+    total = train.total_steps
+    report.note(f"{before} steps become {total}: the learning rate {change}follows the cosine of {total} steps")
 
 
 def check_resumable(
@@ -150,6 +200,8 @@ def check_resumable(
     _check_types(path, extra)
     changed = differences(with_defaults(extra["config"]), identity(config))
     changed.pop("train.accumulate", None)  # the same rows in other micro-batches
+    for key in ("train.total_steps", "train.extended"):  # the schedule follows: `with_saved_schedule`
+        changed.pop(key, None)
     changed.pop("splice.doc_key", None)  # the fingerprint of the data covers the chosen documents
     model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
     if changed and (model_changed or not allow_config_change):
@@ -157,7 +209,7 @@ def check_resumable(
         remedy = (
             "start a new run for another model or optimizer"
             if model_changed
-            else "use the config of the run, or pass --allow-config-change to niels-gpt train to resume anyway"
+            else "use the config of the run, or pass --allow-config-change to train to resume anyway"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
     fingerprint = task.fingerprint()
@@ -166,7 +218,7 @@ def check_resumable(
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "
-            "or pass --allow-data-change to niels-gpt train to resume anyway"
+            "or pass --allow-data-change to train to resume anyway"
         )
 
 
@@ -195,7 +247,7 @@ def _check_types(path: Path, extra: dict[str, Any]) -> None:
         if not good:
             raise CheckpointError(
                 f"cannot resume from {path}: its field extra.{name} is missing or has the wrong type; "
-                f"start a new run with niels-gpt train --set init_from={path}"
+                f"start a new run with {command('train', '--set', f'init_from={path}')}"
             )
 
 
@@ -204,7 +256,7 @@ def optimizer_state(state: TrainState, saved: Any, *, where: str) -> dict[str, A
 
     Raises CheckpointError if it does not belong to these weights: torch would load it, and read past its end.
     """
-    remedy = f"start a new run with niels-gpt train --set init_from={where}"
+    remedy = f"start a new run with {command('train', '--set', f'init_from={where}')}"
     if not isinstance(saved, dict):
         raise CheckpointError(f"cannot resume from {where}: it has no optimizer state; {remedy}")
     names = {weight: name for name, weight in state.model.named_parameters()}

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_gpt.cache.folder import CacheFolder
-from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta
+from niels_gpt.cache.formats import splits_of
+from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta, split_tokens
 from niels_gpt.cache.verify import stream_slice
 from niels_gpt.config import RunConfig
 from niels_gpt.evaluation.baselines import reference_bits
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.streams import load_streams
+from niels_gpt.system.program import command
 from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.byte_task import SOURCES, stream_config
@@ -95,18 +97,19 @@ def score_token_caches(
         cache = folder.path / "pretrain" / name
         meta = read_meta(cache / "meta.json")
         check_meta(meta, cache, tokenizer_sha256=loaded.tokenizer.sha256)
-        length = meta.get(f"{options.split}_tokens", 0)
+        length = split_tokens(meta, cache, options.split) if options.split in splits_of(meta) else 0
         length = min(length, options.limit or length)
         if length < 2:
             continue
         ids = checked(stream_slice(cache, options.split, 0, length), cache / options.split)
         score = score_stream(loaded.model, ids, stride=options.stride, token_sizes=sizes, precision=options.precision)
-        train_length = min(meta["train_tokens"], REFERENCE_TOKENS)
+        train_length = min(split_tokens(meta, cache, "train"), REFERENCE_TOKENS)
         train = checked(stream_slice(cache, "train", 0, train_length), cache / "train")
         scores[eval_name(name, options.split)] = _with_references(score, text(ids), text(train))
     if options.split == "test":
         if not scores:
-            raise ValueError(f"no cache of {folder.path} has a test split: niels-gpt cache build wikitext --test")
+            build = command("cache", "build", "wikitext", "--test", "--cache-dir", folder.path)
+            raise ValueError(f"no cache of {folder.path} has a test split: {build}")
         return scores
     for name in folder.names("sft") if config.task == "sft" else ():
         if not read_meta(folder.path / "sft" / name / "meta.json").get("val_examples"):

@@ -122,6 +122,8 @@ class StepRunner:
     def step(self, batch: Batch, *, step: int, lr: float) -> StepResult:
         """Train on a batch. Raises OutOfMemory, or ValueError if not even the first batch fits."""
         set_lr(self.optimizer, lr)
+        if not self._cuda:  # on CUDA a fixed shape is worth more: a step is compiled and captured once
+            batch = batch.without_tail()
         rank = [self._world.rank] if self._world.rank else []  # each rank draws different dropout masks
         seed = derive_seed(self.config.train.seed, "dropout", step, *rank)
         if self._graph is not None and self._graph.accepts(batch):

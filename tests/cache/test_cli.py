@@ -335,7 +335,7 @@ def test_every_default_of_the_spec_is_an_option(run):
         "--shuffle-buffer": "10000",
         "--vocab-size": "16000",
         "--val-frac": "0.1",
-        "--roam-val-frac": "0.1",
+        "--notes-val-frac": "0.1",
         "--tokenizer-documents": None,
         "--gutenberg-train-tokens": None,
         "--gutenberg-val-tokens": None,
@@ -692,3 +692,26 @@ def test_lost_tokenizer_can_be_restored_or_all_caches_rebuilt(lost, succeed, err
     succeed("build", "roam", "primer", "dolly15k", other_tokenizer)
     assert meta_of(Path("cache/sft/primer"))["tokenizer_sha256"] != lost
     succeed("verify", "cache")
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["--tokenizer", "of the folder"])
+def test_another_vocab_size_than_that_of_the_tokenizer(run, succeed, tokenizer, tmp_path, given):
+    """It is refused with both numbers; the size that was asked for, or that the tokenizer has, is fine."""
+    has = real_tokenizer().vocab_size - len(SPECIAL_TOKENS)
+    if not given:
+        succeed("build", "primer", tokenizer)
+    options = [tokenizer] if given else []
+    code, _, err = run("build", "primer", *options, "--vocab-size", 4321)
+    assert code == 1 and "4,321" in err and f"{has:,}" in err
+    succeed("build", "primer", *options, "--vocab-size", has)
+
+
+def test_a_meta_without_totals_is_a_clear_error(run, succeed, tokenizer):
+    succeed("build", "primer", tokenizer)
+    path = Path("cache/sft/primer/meta.json")
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    del meta["train_tokens"]
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    for command in ("inspect", "verify"):
+        code, _, err = run(command, "cache/sft/primer")
+        assert code == 1 and "train_tokens" in err and "build the cache again" in err

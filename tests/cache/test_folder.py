@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 
 import pytest
@@ -38,7 +39,9 @@ def test_missing_folder_or_tokenizer_raises(cache, tmp_path, what):
         CacheFolder(folder)
     message = str(caught.value)
     assert str(folder) in message and "spm.model" in message
-    assert f"niels-gpt cache build-all --cache-dir {folder}" in message and "data.token_cache" in message
+    assert (
+        f"niels-gpt cache build-all --cache-dir {shlex.quote(str(folder))}" in message and "data.token_cache" in message
+    )
     assert "\n" not in message
 
 

@@ -364,3 +364,11 @@ def test_slices(caches, start, length):
     stream = read_tokens(caches / "sft" / "talk" / "val_tokens.bin")
     assert 30 < len(stream) < 120
     assert stream_slice(caches / "sft" / "talk", "val", start // 4, length).tolist() == stream[start // 4 :][:length]
+
+
+def test_a_missing_limit_is_named_so(tmp_path):
+    a, b = notes_cache(tmp_path / "a"), notes_cache(tmp_path / "b")
+    for folder, limit in ((a, 1 << 62), (b, 1000)):
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        (folder / "meta.json").write_text(json.dumps(meta | {"max_train_tokens": limit}), encoding="utf-8")
+    assert list(differences(a, b)) == ["max_train_tokens: no limit and 1000"]

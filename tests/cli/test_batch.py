@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,8 +57,9 @@ def test_every_row_is_printed_as_it_is(inside, capsys):
         rows = open_task(load_config("run/config.yaml")).origins(step)
         for block, row in zip(blocks, rows, strict=True):
             head, _, text = block.partition("\n")
+            document = row.document.removeprefix(f"{Path.cwd()}/")
             assert head == (
-                f"row {row.row}  {row.source}  {row.document}  offset {row.offset}  (stream {row.stream_offset})"
+                f"row {row.row}  {row.source}  {document}  offset {row.offset}  (stream {row.stream_offset})"
             )
             assert text.rstrip("\n") == repr(row.text)[1:-1]
             seen_markup |= "[draft]" in row.document

@@ -135,3 +135,10 @@ def test_ctrl_c_ends_the_reply_and_not_the_conversation(capsys):
 
     _print_reply(Interrupted(), "abc")
     assert capsys.readouterr().out == "niels> the begin (interrupted)\n"
+
+
+def test_help_lists_the_commands_and_how_to_stop(monkeypatch, capsys, checkpoint):
+    output = chat(monkeypatch, capsys, checkpoint, "/help")
+    for word in ("/system", "/reset", "/exit", "/help", "Ctrl-C", "Ctrl-D"):
+        assert word in output
+    assert "niels>" not in output  # the model has not answered

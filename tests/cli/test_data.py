@@ -69,6 +69,12 @@ def out(capsys, *arguments):
     return output
 
 
+def refused(capsys, *arguments):
+    """Return the error message of a command that must fail."""
+    assert call("data", *arguments) == 1
+    return error_of(capsys)
+
+
 def printed_json(capsys, *arguments):
     return json.loads(out(capsys, *arguments, "--json"))
 
@@ -91,7 +97,8 @@ def dolly_text(row):
 def test_list(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")  # lines are not wrapped
     head, *lines = out(capsys, "list").splitlines()
-    assert head.split() == ["name", "kind", "from", "licence", "id", "place"]
+    assert head.split() == ["name", "kind", "from", "licence", "path", "or", "id"]
+    assert max(map(len, (head, *lines))) <= 100
     assert [line.split()[0] for line in lines] == BUILT_IN
     for line in lines:
         name, kind, origin = line.split()[:3]
@@ -126,7 +133,7 @@ def test_list_with_own_sources(capsys):
     rows = [row["name"] for row in printed_json(capsys, "list", "--config", "c.yaml")]
     assert rows == [*BUILT_IN, "poems", "gone"]
     *_, poems, gone = out(capsys, "list", "--config", "c.yaml").splitlines()
-    assert poems.split() == ["poems", "text", "local", "CC0", "-", "poems"]
+    assert poems.split() == ["poems", "text", "local", "CC0", "poems"]
     assert "missing" in gone and "no such place" in gone
 
 
@@ -223,6 +230,39 @@ def test_show_an_own_source(capsys):
     assert other["text"] == "another"
 
 
+ALPACA = [{"instruction": f"do {i}", "input": "", "output": f"done {i}"} for i in range(4)]
+
+
+def test_show_a_chat_file_by_its_path(capsys):
+    write("alpaca.json", json.dumps(ALPACA))
+    first, _, head, *lines = out(capsys, "show", "alpaca.json", "-n", 1).splitlines()
+    assert "Alpaca" in first and "instruction, input, output" in first
+    assert "alpaca.json" in head and lines == ["user: do 0", "assistant: done 0"]
+    samples = shown(capsys, "alpaca.json", "-n", 2, "--shuffle")
+    assert all([m["role"] for m in sample["messages"]] == ["user", "assistant"] for sample in samples)
+    assert "Alpaca" in out(capsys, "show", "primer", "--path", "alpaca.json", "-n", 1)
+
+
+def test_columns_by_options(capsys):
+    write_rows("qa.jsonl", [{"frage": "a?", "antwort": "b.", "thema": "t"}])
+    message = refused(capsys, "show", "qa.jsonl")
+    assert all(part in message for part in ("frage, antwort, thema", "--field", "--columns user="))
+    (chat,) = shown(capsys, "qa.jsonl", "--columns", "user=frage, assistant=antwort,system=thema")
+    assert [(m["role"], m["content"]) for m in chat["messages"]] == [
+        *(("system", "t"), ("user", "a?"), ("assistant", "b.")),
+    ]
+    (text,) = shown(capsys, "qa.jsonl", "--field", "antwort")
+    assert text["text"] == "b."
+    for wrong in ("frage", "user=frage", "user=frage,bot=antwort", "user=,assistant=antwort"):
+        assert "assistant" in refused(capsys, "show", "qa.jsonl", "--columns", wrong)
+    assert "frage, antwort, thema" in refused(capsys, "show", "qa.jsonl", "--columns", "user=x,assistant=y")
+    assert "primer" in refused(capsys, "show", "primer", "--field", "text")
+    assert "'gone.jsonl'" in refused(capsys, "stats", "gone.jsonl")
+    write_config(qa={"path": "qa.jsonl"})
+    message = refused(capsys, "show", "qa", "--config", "c.yaml")
+    assert "data.sources.qa" in message and "columns: {user:" in message and "--field" not in message
+
+
 # --- stats -------------------------------------------------------------------------------------------
 
 
@@ -242,13 +282,13 @@ def test_stats_of_texts(capsys, tmp_path):
         "length_quantiles": {"min": 1, "10 %": 1, "median": 3, "90 %": 100, "99 %": 100, "max": 1000},
         "languages": {"en": 3, "fr": 3},
         "dropped": {"empty": 2, "without text": 1},
-        "png": str(Path("data/stats/fineweb_edu.png")),
+        "png": None,
     }
-    assert [path.name for path in (tmp_path / "data" / "stats").iterdir()] == ["fineweb_edu.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["pages.jsonl"]
 
 
 def test_stats_as_a_table(capsys, tmp_path):
-    rows = [{"messages": [{"role": "user", "content": "x" * 4}], "lang": "de"}] * 1500
+    rows = [{"messages": [{"role": r, "content": "xx"} for r in ("user", "assistant")], "lang": "de"}] * 1500
     rows += [{"messages": [{"role": r, "content": "y"} for r in ("system", "user", "assistant")], "lang": "en"}] * 2
     rows += [{"messages": [], "lang": "en"}] * 1234
     write_rows("chats.jsonl", rows)
@@ -259,9 +299,10 @@ def test_stats_as_a_table(capsys, tmp_path):
     assert lines[1].startswith("characters 6,006 ")
     assert lines[2] == "length min 3 10 % 4 median 4 90 % 4 99 % 4 max 4 mean 4.0"
     assert "languages de: 1,500 en: 2" in lines
-    assert "turns 1: 1,500 3: 2" in lines
-    assert "user 1,502 messages, 6,002 characters" in lines
-    assert "system 2 messages, 2 characters" in lines and "assistant 2 messages, 2 characters" in lines
+    assert "turns 3,006 in all; per sample 2: 1,500 3: 2" in lines
+    assert "format chats: messages (messages)" in lines
+    assert "user 1,502 messages, 3,002 characters" in lines
+    assert "system 2 messages, 2 characters" in lines and "assistant 1,502 messages, 3,002 characters" in lines
     assert "dropped 1,234 without messages" in lines
     bars = [line.split() for line in output.splitlines() if "█" in line or "▏" in line]
     assert [(bar[:-2], bar[-1]) for bar in bars] == [(["2", "to", "3"], "2"), (["4", "to", "7"], "1,500")]
@@ -269,6 +310,17 @@ def test_stats_as_a_table(capsys, tmp_path):
     assert lines[-1].endswith(str(Path("pictures/of [bold]mine[/].png")))
     assert (tmp_path / "pictures" / "of [bold]mine[/].png").read_bytes().startswith(b"\x89PNG")
     assert not Path("data").exists()
+
+
+def test_stats_of_a_chat_file(capsys):
+    rows = [{"messages": [{"role": r, "content": "x"} for r in ("user", "assistant") * n]} for n in range(1, 13)]
+    write_rows("chats.jsonl", rows)
+    summary = printed_json(capsys, "stats", "chats.jsonl")
+    assert summary["turns"] == {str(2 * n): 1 for n in range(1, 13)}
+    assert summary["format"] == "chats: messages (messages)"
+    lines = [" ".join(line.split()) for line in out(capsys, "stats", "chats.jsonl").splitlines()]
+    (turns,) = [line for line in lines if line.startswith("turns ")]
+    assert turns.startswith("turns 156 in all") and turns.endswith("16: 1 more: 4")
 
 
 @pytest.mark.parametrize(("columns", "bar"), [(40, 10), (65, 25), (80, 40), (81, 40)])

@@ -13,7 +13,7 @@ from tests.training import metric_lines
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path, monkeypatch):
+def small(tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.chdir(tmp_path)
     files, config_of = embedded.stdlib_files()[:60], demo.demo_config
 
@@ -24,6 +24,7 @@ def small(tmp_path, monkeypatch):
 
     monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
     monkeypatch.setattr(demo, "demo_config", small_config)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def test_the_demo_twice(tmp_path, capsys):
@@ -39,13 +40,13 @@ def test_the_demo_twice(tmp_path, capsys):
         assert re.search(r"^you> +what is niels\?$", output, re.MULTILINE)
         assert re.search(r"^niels> ", output, re.MULTILINE)
         assert re.search(r"^Done in \d:\d\d\. ", output, re.MULTILINE)  # minutes at most
-        assert f"niels-gpt chat --run runs/{name}\n" in output
-        assert f"niels-gpt batch show --run runs/{name} " in output
+        assert f"niels-gpt chat runs/{name}\n" in output
+        assert f"niels-gpt batch show runs/{name} " in output
         run = tmp_path / "runs" / name
         assert len(metric_lines(run)) == 3
         assert (run / "loss.png").exists()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["demo", "demo-2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
 def test_own_notes_in_an_own_folder(tmp_path, capsys):
@@ -55,14 +56,14 @@ def test_own_notes_in_an_own_folder(tmp_path, capsys):
     assert call("demo", "--steps", 1, "--roam", "notes", "--run-dir", "it's mine") == 0
     output = capsys.readouterr().out
     assert re.search(r"^roam .* notes \(built\)", output, re.MULTILINE)
-    assert "niels-gpt chat --run 'it'\"'\"'s mine'\n" in output
+    assert "niels-gpt chat 'it'\"'\"'s mine'\n" in output
 
 
 def test_a_folder_with_a_run_is_refused_with_the_command_that_resumes_it(tmp_path, capsys):
     (tmp_path / "my run").mkdir()
     (tmp_path / "my run/config.yaml").write_text("", encoding="utf-8")
     assert call("demo", "--run-dir", "my run") == 1
-    assert "niels-gpt train --run-dir 'my run' --resume, or choose another --run-dir" in error_of(capsys)
+    assert "niels-gpt train 'my run' --resume, or choose another --run-dir" in error_of(capsys)
 
 
 def test_notes_that_are_not_utf8(tmp_path, capsys):

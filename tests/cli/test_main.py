@@ -29,7 +29,7 @@ def empty_folder(tmp_path, monkeypatch):
 def test_help(capsys):
     assert call("--help") == 0
     shown = capsys.readouterr().out
-    commands = "demo train pipeline eval generate chat memorize audit doctor batch data cache tokenizer splice"
+    commands = "demo train pipeline eval generate chat memorize audit doctor clean batch data cache tokenizer splice"
     for command in commands.split():
         assert f"\n  {command} " in shown
 
@@ -74,7 +74,10 @@ def test_closed_standard_output_and_errors(tmp_path):
     ("command", "facts"),
     [
         ("train --config none.yaml", "none.yaml"),
-        ("train --resume", "--run-dir"),
+        ("train --resume", "runs/.*train RUN --resume"),
+        ("train somewhere", "somewhere.*--resume.*--run-dir"),
+        ("train a --run-dir b --resume", "a.*--run-dir b"),
+        ("pipeline --resume", "runs/.*pipeline RUN --resume"),
         ("train --resume --run-dir none", "none"),
         ("train --set train.base_lrr=1", r"train\.base_lrr.*\bbase_lr\b"),
         ("train --set train.B", r"--set.*'train\.B'"),
@@ -84,7 +87,7 @@ def test_closed_standard_output_and_errors(tmp_path):
         (f"train --roam none {ROAM_ONLY}", "none"),
         (f"train --primer none.txt {ROAM_ONLY.replace('roam', 'primer')}", "none.txt"),
         ("train --wiki none", "none"),
-        ("eval", "runs/.*--run"),
+        ("eval", r"runs/.*niels-gpt demo.*RUN"),
         ("eval --run none", r"none.*config\.yaml"),
         ("eval --checkpoint none.pt", "none.pt"),
         ("chat --checkpoint none.pt", "none.pt"),

@@ -43,8 +43,8 @@ def test_check_prints_what_is_read_and_skipped(vault: Path, capsys: pytest.Captu
 def test_training_reads_and_records_only_the_selected_notes(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--set", "model={C: 16, L: 1, H: 2, T: 16}", "--set", "train.B=2", "--set", "train.warmup_steps=0"]
     options += ["--set", "train.p_train={roam: 1}", "--set", "train.p_val={roam: 1}", "--steps", "1"]
-    selection = ["--exclude", "drafts/", "--respect-front-matter"]
-    assert run("train", "--roam", vault, "--run-dir", "run", *options, *selection, "--device", "cpu") == 0
+    selection = ["--exclude", "drafts/", "--respect-front-matter", "--set", "data.cache_dir=data/cache"]
+    assert run("train", "--notes", vault, "--run-dir", "run", *options, *selection, "--device", "cpu") == 0
     out = capsys.readouterr().out
     assert "20 notes" in out and ".trash" in out
     record = json.loads(Path("run/skipped.json").read_text(encoding="utf-8"))["roam"]
@@ -92,7 +92,7 @@ def test_all_files_that_are_not_utf8_are_named_at_once(
 
 def test_bad_files_can_be_skipped(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (vault / "x.md").write_bytes(b"caf\xe9")
-    assert run("splice", "select", "--roam", vault, "--encoding-errors", "skip", "--set", "model.T=64") == 0
+    assert run("splice", "select", "--notes", vault, "--encoding-errors", "skip", "--set", "model.T=64") == 0
     assert "x.md" in capsys.readouterr().out
 
 

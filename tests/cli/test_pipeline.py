@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from niels_gpt.config.yaml_file import config_from_dict, to_dict
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.report import curves
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.training.progress import Silent
@@ -105,8 +107,7 @@ def test_what_is_printed(place, capsys):
     assert f"val_pretrain: {losses}\nval_sft: {after['val_sft']:.3f}\n" in output
     for phase in ("pretrain", "sft"):
         assert f"best {phase} checkpoint: whole/{phase}/checkpoints/best.pt" in output
-    (line,) = [line for line in output.splitlines() if line.startswith("next: ")]
-    commands = re.findall(r"niels-gpt (.*?)(?:   |$)", line)
+    commands = re.findall(r"niels-gpt (.*)", output.partition("next:")[2])
     assert [shlex.split(command)[0] for command in commands] == ["chat", "eval"]
     assert call(*shlex.split(commands[1]), "--limit", 50, "--json") == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"] == "whole/sft/checkpoints/best.pt"
@@ -138,6 +139,8 @@ def test_print_config(place, capsys):
         stored = yaml.safe_load((place / "whole" / phase / "config.yaml").read_text(encoding="utf-8"))
         printed = found[phase] | {"init_from": stored["init_from"]}
         printed["train"]["B"] = 6
+        printed = to_dict(with_absolute_paths(config_from_dict(printed)))
+        del printed["splice"]
         assert stored == printed
 
 
@@ -195,9 +198,8 @@ def test_verify_finds_damaged_caches_of_the_second_phase(tmp_path, capsys):
 
 
 def test_options_that_do_not_go_together(tmp_path, capsys):
-    for option in ("--resume", "--resume-if-there"):
-        assert call("pipeline", "--config", "c.yaml", option) == 1
-        assert "--run-dir" in error_of(capsys)
+    assert call("pipeline", "--config", "c.yaml", "--resume-if-there") == 1
+    assert "--run-dir" in error_of(capsys)
     assert call("pipeline", "--run-dir", tmp_path, "--resume") == 1
     assert str(tmp_path) in error_of(capsys)
     assert call("pipeline", "--run-dir", "whole", "--resume", "--set", "sft.train.B=2") == 1

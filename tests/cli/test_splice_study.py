@@ -76,7 +76,7 @@ def test_runs_that_cannot_be_fitted(place, capsys):
     run.mkdir()
     good = write_report(place / "good", 100, (1, 2))
     assert call("splice", "fit", good, run) == 1
-    assert f"niels-gpt memorize --run '{run}'" in error_of(capsys)
+    assert f"niels-gpt memorize '{run}'" in error_of(capsys)
     write_report(run, 100, ())  # as `memorize --no-curve` writes it
     assert call("splice", "fit", run) == 1
     assert "checkpoint" in error_of(capsys)

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from niels_gpt.cli.train import check_run_dir, exit_if_stopped, program
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.report import curves
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.processes import World
@@ -45,9 +47,10 @@ def test_a_run_leaves_config_metrics_checkpoints_samples_and_plot(texts, tmp_pat
     assert re.search(r"^roam +60\.0% ", output, re.MULTILINE)
     assert re.search(r"^step 3/6 .*val_roam \d\.\d+  val_chat \d\.\d+.*tok/s", output, re.MULTILINE)
     assert re.search(r"^step 6/6 ", output, re.MULTILINE)
-    assert "niels-gpt chat --run out" in output and "niels-gpt memorize" not in output
+    assert "niels-gpt chat out" in output and "niels-gpt memorize" not in output
     run = tmp_path / "out"
-    assert (run / "config.yaml").read_text(encoding="utf-8") == resolved
+    (tmp_path / "printed.yaml").write_text(resolved, encoding="utf-8")
+    assert load_config(run / "config.yaml") == with_absolute_paths(load_config(tmp_path / "printed.yaml"))
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run / "samples").iterdir()] == ["step_00000006.txt"]
     names = {"best.pt", "latest.pt", "config.json", *(f"step_0000000{i}.pt" for i in (2, 4, 6))}
@@ -93,7 +96,7 @@ def test_the_command_to_resume_can_be_typed_as_it_is_printed(texts, capsys, monk
     output = capsys.readouterr().out
     assert f"{number.name}: saved {folder}/checkpoints/latest.pt after 4 steps" in output
     commands = [shlex.split(line) for line in output.splitlines() if line.strip().startswith("niels-gpt train ")]
-    assert commands == [["niels-gpt", "train", "--run-dir", folder, "--resume"]]
+    assert commands == [["niels-gpt", "train", folder, "--resume"]]
     assert call(*commands[0][1:]) == 0
     assert [line["step"] for line in metric_lines(texts.parent / folder)] == list(range(6))
 
@@ -104,7 +107,7 @@ def test_signals_while_the_plot_is_drawn_do_not_cut_the_message(texts, capsys, m
     before = [signal.getsignal(number) for number in STOPS]
     assert call("train", *SMALL, *data(texts), "--steps", 9, "--run-dir", "out") == 143
     output, errors = capsys.readouterr()
-    assert "niels-gpt train --run-dir out --resume" in output
+    assert "niels-gpt train out --resume" in output
     assert errors == ""
     assert [signal.getsignal(number) for number in STOPS] == before
 

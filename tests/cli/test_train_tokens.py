@@ -37,7 +37,7 @@ def test_a_run_takes_its_vocabulary_from_the_tokenizer(tmp_path, capsys, task, n
     assert shown[1] == f"{lines[1]['evals'][f'val_{task}']:.3f}"
     assert "val_pretrain" in lines[1]["evals"]
     assert (tmp_path / "out/config.yaml").read_text(encoding="utf-8") == resolved
-    assert "niels-gpt chat --run out" in output
+    assert "niels-gpt chat out" in output
 
 
 def test_verify_finds_damage_that_keeps_the_size(tmp_path, caches, capsys):

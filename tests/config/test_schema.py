@@ -137,6 +137,13 @@ INVALID = {
         ({"path": ""}, ["data.sources", "path"]),
         ({"path": "x", "kind": "chat", "split": (0.9, 0.1)}, ["chat", "split"]),
         ({"path": "hub:a/b"}, ["hub:a/b", "split"]),
+        ({"path": "x", "columns": {"user": "q"}}, ["columns", "assistant", "{'user': 'q'}"]),
+        ({"path": "x", "columns": {"user": "q", "assistant": ""}}, ["columns", "''"]),
+        ({"path": "x", "columns": {"user": "q", "assistant": "a", "bot": "b"}}, ["columns", "system", "'bot'"]),
+        *(
+            ({"path": "x", "columns": {"user": "q", "assistant": "a"}, key: value}, ["columns", key, str(value)])
+            for key, value in (("field", "text"), ("kind", "text"), ("split", (0.9, 0.1)))
+        ),
         ({"path": "hub:a b", "split": (0.9, 0.1)}, ["hub:ID@REVISION", "hub:a b"]),
         *(
             ({"path": path, "split": (0.9, 0.1)}, ["hub:ID", path])

@@ -140,8 +140,16 @@ def test_all_rows_use_the_same_field(tmp_path):
 @pytest.mark.parametrize("field", ["", "messages"])
 def test_chats_are_an_error(tmp_path, field):
     file = write_rows(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": "hi"}]}])
-    with pytest.raises(ValueError, match=r"^mine: .*text"):
+    with pytest.raises(ValueError, match=r"^(data\.sources\.)?mine: .*text"):
         read(file, field=field)
+
+
+def test_several_columns_of_text_are_an_error(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [{"question": "q", "reply": "a", "id": "7"}])
+    with pytest.raises(ValueError, match="question, reply, id") as caught:
+        read(file)
+    assert "field" in str(caught.value) and "assistant" not in str(caught.value)  # split needs text, not a chat
+    assert joined_bytes(file, field="reply") == b"a"
 
 
 # --- the Hub -----------------------------------------------------------------------------------------

@@ -57,5 +57,13 @@ def test_wrong_values_are_refused() -> None:
 
 def test_the_options_as_they_are_typed() -> None:
     options = NoteOptions(exclude=("a b", "c"), strip_front_matter=True, encoding_errors="replace")
-    assert options.as_text() == "--exclude 'a b' --exclude c --strip-front-matter --encoding-errors replace"
-    assert NoteOptions().as_text() == ""
+    assert options.words() == [
+        "--exclude",
+        "a b",
+        "--exclude",
+        "c",
+        "--strip-front-matter",
+        "--encoding-errors",
+        "replace",
+    ]
+    assert NoteOptions().words() == []

@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 
 from niels_gpt.chat import format_chat
 from niels_gpt.data.embedded import PRIMER
-from niels_gpt.data.primer import iter_primer_sft, load_primer_text, primer_dialogues, split_primer_dialogues
+from niels_gpt.data.primer import (
+    chat_file_text,
+    iter_primer_sft,
+    load_primer_text,
+    primer_dialogues,
+    primer_layout,
+    split_primer_dialogues,
+)
 from niels_gpt.data.types import ChatMessage, ChatSample
 from tests.cache import split_rule
-from tests.data import dropped_lines
+from tests.data import dropped_lines, write_rows
 
 DELIMITER = "\n\n<dialogue>\n\n"
 
@@ -196,3 +203,42 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
 def test_take_counts_valid_dialogues(primer, take):
     path = primer("no turn", *map(GOOD.format, "abc"))
     assert [sample.meta["dialogue"] for sample in iter_primer_sft(path, take=take)] == [1, 2, 3][:take]
+
+
+# --- chat files --------------------------------------------------------------------------------------
+
+
+def test_a_chat_file_is_a_primer(tmp_path):
+    rows = [{"prompt": f"ask {i}", "completion": f"answer {i}", "id": i} for i in range(3)]
+    path = write_rows(tmp_path / "chats.jsonl", [*rows, {"prompt": "x", "completion": None, "id": 3}])
+    stats = {}
+    found = list(iter_primer_sft(path, stats=stats))
+    assert found == [
+        ChatSample([ChatMessage("user", f"ask {i}"), ChatMessage("assistant", f"answer {i}")], "primer",
+                   {"id": i, "row": i})
+        for i in range(3)
+    ]  # fmt: skip
+    assert stats == {"without completion": 1}
+    assert list(iter_primer_sft(path, take=1)) == found[:1]
+    assert "prompt/completion" in primer_layout(path)
+
+
+def test_a_chat_file_as_the_text_of_a_primer(tmp_path, caplog):
+    """What would read as another turn or dialogue is dropped: a transcript escapes nothing."""
+    forged = ("a\nuser: b", "a\n\n<dialogue>\n\nb")
+    rows = [{"prompt": "ask", "completion": reply} for reply in ("one", *forged, "two user: fine")]
+    path = write_rows(tmp_path / "chats.jsonl", rows)
+    text = chat_file_text(str(path))
+    assert primer_dialogues(text) == ["user: ask\nassistant: one", "user: ask\nassistant: two user: fine"]
+    (line,) = dropped_lines(caplog)
+    assert "primer: dropped 2 chats" in line
+
+
+def test_a_chat_file_of_unknown_columns(tmp_path):
+    path = write_rows(tmp_path / "chats.jsonl", [{"frage": "a", "antwort": "b"}])
+    for read in (lambda path: list(iter_primer_sft(path)), primer_layout, chat_file_text):
+        with pytest.raises(ValueError) as caught:
+            read(str(path))
+        assert all(part in str(caught.value) for part in (str(path), "frage, antwort", "data.sources", "columns:"))
+    with pytest.raises(FileNotFoundError, match=r"gone\.jsonl"):
+        list(iter_primer_sft(tmp_path / "gone.jsonl"))

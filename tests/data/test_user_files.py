@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.config import SourceConfig
+from niels_gpt.data.row_layout import UnknownColumns
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 from niels_gpt.data.user_files import FIRST_ROWS, iter_user_files, kind_of, user_file_paths
 from tests.data import write_rows
@@ -25,7 +26,7 @@ def write(path, text):
 
 def read(path, *, stats=None, **options):
     """Return all samples of a path; `options` are those of the config and of the loader."""
-    config = {key: options.pop(key) for key in ("kind", "field") if key in options}
+    config = {key: options.pop(key) for key in ("kind", "field", "columns") if key in options}
     return list(iter_user_files("mine", SourceConfig(str(path), **config), stats=stats, **options))
 
 
@@ -161,16 +162,29 @@ def test_another_field(tmp_path):
         PretrainSample(f"body {i}", "mine", {"title": f"t{i}", "text": "not this", "row": i}) for i in range(3)
     ]
     assert contents(read(file)) == ["not this"] * 3
-    stats = {}
-    assert read(file, field="txet", stats=stats) == []
-    assert stats == {"without text": 3}
+    with pytest.raises(UnknownColumns, match=r"'txet'.*title, body, text"):
+        read(file, field="txet")
 
 
-def test_without_a_text_the_first_string_field_is_the_text(tmp_path):
-    file = write_rows(tmp_path / "a.jsonl", [{"n": i, "story": f"story {i}", "title": "t"} for i in range(2)])
-    samples = read(file)
-    assert contents(samples) == ["story 0", "story 1"]
-    assert [sample.meta for sample in samples] == [{"n": i, "title": "t", "row": i} for i in range(2)]
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_the_column_of_the_text(tmp_path, suffix):
+    """`text`, `content`, or the only column of text; what describes a document is none."""
+
+    def texts(**row):
+        samples = read(write_rows(tmp_path / f"a.{suffix}", [row]))
+        assert all(sample.meta == {**{k: row[k] for k in row if row[k] != "it"}, "row": 0} for sample in samples)
+        return contents(samples)
+
+    assert texts(n=1, story="it") == ["it"]
+    assert texts(url="u", id="7", date="2020-01-01", language="en", story="it") == ["it"]
+    assert texts(title="t", text="it", url="u") == texts(title="t", content="it") == ["it"]
+    assert texts(url="it") == ["it"]
+    for row in ({"title": "t", "story": "s"}, {"text": "q", "answer": "a"}, {"n": 1}, {"a": [1], "b": None}):
+        with pytest.raises(UnknownColumns) as caught:
+            texts(**row)
+        message = str(caught.value)
+        assert all(part in message for part in (", ".join(row), "data.sources.mine", "field:", "columns: {user:"))
+    assert contents(read(write_rows(tmp_path / "b.jsonl", [{"text": "q", "answer": "a"}]), kind="text")) == ["q"]
 
 
 def test_rows_without_a_text_are_counted_by_reason(tmp_path, caplog):
@@ -184,6 +198,15 @@ def test_rows_without_a_text_are_counted_by_reason(tmp_path, caplog):
     assert stats == {"empty": 12, "without text": 3}
     (line,) = [record.getMessage() for record in caplog.records]
     assert "mine" in line and "rows" in line and "2 empty" in line and "3 without text" in line
+
+
+def test_lone_surrogates(tmp_path):
+    """A text with one is dropped; in metadata they are replaced, so that they can be printed."""
+    rows = [r'{"text": "ok", "title": "\ud800x?", "n": [{"a": "\udfff"}, 1]}', r'{"text": "bad \ud800"}']
+    stats = {}
+    (sample,) = read(write(tmp_path / "a.jsonl", "\n".join(rows)), stats=stats)
+    assert sample.meta == {"title": "?x?", "n": [{"a": "?"}, 1], "row": 0}
+    assert stats == {"not utf-8": 1}
 
 
 def test_rows_are_shuffled_by_the_seed_and_keep_their_numbers(tmp_path):
@@ -255,9 +278,10 @@ def test_the_kind_can_be_forced(tmp_path):
     assert contents(read(file)) == [[("user", "hi"), ("assistant", "hello")]]
     assert contents(read(file, kind="text")) == ["a title"]
     assert contents(read(file, kind="chat")) == [[("user", "hi"), ("assistant", "hello")]]
-    stats = {}
-    assert read(write_rows(tmp_path / "b.jsonl", ROWS), kind="chat", stats=stats) == []
-    assert stats == {"without messages": 4}
+    with pytest.raises(UnknownColumns, match="text, id, lang"):
+        read(write_rows(tmp_path / "b.jsonl", ROWS), kind="chat")
+    with pytest.raises(ValueError, match=r"a\.txt.*primer"):
+        read(write(tmp_path / "a.txt", "a text"), kind="chat")
 
 
 def test_invalid_chats_are_counted_by_reason(tmp_path, caplog):
@@ -285,10 +309,11 @@ def test_invalid_chats_are_counted_by_reason(tmp_path, caplog):
     stats = {}
     with caplog.at_level(logging.WARNING, logger="niels_gpt.data"):
         samples = read(file, stats=stats)
-    assert [sample.meta["row"] for sample in samples] == [0, 14]
-    assert stats == {"without messages": 3, BAD_ROLE: 5, "with an empty message": 5}
+    assert [sample.meta["row"] for sample in samples] == [0, 12]  # what a tool says is skipped
+    assert contents(samples)[0] == contents(samples)[1]
+    assert stats == {"without messages": 3, BAD_ROLE: 4, "with an empty message": 5, "without a reply": 1}
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "3 without messages" in line and f"5 {BAD_ROLE}" in line and "5 with an empty message" in line
+    assert all(f"{number} {reason}" in line for reason, number in stats.items())
 
 
 def test_a_bad_first_row_does_not_decide_the_kind(tmp_path):
@@ -298,9 +323,11 @@ def test_a_bad_first_row_does_not_decide_the_kind(tmp_path):
     assert len(read(file, stats=stats)) == 3
     assert stats == {"without messages": 1}
     for number, kind in ((FIRST_ROWS - 1, "chat"), (FIRST_ROWS, "text")):
-        write_rows(file, [{"messages": None}] * number + [{"messages": USER_HI}])
+        write_rows(file, [{"chat_messages": None, "name": "a name"}] * number + [{"messages": USER_HI}])
         assert kind_of("mine", SourceConfig(str(file))) == kind
     assert FIRST_ROWS == 100
+    write_rows(file, [{"messages": None}] * (FIRST_ROWS + 1))
+    assert kind_of("mine", SourceConfig(str(file))) == "chat"
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)

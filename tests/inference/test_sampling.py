@@ -124,6 +124,24 @@ def test_temperature_zero_takes_the_largest_logit() -> None:
         assert choose(logits, Sampling(0.0, None, 0.9, 0.1), uniform).tolist() == [1, 0, 2]
 
 
+@given(
+    table=st.lists(st.lists(st.sampled_from([-1.0, -0.0, 0.0, 2.0]), min_size=9, max_size=9), min_size=1, max_size=4),
+    k=st.integers(1, 10),
+)
+def test_top_k_keeps_exactly_k_of_equal_tokens_those_with_the_lower_ids(table: list[list[float]], k: int) -> None:
+    """A row gives the same alone and in a batch."""
+    batch = probabilities(torch.tensor(table), Sampling(0.7, k))
+    for row, got in zip(table, batch, strict=True):
+        assert set(got.nonzero().flatten().tolist()) == keep_top_k([x + 0.0 for x in row], k)
+        check(row, Sampling(0.7, k), keep_top_k([x + 0.0 for x in row], k))
+
+
+def test_broken_logits_with_ties_are_an_error() -> None:
+    logits = torch.tensor([[math.nan, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    with pytest.raises(FloatingPointError):
+        choose(logits, Sampling(1.0, 2), torch.tensor([0.5, 0.5]))
+
+
 @pytest.mark.parametrize("temperature", [1e-2, 1e-30, 1e-310])
 def test_tiny_temperatures_are_nearly_greedy(temperature: float) -> None:
     logits = torch.tensor([[1.0, 9.0, 2.0], [7.0, -1.0, 2.0]])

@@ -108,7 +108,7 @@ def test_points_are_the_trained_means_at_checkpoints_with_epochs(tmp_path):
     with pytest.raises(ValueError, match="my run"):
         law_points(run)
     run.mkdir()
-    with pytest.raises(ValueError, match=r"niels-gpt memorize --run '.*my run'"):
+    with pytest.raises(ValueError, match=r"niels-gpt memorize '.*my run'"):
         law_points(run)
     (run / "memorization").mkdir()
     path = run / "memorization" / "report.json"

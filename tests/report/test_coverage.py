@@ -193,3 +193,18 @@ def test_layout_of_the_panels(tmp_path, figure, number, across, down):
     assert (grid.ncols, grid.nrows) == (across, down)
     assert "more" not in figure[0].get_suptitle()
     assert figure[0].get_size_inches().tolist() == pytest.approx([max(8, 3.4 * across), 1.2 + 1.9 * down])
+
+
+def test_the_axis_of_tokens_has_whole_numbers():
+    """A document of ten tokens had the labels 2.5 and 7.5."""
+    for length in (1, 2, 3, 5, 10, 25):
+        page = coverage_page([document("a", [1] * length)], title="t", examples=1, frames=1)
+        labels = re.findall(r'y="159" text-anchor="\w+">([^<]+)</text>', page)
+        assert labels[0] == "0" and len(labels) > 1
+        assert all(label.isdigit() for label in labels)
+
+
+def test_one_chart_is_as_wide_as_each_of_many():
+    """auto-fit would stretch it over the page, and its axis text with it."""
+    page = coverage_page([document("a", [1, 2])], title="t", examples=1, frames=1)
+    assert "auto-fill" in page and "auto-fit" not in page

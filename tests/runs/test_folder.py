@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import folder as folder_module
 from niels_gpt.runs import sharded_checkpoint
@@ -114,7 +115,7 @@ def test_a_best_between_two_checkpoints(run):
 
 
 def test_the_model_to_use(run):
-    with pytest.raises(ValueError, match=rf"{run.path}.*no checkpoint.*--run-dir {run.path} --resume"):
+    with pytest.raises(ValueError, match=rf"{run.path}.*no checkpoint.*train {run.path} --resume"):
         run.model_path()
     save(run, 2)
     assert run.model_path() == run.latest
@@ -255,7 +256,7 @@ def test_the_config_round_trips(tmp_path, run):
     config = small_config(tmp_path)
     run.write_config(config)
     assert run.exists
-    assert run.read_config() == config
+    assert run.read_config() == with_absolute_paths(config)
 
 
 def test_a_released_folder_can_be_used_again(tmp_path, run):

@@ -1,6 +1,8 @@
 """Finding runs, and loading their models with the tokenizers."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,17 @@ from niels_gpt.config.yaml_file import dump_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import LoadedRun, check_unchanged, find_run, is_run, load_run, new_run
+from niels_gpt.runs.loading import (
+    LoadedRun,
+    check_unchanged,
+    find_run,
+    find_unfinished_pipeline,
+    find_unfinished_run,
+    is_run,
+    load_run,
+    names_run,
+    new_run,
+)
 from niels_gpt.tokenizer import ByteTokenizer
 from tests import token_caches
 from tests.training import small_config
@@ -66,7 +78,7 @@ def test_new_runs_are_numbered(tmp_path):
 
 
 def test_the_newest_run_is_the_default(tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"runs/.*--run"):
+    with pytest.raises(ValueError, match=r"runs/.*niels-gpt demo.*RUN"):
         find_run(None)
     for age, name in enumerate(("runs/a", "runs/pipeline/sft", "runs/b")):
         run = make_run(tmp_path / name, steps=())
@@ -74,10 +86,68 @@ def test_the_newest_run_is_the_default(tmp_path, capsys):
     assert str(find_run(None).path) == "runs/a"
     os.utime("runs/pipeline/sft/config.yaml", (2000, 2000))
     assert str(find_run(None).path) == "runs/pipeline/sft"
-    assert "runs/pipeline/sft" in capsys.readouterr().err
+    assert "".join(capsys.readouterr()) == ""
     assert find_run(tmp_path / "runs/b").path == tmp_path / "runs/b"
     with pytest.raises(ValueError, match=r"runs/none.*config\.yaml"):
         find_run(tmp_path / "runs/none")
+
+
+def make_pipeline(path, *, pretrain, sft=()):
+    """A pipeline folder; the arguments are the steps of the checkpoints of each phase, None for a phase not begun."""
+    for name, steps in (("pretrain", pretrain), ("sft", sft)):
+        if steps is not None:
+            make_run(path / name, steps=steps)
+        (path / f"{name}.yaml").write_text(dump_config(small_config(path, "train.total_steps=9")), encoding="utf-8")
+    return path
+
+
+def test_a_pipeline_is_a_run(tmp_path):
+    for name, pretrain, sft, used in (
+        ("begun", (2,), None, "pretrain"),
+        ("tuning", (2,), (), "pretrain"),
+        ("tuned", (2,), (5,), "sft"),
+        ("empty", (), None, "sft"),
+    ):
+        folder = make_pipeline(tmp_path / "runs" / name, pretrain=pretrain, sft=sft)
+        assert names_run(str(folder))
+        if name != "empty":
+            assert find_run(folder).path == folder / used
+            assert find_run(None).path == Path("runs") / name / used
+            assert load_run(folder).step == (5 if used == "sft" else 2)
+    with pytest.raises(ValueError, match=r"empty/sft.*config\.yaml"):
+        find_run(tmp_path / "runs/empty")
+
+
+def test_the_newest_unfinished_run(tmp_path):
+    with pytest.raises(ValueError, match=r"runs/.*niels-gpt train RUN --resume"):
+        find_unfinished_run()
+    total = small_config(tmp_path).train.total_steps
+    for age, (name, steps) in enumerate((("done", (total,)), ("half", (1,)), ("older", ()))):
+        run = make_run(tmp_path / "runs" / name, steps=steps)
+        os.utime(run.config_path, (1000 - age, 1000 - age))
+    make_pipeline(tmp_path / "runs/pipe", pretrain=(2,), sft=(3,))
+    assert str(find_unfinished_run().path) == "runs/half"
+    assert str(find_unfinished_pipeline().path) == "runs/pipe"
+    make_run(tmp_path / "runs/pipe2/pretrain")
+    for name in ("half", "older"):
+        shutil.rmtree(tmp_path / "runs" / name)
+    shutil.rmtree(tmp_path / "runs/pipe2")
+    with pytest.raises(ValueError, match=r"finished.*niels-gpt train runs/done --resume --steps N"):
+        find_unfinished_run()
+    make_run(tmp_path / "other/sft", steps=(9,))
+    shutil.rmtree(tmp_path / "runs/pipe/sft")
+    (tmp_path / "other/sft").rename(tmp_path / "runs/pipe/sft")
+    with pytest.raises(ValueError, match=r"niels-gpt pipeline RUN --resume"):
+        find_unfinished_pipeline()
+
+
+def test_which_words_name_a_run(tmp_path):
+    run = make_run(tmp_path / "runs/a")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/checkpoint.json").write_text("{}", encoding="utf-8")
+    assert names_run("runs/a") and names_run(str(run.latest)) and names_run("shards")
+    for word in ("runs", "nothing", "", "a\0b", "x" * 5000, "runs/a/config.yaml", "a.pt"):
+        assert not names_run(word)
 
 
 # --- loading -----------------------------------------------------------------------------------------

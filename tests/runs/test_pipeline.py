@@ -3,6 +3,7 @@
 import pytest
 
 from niels_gpt.config.yaml_file import load_pipeline
+from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.runs.pipeline import PHASES, PipelineFolder
 
 
@@ -13,6 +14,6 @@ def test_configs_are_stored_beside_the_runs(tmp_path):
         folder.read_configs()
     phases = load_pipeline(overrides=["sft.train.total_steps=7", "sft.train.warmup_steps=1"])
     folder.write_configs(phases)
-    assert folder.exists and folder.read_configs() == phases
+    assert folder.exists and folder.read_configs() == {name: with_absolute_paths(p) for name, p in phases.items()}
     assert sorted(path.name for path in folder.path.iterdir()) == ["pretrain.yaml", "sft.yaml"]
     assert [run.path for run in folder.runs.values()] == [folder.path / name for name in PHASES]

@@ -84,3 +84,17 @@ def test_the_tokenizer_interface():
     assert tokenizer.token_bytes == [bytes([byte]) for byte in range(256)]
     assert tokenizer.encode("é!") == [195, 169, 33]
     assert tokenizer.decode(torch.tensor([195, 169, 33])) == "é!"
+
+
+@pytest.mark.parametrize("ids", [torch.tensor(104), torch.tensor([104]), 104, [104]])
+def test_a_single_id_is_one_byte(ids):
+    assert decode(ids) == ByteTokenizer().decode(ids) == "h"
+
+
+def test_several_rows_are_refused_with_the_shape():
+    for ids in (torch.zeros((2, 3), dtype=torch.int64), torch.zeros((1, 1, 1), dtype=torch.int64).numpy()):
+        for each in (decode, ByteTokenizer().decode):
+            with pytest.raises(ValueError, match=r"shape \(" + str(ids.shape[0])):
+                each(ids)
+    with pytest.raises(ValueError, match="300"):
+        decode([300])

@@ -328,3 +328,10 @@ def test_a_model_that_loses_text_is_an_error(change):
     """It has our special tokens, but a round trip changes text, or a special string is not one id."""
     with pytest.raises(ValueError, match="byte fallback"):
         Tokenizer(train_directly(**(LOSSLESS | change)))
+
+
+def test_decode_of_one_id_and_of_several_rows(tokenizer):
+    ids = tokenizer.encode("the")
+    assert tokenizer.decode(torch.tensor(ids[0])) == tokenizer.decode(ids[:1])
+    with pytest.raises(ValueError, match=r"shape \(2, 1\)"):
+        tokenizer.decode(torch.tensor([ids[:1], ids[:1]]))

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.meta import CacheError, listed_files, read_meta, write_meta
+from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.sources.texts import (
     BuildSettings,
     budgets_of,
@@ -25,12 +26,13 @@ from niels_gpt.cache.sources.texts import (
     training_texts,
 )
 from niels_gpt.cache.writing.partial_build import OnProgress
+from niels_gpt.config import DataConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.note_selection import SelectedNotes, record_skipped
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
-from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
 SFT = ("dolly15k", "oasst1", "primer")
@@ -51,14 +53,26 @@ class BuildResult:
     """Which files of the source were read and skipped; None if it is not a folder."""
 
 
-def choose_sources(names: list[str] | None, only: list[str], skip: list[str], config: Path | None) -> list[Source]:
-    """Sources by name; None: those of build-all and of the config. Raises ValueError for an unknown name."""
-    data = load_config(config).data if config else None
+def choose_sources(
+    names: list[str] | None,
+    only: list[str],
+    skip: list[str],
+    config: Path | None,
+    settings: BuildSettings | None = None,
+) -> list[Source]:
+    """Sources by name; None: those of build-all and of the config. Raises ValueError for an unknown name.
+
+    settings: its selection of files tells texts from chats in sources of the config; None: that of the config.
+    """
+    data = load_config(config).data if config else DataConfig()
+    if settings is not None:
+        errors = cast(Any, settings.errors or "strict")  # checked by BuildSettings
+        data = replace(data, notes=settings.notes, encoding_errors=errors)
     known = sources(data)
     for name in (*(names or ()), *only, *skip):
         if name not in known:
             raise ValueError(f"no source {name!r}; known sources: {', '.join(known)}")
-    candidates = [*PRETRAIN, *SFT, *(data.sources if data else ())] if names is None else names
+    candidates = [*PRETRAIN, *SFT, *data.sources] if names is None else names
     wanted = [name for name in (only or candidates) if name not in skip]
     if not wanted:
         raise ValueError("--only and --skip leave no source to build")
@@ -98,6 +112,26 @@ def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
     files.write_bytes(target, tokenizer.model)
     write_meta(target.with_name("meta.json"), meta)
     return tokenizer
+
+
+def check_vocab_size(settings: BuildSettings, given: Path | None) -> None:
+    """Raise ValueError if a vocabulary size is asked for that an existing tokenizer does not have.
+
+    `given` is the tokenizer to install; None: the one of the cache folder, if there is one.
+    """
+    path = given if given is not None else settings.cache_dir / "tokenizer"
+    model = path / "spm.model" if path.is_dir() else path
+    if settings.vocab_size is None or not model.is_file():
+        return
+    has = load_tokenizer(model).vocab_size - len(SPECIAL_TOKENS)
+    asked = has
+    with contextlib.suppress(CacheError):  # the text may have had fewer subwords than were asked for
+        asked = read_meta(model.with_name("meta.json")).get("vocab_size_asked", has)
+    if settings.vocab_size not in (has, asked):
+        remedy = "omit --vocab-size, or use another --cache-dir"
+        if given is None:
+            remedy += f"; to replace the tokenizer, remove {settings.cache_dir}: all its caches depend on it"
+        raise ValueError(f"{model} has {has:,} subwords, but --vocab-size asks for {settings.vocab_size:,}: {remedy}")
 
 
 def check_lost_tokenizer(cache_dir: Path, chosen: Iterable[Source], given: Path | None) -> None:
@@ -141,7 +175,9 @@ def train_on(
                 unreachable(source, err)
 
     out = out or settings.cache_dir / "tokenizer"
-    return load_tokenizer(train_tokenizer(texts(), out, vocab_size=settings.vocab_size, seed=settings.seed))
+    return load_tokenizer(
+        train_tokenizer(texts(), out, vocab_size=settings.vocab_size or defaults.VOCAB_SIZE, seed=settings.seed)
+    )
 
 
 def build(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from niels_gpt.cache.writing.partial_build import OnProgress, Progress
-from niels_gpt.system.console import format_duration, short_number
+from niels_gpt.system.console import format_duration, is_quiet, short_number
 
 SECONDS_BETWEEN_LINES = 5.0
 """How often a line is printed where stderr is not a terminal."""
@@ -19,7 +19,7 @@ SECONDS_BETWEEN_LINES = 5.0
 @contextlib.contextmanager
 def show_progress(name: str) -> Iterator[OnProgress]:
     """Show the progress of a build: a live line on a terminal, otherwise a line every few seconds."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=is_quiet())
     line = ProgressLine(name)
     if console.is_terminal:
         with console.status(f"{name}: reading") as status:
@@ -31,7 +31,7 @@ def show_progress(name: str) -> Iterator[OnProgress]:
     def on_progress(progress: Progress) -> None:
         nonlocal printed
         text = line.text(progress)
-        if time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
+        if time.monotonic() - printed >= SECONDS_BETWEEN_LINES and not is_quiet():
             printed = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 

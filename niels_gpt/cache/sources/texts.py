@@ -56,7 +56,8 @@ class BuildSettings:
     errors: str | None = None
     notes: NotesConfig = field(default_factory=NotesConfig)
     """Which files of the notes and of user sources are read, and how."""
-    vocab_size: int = defaults.VOCAB_SIZE
+    vocab_size: int | None = None
+    """Subwords of a new tokenizer; None: 16,000. An existing tokenizer must have been trained for this number."""
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
     workers: int | None = None
 

@@ -57,6 +57,9 @@ class CPUBackend:
     def loss(
         self, h: torch.Tensor, head: torch.nn.Linear, targets: torch.Tensor, total: torch.Tensor | None
     ) -> torch.Tensor:
+        scored = targets != -100
+        if 0 < int(scored.sum()) < targets.numel():  # a chat: the head is a large part of a small model
+            h, targets = h[scored], targets[scored]
         return self._plain.cross_entropy(self.logits(h, head), targets, total)
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:

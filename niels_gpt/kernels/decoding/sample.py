@@ -13,8 +13,8 @@ from niels_gpt.kernels.decoding.matmul import ready
 
 @triton.jit
 def _order(value):
-    """Integers that sort as the floats do."""
-    bits = value.to(tl.int32, bitcast=True)
+    """Integers that sort as the floats do; 0.0 and -0.0 are equal."""
+    bits = tl.where(value == 0.0, 0, value.to(tl.int32, bitcast=True))
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
@@ -65,7 +65,9 @@ def sample_kernel(
         key = _order(value)
         least = tl.min(tl.where(ok, key, 0x7FFFFFFF), 0).to(tl.int64)
         most = tl.max(key, 0).to(tl.int64)
-        floor = least  # a token passes with key >= floor and (key > edge or index <= cut)
+        # A token passes with (key, index) up to both (floor, last) of top_k and (edge, cut) of top_p.
+        floor = least
+        last = V
         edge = least - 1
         cut = V
         if top_k < V:
@@ -80,6 +82,13 @@ def sample_kernel(
                 number = tl.where(found >= top_k, found, number)
                 floor = tl.where(found >= top_k, middle, floor)
                 high = tl.where(found >= top_k, high, middle)
+            if number > top_k:  # more tokens have the k-th logit than fit: the first ones are taken
+                tied = key == floor.to(tl.int32)
+                wanted = top_k - tl.sum((key > floor.to(tl.int32)).to(tl.int32), 0)
+                last = 0
+                for j in range(BITS):
+                    try_last = last + (1 << (BITS - 1 - j))
+                    last = tl.where(tl.sum((tied & (i < try_last)).to(tl.int32), 0) < wanted, try_last, last)
         if top_p < 1.0:
             p = tl.load(mine + i)
             share = top_p * tl.sum(p, 0)
@@ -97,7 +106,8 @@ def sample_kernel(
                 try_cut = cut + (1 << (BITS - 1 - j))
                 cut = tl.where(sure + tl.sum(tl.where(i < try_cut, ties, 0.0), 0) < share, try_cut, cut)
         p = tl.load(mine + i)
-        passed = (key >= floor.to(tl.int32)) & ((key > edge) | ((key == edge) & (i <= cut))) & (p >= min_p)
+        in_k = (key > floor.to(tl.int32)) | ((key == floor.to(tl.int32)) & (i <= last))
+        passed = in_k & ((key > edge) | ((key == edge) & (i <= cut))) & (p >= min_p)
         tl.store(mine + i, tl.where(passed, p, 0.0))
         tl.debug_barrier()
         # Invert the cumulative distribution, first over groups, then inside one. Never a token of probability 0.

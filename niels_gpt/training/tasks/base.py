@@ -9,6 +9,7 @@ import torch
 
 from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.validation import eval_name as eval_name
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.tokenizer import AnyTokenizer
 
@@ -43,6 +44,19 @@ class Batch(NamedTuple):
         return Batch(
             x.pin_memory(), targets.pin_memory(), segments, None if positions is None else positions.pin_memory()
         )
+
+    def without_tail(self, multiple: int = 16) -> Batch:
+        """The batch without its last columns if no row has a target there (the padding of short conversations).
+
+        Positions attend only to earlier ones, so the loss is the same. The length stays a multiple, unless it is T.
+        """
+        if self.segments is not None:
+            return self
+        wanted = (self.targets != -100).any(dim=0).nonzero()
+        last = int(wanted[-1]) + 1 if len(wanted) else 1
+        length = min(-(-last // multiple) * multiple, self.x.shape[1])
+        x, targets, _, positions = self
+        return Batch(x[:, :length], targets[:, :length], None, None if positions is None else positions[:, :length])
 
     def micro_batches(self, number: int) -> list[Batch]:
         """The batch split by rows into at most `number` micro-batches."""
@@ -114,11 +128,3 @@ class DataTask(Task, Protocol):
 
     def selections(self) -> dict[str, SelectedNotes]:
         """Which files of its sources were read and skipped; recorded in the run's skipped.json."""
-
-
-def eval_name(source: str, split: str = "val") -> str:
-    """The name of a source's held-out set in metrics: `val_SOURCE`, and `val_chat` for primer's dialogues.
-
-    Tasks over tokens add the means over their sources, `val_pretrain` and `val_sft`.
-    """
-    return "val_chat" if source == "primer" else f"{split}_{source}"

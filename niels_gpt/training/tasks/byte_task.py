@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from niels_gpt.batching import RowPlan, gather_rows, plan_batch
-from niels_gpt.config import RunConfig
+from niels_gpt.config import DataConfig, RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
-from niels_gpt.data.source_paths import display_name, resolve_source_path
+from niels_gpt.data.source_paths import display_name, with_absolute_paths
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
 from niels_gpt.streams import Stream, StreamBuildConfig, load_streams
-from niels_gpt.system import files
+from niels_gpt.system import files, user_cache
 from niels_gpt.system.console import short_number
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
@@ -126,7 +127,7 @@ class ByteTask:
                     len(val.data),
                     "B",
                     len(train.starts) + len(val.starts),
-                    f"{paths[name]} ({state})",
+                    f"{files.display_path(paths[name])} ({state})",
                 )
             )
         return rows
@@ -163,12 +164,21 @@ def open_byte_task(config: RunConfig) -> ByteTask:
     return ByteTask(config, load_streams(stream_config(config), T=config.model.T))
 
 
+def _stream_folder(data: DataConfig) -> Path:
+    """The folder of the cached streams; `auto` is one folder per choice of sources, in the user's cache."""
+    if data.cache_dir != "auto":
+        return files.expand_home(data.cache_dir)
+    chosen = [data.wiki, data.roam, data.primer, *(source.path for source in data.sources.values())]
+    key = files.sha256_bytes("\0".join([*chosen, *data.sources, str(data.seed)]).encode("utf-8"))
+    return user_cache.private_folder(user_cache.STREAMS, key[:16])
+
+
 def stream_config(config: RunConfig, names: Sequence[str] | None = None) -> StreamBuildConfig:
     """The StreamBuildConfig of some sources, all required; "auto" paths are resolved.
 
     names: by default the sources in p_train and p_val. Raises ValueError if those name an unknown source.
     """
-    data, train = config.data, config.train
+    data, train = with_absolute_paths(config).data, config.train
     if names is None:
         known = (*SOURCES, *data.sources)
         for key in ("p_train", "p_val"):
@@ -178,10 +188,10 @@ def stream_config(config: RunConfig, names: Sequence[str] | None = None) -> Stre
         names = [name for name in known if train.p_train.get(name) or train.p_val.get(name)]
 
     return StreamBuildConfig(
-        roam_root=resolve_source_path("roam", data.roam),
-        primer_path=resolve_source_path("primer", data.primer),
-        wiki=resolve_source_path("wiki", data.wiki),
-        cache_dir=str(files.expand_home(data.cache_dir)),
+        roam_root=data.roam,
+        primer_path=data.primer,
+        wiki=data.wiki,
+        cache_dir=str(_stream_folder(data)),
         roam_val_frac=data.roam_val_frac,
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,

@@ -17,6 +17,7 @@ from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
+from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.training.tasks.byte_task import SOURCES, selections_of, source_paths, stream_config
 
@@ -131,8 +132,9 @@ def open_documents(config: RunConfig, source: str | None = None) -> SourceDocume
         name = have[0] if len(have) == 1 else "roam"
     if name not in have:
         raise ValueError(
-            f"no pretrain cache {name} in {folder.path}: build it (niels-gpt cache build {name} --cache-dir "
-            f"{folder.path}), or set splice.dataset_name to an existing one: {', '.join(have) or 'none'}"
+            f"no pretrain cache {name} in {folder.path}: build it "
+            f"({command('cache', 'build', name, '--cache-dir', folder.path)}), "
+            f"or set splice.dataset_name to an existing one: {', '.join(have) or 'none'}"
         )
     train, held_out = (_token_documents(folder, name, split) for split in ("train", "val"))
     return SourceDocuments(name, str(folder.path / "pretrain" / name), " tokens", folder.tokenizer, train, held_out)

@@ -392,11 +392,16 @@ def test_sampling_is_that_of_plain_torch(V):
     kernel, grid, args, constants = step.launches[-1]
     g = torch.Generator().manual_seed(V)
     filters = [
-        Sampling(t, k, p, m) for t in (0.4, 1.5) for k in (None, 1, 50) for p in (None, 0.3, 0.95) for m in (None, 0.05)
+        Sampling(t, k, p, m)
+        for t in (0.4, 1.5)
+        for k in (None, 1, 7, 50)
+        for p in (None, 0.3, 0.95)
+        for m in (None, 0.05)
     ]
     for sampling in [*filters, Sampling(0.0, None)]:
         logits = (3 * torch.randn((B, V), generator=g)).cuda()
         logits[:, ::3] = logits[:, ::3].round()  # ties
+        logits[:4] = (logits[:4] / 4).round()  # nearly all are ties, also between 0.0 and -0.0
         uniform = torch.rand(B, generator=g, dtype=torch.float64).cuda()
         state.uniform[:B, 0] = uniform
         settings = [sampling.temperature, sampling.top_p or 1.0, sampling.min_p or 0.0]

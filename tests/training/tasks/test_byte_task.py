@@ -223,12 +223,12 @@ def test_auto_paths_are_resolved(tmp_path, monkeypatch):
     cfg = stream_config(config)
     assert cfg.enabled_sources == cfg.required_sources == ("wiki", "primer", "mine")
     paths = source_paths(cfg)
-    assert paths == {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "mine": "rows.jsonl"}
+    assert paths == {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "mine": str(tmp_path / "rows.jsonl")}
     (tmp_path / ".roam-data").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "primer.txt").touch()
     paths = source_paths(stream_config(config))
-    assert (paths["roam"], paths["primer"]) == (".roam-data", "data/primer.txt")
+    assert (paths["roam"], paths["primer"]) == (str(tmp_path / ".roam-data"), str(tmp_path / "data/primer.txt"))
     hub = small_config(tmp_path, "data.wiki=hub", "data.roam=~/notes", *shares[1:], "train.p_train={wiki: 1.0}")
     paths = source_paths(stream_config(hub))
     assert paths["wiki"] == "hub"

@@ -28,6 +28,8 @@ from pathlib import Path
 
 import torch
 
+from niels_gpt.system.user_cache import cache_folder
+
 VARIABLE = "NIELS_GPT_NATIVE"
 """The environment variable: 0 for no C kernels, or the folder of the compiled ones (`~/.cache/niels-gpt`)."""
 _HERE = Path(__file__).parent
@@ -136,8 +138,7 @@ def _processor() -> str:
 
 def kernel_folder() -> Path:
     """The folder of compiled kernels; it may not exist yet."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "niels-gpt")
-    return Path(os.environ.get(VARIABLE) or home).expanduser()
+    return Path(os.environ.get(VARIABLE) or cache_folder()).expanduser()
 
 
 def _trusted(path: Path) -> bool:

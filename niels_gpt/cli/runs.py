@@ -1,0 +1,217 @@
+"""`niels-gpt runs`: list, show, compare and remove runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from niels_gpt.cli.options import JsonOption, OptionalPath, output_option
+
+if TYPE_CHECKING:
+    from niels_gpt.runs.catalog import RunSummary
+
+app = typer.Typer(help="List, show, compare and remove runs.", no_args_is_help=True)
+
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
+RUNS = Path("runs")
+
+
+@app.command("list")
+def list_(runs_dir: RunsDirOption = RUNS, json: JsonOption = False) -> None:
+    """List the runs, newest first."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from niels_gpt.runs.catalog import summarize_all
+
+    found = summarize_all(runs_dir)
+    if json:
+        print(dumps([asdict(run) for run in found], indent=2))
+    elif found:
+        _show_table(found)
+    else:
+        print(f"no runs in {runs_dir}/: niels-gpt demo or niels-gpt train makes one")
+
+
+@app.command("show")
+def show(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A run: its path or name; default: the newest.")] = "",
+    runs_dir: RunsDirOption = RUNS,
+    json: JsonOption = False,
+) -> None:
+    """Show a run: data, settings that differ from the defaults, checkpoints, results, next commands."""
+    from json import dumps
+
+    from niels_gpt.runs.catalog import find_runs, resolve_runs, summarize
+    from niels_gpt.runs.describe import describe
+
+    if run:
+        paths = resolve_runs(run, runs_dir)
+    else:
+        paths = sorted(find_runs(runs_dir), key=lambda path: summarize(path).changed)[-1:]
+        if not paths:
+            raise ValueError(f"no runs in {runs_dir}/: niels-gpt demo or niels-gpt train makes one")
+    details = [describe(path) for path in paths]
+    if json:
+        print(dumps(details if len(details) > 1 else details[0], indent=2))
+        return
+    for number, detail in enumerate(details):
+        print("\n" * bool(number) + str(detail["path"]))
+        _print_details(detail)
+
+
+@app.command("compare")
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Two or more runs: paths or names.")],
+    out: Annotated[
+        OptionalPath, output_option("--out", "PNG file; default: compare-A-B.png in the folder of runs.")
+    ] = None,
+    runs_dir: RunsDirOption = RUNS,
+    json: JsonOption = False,
+) -> None:
+    """Draw the losses of several runs in one picture, and list the config values that differ."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from niels_gpt.report.curves import plot_comparison
+    from niels_gpt.runs.catalog import resolve_runs, summarize
+    from niels_gpt.runs.describe import config_table, unique_names
+
+    paths = list(dict.fromkeys(path for run in runs for path in resolve_runs(run, runs_dir)))
+    if len(paths) < 2:
+        raise ValueError(f"compare needs two runs, got {', '.join(map(str, paths))}: niels-gpt runs list shows all")
+    named = unique_names(paths, runs_dir)
+    summaries = [summarize(path, name) for name, path in named.items()]
+    for summary in summaries:
+        if summary.state == "damaged":
+            raise ValueError(f"{summary.path} cannot be compared: {summary.problem}")
+    if out is None:
+        out = runs_dir / f"compare-{'-'.join(name.replace('/', '-') for name in named)}"[:200]
+        out = out.with_name(out.name + ".png")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    plot_comparison(named, out)
+    table = config_table(named)
+    if json:
+        print(dumps({"runs": [asdict(s) for s in summaries], "config": table, "picture": str(out)}, indent=2))
+        return
+    _show_table(summaries)
+    print()
+    _show_config_table(table, list(named))
+    print(f"curves: {out}")
+
+
+@app.command("rm")
+def rm(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, pipelines or studies: paths or names.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    runs_dir: RunsDirOption = RUNS,
+) -> None:
+    """Remove runs from the disk."""
+    from niels_gpt.runs.catalog import check_removable, disk_usage, locate, remove
+    from niels_gpt.system.console import plural
+
+    paths = list(dict.fromkeys(locate(run, runs_dir) for run in runs))
+    for path in paths:  # all of them or none
+        inside = check_removable(path)
+        several = f", {plural(len(inside), 'run')}" if inside != [path] else ""
+        print(f"{path} ({_size(disk_usage(path))}{several})")
+    if not yes and not typer.confirm(f"Remove {'it' if len(paths) == 1 else 'them'} for good?"):
+        print("nothing removed")
+        raise typer.Exit(1)
+    freed = sum(remove(path) for path in paths)
+    print(f"removed {', '.join(map(str, paths))}: {_size(freed)} freed")
+
+
+def _show_table(runs: Sequence[RunSummary]) -> None:
+    from datetime import datetime
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from niels_gpt.cli.tables import show_table
+    from niels_gpt.system.console import short_number
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("when", no_wrap=True)
+    table.add_column("what")
+    for name in ("size", "steps", "best loss", "bits/byte", "disk"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for run in runs:
+        when = datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M")
+        steps = "" if run.steps is None else f"{run.steps:,}" + (f"/{run.total_steps:,}" * (run.state != "finished"))
+        table.add_row(
+            escape(run.name),
+            when,
+            run.task or "",
+            "" if run.parameters is None else short_number(run.parameters),
+            steps,
+            "" if run.best_loss is None else f"{run.best_loss:.3f}",
+            "" if run.bits_per_byte is None else f"{run.bits_per_byte:.3f}",
+            _size(run.disk),
+            run.state,
+        )
+    show_table(table, width=120)
+    for run in runs:
+        if run.problem:
+            print(f"{run.name} is damaged: {run.problem}")
+
+
+def _print_details(detail: dict[str, Any]) -> None:
+    """Print what `describe` returns."""
+    from datetime import datetime
+
+    if detail["state"] == "damaged":
+        print(f"  damaged: {detail['problem']}; {_size(detail['disk'])} on disk")
+        return
+    when = datetime.fromtimestamp(detail["changed"]).strftime("%Y-%m-%d %H:%M")
+    rows = [
+        ("state", f"{detail['state']}, {detail['steps']:,} of {detail['total_steps']:,} steps, last changed {when}"),
+        (
+            "model",
+            f"{detail['task']}, {detail['parameters']:,} parameters, T={detail['context']}, V={detail['vocabulary']}",
+        ),
+        *(("data", line) for line in detail["data"]),
+    ]
+    if detail["best_loss"] is not None:
+        bits = "" if detail["bits_per_byte"] is None else f", {detail['bits_per_byte']:.3f} bits per byte"
+        rows.append(("best", f"validation loss {detail['best_loss']:.4f} after {detail['best_step']:,} steps{bits}"))
+    if detail["last"]:
+        last = detail["last"]
+        rows.append(("last", f"loss {last['loss']:.4f}, learning rate {last['lr']:.3g}" if "lr" in last else str(last)))
+    rows += [("evals", f"{name} {value:.4f}") for name, value in detail["last_evals"].items()]
+    rows += [("checkpoint", f"{name}  {_size(size)}") for name, size in detail["checkpoints"].items()]
+    rows.append(("disk", _size(detail["disk"])))
+    rows += [("changed", f"{key} = {new}  (default {old})") for key, (old, new) in detail["differences"].items()]
+    rows += [("next", command) for command in detail["next"]]
+    before = ""
+    for label, text in rows:
+        print(f"  {'' if label == before else label:10}  {text}")
+        before = label
+
+
+def _show_config_table(table: dict[str, list[Any]], names: list[str]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from niels_gpt.cli.tables import show_table
+
+    if not table:
+        print("the configs are equal")
+        return
+    shown = Table(box=None, pad_edge=False)
+    for name in ("config", *names):
+        shown.add_column(escape(name), overflow="fold")
+    for key, values in table.items():
+        shown.add_row(escape(key), *("" if value is None else escape(str(value)) for value in values))
+    show_table(shown, width=120)
+
+
+def _size(number: int) -> str:
+    from niels_gpt.system.console import short_number
+
+    return f"{short_number(number)}B"

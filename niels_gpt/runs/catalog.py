@@ -1,0 +1,284 @@
+"""The runs of a folder: what each is, how far it got, how good it is, and what it costs on disk.
+
+Reads config.yaml and metrics.jsonl, opens no checkpoint and imports no torch, so that a hundred runs take a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_gpt.config import ModelConfig
+from niels_gpt.config.yaml_file import with_defaults
+from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.runs.validation import bits_per_byte, eval_name, selection_loss
+from niels_gpt.system import files
+
+RUNS = Path("runs")
+PHASES = ("pretrain", "sft")
+State = Literal["finished", "training", "stopped", "damaged"]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run, from its small files. What cannot be known is None."""
+
+    name: str
+    """Its path below the folder of runs."""
+    path: str
+    state: State
+    """`training`: a process holds its lock; `stopped`: it can be resumed."""
+    changed: float
+    """When it last wrote metrics or its config: seconds since 1970."""
+    disk: int
+    """Bytes on disk; a file with several names counts once."""
+    task: str | None = None
+    parameters: int | None = None
+    steps: int | None = None
+    """Steps done."""
+    total_steps: int | None = None
+    best_loss: float | None = None
+    """Lowest validation loss, in nats per byte or token."""
+    best_step: int | None = None
+    bits_per_byte: float | None = None
+    """The best loss in bits per byte of text; for tokens only if `niels-gpt eval` has measured it."""
+    last: dict[str, Any] | None = None
+    """The last line of metrics.jsonl."""
+    problem: str | None = None
+    """Why it is damaged."""
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders in a folder of runs: direct ones, and those of pipelines and studies one level below.
+
+    Links are not followed.
+    """
+    found = []
+    for path in _folders(folder):
+        if _looks_like_run(path):
+            found.append(path)
+        else:
+            found += [inner for inner in _folders(path) if _looks_like_run(inner)]
+    return found
+
+
+def summarize_all(folder: Path) -> list[RunSummary]:
+    """Return the summaries of the runs in a folder, newest first."""
+    runs = [summarize(path, str(path.relative_to(folder))) for path in find_runs(folder)]
+    return sorted(runs, key=lambda run: (-run.changed, run.name))
+
+
+def locate(name: str | Path, folder: Path = RUNS) -> Path:
+    """Return the folder that a path or a name in the folder of runs means. Raises ValueError if there is none."""
+    for path in (Path(name), folder / name):
+        if path.is_dir():
+            return path
+    known = ", ".join(str(path.relative_to(folder)) for path in find_runs(folder)[:8]) or "none"
+    raise ValueError(f"no run {name}, also not in {folder}/: name a folder, or one of its runs ({known})")
+
+
+def resolve_runs(name: str | Path, folder: Path = RUNS) -> list[Path]:
+    """Return the runs that a path or a name in the folder of runs means: itself, or those of a pipeline or study.
+
+    Raises ValueError if there is none.
+    """
+    path = locate(name, folder)
+    runs = [path] if _looks_like_run(path) else [p for p in _folders(path) if _looks_like_run(p)]
+    if not runs:
+        raise ValueError(f"{path} is not a run: it has no config.yaml")
+    return sorted(runs, key=lambda run: PHASES.index(run.name) if run.name in PHASES else 0)
+
+
+def summarize(path: Path, name: str | None = None) -> RunSummary:
+    """Return the summary of a run; a damaged one is described as such, and never raises."""
+    changed = max(_modified(path / file) for file in ("metrics.jsonl", "config.yaml")) or _modified(path)
+    basic = RunSummary(name or path.name, str(path), "damaged", changed, disk_usage(path))
+    try:
+        return dataclasses.replace(basic, **_progress(path))
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as err:
+        reason = f"config.yaml has no {err}" if isinstance(err, KeyError) else str(err)
+        return dataclasses.replace(basic, problem=reason)
+
+
+def _progress(path: Path) -> dict[str, Any]:
+    """Return the fields of a RunSummary that its config and metrics give. Raises what a damaged file can raise."""
+    config = read_tree(path)
+    last, evaluated = _read_metrics(path / "metrics.jsonl")
+    steps, total = (last["step"] + 1 if last else 0), config["train"]["total_steps"]
+    best = _best(config, evaluated)
+    best_step = best["step"] + 1 if best else None
+    bits = _measured_bits(path, config, best_step)
+    if best and bits is None:
+        bits = bits_per_byte(config, best["evals"])
+    return {
+        "state": "training" if is_locked(path) else "finished" if steps >= total else "stopped",
+        "task": config["task"],
+        "parameters": number_of_weights(ModelConfig.of(config["model"])),
+        "steps": steps,
+        "total_steps": total,
+        "best_loss": selection_loss(config, best["evals"]) if best else None,
+        "best_step": best_step,
+        "bits_per_byte": bits,
+        "last": last,
+    }
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Return config.yaml of a run as a dict, completed with defaults; values are not checked. Raises ValueError."""
+    import yaml
+
+    file = path / "config.yaml"
+    try:
+        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except FileNotFoundError:
+        raise ValueError("it has no config.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ValueError("config.yaml is not valid YAML") from None
+    if not isinstance(tree, dict) or not all(isinstance(tree.get(key), dict) for key in ("model", "train")):
+        raise ValueError("config.yaml is not the config of a run")
+    return with_defaults(tree)
+
+
+def _read_metrics(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Return the last line of metrics.jsonl, and the lines with an evaluation; truncated lines are skipped."""
+    last: dict[str, Any] | None = None
+    evaluated = []
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for text in reversed(lines):
+        if last is not None and b'"evals"' not in text:
+            continue
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                last = last or line
+                if isinstance(line.get("evals"), dict):
+                    evaluated.append(line)
+    return last, evaluated[::-1]
+
+
+def _best(config: dict[str, Any], evaluated: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first line with the lowest selection loss."""
+    best, lowest = None, math.inf
+    for line in evaluated:
+        with contextlib.suppress(KeyError):  # another p_val at that time
+            loss = selection_loss(config, line["evals"])
+            if loss < lowest:
+                best, lowest = line, loss
+    return best
+
+
+def _measured_bits(path: Path, config: dict[str, Any], best_step: int | None) -> float | None:
+    """Return the bits per byte that `niels-gpt eval` has measured for the best checkpoint, weighted by p_val."""
+    try:
+        stored = json.loads((path / EVAL_FILE).read_bytes())
+        if stored["step"] != best_step or config["task"] == "splice":
+            return None
+        weights = {eval_name(name): w for name, w in config["train"]["p_val"].items() if w}
+        return math.fsum(w * stored["scores"][name]["bits_per_byte"] for name, w in weights.items())
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+EVAL_FILE = "eval.json"
+"""Where `niels-gpt eval` stores the scores of the best checkpoint of a run."""
+
+
+def store_scores(path: Path, result: Mapping[str, Any]) -> None:
+    """Store the scores of the best checkpoint in its run; a run that cannot be written to is left as it is."""
+    with contextlib.suppress(OSError):
+        files.write_json(path / EVAL_FILE, {key: value for key, value in result.items() if key != "checkpoint"})
+
+
+def disk_usage(path: Path) -> int:
+    """Return the bytes of all files below a folder; hard links count once, symbolic links are not followed."""
+    seen: dict[tuple[int, int], int] = {}
+    for root, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                info = Path(root, name).lstat()
+                seen[info.st_dev, info.st_ino] = info.st_size
+    return sum(seen.values())
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is training into a run."""
+    file = path / "run.lock"
+    if not file.is_file():
+        return False
+    try:
+        with files.lock(file, wait=False):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no permission to write: it cannot be told
+        return False
+
+
+def check_removable(path: Path) -> list[Path]:
+    """Return the runs in a folder that may be removed. Raises ValueError, with the reason, if it may not.
+
+    A run, a pipeline or a study may; not a link, not a folder that contains the working directory, and not a folder
+    with a run that is being trained.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link to {path.resolve()}: name that folder, or remove the link yourself")
+    runs = resolve_runs(path)
+    real = path.resolve()
+    if real in (Path.cwd(), *Path.cwd().parents, Path.home(), *Path.home().parents):
+        raise ValueError(f"{path} contains the working directory or your home: remove the run from outside it")
+    if not _looks_like_run(path):
+        others = [p.name for p in path.iterdir() if p.is_dir() and p not in runs]
+        if others:
+            raise ValueError(f"{path} holds more than runs ({', '.join(sorted(others)[:5])}): name a single run")
+    for run in runs:
+        if is_locked(run):
+            raise ValueError(f"a process is training into {run}: stop it first (Ctrl-C saves the run)")
+    return runs
+
+
+def remove(path: Path) -> int:
+    """Remove a run, pipeline or study, and return the bytes freed. Raises ValueError as `check_removable` does."""
+    runs = check_removable(path)
+    with contextlib.ExitStack() as stack:
+        for run in runs:
+            try:
+                stack.enter_context(files.lock(run / "run.lock", wait=False))
+            except BlockingIOError:
+                raise ValueError(f"a process is training into {run}: stop it first (Ctrl-C saves the run)") from None
+        size = disk_usage(path)
+        hidden = path.with_name(f".{path.name}.gone.tmp")  # a partly removed run never has its name
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    return size
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """Yield the visible folders in a folder, without links, by name."""
+    if path.is_dir():
+        for inner in sorted(path.iterdir()):
+            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
+                yield inner
+
+
+def _looks_like_run(path: Path) -> bool:
+    """Whether a folder is a run, damaged ones included: a config.yaml of a run, or metrics, or checkpoints."""
+    if any(path.glob("checkpoints/*.pt")) or (path / "metrics.jsonl").is_file() or (path / "run.lock").is_file():
+        return True
+    with contextlib.suppress(ValueError, OSError):
+        return bool(read_tree(path))
+    return False
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,132 @@
+"""One run in detail, and how the configs of several differ; from small files, as in `catalog.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from niels_gpt.config import RunConfig
+from niels_gpt.config.yaml_file import differences, load_config, to_dict
+from niels_gpt.runs.catalog import read_tree, summarize
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the summary of a run with its data, checkpoints, last evaluation, differences from the defaults and next
+    commands. A damaged run has the fields of the summary only."""
+    summary = summarize(path)
+    detail = dataclasses.asdict(summary)
+    if summary.state == "damaged":
+        return detail
+    try:
+        config = load_config(path / "config.yaml")
+    except ValueError as err:
+        return {**detail, "state": "damaged", "problem": str(err)}
+    last = detail["last"] or {}
+    return {
+        **detail,
+        "context": config.model.T,
+        "vocabulary": config.model.V,
+        "data": _data(config),
+        "last_evals": {name: value for name, value in _last_evals(path).items() if "/" not in name},
+        "last": {key: value for key, value in last.items() if key != "evals"} or None,
+        "checkpoints": _checkpoints(path),
+        "differences": _changes(config),
+        "next": _next_commands(path, config, summary.state, bool(_checkpoints(path))),
+    }
+
+
+def config_table(runs: Mapping[str, Path]) -> dict[str, list[Any]]:
+    """Return {dotted key: one value per run} of the config keys whose values are not all equal."""
+    trees = [read_tree(path) for path in runs.values()]
+    keys = dict.fromkeys(key for tree in trees[1:] for key in differences(trees[0], tree))
+    return {key: [_value(tree, key) for tree in trees] for key in keys}
+
+
+def unique_names(paths: Sequence[Path], runs_dir: Path) -> dict[str, Path]:
+    """Return {name: path}: the path below the folder of runs, else the last part of the path if it is unique."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        name = str(path.relative_to(runs_dir)) if path.is_relative_to(runs_dir) else path.resolve().name
+        named[name if name not in named else str(path)] = path
+    return named
+
+
+def _value(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _changes(config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return {key: (default, value)} of what differs from the defaults of the task; paths of data stand elsewhere."""
+    found = differences(to_dict(RunConfig(task=config.task)), to_dict(config))
+    return {key: pair for key, pair in found.items() if not key.startswith(("data.", "model.D"))}
+
+
+def _data(config: RunConfig) -> list[str]:
+    """Return one line per source: its share and where it is read from."""
+    if config.task == "splice":
+        where = config.data.token_cache if config.splice.documents == "tokens" else _path_of(config, "roam")
+        return [f"{config.splice.dataset_name or 'documents'}, from {where}"]
+    lines = []
+    for name, share in config.train.p_train.items():
+        if share:
+            where = (
+                _path_of(config, name) if config.task == "bytes" else f"{config.data.token_cache}/{config.task}/{name}"
+            )
+            lines.append(f"{share:.1%} {name}, from {where}")
+    return lines
+
+
+def _path_of(config: RunConfig, source: str) -> str:
+    if source in config.data.sources:
+        return config.data.sources[source].path
+    return str(getattr(config.data, source, "?"))
+
+
+def _checkpoints(path: Path) -> dict[str, int]:
+    """Return {name: bytes} of the checkpoints, best and latest first."""
+    folder = path / "checkpoints"
+    found = (
+        [p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "config.json"]
+        if folder.is_dir()
+        else []
+    )
+    order = {"best.pt": 0, "latest.pt": 1, "latest": 1}
+    sizes = {}
+    for p in sorted(found, key=lambda p: (order.get(p.name, 2), p.name)):
+        files = [Path(root, name) for root, _, names in os.walk(p) for name in names] if p.is_dir() else [p]
+        sizes[p.name] = sum(file.stat().st_size for file in files)
+    return sizes
+
+
+def _last_evals(path: Path) -> dict[str, float]:
+    lines = (path / "metrics.jsonl").read_bytes().splitlines() if (path / "metrics.jsonl").is_file() else []
+    for text in reversed(lines):
+        if b'"evals"' in text:
+            try:
+                return dict(json.loads(text)["evals"])
+            except (ValueError, LookupError, TypeError):
+                continue
+    return {}
+
+
+def _next_commands(path: Path, config: RunConfig, state: str, has_checkpoint: bool) -> list[str]:
+    folder = shlex.quote(str(path))
+    commands = []
+    if state == "stopped":
+        commands.append(f"niels-gpt train --run-dir {folder} --resume")
+    if has_checkpoint:
+        if config.task == "splice":
+            commands.append(f"niels-gpt memorize --run {folder}")
+        else:
+            commands += [f"niels-gpt chat --run {folder}", f"niels-gpt eval --run {folder}"]
+    if state == "finished":
+        more = 2 * config.train.total_steps
+        commands.append(f"niels-gpt train --run-dir {folder} --resume --steps {more}")
+    return commands

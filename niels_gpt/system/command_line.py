@@ -1,0 +1,159 @@
+"""What all commands share: `-h`, `--threads` and `--quiet`, old names of options, and text that begins with a dash."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Optional
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from niels_gpt.system import console
+
+OLD_NAMES = {
+    "--roam": "--notes",
+    "--roam-val-frac": "--notes-val-frac",
+    "--token-cache": "--cache-dir",
+    "--workers": "--threads",
+}
+"""Former names of options: still accepted where a command has the new one, but not in the help."""
+POSITIONAL_NAMES = {"--run": "RUN", "--cache-dir": "CACHE"}
+"""Option names under which the first positional argument (by its metavar) is accepted too, but not in the help."""
+_LONG_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*(=.*)?", re.DOTALL)
+
+
+class Command(TyperCommand):
+    """A command that also accepts old names of options, and positional text that begins with a dash."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, arrange(args, self.get_params(ctx)))
+
+
+class App(typer.Typer):
+    """A group of commands; each has `-h`, `--threads` and `--quiet`."""
+
+    def __init__(self, *, help: str, add_completion: bool = False, cls: type[TyperGroup] = TyperGroup) -> None:
+        super().__init__(
+            cls=cls,
+            help=help,
+            no_args_is_help=True,
+            pretty_exceptions_enable=False,
+            add_completion=add_completion,
+            rich_markup_mode=None,
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        register = super().command(name, **{"cls": Command, **settings})
+
+        def decorate(function: Any) -> Any:
+            register(_with_common_options(function))
+            return function  # other commands call it directly
+
+        return decorate
+
+
+def arrange(args: Sequence[str], params: Sequence[Any]) -> list[str]:
+    """Return the words of a command as click parses them: options with their present names, `--`, positional words.
+
+    A word that begins with a dash is an option if the command has it or if it looks like one (`--letters`); otherwise
+    it is positional in a command that takes a TEXT (`generate "- [["`). Raises ValueError for a positional argument
+    that is given twice.
+    """
+    options = {
+        name: param
+        for param in params
+        if param.param_type_name == "option"
+        for name in (*param.opts, *param.secondary_opts)
+    }
+    arguments = [param for param in params if param.param_type_name == "argument"]
+    first = arguments[0].metavar or "" if arguments else ""
+    takes_text = any("TEXT" in (argument.metavar or "") for argument in arguments)
+    named: list[str] = []
+    words: list[str] = []
+    by_option: list[tuple[str, str]] = []
+    rest = iter(args)
+    for word in rest:
+        if word == "--":
+            words.extend(rest)
+            break
+        name, equals, value = word.partition("=")
+        if name not in options and OLD_NAMES.get(name) in options:
+            name = OLD_NAMES[name]
+        if name in options:
+            named.append(name + equals + value)
+            if not equals and not getattr(options[name], "is_flag", False):
+                named.extend(itertools.islice(rest, 1))
+        elif POSITIONAL_NAMES.get(OLD_NAMES.get(name, name), " ") in re.findall(r"\w+", first):
+            values = [value] if equals else list(itertools.islice(rest, 1))
+            by_option += [(name, each) for each in values]
+            named += [] if values else [word]  # click says that it is no option; it has no value anyway
+        elif (
+            _LONG_OPTION.fullmatch(word)
+            or (word[:2] in options and word[2:].isdigit())
+            or (word.startswith("-") and len(word) > 1 and not takes_text)
+        ):
+            named.append(word)
+        else:
+            words.append(word)
+    if by_option:
+        (name, value), *more = by_option
+        if more or (words and arguments[0].nargs == 1):
+            other = f"{more[0][0]} {more[0][1]}" if more else words[0]
+            raise ValueError(f"{name} {value} and {other} name the same thing: give one of them")
+        words.insert(0, value)
+    return [*named, *(["--", *words] if words else [])]
+
+
+# --- options of every command ------------------------------------------------------------------------
+
+
+def _set_threads(threads: int | None) -> int | None:
+    """Use this many threads in torch, now or when it is imported."""
+    if threads is not None:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[name] = str(threads)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
+    return threads
+
+
+def _set_quiet(quiet: bool) -> bool:
+    console.set_quiet(quiet)
+    return quiet
+
+
+ThreadsOption = Annotated[
+    Optional[int],  # noqa: UP045 (typer reads it at run time)
+    typer.Option("--threads", min=1, is_eager=True, callback=_set_threads, help="CPU threads; default: all cores."),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", is_eager=True, callback=_set_quiet, help="Print results and errors only, no progress."),
+]
+_COMMON = {"threads": (ThreadsOption, None), "quiet": (QuietOption, False)}
+
+
+def _with_common_options(function: Any) -> Any:
+    """Return the function with the parameters of `_COMMON` that it lacks; their callbacks do the work."""
+    signature = inspect.signature(function, eval_str=True)
+    added = {name: option for name, option in _COMMON.items() if name not in signature.parameters}
+
+    @functools.wraps(function)
+    def run(*args: Any, **values: Any) -> Any:
+        return function(*args, **{name: value for name, value in values.items() if name not in added})
+
+    extra = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in added.items()
+    ]
+    parameters = [*signature.parameters.values(), *extra]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

@@ -1,0 +1,113 @@
+"""The user's cache folder: byte streams and compiled kernels, all of which can be rebuilt.
+
+$XDG_CACHE_HOME/niels-gpt, or ~/.cache/niels-gpt. It holds text of private notes, so only its owner may read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from niels_gpt.system import files
+
+STREAMS = "streams"
+"""Sub-folder of the byte streams: one folder per choice of sources."""
+
+
+def cache_folder() -> Path:
+    """The user's cache folder; it may not exist yet."""
+    given = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(given).expanduser().absolute() / "niels-gpt"
+
+
+def private_folder(*parts: str) -> Path:
+    """Create a sub-folder of the cache folder that only its owner can read, and return it. Raises OSError."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for part in parts:
+            folder = folder / part
+            folder.mkdir(exist_ok=True, mode=0o700)
+            if folder.stat().st_mode & 0o077:
+                folder.chmod(0o700)
+    except OSError as err:
+        remedy = "set XDG_CACHE_HOME or data.cache_dir to a folder that can be written"
+        raise OSError(err.errno, f"cannot create the cache folder {folder}: {err.strerror}; {remedy}") from err
+    return folder
+
+
+def mark_used(folder: Path) -> None:
+    """Record that a folder of the cache is used now: its modification time."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+class CacheEntry(NamedTuple):
+    """Something in the cache folder that can be removed."""
+
+    path: Path
+    what: str
+    bytes: int
+    used: float
+    """When it was last used, in seconds since 1970."""
+
+
+def list_entries() -> list[CacheEntry]:
+    """What the cache folder holds, the most recently used first. Files of other programs are not listed."""
+    folder = cache_folder()
+    entries = [_stream_entry(path) for path in _folders(folder / STREAMS)]
+    kernels = sorted(folder.glob("*-*.so")) if folder.is_dir() else []
+    entries += [CacheEntry(path, "compiled kernel", path.stat().st_size, path.stat().st_atime) for path in kernels]
+    return sorted(entries, key=lambda entry: entry.used, reverse=True)
+
+
+def remove_entry(entry: CacheEntry) -> bool:
+    """Remove an entry; False if another process is using it. Raises ValueError for a path outside the cache folder."""
+    folder = cache_folder()
+    if entry.path.parent not in (folder, folder / STREAMS):
+        raise ValueError(f"{entry.path} is not in {folder}: nothing outside it is removed")
+    if entry.path.is_symlink() or not entry.path.is_dir():
+        entry.path.unlink(missing_ok=True)
+        return True
+    try:
+        with files.lock(entry.path / "build.lock", wait=False):
+            for path in entry.path.iterdir():
+                if path.name != "build.lock" and not (path.is_dir() and not path.is_symlink()):
+                    path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    shutil.rmtree(entry.path, ignore_errors=True)
+    return True
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    if parent.is_dir():
+        yield from (path for path in sorted(parent.iterdir()) if path.is_dir() and not path.is_symlink())
+
+
+def _stream_entry(folder: Path) -> CacheEntry:
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    names = sorted({path.name.removesuffix(".meta.json").rpartition("_")[0] for path in folder.glob("*.meta.json")})
+    roots = {name: _root_of(folder, name) for name in names}
+    listed = ", ".join(f"{name} ({root})" if root else name for name, root in roots.items())
+    return CacheEntry(folder, f"byte streams: {listed or 'unfinished'}", size, folder.stat().st_mtime)
+
+
+def _root_of(folder: Path, source: str) -> str:
+    """The folder or file that a source was read from, as far as its metadata says."""
+    paths: list[str] = []
+    for meta in folder.glob(f"{source}_*.meta.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            content = json.loads(meta.read_text(encoding="utf-8"))
+            listed = content.get("files") or [content]
+            paths += [entry["path"] for entry in listed if "path" in entry]
+    if not paths:
+        return ""
+    if all(Path(path).is_relative_to(Path(__file__).parents[1]) for path in paths):
+        return "embedded"
+    return paths[0] if len(paths) == 1 else os.path.commonpath([os.path.abspath(path) for path in paths])  # noqa: PTH100

@@ -1,0 +1,186 @@
+"""The list of runs: from small files alone, damaged ones included; and removing runs."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs import catalog
+from niels_gpt.runs.describe import config_table, describe, unique_names
+from niels_gpt.system import files
+
+P_VAL = "train.p_val={roam: 0.25, primer: 0.75}"
+
+
+def make_run(path, *overrides, evals=(), steps=3, checkpoints=()):
+    """A run folder as training leaves it, with checkpoints that nothing can load."""
+    (path / "checkpoints").mkdir(parents=True)
+    config = load_config(None, overrides=["model.C=16", "model.H=2", "train.total_steps=10", *overrides])
+    (path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    lines = [{"step": i, "loss": 5.0 - i, "lr": 0.1} for i in range(steps)]
+    for step, values in evals:
+        lines[step]["evals"] = values
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    for name in checkpoints:
+        (path / "checkpoints" / name).write_bytes(b"x" * 1000)
+    return path
+
+
+def test_a_run_of_bytes(tmp_path):
+    evals = [(0, {"val_roam": 4.0, "val_chat": 2.0}), (1, {"val_roam": 2.0, "val_chat": 1.0}), (2, {"val_roam": 9.0})]
+    run = make_run(tmp_path / "a", P_VAL, evals=evals, checkpoints=["best.pt"])
+    os.link(run / "checkpoints/best.pt", run / "checkpoints/latest.pt")
+    summary = catalog.summarize(run)
+    config = load_config(run / "config.yaml")
+    assert (summary.task, summary.steps, summary.total_steps, summary.state) == ("bytes", 3, 10, "stopped")
+    assert summary.parameters == GPT(config.model).num_parameters()
+    assert summary.best_loss == pytest.approx(0.25 * 2.0 + 0.75 * 1.0) and summary.best_step == 2
+    assert summary.bits_per_byte == pytest.approx(1.25 / math.log(2))
+    sizes = sum(path.stat().st_size for path in (run / "config.yaml", run / "metrics.jsonl"))
+    assert summary.disk == sizes + 1000  # two names of one file
+
+
+@pytest.mark.parametrize(("task", "name"), [("pretrain", "val_pretrain"), ("sft", "val_sft")])
+def test_bits_per_byte_of_tokens_come_from_a_stored_evaluation_of_that_checkpoint(tmp_path, task, name):
+    shares = "train.p_train={a: 0.5, b: 0.5}"
+    run = make_run(tmp_path / "a", f"task={task}", shares, evals=[(1, {name: 3.0}), (2, {name: 4.0})])
+    assert (catalog.summarize(run).best_loss, catalog.summarize(run).bits_per_byte) == (3.0, None)
+    scores = {"val_a": {"bits_per_byte": 1.0}, "val_b": {"bits_per_byte": 2.0}}
+    catalog.store_scores(run, {"step": 2, "scores": scores, "checkpoint": "/home/me/x.pt"})
+    assert catalog.summarize(run).bits_per_byte == pytest.approx(1.5)
+    assert "/home/me" not in (run / "eval.json").read_text(encoding="utf-8")
+    catalog.store_scores(run, {"step": 1, "scores": scores})  # of an older best checkpoint
+    assert catalog.summarize(run).bits_per_byte is None
+
+
+def test_all_runs_of_a_folder_newest_first(tmp_path):
+    for age, name in enumerate(["old", "pipe/pretrain", "pipe/sft", "study/a-1"]):
+        run = make_run(tmp_path / name, steps=10)
+        for file in ("config.yaml", "metrics.jsonl"):
+            os.utime(run / file, (1e9 + age, 1e9 + age))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "law.png").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "old")
+    found = catalog.summarize_all(tmp_path)
+    assert [run.name for run in found] == ["study/a-1", "pipe/sft", "pipe/pretrain", "old"]
+    assert {run.state for run in found} == {"finished"}
+    assert [path.name for path in catalog.resolve_runs("pipe", tmp_path)] == ["pretrain", "sft"]
+    assert catalog.summarize_all(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda run: (run / "config.yaml").write_text("model: [", encoding="utf-8"),
+        lambda run: (run / "config.yaml").write_text("just text", encoding="utf-8"),
+        lambda run: (run / "config.yaml").write_text("model: {C: 3, H: 2}\ntrain: {}", encoding="utf-8"),
+        lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\x00"),
+        lambda run: (run / "config.yaml").unlink(),
+        lambda run: (run / "config.yaml").write_text("model: {}\ntrain: {total_steps: many}", encoding="utf-8"),
+    ],
+)
+def test_a_damaged_run_is_listed_as_damaged(tmp_path, damage):
+    make_run(tmp_path / "good")
+    damage(make_run(tmp_path / "bad", checkpoints=["best.pt"]))
+    states = {run.name: run.state for run in catalog.summarize_all(tmp_path)}
+    assert states == {"good": "stopped", "bad": "damaged"}
+    assert describe(tmp_path / "bad")["problem"]
+
+
+def test_truncated_metrics_are_read_as_far_as_possible(tmp_path):
+    run = make_run(tmp_path / "a", P_VAL, evals=[(1, {"val_roam": 1.0, "val_chat": 1.0})])
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "loss": 1.0, "evals": {"val_ro')
+    summary = catalog.summarize(run)
+    assert (summary.steps, summary.best_step, summary.state) == (3, 2, "stopped")
+
+
+def test_a_hundred_runs_are_listed_without_torch(tmp_path):
+    source = make_run(tmp_path / "0", evals=[(i, {"val_wiki": 3.0}) for i in range(0, 1000, 50)], steps=1000)
+    for i in range(1, 100):
+        shutil.copytree(source, tmp_path / str(i))
+    start = time.process_time()
+    assert len(catalog.summarize_all(tmp_path)) == 100
+    assert time.process_time() - start < 5
+    code = "import sys, pathlib; from niels_gpt.runs.catalog import summarize_all\n"
+    code += f"assert len(summarize_all(pathlib.Path({str(tmp_path)!r}))) == 100; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_details_of_a_run(tmp_path):
+    evals = [(2, {"val_wiki": 2.0, "loss/x": 1.0})]
+    run = make_run(tmp_path / "a", "data.roam=/my/notes", evals=evals, checkpoints=["best.pt", "step_00000003.pt"])
+    detail = describe(run)
+    assert detail["differences"]["model.C"] == (256, 16)
+    assert "train.base_lr" not in detail["differences"]
+    assert any("/my/notes" in line for line in detail["data"])
+    assert detail["checkpoints"] == {"best.pt": 1000, "step_00000003.pt": 1000}
+    assert detail["last_evals"] == {"val_wiki": 2.0}
+    assert any("--resume" in command for command in detail["next"])
+
+
+def test_the_differences_of_configs(tmp_path):
+    runs = {
+        "a": make_run(tmp_path / "a"),
+        "b": make_run(tmp_path / "b", "train.B=8"),
+        "c": make_run(tmp_path / "c", "model.T=32"),
+    }
+    assert config_table(runs) == {"train.B": [32, 8, 32], "model.T": [256, 256, 32]}
+    assert unique_names([tmp_path / "x/a", tmp_path / "y/a"], tmp_path / "x") == {
+        "a": tmp_path / "x/a",
+        str(tmp_path / "y/a"): tmp_path / "y/a",
+    }
+
+
+# --- removing ----------------------------------------------------------------------------------------
+
+
+def test_removing_a_run_frees_its_disk_space(tmp_path):
+    run = make_run(tmp_path / "a", checkpoints=["best.pt"])
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (outside / "file").write_text("x", encoding="utf-8")
+    (run / "link").symlink_to(outside)
+    size = catalog.disk_usage(run)
+    assert size > 1000
+    assert catalog.remove(run) == size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious"] and (outside / "file").exists()
+
+
+def test_a_pipeline_is_removed_as_a_whole(tmp_path):
+    for name in catalog.PHASES:
+        make_run(tmp_path / "pipe" / name)
+    catalog.remove(tmp_path / "pipe")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_removed(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "runs" / "a")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "config.yaml").write_text("theme: dark", encoding="utf-8")
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "runs" / "thesis").mkdir()
+    cases = {"notes": "not a run", "link": "link", "runs": "more than runs", "nowhere": "no run"}
+    for name, reason in cases.items():
+        with pytest.raises(ValueError, match=reason):
+            catalog.remove(tmp_path / name)
+    with files.lock(run / "run.lock"), pytest.raises(ValueError, match="training into"):
+        catalog.remove(run)
+    monkeypatch.chdir(run)
+    with pytest.raises(ValueError, match="working directory"):
+        catalog.remove(run)
+    assert (run / "config.yaml").exists() and (tmp_path / "notes/config.yaml").exists()
+
+
+def test_a_run_in_use_is_training(tmp_path):
+    run = make_run(tmp_path / "a")
+    with files.lock(run / "run.lock"):
+        assert catalog.summarize(run).state == "training"
+    assert catalog.summarize(run).state == "stopped"
