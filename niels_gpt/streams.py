@@ -14,14 +14,15 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.chat.transcript import DELIMITER
-from niels_gpt.config import ModelConfig, SourceConfig
+from niels_gpt.config import ModelConfig, NotesConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, bytes_between
+from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, bytes_between, select_byte_split
+from niels_gpt.data.note_selection import SelectedNotes, note_text, select_notes, utf8_problem
 from niels_gpt.data.primer import (
     chat_file_text,
     is_chat_file,
@@ -35,7 +36,7 @@ from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
 from niels_gpt.data.source_paths import display_name
 from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths
+from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
 from niels_gpt.system import files, user_cache
 
@@ -72,9 +73,11 @@ class StreamBuildConfig:
     wiki: str = "hub"
     """`hub`, `embedded` (docstrings of the Python standard library), or a folder with train and validation files."""
     encoding_errors: str = "strict"
-    """How notes, primer and user files are decoded: `strict` or `replace`."""
+    """How notes, primer and user files are decoded: `strict`, `replace`, or `skip` (files that are not utf-8)."""
     user_sources: Mapping[str, SourceConfig] = field(default_factory=dict, hash=False)
     """Sources from the user's config, by name; a tenth of their documents is held out, or their `split` applies."""
+    notes: NotesConfig | None = None
+    """Which files of the notes and of user sources are read, and how; None: all notes, unchanged."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class Stream:
     """Offset of the first byte of each document."""
     gap: int = 0
     """Size of the separator between documents, in bytes."""
+    selected: SelectedNotes | None = None
+    """Which files of the source were read and skipped; None: `notes` did not apply."""
 
     def locate(self, offset: int) -> tuple[str, int]:
         """(document name, offset within the document) for an offset of the stream."""
@@ -111,6 +116,8 @@ class Inputs:
     """Per split: the metadata that must match for a cache entry to be valid."""
     read: Callable[[str], Content]
     """Split -> content of the stream."""
+    selected: SelectedNotes | None = None
+    """Which files are read and skipped."""
 
 
 def build_wiki_stream(docs: list[str], *, sep: str) -> bytes:
@@ -167,7 +174,10 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
             try:
                 with _source_missing_errors():
                     inputs = _INPUTS[name](cfg) if name in _INPUTS else _user_inputs(cfg, name)
-                streams = {split: _load_or_build(cfg, name, split, inputs) for split in inputs.describe}
+                streams = {
+                    split: replace(_load_or_build(cfg, name, split, inputs), selected=inputs.selected)
+                    for split in inputs.describe
+                }
                 problem = "; ".join(
                     f"{display_name(name, cfg.wiki)}/{split} has {len(stream.data)} bytes, fewer than T + 1 = {needed}"
                     for split, stream in streams.items()
@@ -308,18 +318,35 @@ STDLIB_VAL_FRAC = 0.05
 
 def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
     root = str(embedded.NOTES) if cfg.roam_root == "embedded" else cfg.roam_root
-    paths = list_roam_paths(root)
-    if not paths:
-        raise FileNotFoundError(f"no .md file under {root}")
+    selected = None if cfg.notes is None else select_notes(root, cfg.notes, errors=cfg.encoding_errors)
+    if selected is None:
+        paths = list_roam_paths(root)
+        if cfg.encoding_errors == "skip":
+            paths = [path for path in paths if utf8_problem(Path(path).read_bytes()) is None]
+        if not paths:
+            raise FileNotFoundError(f"no .md file under {root}")
+    else:
+        selected.check_found()
+        paths = selected.listed
     by_split = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
+    if selected is not None:
+        read_paths = set(selected.paths)
+        by_split = {split: [path for path in part if path in read_paths] for split, part in by_split.items()}
     described = {"source": "roam", "sep": cfg.doc_separator, "seed": cfg.seed, "val_frac": cfg.roam_val_frac}
-    described |= {"encoding_errors": cfg.encoding_errors}
+    described |= {"encoding_errors": cfg.encoding_errors, "notes": _text_options(cfg)}
 
     def read(split: str) -> Content:
-        return _join(load_texts(by_split[split], errors=cfg.encoding_errors), by_split[split], cfg.doc_separator)
+        docs = load_texts(by_split[split], errors=cfg.encoding_errors)
+        docs = docs if cfg.notes is None else [note_text(doc, cfg.notes) for doc in docs]
+        return _join(docs, by_split[split], cfg.doc_separator)
 
     listed = {split: {"split": split, "files": [_stat(path) for path in by_split[split]]} for split in SPLITS}
-    return Inputs({split: {**described, **listed[split]} for split in SPLITS}, read)
+    return Inputs({split: {**described, **listed[split]} for split in SPLITS}, read, selected)
+
+
+def _text_options(cfg: StreamBuildConfig) -> dict[str, Any] | None:
+    """The options that change the text of notes, for the metadata; None: the text is unchanged."""
+    return None if cfg.notes is None else cfg.notes.text_options() or None
 
 
 def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
@@ -357,14 +384,19 @@ def _primer_inputs(cfg: StreamBuildConfig) -> Inputs:
 def _user_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
     source = cfg.user_sources[name]
     if source.split:
-        return _byte_split_inputs(name, source)
-    chat = kind_of(name, source) == "chat"
+        return _byte_split_inputs(name, source, cfg.notes)
+    chat = kind_of(name, source, errors=cfg.encoding_errors, notes=cfg.notes) == "chat"
     sep = cfg.delimiter if chat else cfg.doc_separator
-    described = {"source": name, **asdict(source), "files": [_stat(file) for file in user_file_paths(name, source)]}
+    selected = None
+    if cfg.notes is not None:
+        selected = select_user_files(name, source, cfg.notes, errors=cfg.encoding_errors)
+    paths = user_file_paths(name, source, cfg.notes) if selected is None else selected.paths
+    described = {"source": name, **asdict(source), "files": [_stat(file) for file in paths]}
     described |= {"sep": sep, "seed": cfg.seed, "val_frac": USER_VAL_FRAC, "encoding_errors": cfg.encoding_errors}
+    described["notes"] = _text_options(cfg)
 
     def load() -> Iterator[tuple[str, str]]:
-        samples = iter_user_files(name, source, errors=cfg.encoding_errors)
+        samples = iter_user_files(name, source, errors=cfg.encoding_errors, notes=cfg.notes)
         if chat:
             chats = (sample for sample in samples if isinstance(sample, ChatSample))
             yield from ((f"row {sample.meta['row']}", text) for sample, text in transcripts(chats, name))
@@ -373,27 +405,28 @@ def _user_inputs(cfg: StreamBuildConfig, name: str) -> Inputs:
             if isinstance(sample, PretrainSample):
                 yield f"row {sample.meta['row']}" if "row" in sample.meta else sample.meta["path"], sample.text
 
-    return _document_inputs(described, load)
+    return replace(_document_inputs(described, load), selected=selected)
 
 
-def _byte_split_inputs(name: str, source: SourceConfig) -> Inputs:
+def _byte_split_inputs(name: str, source: SourceConfig, notes: NotesConfig | None) -> Inputs:
     """A source that is one sequence of bytes, split at the offsets of `source.split`."""
     described: dict[str, Any] = {"source": name, "path": source.path, "field": source.field, "cut": list(source.split)}
-    described["files"] = [_stat(file) for file in byte_split_files(name, source)]
+    described["files"] = [_stat(file) for file in byte_split_files(name, source, notes)]
     chunks: list[ByteChunk] = []
     if not described["files"]:  # from the Hub: only a hash of the content shows a change
-        chunks = list(byte_chunks(name, source))
+        chunks = list(byte_chunks(name, source, notes))
         described["pieces"] = files.sha256_bytes("".join(files.sha256_bytes(chunk.data) for chunk in chunks).encode())
 
     def read(split: str) -> Content:
         if not chunks:
-            chunks.extend(byte_chunks(name, source))
+            chunks.extend(byte_chunks(name, source, notes))
         try:
             return bytes_between(chunks, *cut(sum(len(chunk.data) for chunk in chunks), source.split)[split])
         except ValueError as err:
             raise ValueError(f"data.sources.{name}: {err} in {source.path}") from None
 
-    return Inputs({split: {**described, "split": split} for split in PARTS[: len(source.split)]}, read)
+    selected = None if notes is None else select_byte_split(name, source, notes)
+    return Inputs({split: {**described, "split": split} for split in PARTS[: len(source.split)]}, read, selected)
 
 
 USER_VAL_FRAC = 0.10

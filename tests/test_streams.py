@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt import streams
-from niels_gpt.config import ModelConfig
+from niels_gpt.config import ModelConfig, NotesConfig
 from niels_gpt.streams import (
     StreamBuildConfig,
     build_primer_stream,
@@ -674,3 +674,61 @@ def test_embedded_sources_need_no_network_and_are_read_once(tmp_path, hub, monke
     train, val = build_sources(cfg)
     assert train == {source: first[source]["train"].data for source in SOURCES}
     assert val == {source: first[source]["val"].data for source in SOURCES}
+
+
+# --- the selection of notes --------------------------------------------------------------------------
+
+
+def _selected(tmp_path, files, **options):
+    """{split: names} and the joined bytes of the roam streams with a NotesConfig."""
+    for name, content in files.items():
+        path = tmp_path / "vault" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    cfg = StreamBuildConfig(
+        roam_root=str(tmp_path / "vault"),
+        cache_dir=str(tmp_path / "streams"),
+        enabled_sources=("roam",),
+        required_sources=("roam",),
+        **options,
+    )
+    streams = load_streams(cfg, T=0)["roam"]
+    return {split: [Path(n).name for n in s.names] for split, s in streams.items()}, streams
+
+
+def test_streams_without_a_notes_config_list_every_note(tmp_path):
+    files = {f"{i}.md": f"note {i}" for i in range(10)} | {".trash/x.md": "deleted", "empty.md": ""}
+    names, _ = _selected(tmp_path, files)
+    assert sorted(names["train"] + names["val"]) == sorted([*(f"{i}.md" for i in range(10)), "x.md", "empty.md"])
+
+
+def test_a_notes_config_selects_and_an_empty_note_moves_no_other(tmp_path):
+    files = {f"{i}.md": f"note {i}" for i in range(20)} | {".trash/x.md": "deleted"}
+    before, streams = _selected(tmp_path, files, notes=NotesConfig())
+    assert len(before["train"] + before["val"]) == 20
+    assert b"deleted" not in b"".join(s.data for s in streams.values())
+    assert [entry.path for entry in streams["train"].selected.skipped] == [".trash/"]
+    empty = before["train"][0]
+    after, _ = _selected(tmp_path, {empty: "\n"}, notes=NotesConfig())
+    assert after == {"train": before["train"][1:], "val": before["val"]}
+
+
+def test_options_of_the_text_rebuild_a_stream(tmp_path):
+    files = {f"{i}.md": "---\na: 1\n---\nsee [[b|c]]" for i in range(4)}
+    for notes, text in (
+        (NotesConfig(), b"---\na: 1\n---\nsee [[b|c]]"),
+        (NotesConfig(links="text"), b"---\na: 1\n---\nsee c"),
+        (NotesConfig(links="text", strip_front_matter=True), b"see c"),
+        (None, b"---\na: 1\n---\nsee [[b|c]]"),
+    ):
+        _, streams = _selected(tmp_path, files, notes=notes)
+        assert streams["val"].data.split(b"\n\n")[0] == text
+        assert not streams["val"].cached
+        assert _selected(tmp_path, {}, notes=notes)[1]["val"].cached
+
+
+def test_skip_leaves_out_files_that_are_not_utf8(tmp_path):
+    files = {f"{i}.md": f"note {i}" for i in range(4)} | {"bad.md": b"caf\xe9"}
+    for notes in (None, NotesConfig()):
+        names, _ = _selected(tmp_path, files, notes=notes, encoding_errors="skip")
+        assert len(names["train"] + names["val"]) == 4

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from niels_gpt.cache.sources import defaults
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 from niels_gpt.system.console import error_message, format_duration, run_app, short_number
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from niels_gpt.cache.sources.build import BuildResult
     from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.config import NotesConfig
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer import Tokenizer
 
@@ -98,7 +100,6 @@ RoamValFrac = Annotated[float, typer.Option("--notes-val-frac", help="Held-out f
 ValFrac = Annotated[
     float, typer.Option("--val-frac", help="Held-out fraction of examples, and of the documents of your own sources.")
 ]
-Errors = Annotated[OptionalText, typer.Option("--encoding-errors", help="Files that are not utf-8: strict or replace.")]
 Threads = Annotated[OptionalInt, typer.Option("--threads", min=1, help="Encoding threads; default: all cores.")]
 Config = Annotated[OptionalPath, typer.Option("--config", help="YAML file with your own sources (data.sources).")]
 Offline = Annotated[
@@ -110,6 +111,7 @@ CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache, or a 
 
 
 @app.command("build-all")
+@takes_note_options
 def build_all(
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
@@ -132,7 +134,7 @@ def build_all(
     primer: Primer = None,
     roam_val_frac: RoamValFrac = defaults.ROAM_VAL_FRAC,
     val_frac: ValFrac = defaults.SFT_VAL_FRAC,
-    encoding_errors: Errors = None,
+    note_options: NoteOptions = NoteOptions(),
     threads: Threads = None,
     config: Config = None,
     offline: Offline = False,
@@ -159,7 +161,8 @@ def build_all(
         primer=primer,
         roam_val_frac=roam_val_frac,
         val_frac=val_frac,
-        errors=encoding_errors,
+        errors=note_options.encoding_errors,
+        notes=note_options.notes(_notes_of(config)),
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
         workers=threads,
@@ -170,6 +173,7 @@ def build_all(
 
 
 @app.command("build")
+@takes_note_options
 def build(
     names: Annotated[list[str], typer.Argument(metavar="SOURCE", help="Sources; see `niels-gpt data list`.")],
     cache_dir: CacheDir = Path("cache"),
@@ -193,7 +197,7 @@ def build(
     vocab_size: VocabSize = defaults.VOCAB_SIZE,
     tokenizer_documents: TokenizerDocuments = defaults.TOKENIZER_DOCUMENTS,
     shard_bytes: ShardBytes = defaults.SHARD_BYTES,
-    encoding_errors: Errors = None,
+    note_options: NoteOptions = NoteOptions(),
     threads: Threads = None,
     config: Config = None,
     offline: Offline = False,
@@ -229,12 +233,20 @@ def build(
         roam_val_frac=val_frac,
         val_frac=val_frac,
         test=test,
-        errors=encoding_errors,
+        errors=note_options.encoding_errors,
+        notes=note_options.notes(_notes_of(config)),
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
         workers=threads,
     )
     _run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
+
+
+def _notes_of(config: Path | None) -> NotesConfig | None:
+    """data.notes of a YAML file."""
+    from niels_gpt.config.yaml_file import load_config
+
+    return load_config(config).data.notes if config else None
 
 
 def _run_build(
@@ -252,11 +264,12 @@ def _run_build(
     from rich.console import Console
 
     from niels_gpt.cache.sources.build import choose_sources
+    from niels_gpt.data.note_selection import selection_lines
 
     console = Console(highlight=False, stderr=as_json)
     if not console.is_terminal:  # a pipe has no width
         console.width = 120
-    chosen = choose_sources(names, only, skip, config)
+    chosen = choose_sources(names, only, skip, config, settings)
     unreadable: dict[str, Exception] = {}
     try:
         shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
@@ -274,6 +287,9 @@ def _run_build(
     if as_json:
         print(json_format.dumps([_as_json(result) for result in results], indent=2, ensure_ascii=False))
     else:
+        selections = {r.name: r.selected for r in results if r.selected is not None and not r.selected.is_embedded}
+        for line in selection_lines(selections):
+            console.print(line, markup=False, soft_wrap=True)
         _print_results(console, results)
     for result in (r for r in results if r.reason and not as_json):
         print(f"{result.name}: {result.state}: {_without_name(result.reason, result.name)}", file=sys.stderr)
@@ -403,6 +419,8 @@ def _print_results(console: Console, results: list[BuildResult]) -> None:
 def _as_json(result: BuildResult) -> dict[str, Any]:
     totals = {k: v for k, v in result.meta.items() if k.endswith(("_tokens", "_examples", "_documents"))}
     listed = {"name": result.name, "state": result.state, "folder": str(result.folder), "reason": result.reason}
+    if result.selected is not None and not result.selected.is_embedded:
+        listed["selection"] = result.selected.summary()
     return listed | totals
 
 

@@ -10,7 +10,6 @@ import typer
 
 from niels_gpt.cli.options import (
     Count,
-    EncodingOption,
     JsonOption,
     OfflineOption,
     OptionalPath,
@@ -21,6 +20,7 @@ from niels_gpt.cli.options import (
     choice_option,
     output_option,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from niels_gpt.cache.sft_dataset import SFTExampleDataset
-    from niels_gpt.config import DataConfig
+    from niels_gpt.config import DataConfig, NotesConfig
     from niels_gpt.data.registry import Sample, Source
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import Tokenizer
@@ -78,6 +78,7 @@ def list_(config: SourceConfigOption = None, offline: OfflineOption = False, jso
 
 
 @app.command("show")
+@takes_note_options
 def show(
     name: SourceName,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many samples.")] = 3,
@@ -86,7 +87,7 @@ def show(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of --shuffle.")] = 42,
     subset: SubsetOption = None,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     field: FieldOption = "",
     columns: ColumnsOption = "",
@@ -103,13 +104,22 @@ def show(
 
     from rich.console import Console
 
-    source = _source(name, config, field, columns)
+    data = _data_config(config, note_options)
+    source = _source(name, data, field, columns)
+    _check_notes(source, path, data.notes, note_options)
     samples = source.samples(
-        subset=subset, split=split, take=number, shuffle=shuffle, seed=seed, path=path, errors=encoding_errors
+        subset=subset,
+        split=split,
+        take=number,
+        shuffle=shuffle,
+        seed=seed,
+        path=path,
+        errors=note_options.encoding_errors,
+        notes=data.notes,
     )
     console = Console(highlight=False)
     shown = 0
-    if not json and (layout := source.layout(path)):
+    if not json and (layout := source.layout(path, data.notes, data.encoding_errors)):
         console.print(f"{layout}\n", markup=False, soft_wrap=True)
     for shown, sample in enumerate(samples, start=1):
         if json:
@@ -147,6 +157,7 @@ def _shorten(text: str, chars: int) -> str:
 
 
 @app.command("stats")
+@takes_note_options
 def stats(
     name: SourceName,
     take: Annotated[
@@ -158,7 +169,7 @@ def stats(
     split: SplitOption = "train",
     subset: SubsetOption = None,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     field: FieldOption = "",
     columns: ColumnsOption = "",
@@ -172,12 +183,22 @@ def stats(
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.report.histogram import plot_histogram
 
-    source = _source(name, config, field, columns)
-    name, layout = source.name, source.layout(path)
+    data = _data_config(config, note_options)
+    source = _source(name, data, field, columns)
+    _check_notes(source, path, data.notes, note_options)
+    name, layout = source.name, source.layout(path, data.notes, data.encoding_errors)
     if take is None and source.large and path is None and source.where().kind != "local":
         take = LARGE_TAKE
     dropped: dict[str, int] = {}
-    samples = source.samples(subset=subset, split=split, take=take, path=path, errors=encoding_errors, stats=dropped)
+    samples = source.samples(
+        subset=subset,
+        split=split,
+        take=take,
+        path=path,
+        errors=note_options.encoding_errors,
+        notes=data.notes,
+        stats=dropped,
+    )
     statistics = Statistics().add_all(_with_progress(samples, name))
     if not statistics.lengths:
         raise ValueError(f"{name}, split {split!r}: no sample was found")
@@ -355,12 +376,11 @@ def _print_target_counts(rows: list[dict[str, Any]], T: int) -> None:
     show_table(table)
 
 
-def _source(name: str, config: Path | None, field: str, columns: str) -> Source:
+def _source(name: str, data: DataConfig, field: str, columns: str) -> Source:
     """Return the source of a name or a path. Raises ValueError for unknown names, columns and misused options."""
     from niels_gpt.data.registry import source_of_path, sources
     from niels_gpt.data.row_layout import UnknownColumns
 
-    data = _data_config(config)
     known = sources(data)
     if name in known or not Path(name).expanduser().exists():
         if field or columns:
@@ -374,9 +394,10 @@ def _source(name: str, config: Path | None, field: str, columns: str) -> Source:
     pairs = [item.partition("=") for item in columns.split(",")] if columns else []
     if not all(role.strip() in ("user", "assistant", "system") and column for role, _, column in pairs):
         raise ValueError(f"--columns takes user=COLUMN,assistant=COLUMN, optionally system=COLUMN, got {columns!r}")
-    source = source_of_path(name, field=field, columns={role.strip(): column.strip() for role, _, column in pairs})
+    named = {role.strip(): column.strip() for role, _, column in pairs}
+    source = source_of_path(name, field=field, columns=named, data=data)
     try:
-        source.layout(None)
+        source.layout(None, data.notes, data.encoding_errors)
     except UnknownColumns as err:
         raise ValueError(
             f"{name}: {err.problem}: give --field COLUMN for texts, or --columns user=COLUMN,assistant=COLUMN for chats"
@@ -384,7 +405,29 @@ def _source(name: str, config: Path | None, field: str, columns: str) -> Source:
     return source
 
 
-def _data_config(config: Path | None) -> DataConfig | None:
+def _data_config(config: Path | None, options: NoteOptions | None = None) -> DataConfig:
+    """Return `data` of a YAML file, or the default, with the options applied."""
+    import dataclasses
+
+    from niels_gpt.config import DataConfig
     from niels_gpt.config.yaml_file import load_config
 
-    return load_config(config).data if config else None
+    data = load_config(config).data if config else DataConfig()
+    options = options or NoteOptions()
+    # The encoding of a config is that of its runs; here, as in all commands without a run, the option decides.
+    errors: Any = options.encoding_errors or "strict"
+    return dataclasses.replace(data, notes=options.notes(data.notes), encoding_errors=errors)
+
+
+def _check_notes(source: Source, path: Path | None, notes: NotesConfig, options: NoteOptions) -> None:
+    """Print what is read and skipped, to stderr, as stdout may be JSON. Raises ValueError for misused options."""
+    import sys
+
+    from niels_gpt.data.note_selection import selection_lines
+
+    options.check_applies(source.name, source.select is not None)
+    if source.select is not None:
+        selected = source.select(path, notes, options.encoding_errors or "strict")
+        if selected is not None and (selected.skipped or selected.unmatched) and not selected.is_embedded:
+            for line in selection_lines({source.name: selected}):
+                print(line, file=sys.stderr)

@@ -72,7 +72,9 @@ def check_free(folder: PipelineFolder) -> None:
     files.check_output_path(folder.path, "--run-dir", folder=True)
     if folder.exists:
         resume = command("pipeline", folder.path, "--resume")
-        raise ValueError(f"{folder.path} already holds a pipeline: resume it with {resume}, or choose another --run-dir")
+        raise ValueError(
+            f"{folder.path} already holds a pipeline: resume it with {resume}, or choose another --run-dir"
+        )
     if RunFolder(folder.path).exists:
         resume = RunFolder(folder.path).resume_command
         raise ValueError(f"{folder.path} already holds a run: resume it with {resume}, or choose another --run-dir")

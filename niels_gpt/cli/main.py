@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
-from niels_gpt.cli import batch, config, data, runs, splice, tokenizer
+from niels_gpt.cli import batch, config, data, notes, runs, splice, tokenizer
 from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
 from niels_gpt.cli.clean import clean
@@ -51,6 +51,7 @@ app.command()(memorize)
 app.command()(audit)
 app.command()(doctor)
 app.command()(clean)
+app.add_typer(notes.app, name="notes")
 app.add_typer(batch.app, name="batch")
 app.add_typer(data.app, name="data")
 app.add_typer(cache_app, name="cache")

@@ -115,8 +115,8 @@ EncodingOption = Annotated[
     Text,
     choice_option(
         "--encoding-errors",
-        ("strict", "replace"),
-        "Files that are not utf-8: strict (stop) or replace (substitute bad bytes).",
+        ("strict", "replace", "skip"),
+        "Files that are not utf-8: strict (stop), replace (substitute bad bytes) or skip.",
     ),
 ]
 SplitOption = Annotated[str, typer.Option("--split", help="train, validation or test, if the source has it.")]

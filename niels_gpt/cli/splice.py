@@ -12,7 +12,6 @@ import typer
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
-    EncodingOption,
     GreedyOption,
     JsonOption,
     OptionalPath,
@@ -25,6 +24,7 @@ from niels_gpt.cli.options import (
     WindowOption,
     output_option,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
@@ -54,13 +54,14 @@ _PRINTED = 50
 
 
 @app.command("select")
+@takes_note_options
 def splice_select(
     config: ConfigOption = None,
     set_: SetOption = [],  # noqa: B006
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     json: JsonOption = False,
 ) -> None:
     """Show the documents that a splice run would train on.
@@ -70,7 +71,7 @@ def splice_select(
     from niels_gpt.training.tasks.documents import open_documents
     from niels_gpt.training.tasks.splice_task import SpliceTask, policy_choices
 
-    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     resolved = _splice_config(config, set_, data)
     library = open_documents(resolved)
     documents, splice, S = library.train, resolved.splice, resolved.model.T
@@ -110,6 +111,7 @@ def splice_select(
 
 
 @app.command("coverage")
+@takes_note_options
 def splice_coverage(
     config: ConfigOption = None,
     set_: SetOption = [],  # noqa: B006
@@ -122,7 +124,7 @@ def splice_coverage(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     json: JsonOption = False,
 ) -> None:
     """Count how often each token is seen and supervised.
@@ -135,7 +137,7 @@ def splice_coverage(
     from niels_gpt.system.console import plural
     from niels_gpt.training.tasks.splice_task import SpliceTask
 
-    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     resolved = _splice_config(config, set_, data)
     task = SpliceTask(resolved)
     dataset, train = task.dataset, resolved.train
@@ -165,6 +167,7 @@ def splice_coverage(
 
 
 @app.command("study")
+@takes_note_options
 def splice_study(
     config: Annotated[
         OptionalPath, typer.Option("--config", help="YAML file of the runs, or a built-in name; default: notes.")
@@ -183,7 +186,7 @@ def splice_study(
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     device: DeviceOption = "auto",
 ) -> None:
     """Train and measure one run per value of a setting.
@@ -206,7 +209,7 @@ def splice_study(
         raise ValueError(f"--vary must have different values, got {vary!r}")
     runs = {value: RunFolder(out / f"{key.split('.')[-1]}-{value}") for value in values}
     device = resolve_device(device)
-    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     notes: list[str] = []
     configs = {value: _splice_config(config, [*set_, f"{key}={value}"], data, notes) for value in values}
     for note in dict.fromkeys(notes):
@@ -265,7 +268,7 @@ def splice_fit(
 
 
 def _splice_config(
-    config: Path | None, overrides: list[str], data: Mapping[str, str | None], notes: list[str] | None = None
+    config: Path | None, overrides: list[str], data: Mapping[str, Any], notes: list[str] | None = None
 ) -> RunConfig:
     """Return the config of a splice run; `notes` are those of `load_config`.
 

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from niels_gpt.cli.options import (
-    EncodingOption,
     JsonOption,
     OfflineOption,
     PathOption,
     SourceConfigOption,
     output_option,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
+    from niels_gpt.config import NotesConfig
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer.compression import Compression
 
@@ -30,6 +31,7 @@ LONGEST_SHOWN, UNUSED_SHOWN = 12, 24
 
 
 @app.command("train")
+@takes_note_options
 def train(
     names: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Sources to train on; default: all that can be read.")
@@ -43,7 +45,7 @@ def train(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample of documents.")] = 42,
     documents: Annotated[int, typer.Option("--documents", min=1, help="Most documents to read per source.")] = 20_000,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing tokenizer.")] = False,
@@ -54,9 +56,10 @@ def train(
     from json import dumps
 
     from niels_gpt.cache.sources.build import choose_sources, train_on
-    from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.cache.sources.texts import BuildSettings, selections_of_sources
     from niels_gpt.cli.train import show_next
-    from niels_gpt.system.console import format_duration
+    from niels_gpt.data.note_selection import record_skipped, selection_lines
+    from niels_gpt.system.console import format_duration, is_quiet
     from niels_gpt.system.progress import status_line
 
     _check_path(path, names)
@@ -64,15 +67,16 @@ def train(
         raise ValueError(
             f"{out} already has a tokenizer, and caches may depend on it: choose another --out, or use --force"
         )
-    chosen = choose_sources(names or None, [], [], config)
     settings = BuildSettings(
         cache_dir=out.parent,
         seed=seed,
         vocab_size=vocab_size,
         path=path,
         tokenizer_documents=documents,
-        errors=encoding_errors,
+        errors=note_options.encoding_errors,
+        notes=note_options.notes(_notes_of(config)),
     )
+    chosen = choose_sources(names or None, [], [], config, settings)
     began = time.monotonic()
     skipped: list[str] = []
 
@@ -82,6 +86,9 @@ def train(
         skipped.append(source.name)
         _warn_skipped(source, err)
 
+    selections = selections_of_sources(chosen, settings)
+    for line in () if json or is_quiet() else selection_lines(selections):
+        print(line)
     try:
         with status_line(f"training a tokenizer of {vocab_size:,} subwords") as show:
             trained = train_on(chosen, settings, skip, out=out, show=show)
@@ -89,6 +96,8 @@ def train(
         kept = "; the tokenizer there is unchanged" if (out / "spm.model").exists() else ""
         typer.echo(f"\ninterrupted: nothing was written to {out}{kept}", err=True)
         raise
+    if selections:
+        record_skipped(out / "skipped.json", selections)
     if json:
         found = {"tokenizer": str(out / "spm.model"), "sha256": trained.sha256, "vocab_size": trained.vocab_size}
         print(dumps(found | {"skipped": skipped}, indent=2, ensure_ascii=False))
@@ -96,12 +105,13 @@ def train(
     seconds = format_duration(time.monotonic() - began)
     print(f"{out / 'spm.model'}: {trained.vocab_size:,} ids, sha256 {trained.sha256[:12]}..., in {seconds}")
     read = [source.name for source in chosen if source.name not in skipped]
-    options = {"--tokenizer": out, "--path": path, "--encoding-errors": encoding_errors, "--config": config}
+    options = {"--tokenizer": out, "--path": path, "--config": config}
     given = [word for name, value in options.items() if value is not None for word in (name, value)]
-    show_next(command("tokenizer", "report", *read, *map(str, given)))
+    show_next(command("tokenizer", "report", *read, *map(str, given), *note_options.words()))
 
 
 @app.command("report")
+@takes_note_options
 def report(
     names: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Sources to measure; default: all that can be read.")
@@ -111,7 +121,7 @@ def report(
     ),
     take: Annotated[int, typer.Option("--take", min=1, help="Most texts to read per source.")] = 2000,
     path: PathOption = None,
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     config: SourceConfigOption = None,
     offline: OfflineOption = False,
     json: JsonOption = False,
@@ -130,10 +140,15 @@ def report(
 
     _check_path(path, names)
     loaded = load_tokenizer(tokenizer)
-    settings = BuildSettings(cache_dir=Path(), path=path, errors=encoding_errors)
+    settings = BuildSettings(
+        cache_dir=Path(),
+        path=path,
+        errors=note_options.encoding_errors,
+        notes=note_options.notes(_notes_of(config)),
+    )
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
-    for source in choose_sources(names or None, [], [], config):
+    for source in choose_sources(names or None, [], [], config, settings):
         try:
             with status_line(f"measuring {source.name}"):
                 found = measure_compression(loaded, itertools.islice(training_texts(source, settings), take))
@@ -169,6 +184,13 @@ def _check_path(path: Path | None, names: list[str]) -> None:
     """Raise ValueError if a local path would be read as several sources."""
     if path is not None and len(names) != 1:
         raise ValueError(f"--path {path} needs exactly one SOURCE, got {len(names)}: name the source that it holds")
+
+
+def _notes_of(config: Path | None) -> NotesConfig | None:
+    """Return data.notes of a YAML file."""
+    from niels_gpt.config.yaml_file import load_config
+
+    return load_config(config).data.notes if config else None
 
 
 def _warn_skipped(source: Source, err: Exception) -> None:

@@ -15,7 +15,6 @@ import typer
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
-    EncodingOption,
     OfflineOption,
     OptionalPath,
     PrimerOption,
@@ -26,6 +25,7 @@ from niels_gpt.cli.options import (
     VerifyOption,
     WikiOption,
 )
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from niels_gpt.training.loop import TrainResult
 
 
+@takes_note_options
 def train(
     target: ResumeArgument = None,
     config: Annotated[
@@ -57,7 +58,7 @@ def train(
     roam: RoamOption = None,
     primer: PrimerOption = None,
     source: SourceOption = [],  # noqa: B006
-    encoding_errors: EncodingOption = None,
+    note_options: NoteOptions = NoteOptions(),
     offline: OfflineOption = False,
     device: DeviceOption = "auto",
     deterministic: Annotated[
@@ -89,7 +90,7 @@ def train(
     overrides += [f"train.total_steps={steps}"] if steps is not None else []
     overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
     overrides += ["engine.deterministic=true"] if deterministic else []
-    data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}
+    data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     with open_world("cpu" if print_config else device) as world:
         with world.fail_together():
             run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)

@@ -331,6 +331,11 @@ class NotesConfig:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"data.notes.{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}")
 
+    def text_options(self) -> dict[str, Any]:
+        """Return the options that change the text of a note, without defaults."""
+        given = {"strip_front_matter": self.strip_front_matter, "links": self.links}
+        return {key: value for key, value in given.items() if value not in (False, "keep")}
+
 
 @dataclass(frozen=True)
 class DataConfig:

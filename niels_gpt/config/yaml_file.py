@@ -39,16 +39,21 @@ def load_config(
     return config_from_dict(tree, where="config" if path is None else str(path), notes=notes)
 
 
-def with_data(config: RunConfig, data: Mapping[str, str | None], sources: Sequence[str] = ()) -> RunConfig:
+def with_data(config: RunConfig, data: Mapping[str, Any], sources: Sequence[str] = ()) -> RunConfig:
     """Return the config with data options (None: not given) and paths of sources (`NAME=PATH`) applied.
 
+    `data["notes"]` holds options of data.notes; its patterns of `exclude` are added to those of the config.
     Raises ValueError for a value that is not allowed, and for a source that the config does not have.
     """
     given = {key: value for key, value in data.items() if value is not None}
     if not given and not sources:
         return config
     tree = to_dict(config)
+    notes = dict(given.pop("notes", {}))
+    known = tree["data"]["notes"]["exclude"]
+    notes["exclude"] = [*known, *(pattern for pattern in notes.get("exclude", ()) if pattern not in known)]
     tree["data"] |= given
+    tree["data"]["notes"] |= notes
     for item in sources:
         name, _, path = item.partition("=")
         if not path:

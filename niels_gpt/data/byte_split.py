@@ -7,15 +7,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_gpt.config import SourceConfig
+from niels_gpt.config import NotesConfig, SourceConfig
+from niels_gpt.data.note_selection import SelectedNotes, utf8_problem
 from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
-from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, list_files, split_of, suffix
+from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, split_of, suffix
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import decode_utf8
 from niels_gpt.data.row_layout import text_column
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample
-from niels_gpt.data.user_files import TEXT_SUFFIXES, holds_text_files, path_of_source, read_file, user_file_paths
+from niels_gpt.data.user_files import (
+    holds_text_files,
+    path_of_source,
+    read_file,
+    row_files,
+    select_by_name,
+    user_file_paths,
+)
 
 HUB = "hub:"
 ORDER = ("train", "validation", "test")
@@ -37,22 +45,29 @@ def hub_dataset(config: SourceConfig) -> tuple[str, str | None] | None:
     return dataset_id, revision or None
 
 
-def byte_split_files(name: str, config: SourceConfig) -> list[str]:
+def byte_split_files(name: str, config: SourceConfig, notes: NotesConfig | None = None) -> list[str]:
     """Return the sorted local files of a source; empty if it comes from the Hub."""
     path = _local_path(name, config)
-    return [] if path is None else user_file_paths(name, SourceConfig(str(path)))
+    return [] if path is None else user_file_paths(name, SourceConfig(str(path)), notes)
 
 
-def byte_chunks(name: str, config: SourceConfig) -> Iterator[ByteChunk]:
+def select_byte_split(name: str, config: SourceConfig, notes: NotesConfig) -> SelectedNotes | None:
+    """Return which files of a source are read and skipped; None if it is one file or comes from the Hub."""
+    path = _local_path(name, config)
+    return None if path is None or path.is_file() else select_by_name(path, notes)
+
+
+def byte_chunks(name: str, config: SourceConfig, notes: NotesConfig | None = None) -> Iterator[ByteChunk]:
     """Yield the non-empty chunks of a source in order; joined, they are its bytes.
 
-    Plain files are not decoded; of rows, only the text is used. Raises ValueError or OSError for unreadable input.
+    Plain files are not decoded; of rows, only the text is used. `notes` selects files of a folder by their names.
+    Raises ValueError or OSError for unreadable input.
     """
     path = _local_path(name, config)
-    if path is None or _holds_rows(path):
-        chunks = _rows(name, config, path)
+    if path is None or _holds_rows(path, notes):
+        chunks = _rows(name, config, path, notes)
     elif path.is_dir():
-        files = sorted(list_files(path, TEXT_SUFFIXES, visible_only=True), key=_by_split)
+        files = sorted(user_file_paths(name, SourceConfig(str(path)), notes), key=_by_split)
         chunks = (ByteChunk(Path(file).relative_to(path).as_posix(), read_file(Path(file))) for file in files)
     else:
         chunks = iter([ByteChunk(path.name, read_file(path))])
@@ -86,15 +101,20 @@ def iter_byte_split(
     seed: int = 42,
     take: int | None = None,
     errors: str = "strict",
+    notes: NotesConfig | None = None,
 ) -> Iterator[PretrainSample]:
     """Yield the chunks of a source as texts, at most `take`, for `data show` and `data stats`.
 
-    Raises ValueError for a chunk that is not utf-8, and for a split other than train: `config.split` applies later.
+    Raises ValueError for a chunk that is not utf-8 (errors="skip" leaves it out), and for a split other than train:
+    `config.split` applies later.
     """
     check_take(take)
     if split != "train":
         raise ValueError(f"{name} has no split {split!r}: it is split by bytes (data.sources.{name}.split); use train")
-    chunks = shuffled(list(byte_chunks(name, config)), seed) if shuffle else byte_chunks(name, config)
+    chunks = byte_chunks(name, config, notes)
+    chunks = iter(shuffled(list(chunks), seed)) if shuffle else chunks
+    if errors == "skip":
+        chunks = (chunk for chunk in chunks if utf8_problem(chunk.data) is None)
     for chunk in itertools.islice(chunks, take):
         text = decode_utf8(chunk.data, where=f"{name}, {chunk.name},", errors=errors)
         yield PretrainSample(text, name, {"piece": chunk.name})
@@ -106,8 +126,8 @@ def _local_path(name: str, config: SourceConfig) -> Path | None:
     return path_of_source(name, config) if dataset is None else find_local(dataset[0])
 
 
-def _holds_rows(path: Path) -> bool:
-    return suffix(path) in ROW_SUFFIXES if path.is_file() else not holds_text_files(path)
+def _holds_rows(path: Path, notes: NotesConfig | None) -> bool:
+    return suffix(path) in ROW_SUFFIXES if path.is_file() else not holds_text_files(path, notes)
 
 
 def _by_split(path: str) -> tuple[int, str]:
@@ -115,9 +135,10 @@ def _by_split(path: str) -> tuple[int, str]:
     return ORDER.index(split) if split in ORDER else 0, path
 
 
-def _rows(name: str, config: SourceConfig, path: Path | None) -> Iterator[ByteChunk]:
+def _rows(name: str, config: SourceConfig, path: Path | None, notes: NotesConfig | None) -> Iterator[ByteChunk]:
     dataset_id, revision = hub_dataset(config) or (name, None)
-    request = HubRequest(dataset_id, None, None, path=path, revision=revision)
+    only = None if path is None else row_files(path, notes)
+    request = HubRequest(dataset_id, None, None, path=path, revision=revision, only=only)
     try:
         tables = open_dataset(request)
     except DataUnavailable as err:

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import codecs
+import itertools
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import NotesConfig
+from niels_gpt.data import embedded
 from niels_gpt.system import files
 
 IGNORE_FILE = ".nielsignore"
@@ -59,6 +63,24 @@ class SelectedNotes:
     unmatched: tuple[str, ...] = ()
     """Patterns of `exclude` that match no file: probably misspelled."""
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether these are the notes shipped with the package."""
+        return self.root == embedded.NOTES.absolute()
+
+    @property
+    def listed(self) -> list[str]:
+        """The notes and the empty ones, sorted. They are split before empty ones are dropped: a note that becomes
+        empty moves no other between train and val."""
+        empty = [str(self.root / entry.path) for entry in self.skipped if entry.kind == EMPTY]
+        return sorted([*self.paths, *empty])
+
+    def without(self, reasons: Mapping[str, str]) -> SelectedNotes:
+        """Return the selection without the files of `reasons`: path -> why it is skipped."""
+        added = [Skipped(Path(path).relative_to(self.root).as_posix(), reason) for path, reason in reasons.items()]
+        paths = [path for path in self.paths if path not in reasons]
+        return SelectedNotes(self.root, paths, sorted([*self.skipped, *added]), self.unmatched)
+
     def names(self) -> list[str]:
         """The paths of the notes relative to the folder."""
         return [Path(path).relative_to(self.root).as_posix() for path in self.paths]
@@ -77,7 +99,6 @@ class SelectedNotes:
     def record(self) -> dict[str, Any]:
         """The selection for `skipped.json`."""
         return {
-            "folder": str(self.root),
             "notes": len(self.paths),
             "summary": self.summary(),
             "skipped": [entry._asdict() for entry in self.skipped],
@@ -91,9 +112,31 @@ class SelectedNotes:
             raise FileNotFoundError(f"no {wanted} to read under {self.root}{skipped}")
 
 
+def selection_lines(selections: Mapping[str, SelectedNotes]) -> list[str]:
+    """Return one or two lines per source for the terminal."""
+    return [
+        f"{name}: {selected.summary('note' if name == 'roam' else 'file')}" for name, selected in selections.items()
+    ]
+
+
 def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
     """Write what was skipped, by source, to a JSON file that only its owner can read: it names private files."""
     files.write_json(path, {name: selected.record() for name, selected in selections.items()}, mode=0o600)
+
+
+def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
+    """Add sources to a file of `write_skipped`, or replace them in it, without those of which nothing is skipped."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    known |= {name: selected.record() for name, selected in selections.items()}
+    known = {name: record for name, record in known.items() if name not in selections or selections[name].skipped}
+    if known:
+        files.write_json(path, known, mode=0o600)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:
@@ -108,12 +151,19 @@ def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "str
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is a file; give a folder of notes")
-    found = select_files(root, notes, is_note=note_filter(notes))
+    return check_contents(select_files(root, notes, is_note=note_filter(notes)), notes, errors=errors)
+
+
+def check_contents(
+    found: SelectedNotes, notes: NotesConfig, *, errors: str, read: Callable[[Path], bytes] = Path.read_bytes
+) -> SelectedNotes:
+    """Read the selected files, and skip those that are empty, private or not utf-8, as `select_notes` does."""
+    root = found.root
     paths, skipped, invalid = [], list(found.skipped), []
     for path in found.paths:
         name = Path(path).relative_to(root).as_posix()
         try:
-            reason = _reason_to_skip(Path(path).read_bytes(), notes)
+            reason = _reason_to_skip(read(Path(path)), notes)
         except OSError as err:
             if errors != "skip":
                 raise
@@ -129,7 +179,7 @@ def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "str
         else:
             skipped.append(Skipped(name, reason))
     if invalid:
-        raise ValueError(invalid_utf8_message(invalid))
+        raise ValueError(invalid_utf8_message(invalid, root))
     return SelectedNotes(root, paths, sorted(skipped), found.unmatched)
 
 
@@ -228,12 +278,23 @@ def utf8_problem(data: bytes) -> str | None:
 
     UTF-16 without a byte order mark is valid utf-8 with every other byte zero; it counts as not utf-8 too.
     """
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as err:
-        problem = f"{NOT_UTF8}: byte 0x{data[err.start]:02x} at offset {err.start}"
-        return f"{problem}, looks like UTF-16" if _looks_like_utf16(data) else problem
-    return f"{NOT_UTF8}: looks like UTF-16" if _looks_like_utf16(data) else None
+    return utf8_problem_of([data])
+
+
+def utf8_problem_of(chunks: Iterable[bytes]) -> str | None:
+    """`utf8_problem` of the joined chunks, of which only one is needed at a time."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, is_utf16 = 0, False
+    for number, chunk in enumerate(itertools.chain(chunks, [b""])):  # the last one ends the text
+        is_utf16 = _looks_like_utf16(chunk) if number == 0 else is_utf16
+        kept = decoder.getstate()[0]
+        try:
+            decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as err:
+            problem = f"{NOT_UTF8}: byte 0x{(kept + chunk)[err.start]:02x} at offset {offset - len(kept) + err.start}"
+            return f"{problem}, looks like UTF-16" if is_utf16 else problem
+        offset += len(chunk)
+    return f"{NOT_UTF8}: looks like UTF-16" if is_utf16 else None
 
 
 def _looks_like_utf16(data: bytes) -> bool:
@@ -244,15 +305,16 @@ def _looks_like_utf16(data: bytes) -> bool:
     return len(start) >= 4 and max(even, odd) > 0.4 * (len(start) // 2) and min(even, odd) < 0.05 * len(start)
 
 
-def invalid_utf8_message(invalid: Sequence[tuple[str, str]]) -> str:
+def invalid_utf8_message(invalid: Sequence[tuple[str, str]], root: Path) -> str:
     """Return the error for (path, problem) of the files that are not utf-8: at most 20 of them, and the remedies."""
-    remedy = "convert to utf-8, or pass --encoding-errors skip or --encoding-errors replace"
+    remedy = "or pass --encoding-errors skip or --encoding-errors replace"
     if len(invalid) == 1:
         path, problem = invalid[0]
-        return f"{path} is {problem}; {remedy}"
-    listed = "".join(f"\n  {path}: {problem}" for path, problem in invalid[:NAMED])
-    more = f"\n  and {len(invalid) - NAMED:,} more" if len(invalid) > NAMED else ""
-    return f"{len(invalid):,} files are not utf-8; {remedy}:{listed}{more}"
+        return f"{path} is {problem}; convert the file to utf-8, {remedy}"
+    details = [(Path(path).relative_to(root), problem.removeprefix(f"{NOT_UTF8}: ")) for path, problem in invalid]
+    listed = ", ".join(f"{name} ({problem})" for name, problem in details[:NAMED])
+    more = f" and {len(invalid) - NAMED:,} more" if len(invalid) > NAMED else ""
+    return f"{len(invalid):,} files under {root} are not utf-8: {listed}{more}; convert them to utf-8, {remedy}"
 
 
 def _reason_to_skip(data: bytes, notes: NotesConfig) -> str | None:

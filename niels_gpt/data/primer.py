@@ -43,12 +43,12 @@ def is_chat_file(path: str | Path) -> bool:
     return suffix(Path(path)) in CHAT_FILES
 
 
-def primer_layout(path: str | Path) -> str:
+def primer_layout(path: str | Path, *, errors: str = "strict") -> str:
     """Return the chat format of a primer, for messages; "" for a text. Raises as `iter_primer_sft` does."""
     if not is_chat_file(path):
         return ""
     try:
-        return str(user_layout("primer", SourceConfig(str(path), kind="chat")))
+        return str(user_layout("primer", SourceConfig(str(path), kind="chat"), errors=errors))
     except UnknownColumns as err:
         raise _unknown_columns(path, err) from None
 

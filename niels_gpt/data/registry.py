@@ -20,15 +20,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from niels_gpt.config import DataConfig, SourceConfig
+from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.byte_split import byte_split_files, hub_dataset, iter_byte_split
+from niels_gpt.data.byte_split import byte_split_files, hub_dataset, iter_byte_split, select_byte_split
 from niels_gpt.data.dolly import DATASET_ID as DOLLY
 from niels_gpt.data.dolly import iter_dolly_sft
 from niels_gpt.data.fineweb_edu import DATASET_ID as FINEWEB
 from niels_gpt.data.fineweb_edu import iter_fineweb_edu
 from niels_gpt.data.gutenberg import DATASET_ID as GUTENBERG
 from niels_gpt.data.gutenberg import iter_gutenberg
+from niels_gpt.data.note_selection import SelectedNotes, select_notes
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
 from niels_gpt.data.primer import iter_primer_sft, primer_layout
@@ -38,7 +39,7 @@ from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.source_paths import primer_path, resolve_source_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
-from niels_gpt.data.user_files import iter_user_files, kind_of, user_file_paths, user_layout
+from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths, user_layout
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
@@ -78,10 +79,13 @@ class Source:
     """The loader's option that selects a config of the dataset."""
     files: Callable[[str | None, str | Path | None], list[str]] = lambda subset, path: []
     """(subset, path) -> the local files that it would read now; empty if it is not local."""
+    select: Callable[[str | Path | None, NotesConfig, str], SelectedNotes | None] | None = None
+    """(path, notes, errors) -> which of its files are read and skipped (None: it is not a folder); None: `data.notes`
+    does not apply. The loader then has an option `notes`."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Other options that change the samples, such as the field of a row."""
-    layout: Callable[[str | Path | None], str] = lambda path: ""
-    """(path) -> what its rows were recognized as, such as `chats: Alpaca (instruction, input, output)`; or ""."""
+    layout: Callable[[str | Path | None, NotesConfig | None, str], str] = lambda path, notes, errors: ""
+    """(path, notes, errors) -> what its rows were recognized as or "": `chats: Alpaca (instruction, input, output)`."""
 
     def samples(
         self,
@@ -93,13 +97,14 @@ class Source:
         seed: int = 42,
         path: str | Path | None = None,
         errors: str | None = None,
+        notes: NotesConfig | None = None,
         stats: dict[str, int] | None = None,
         **options: Any,
     ) -> Iterator[Sample]:
         """Yield at most `take` samples, in the order of the dataset unless `shuffle`.
 
-        `options` are the loader's own. Raises ValueError for an unknown split, DataUnavailable if the rows cannot be
-        read.
+        `notes` selects files where `select` is set. `options` are the loader's own. Raises ValueError for an unknown
+        split, DataUnavailable if the rows cannot be read.
         """
         if self.splits is not None and split not in self.splits:
             raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
@@ -111,6 +116,8 @@ class Source:
             if not self.decodes:
                 raise ValueError(f"{self.name} is always utf-8: --encoding-errors does not apply")
             options["errors"] = errors
+        if notes is not None and self.select is not None:
+            options["notes"] = notes
         return self.open(split=split, take=take, shuffle=shuffle, seed=seed, path=path, stats=stats, **options)
 
 
@@ -121,10 +128,11 @@ def sources(data: DataConfig | None = None) -> dict[str, Source]:
         if source.name in found:
             warnings.warn(f"an installed package also defines the source {source.name}; it is ignored", stacklevel=2)
         found.setdefault(source.name, source)
-    for name, config in (data.sources if data else {}).items():
+    data = data or DataConfig()
+    for name, config in data.sources.items():
         if name in found:
             raise ValueError(f"data.sources.{name}: the name is already used by another source; choose another")
-        found[name] = _user_source(name, config)
+        found[name] = _user_source(name, config, data.notes, data.encoding_errors)
     return found
 
 
@@ -137,11 +145,19 @@ def get_source(name: str, data: DataConfig | None = None) -> Source:
 
 
 def source_of_path(
-    path: str | Path, *, field: str = "", columns: Mapping[str, str] | None = None, name: str = ""
+    path: str | Path,
+    *,
+    field: str = "",
+    columns: Mapping[str, str] | None = None,
+    name: str = "",
+    data: DataConfig | None = None,
 ) -> Source:
-    """Return the source of a file or folder that no config names; `field` and `columns` are those of SourceConfig."""
-    config = SourceConfig(str(path), field=field, columns=dict(columns or {}))
-    return _user_source(name or Path(path).absolute().name, config)
+    """Return the source of a file or folder that no config names; `field` and `columns` are those of SourceConfig.
+
+    data: its `notes` and `encoding_errors` select the files that tell texts from chats.
+    """
+    config, data = SourceConfig(str(path), field=field, columns=dict(columns or {})), data or DataConfig()
+    return _user_source(name or Path(path).absolute().name, config, data.notes, data.encoding_errors)
 
 
 # --- built-in sources --------------------------------------------------------------------------------
@@ -165,6 +181,7 @@ def _built_in() -> list[Source]:
             splits=("train",),
             decodes=True,
             files=lambda subset, path: list_roam_paths(str(roam_path(path))),
+            select=lambda path, notes, errors: select_notes(roam_path(path), notes, errors=errors),
         ),
         Source(
             "primer",
@@ -175,7 +192,7 @@ def _built_in() -> list[Source]:
             splits=("train",),
             decodes=True,
             files=lambda subset, path: [str(primer_path(path))],
-            layout=lambda path: primer_layout(primer_path(path)),
+            layout=lambda path, notes, errors: primer_layout(primer_path(path), errors=errors),
         ),
         Source(
             "stdlib",
@@ -293,7 +310,9 @@ def _local_or_embedded(name: str) -> SourceLocation:
 # --- sources of the user and of other packages -------------------------------------------------------
 
 
-def _user_source(name: str, config: SourceConfig) -> Source:
+def _user_source(name: str, config: SourceConfig, notes: NotesConfig, errors: str) -> Source:
+    """The source of a config; `notes` and `errors` select the files that tell texts from chats."""
+
     def config_at(path: str | Path | None) -> SourceConfig:
         return config if path is None else dataclasses.replace(config, path=str(path))
 
@@ -314,13 +333,18 @@ def _user_source(name: str, config: SourceConfig) -> Source:
     kind: Any = "text" if config.split else config.kind
     if kind == "auto" and where().kind == "local":
         with contextlib.suppress(ValueError, OSError):  # reported when it is read
-            kind = kind_of(name, config)
+            kind = kind_of(name, config, errors=errors, notes=notes)
 
     def files(subset: str | None, path: str | Path | None) -> list[str]:
         return byte_split_files(name, config_at(path)) if config.split else user_file_paths(name, config_at(path))
 
-    def layout(path: str | Path | None) -> str:
-        return "" if config.split else str(user_layout(name, config_at(path)))
+    def select(path: str | Path | None, notes: NotesConfig, errors: str) -> SelectedNotes | None:
+        if not config.split:
+            return select_user_files(name, config_at(path), notes, errors=errors)
+        return select_byte_split(name, config_at(path), notes)
+
+    def layout(path: str | Path | None, notes: NotesConfig | None, errors: str) -> str:
+        return "" if config.split else str(user_layout(name, config_at(path), errors=errors, notes=notes))
 
     options = {
         "kind": "" if config.kind == "auto" else config.kind,
@@ -328,9 +352,18 @@ def _user_source(name: str, config: SourceConfig) -> Source:
         "split": ", ".join(map(str, config.split)),
         "columns": ", ".join(f"{role}={column}" for role, column in config.columns.items()),
     }
-    options = {key: value for key, value in options.items() if value}
-    licence = config.licence or "yours"
-    return Source(name, kind, licence, open_, where, decodes=True, files=files, options=options, layout=layout)
+    return Source(
+        name,
+        kind,
+        config.licence or "yours",
+        open_,
+        where,
+        decodes=True,
+        files=files,
+        select=select,
+        options={key: value for key, value in options.items() if value},
+        layout=layout,
+    )
 
 
 def _installed() -> list[Source]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from niels_gpt.config import NotesConfig
+from niels_gpt.data.note_selection import EMPTY, NOT_UTF8, note_text, select_notes, utf8_problem
 from niels_gpt.data.reading.drops import Drops
 from niels_gpt.data.reading.local import list_files
 from niels_gpt.data.reading.text_rows import check_take
@@ -41,9 +43,12 @@ def read_text(path: str | Path, *, errors: str = "strict") -> str:
 
 
 def decode_utf8(data: bytes, *, where: str, errors: str = "strict") -> str:
-    """Decode utf-8. Raises ValueError with the offset of the first invalid byte."""
+    """Decode utf-8. Raises ValueError with the offset of the first invalid byte, unless errors is "replace".
+
+    "skip" is strict here: it is the caller that skips files.
+    """
     try:
-        return data.decode("utf-8", errors=errors)
+        return data.decode("utf-8", errors="strict" if errors == "skip" else errors)
     except UnicodeDecodeError as err:
         raise ValueError(
             f"{where} is not utf-8: byte 0x{data[err.start]:02x} at offset {err.start}; "
@@ -62,19 +67,33 @@ def iter_roam(
     take: int | None = None,
     errors: str = "strict",
     stats: dict[str, int] | None = None,
+    notes: NotesConfig | None = None,
 ) -> Iterator[PretrainSample]:
     """Yield the notes of a folder, sorted by path, at most `take`; meta has the `path` relative to the folder.
 
-    Blank notes are dropped and counted in `stats`. Raises as `list_roam_paths` and `load_texts` do.
+    notes: which files are read, and how; None: all. Blank notes are dropped and counted in `stats`. Raises as
+    `list_roam_paths` and `load_texts` do; errors="skip" drops notes that are not utf-8.
     """
     check_take(take)
     root = files.expand_home(root_dir).absolute()
     yielded = 0
     with Drops("roam", stats, unit="note") as drops:
-        for path in list_roam_paths(str(root)):
+        if notes is None:
+            paths = list_roam_paths(str(root))
+        else:
+            selected = select_notes(root, notes, errors=errors)
+            paths = selected.paths
+            for kind in (EMPTY, NOT_UTF8):
+                drops.add(kind, sum(entry.kind == kind for entry in selected.skipped))
+        for path in paths:
             if yielded == take:
                 return
-            text = read_text(path, errors=errors)
+            data = Path(path).read_bytes()
+            if errors == "skip" and utf8_problem(data):
+                drops.add(NOT_UTF8)
+                continue
+            text = decode_utf8(data, where=path, errors=errors)
+            text = text if notes is None else note_text(text, notes)
             if not text.strip():
                 drops.add("empty")
                 continue

@@ -14,6 +14,7 @@ import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.data.note_selection import SelectedNotes, write_skipped
 from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
@@ -34,6 +35,7 @@ class RunFolder:
         self.samples = self.path / "samples"
         self.plot_path = self.path / "loss.png"
         self.tokenizer_path = self.path / "tokenizer.model"
+        self.skipped_path = self.path / "skipped.json"
 
     @property
     def exists(self) -> bool:
@@ -90,9 +92,16 @@ class RunFolder:
         if isinstance(tokenizer, Tokenizer):
             files.write_bytes(self.tokenizer_path, tokenizer.model)
 
+    def write_skipped(self, selections: Mapping[str, SelectedNotes]) -> None:
+        """Record which files of the sources were not read, and why; no file if no source was selected from."""
+        if selections:
+            write_skipped(self.skipped_path, selections)
+        else:
+            self.skipped_path.unlink(missing_ok=True)
+
     def release(self) -> None:
         """Delete the files of a run that did no step, so that the folder can be used again."""
-        for path in (self.config_path, self.tokenizer_path, self.metrics_path):
+        for path in (self.config_path, self.tokenizer_path, self.metrics_path, self.skipped_path):
             path.unlink(missing_ok=True)
 
     def read_config(self) -> RunConfig:

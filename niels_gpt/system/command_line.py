@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from niels_gpt.system import console
 
@@ -38,8 +38,9 @@ class Command(TyperCommand):
 class App(typer.Typer):
     """A group of commands; each has `-h`, `--threads` and `--quiet`."""
 
-    def __init__(self, *, help: str, add_completion: bool = False) -> None:
+    def __init__(self, *, help: str, add_completion: bool = False, cls: type[TyperGroup] = TyperGroup) -> None:
         super().__init__(
+            cls=cls,
             help=help,
             no_args_is_help=True,
             pretty_exceptions_enable=False,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from niels_gpt.config import RunConfig
+from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
@@ -109,6 +110,7 @@ def train(
     else:
         run = RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
+    selections: dict[str, SelectedNotes] = {}
     config = with_absolute_paths(config)
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
@@ -118,8 +120,9 @@ def train(
         if verify and world.is_main:
             verify_caches(config)
     if task is None:
-        task = world.main_first(lambda: open_task(config))
-        report.data(task)
+        opened = world.main_first(lambda: open_task(config))
+        task, selections = opened, opened.selections()
+        report.data(opened)
     check_same(config, task.fingerprint(), {"--run-dir": str(run.path), "--resume": resume}, world)
     with contextlib.ExitStack() as stack:
         with world.fail_together():
@@ -148,6 +151,7 @@ def train(
                     run.keep_metrics_before(state.step)
                 run.write_config(config)
                 run.write_tokenizer(task.tokenizer)
+                run.write_skipped(selections)
                 log = stack.enter_context(contextlib.closing(MetricsLog(run.metrics_path)))
         if resume and state.step >= config.train.total_steps:
             report.note(f"all {state.step} steps are done: continue with a larger number of steps (--steps N)")

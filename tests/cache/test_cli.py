@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import re
@@ -141,8 +142,9 @@ def error(run):
 
 
 def table(out):
-    """{cache: state} of the table of a build."""
-    head, *rows = [line for line in out.splitlines() if line.strip()]
+    """{cache: state} of the table of a build, which follows the lines about what was read and skipped."""
+    lines = [line for line in out.splitlines() if line.strip()]
+    head, *rows = itertools.dropwhile(lambda line: re.match(r"\S+: ", line), lines)
     assert head.split()[0] == "cache"
     return {row.split()[0]: re.match(r"\S+ +(built|up to date|failed|not built)\b", row)[1] for row in rows}
 
@@ -161,7 +163,7 @@ def test_build_all(everything, succeed, tokenizer, caches):
     assert digests(Path("cache")) == digests(caches)  # built by niels-gpt cache build-all
     assert table(out) == dict.fromkeys((*PRETRAIN, *SFT), "built")
     names = {str(path.relative_to("cache")) for path in Path("cache").rglob("*")}
-    wanted = {"tokenizer", "tokenizer/spm.model", "tokenizer/meta.json", "pretrain", "sft"}
+    wanted = {"tokenizer", "tokenizer/spm.model", "tokenizer/meta.json", "pretrain", "sft", "skipped.json"}
     for name in PRETRAIN:
         wanted |= {f"pretrain/{name}", f"pretrain/{name}/meta.json"}
         for split in SPLITS:
@@ -594,7 +596,7 @@ def test_user_error_is_one_line(prepared, error, options, mentioned):
         ("primer --path nowhere", ["nowhere"]),
         ("dolly15k --path file", ["file"]),
         ("wikitext --subset wikitext-4", ["wikitext-4", "wikitext-2-raw-v1"]),
-        ("roam --path nothing", ["roam", "empty"]),
+        ("roam --path nothing", ["roam", "nothing"]),
     ],
 )
 def test_source_that_cannot_be_built_prints_one_line(prepared, run, tokenizer, options, mentioned):

@@ -83,7 +83,7 @@ def test_closed_standard_output_and_errors(tmp_path):
         ("train --set train.B", r"--set.*'train\.B'"),
         (f"train --steps 200 {ROAM_ONLY}", r"200"),
         ("train --device tpu", "tpu"),
-        ("train --encoding-errors ignore", "--encoding-errors must be strict or replace, got 'ignore'"),
+        ("train --encoding-errors ignore", "--encoding-errors must be strict, replace or skip, got 'ignore'"),
         (f"train --roam none {ROAM_ONLY}", "none"),
         (f"train --primer none.txt {ROAM_ONLY.replace('roam', 'primer')}", "none.txt"),
         ("train --wiki none", "none"),

@@ -19,8 +19,11 @@ def empty_folder(tmp_path, monkeypatch):
         ("generate hello --run nowhere --weights int4", "--weights must be float32 or int8, got 'int4'"),
         ("chat --run nowhere --weights int4", "--weights must be float32 or int8, got 'int4'"),
         ("memorize nowhere --select best", "--select must be first, longest, shortest or random, got 'best'"),
-        ("memorize nowhere --encoding-errors skip", "--encoding-errors must be strict or replace, got 'skip'"),
-        ("audit nowhere --notes nowhere --encoding-errors x", "--encoding-errors must be strict or replace, got 'x'"),
+        ("memorize nowhere --encoding-errors drop", "--encoding-errors must be strict, replace or skip, got 'drop'"),
+        (
+            "audit nowhere --notes nowhere --encoding-errors x",
+            "--encoding-errors must be strict, replace or skip, got 'x'",
+        ),
         ("eval --run nowhere --split train", "--split must be val or test, got 'train'"),
         ("eval --run nowhere --precision fp8", "--precision must be fp32 or bf16, got 'fp8'"),
         ("data lint nowhere --split test", "--split must be train or val, got 'test'"),

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
@@ -20,12 +20,15 @@ from niels_gpt.cache.sources.texts import (
     chats_of,
     identity_of,
     revision_of,
+    selection_of,
     subset_of,
     texts_of,
     training_texts,
 )
 from niels_gpt.cache.writing.partial_build import OnProgress
+from niels_gpt.config import DataConfig
 from niels_gpt.config.yaml_file import load_config
+from niels_gpt.data.note_selection import SelectedNotes, record_skipped
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
@@ -47,16 +50,30 @@ class BuildResult:
     state: Literal["built", "up to date", "failed", "not built"]
     meta: dict[str, Any]
     reason: str = ""
+    selected: SelectedNotes | None = None
+    """Which files of the source were read and skipped; None if it is not a folder."""
 
 
-def choose_sources(names: list[str] | None, only: list[str], skip: list[str], config: Path | None) -> list[Source]:
-    """Sources by name; None: those of build-all and of the config. Raises ValueError for an unknown name."""
-    data = load_config(config).data if config else None
+def choose_sources(
+    names: list[str] | None,
+    only: list[str],
+    skip: list[str],
+    config: Path | None,
+    settings: BuildSettings | None = None,
+) -> list[Source]:
+    """Sources by name; None: those of build-all and of the config. Raises ValueError for an unknown name.
+
+    settings: its selection of files tells texts from chats in sources of the config; None: that of the config.
+    """
+    data = load_config(config).data if config else DataConfig()
+    if settings is not None:
+        errors = cast(Any, settings.errors or "strict")  # checked by BuildSettings
+        data = replace(data, notes=settings.notes, encoding_errors=errors)
     known = sources(data)
     for name in (*(names or ()), *only, *skip):
         if name not in known:
             raise ValueError(f"no source {name!r}; known sources: {', '.join(known)}")
-    candidates = [*PRETRAIN, *SFT, *(data.sources if data else ())] if names is None else names
+    candidates = [*PRETRAIN, *SFT, *data.sources] if names is None else names
     wanted = [name for name in (only or candidates) if name not in skip]
     if not wanted:
         raise ValueError("--only and --skip leave no source to build")
@@ -185,6 +202,9 @@ def build(
     Raises ValueError or OSError if it cannot be built; an older cache is then left unchanged.
     """
     folder = folder_of(source, settings.cache_dir)
+    selected = selection_of(source, settings)
+    if selected is not None:
+        selected.check_found("file")
     identity = identity_of(source, settings)
     recorded = {
         "dataset_name": source.name,
@@ -199,7 +219,7 @@ def build(
         options = {"seed": settings.seed, "shard_bytes": settings.shard_bytes, **budgets_of(source, settings)}
         options["shuffle_buffer"] = 0  # fineweb-edu is shuffled by its loader; the others keep their order
     if not force and _unchanged(folder, {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}):
-        return BuildResult(source.name, folder, "up to date", read_meta(folder / "meta.json"))
+        return BuildResult(source.name, folder, "up to date", read_meta(folder / "meta.json"), selected=selected)
     files.check_output_path(folder.parent, "--cache-dir", folder=True)
     common: dict[str, Any] = {
         "tokenizer": tokenizer,
@@ -227,7 +247,9 @@ def build(
             also_dropped=None if texts.val is None else texts.dropped,
             **common,
         )
-    return BuildResult(source.name, folder, "built", read_meta(folder / "meta.json"))
+    if selected is not None and not selected.is_embedded:
+        record_skipped(settings.cache_dir / "skipped.json", {source.name: selected})
+    return BuildResult(source.name, folder, "built", read_meta(folder / "meta.json"), selected=selected)
 
 
 def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> BuildResult:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import Message
 from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes
+from niels_gpt.config import NotesConfig
+from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.registry import Source
-from niels_gpt.data.roam import list_roam_paths, read_text, split_roam_paths
+from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.source_paths import roam_path
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
@@ -51,14 +54,16 @@ class BuildSettings:
     test: bool = False
     """Whether to build the test split of wikitext too."""
     errors: str | None = None
+    notes: NotesConfig = field(default_factory=NotesConfig)
+    """Which files of the notes and of user sources are read, and how."""
     vocab_size: int | None = None
     """Subwords of a new tokenizer; None: 16,000. An existing tokenizer must have been trained for this number."""
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.errors not in (None, "strict", "replace"):
-            raise ValueError(f"--encoding-errors must be strict or replace, got {self.errors!r}")
+        if self.errors not in (None, "strict", "replace", "skip"):
+            raise ValueError(f"--encoding-errors must be strict, replace or skip, got {self.errors!r}")
         if self.errors == "strict":
             object.__setattr__(self, "errors", None)  # the default
         check_seed(self.seed)
@@ -120,9 +125,10 @@ def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
         test = _samples(source, settings, split="test") if settings.test else None
         return SplitTexts(_samples(source, settings), _samples(source, settings, split="validation"), test)
     if name == "roam":
-        paths = list_roam_paths(str(roam_path(settings.path_of("roam"))))
-        train, val = split_roam_paths(paths, val_frac=settings.roam_val_frac, seed=settings.seed)
-        return SplitTexts(_notes(train, settings.errors), _notes(val, settings.errors))
+        selected = select_notes(roam_path(settings.path_of("roam")), settings.notes, errors=settings.errors or "strict")
+        selected.check_found()
+        train, val = split_roam_paths(selected.listed, val_frac=settings.roam_val_frac, seed=settings.seed)
+        return SplitTexts(_notes(train, settings), _notes(val, settings))
     if "split" in source.options:
         raise ValueError(
             f"{name} is split by bytes (data.sources.{name}.split), which only byte streams support: train on it with "
@@ -193,12 +199,12 @@ def _samples(source: Source, settings: BuildSettings, **options: Any) -> Rereada
     return Rereadable(read)
 
 
-def _notes(paths: list[str], errors: str | None) -> Rereadable:
+def _notes(paths: list[str], settings: BuildSettings) -> Rereadable:
     """The notes of these files, without blank ones."""
 
     def read(dropped: dict[str, int]) -> Iterator[str]:
         for path in paths:
-            text = read_text(path, errors=errors or "strict")
+            text = read_note(path, settings.notes, settings.errors or "strict")
             if text.strip():
                 yield text
             else:
@@ -245,6 +251,7 @@ def _open(
         seed=settings.seed,
         path=settings.path_of(source.name),
         errors=errors,
+        notes=settings.notes,
         **options,
     )
 
@@ -271,6 +278,8 @@ def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
         identity["val_frac"] = settings.val_frac
     if settings.errors is not None and source.decodes:
         identity["encoding_errors"] = settings.errors
+    if source.select is not None:
+        identity |= settings.notes.text_options()
     paths = _files(source, settings)
     if paths:
         digest = hashlib.sha256()
@@ -286,7 +295,28 @@ def _files(source: Source, settings: BuildSettings) -> list[str]:
         path = find_local(settings.fineweb_id, settings.path)
         by_split = find_files(path, settings.fineweb_config) if path is not None else {}
         return [name for names in by_split.values() for name in names]
+    selected = selection_of(source, settings)
+    if selected is not None:
+        return selected.listed
     return source.files(subset_of(source, settings), settings.path_of(source.name))
+
+
+def selection_of(source: Source, settings: BuildSettings) -> SelectedNotes | None:
+    """Which files of a source are read and skipped; None if it is not a folder of the user."""
+    if source.select is None:
+        return None
+    return source.select(settings.path_of(source.name), settings.notes, settings.errors or "strict")
+
+
+def selections_of_sources(chosen: Iterable[Source], settings: BuildSettings) -> dict[str, SelectedNotes]:
+    """Which files of the user's folders are read and skipped, by source; a folder that cannot be read is left out."""
+    found = {}
+    for source in chosen:
+        with contextlib.suppress(OSError, ValueError):  # reported when it is read
+            selected = selection_of(source, settings)
+            if selected is not None and not selected.is_embedded:
+                found[source.name] = selected
+    return found
 
 
 def revision_of(source: Source, settings: BuildSettings) -> str | None:

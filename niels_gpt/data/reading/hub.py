@@ -59,6 +59,8 @@ class HubRequest:
     """Columns to read from a dataset on disk; missing ones are ignored. None: all."""
     revision: str | None = None
     """A branch, tag or commit of the dataset on the Hub; None: its main branch."""
+    only: frozenset[str] | None = None
+    """The files of a local folder that are read; None: all."""
 
     def __str__(self) -> str:
         return self.dataset_id + (f" ({self.config})" if self.config else "")
@@ -158,7 +160,7 @@ def _local_files(request: HubRequest) -> Files | None:
     path = find_local(request.dataset_id, request.path)
     if path is None:
         return None
-    files = find_files(path, request.config)
+    files = find_files(path, request.config, only=request.only)
     if request.split is not None:
         name = request.split.partition("[")[0]  # "train[:100]" is a slice of train
         files = {name: choose_split(files, name, path)}

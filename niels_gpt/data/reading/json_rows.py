@@ -7,6 +7,7 @@ strings and lists, and would make a column of every message id in an export of C
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import itertools
 import json
@@ -80,40 +81,55 @@ def without_export_extras(paths: Sequence[str]) -> list[str]:
 # --- one file ----------------------------------------------------------------------------------------
 
 
+def raw_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes that hold the rows of a file, uncompressed, a part at a time. Raises as `iter_json_rows` does."""
+    with _explained(path):
+        for file, _ in _parts(path):
+            while chunk := file.read(_CHUNK):
+                yield chunk
+
+
 def _file_rows(path: Path, errors: str) -> Iterator[Row]:
+    read = _lines if suffix(path) == ".jsonl" else _values
+    with _explained(path):
+        for file, where in _parts(path):
+            yield from read(file, where, errors)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise ValueError for damaged compressed data."""
     try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError) as err:
         if suffix(path) == ".zip":
-            yield from _zip_rows(path, errors)
-            return
-        read = _lines if suffix(path) == ".jsonl" else _values
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield from read(cast(IO[bytes], file), str(path), errors)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+            raise ValueError(f"cannot read {path}: the zip data is damaged ({err}); download it again") from None
         raise ValueError(explain([path]) or f"cannot read {path}: {err}") from None
 
 
-def _zip_rows(path: Path, errors: str) -> Iterator[Row]:
-    """Yield the conversations of an export; nothing is written to disk."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [info for info in archive.infolist() if _EXPORT.fullmatch(info.filename.rpartition("/")[2])]
-            members = [info for info in members if not info.filename.startswith("__MACOSX/")]
-            if not members:
+def _parts(path: Path) -> Iterator[tuple[IO[bytes], str]]:
+    """Yield (open file, its name in errors): the file, or the conversations in an export; writes nothing to disk."""
+    if suffix(path) != ".zip":
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield cast(IO[bytes], file), str(path)
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = [info for info in archive.infolist() if _EXPORT.fullmatch(info.filename.rpartition("/")[2])]
+        members = [info for info in members if not info.filename.startswith("__MACOSX/")]
+        if not members:
+            raise ValueError(
+                f"{path} has no conversations.json: only exports of ChatGPT and Claude are read as .zip; "
+                "unpack it first"
+            )
+        for info in sorted(members, key=lambda info: info.filename):
+            if info.file_size > MOST_ZIP_BYTES:
                 raise ValueError(
-                    f"{path} has no conversations.json: only exports of ChatGPT and Claude are read as .zip; "
-                    "unpack it first"
+                    f"{path}: {info.filename} has {info.file_size:,} bytes, more than {MOST_ZIP_BYTES:,}: unpack it"
                 )
-            for info in sorted(members, key=lambda info: info.filename):
-                if info.file_size > MOST_ZIP_BYTES:
-                    raise ValueError(
-                        f"{path}: {info.filename} has {info.file_size:,} bytes, more than {MOST_ZIP_BYTES:,}: unpack it"
-                    )
-                if info.flag_bits & 1:
-                    raise ValueError(f"cannot read {path}: {info.filename} is encrypted; unpack it first")
-                with archive.open(info) as file:
-                    yield from _values(file, f"{path}, {info.filename}", errors)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as err:
-        raise ValueError(f"cannot read {path}: the zip data is damaged ({err}); download it again") from None
+            if info.flag_bits & 1:
+                raise ValueError(f"cannot read {path}: {info.filename} is encrypted; unpack it first")
+            with archive.open(info) as member:
+                yield member, f"{path}, {info.filename}"
 
 
 def _lines(file: IO[bytes], where: str, errors: str) -> Iterator[Row]:

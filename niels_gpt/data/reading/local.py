@@ -56,9 +56,10 @@ def find_local(dataset_id: str, path: str | Path | None = None) -> Path | None:
     return _existing(root.parent / expand_home(mapped), f"{dataset_id} in {root}")
 
 
-def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
+def find_files(path: Path, config: str | None = None, *, only: frozenset[str] | None = None) -> dict[str, list[str]]:
     """Return {split: sorted files of one format}. In a folder, uses the sub-folder `config` if it exists.
 
+    only: the files of the folder to choose from; None: all that are not hidden.
     If `path` is a file, it is returned under "" and serves any split.
     Raises DataUnavailable if there is no file of a known format, or if formats are mixed.
     """
@@ -72,9 +73,11 @@ def find_files(path: Path, config: str | None = None) -> dict[str, list[str]]:
         _check_config_folders(path, config)
 
     by_split: dict[str, list[str]] = {}
-    for name in list_files(root, (*ROW_SUFFIXES, ".txt", ".txt.gz"), visible_only=True):
+    suffixes = (*ROW_SUFFIXES, ".txt", ".txt.gz")
+    names = list_files(root, suffixes, visible_only=True) if only is None else sorted(only)
+    for name in names:
         file = Path(name)
-        if file.stem.lower() not in _NOT_DATA:
+        if file.stem.lower() not in _NOT_DATA and name.lower().endswith(suffixes):
             parents = (split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
             split = split_of(file.name) or next(filter(None, parents), None) or "train"
             by_split.setdefault(split, []).append(name)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.validation import eval_name as eval_name
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
@@ -129,3 +130,6 @@ class DataTask(Task, Protocol):
 
     def notes(self) -> list[str]:
         """Notes that are printed when a run starts."""
+
+    def selections(self) -> dict[str, SelectedNotes]:
+        """Which files of its sources were read and skipped; recorded in the run's skipped.json."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from niels_gpt.batching import RowPlan, gather_rows, plan_batch
 from niels_gpt.config import DataConfig, RunConfig
+from niels_gpt.data.note_selection import SelectedNotes, selection_lines
 from niels_gpt.data.source_paths import display_name, with_absolute_paths
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
@@ -105,7 +106,10 @@ class ByteTask:
         return self.config.output.sample_prompt
 
     def notes(self) -> list[str]:
-        return []
+        return selection_lines(self.selections())
+
+    def selections(self) -> dict[str, SelectedNotes]:
+        return selections_of(self.streams)
 
     def describe(self) -> list[SourceRow]:
         paths = source_paths(stream_config(self.config))
@@ -127,6 +131,12 @@ class ByteTask:
                 )
             )
         return rows
+
+
+def selections_of(streams: Mapping[str, Mapping[str, Stream]]) -> dict[str, SelectedNotes]:
+    """Which files of each source were read and skipped; without embedded notes."""
+    chosen = {name: next(iter(splits.values())).selected for name, splits in streams.items()}
+    return {name: one for name, one in chosen.items() if one is not None and not one.is_embedded}
 
 
 def _check_vocabulary(config: RunConfig, streams: dict[str, dict[str, Stream]]) -> None:
@@ -186,6 +196,7 @@ def stream_config(config: RunConfig, names: Sequence[str] | None = None) -> Stre
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,
         encoding_errors=data.encoding_errors,
+        notes=data.notes,
         user_sources=data.sources,
         enabled_sources=tuple(names),
         required_sources=tuple(names),

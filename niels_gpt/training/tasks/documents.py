@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +14,13 @@ from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.config import RunConfig
+from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
-from niels_gpt.training.tasks.byte_task import SOURCES, source_paths, stream_config
+from niels_gpt.training.tasks.byte_task import SOURCES, selections_of, source_paths, stream_config
 
 
 class DocumentSet(Protocol):
@@ -53,6 +54,8 @@ class SourceDocuments:
     tokenizer: AnyTokenizer
     train: DocumentSet
     held_out: DocumentSet
+    selections: dict[str, SelectedNotes] = field(default_factory=dict)
+    """Which files of the source were read and skipped; empty for token caches."""
 
 
 class ByteDocumentSet:
@@ -203,7 +206,9 @@ def _byte_documents(config: RunConfig, name: str) -> SourceDocuments:
     cfg = stream_config(config, [name])
     streams = load_streams(cfg, T=-1)[name]  # T=-1 allows an empty val stream, as of a folder with one note
     train_set, held_out = (ByteDocumentSet(streams[split]) for split in ("train", "val"))
-    return SourceDocuments(name, source_paths(cfg)[name], "B", ByteTokenizer(), train_set, held_out)
+    return SourceDocuments(
+        name, source_paths(cfg)[name], "B", ByteTokenizer(), train_set, held_out, selections_of({name: streams})
+    )
 
 
 class ContentIndex:

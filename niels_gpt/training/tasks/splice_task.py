@@ -15,6 +15,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
 from niels_gpt.config.splice import SingleSelectMode, SpliceConfig
 from niels_gpt.config.splice import log as selection_log
+from niels_gpt.data.note_selection import SelectedNotes, selection_lines
 from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
@@ -164,11 +165,12 @@ class SpliceTask:
         return [SourceRow(source, 1.0, trained, held_out, unit, len(self.chosen), path)]
 
     def notes(self) -> list[str]:
-        """The size of the dataset, what packing saves, and a warning if offsets have no effect."""
+        """What was read, the size of the dataset, what packing saves, and a warning if offsets have no effect."""
         dataset, model = self.dataset, self.config.model
         lines = [
+            *selection_lines(self.selections()),
             f"splice: {plural(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
-            f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}"
+            f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}",
         ]
         spans = self.spans(0)
         frame, start = arrange(spans.length, dataset.S)
@@ -190,6 +192,9 @@ class SpliceTask:
                     f"offset s changes nothing: {effect}. To study positions set model.positions=learned"
                 )
         return lines
+
+    def selections(self) -> dict[str, SelectedNotes]:
+        return self.documents.selections
 
 
 def build_dataset(config: RunConfig, documents: SourceDocuments) -> tuple[list[int], MultiSpliceDocumentDataset]:

@@ -19,6 +19,7 @@ from niels_gpt.cache.verify import verify_cache
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
+from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
@@ -130,6 +131,9 @@ class _TokenTask(abc.ABC):
 
     def notes(self) -> list[str]:
         return []
+
+    def selections(self) -> dict[str, SelectedNotes]:
+        return {}  # recorded with the caches
 
     def _described(self, unit: str) -> list[SourceRow]:
         rows = []

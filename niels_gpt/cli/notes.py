@@ -1,0 +1,125 @@
+"""`niels-gpt notes`: what is in a folder of notes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from niels_gpt.cli.options import JsonOption
+from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.command_line import App
+
+if TYPE_CHECKING:
+    from niels_gpt.data.note_check import NoteCheck
+
+DEFAULT = "folder"
+"""The command that runs for `niels-gpt notes FOLDER`, if it is registered."""
+SECRETS_FOUND = 3
+"""Exit code of `check --strict` if there are secrets."""
+_SHOWN = 20
+"""Secrets, duplicates and files that are printed; --json has all."""
+
+
+class _NotesGroup(TyperGroup):
+    """A group whose first argument may also be a folder: `notes FOLDER` is `notes folder FOLDER`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h") and DEFAULT in self.commands:
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = App(help="Your folder of notes: what is in it.", cls=_NotesGroup)
+
+
+@app.callback()
+def _group() -> None:
+    """Your folder of notes: what is in it."""
+
+
+@app.command("check")
+@takes_note_options
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],
+    note_options: NoteOptions = NoteOptions(),
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if there are secrets.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show what would be read, and what should not be learned.
+
+    Counts the notes, their sizes and scripts, and finds duplicates, files that are not text, and secrets (keys,
+    tokens, passwords, card numbers). Nothing is trained, and no secret is printed.
+    """
+    import dataclasses
+    from json import dumps
+
+    from rich.console import Console
+
+    from niels_gpt.data.note_check import check_notes
+    from niels_gpt.system.console import is_quiet
+
+    notes = dataclasses.replace(note_options.notes(), formats="text")
+    with Console(stderr=True, quiet=is_quiet()).status("reading notes") as status:
+        found = check_notes(
+            folder,
+            notes,
+            on_note=lambda done, total: (
+                status.update(f"reading notes: {done:,} of {total:,}") if done % 100 == 0 else None
+            ),
+        )
+    if json:
+        print(dumps(found.as_dict(), indent=2))
+    else:
+        _print_check(found)
+    if strict and found.secrets:
+        raise typer.Exit(SECRETS_FOUND)
+
+
+def _print_check(found: NoteCheck) -> None:
+    from niels_gpt.data.note_selection import NOT_A_NOTE, NOT_UTF8
+    from niels_gpt.system.console import short_number
+
+    print(f"{found.folder}: {found.summary}")
+    if found.notes:
+        print(f"\nsize: {found.words:,} words, {short_number(found.bytes)}B; largest:")
+        for path, size in found.largest:
+            print(f"  {short_number(size):>8}B  {_safe(path)}")
+        print(
+            "\nscripts: " + (", ".join(f"{name} {_percent(share)}" for name, share in found.scripts.items()) or "none")
+        )
+    listed = sorted(found.skipped, key=lambda entry: entry.kind == NOT_A_NOTE)  # attachments last
+    listed = [entry for entry in listed if entry.kind != NOT_UTF8]  # listed below
+    skipped = [f"{_safe(entry.path)}  {entry.reason}" + _count(entry.files) for entry in listed]
+    _print_list("skipped", skipped)
+    _print_list("not text", [f"{_safe(path)}  {reason}" for path, reason in found.not_text])
+    _print_list("same text", [" = ".join(map(_safe, group)) for group in found.duplicates])
+    near = [f"{pair.similarity:.0%}  {_safe(pair.first)}  {_safe(pair.second)}" for pair in found.near_duplicates]
+    _print_list("almost the same text", near)
+    _print_list("secrets", [f"{_safe(secret.path)}:{secret.line}  {secret.kind}" for secret in found.secrets])
+    if found.secrets:
+        print("A model can recite what it was trained on: remove them, or exclude the files (--exclude, .nielsignore).")
+
+
+def _print_list(title: str, lines: list[str]) -> None:
+    """Print a titled list; its beginning if it is long."""
+    print(f"\n{title}: {len(lines):,}" if lines else f"\n{title}: none")
+    for line in lines[:_SHOWN]:
+        print(f"  {line}")
+    if len(lines) > _SHOWN:
+        print(f"  and {len(lines) - _SHOWN:,} more (--json has all)")
+
+
+def _count(files: int) -> str:
+    return f", {files:,} files" if files > 1 else ""
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "under 1%"
+
+
+def _safe(path: str) -> str:
+    """Return a path that can be printed: bytes that are not utf-8 are escaped."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

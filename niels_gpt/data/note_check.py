@@ -1,0 +1,303 @@
+"""What a folder of notes holds before anything is trained on it: sizes, scripts, duplicates, secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from niels_gpt.config import NotesConfig
+from niels_gpt.data.note_selection import NOT_UTF8, Skipped, note_text, select_notes
+
+NEAR = 0.7
+"""Smallest similarity of near-duplicates: the Jaccard index of their sets of five consecutive words."""
+SHINGLE = 5
+FEWEST_SHINGLES = 8
+"""Notes with fewer different sequences of five words are not compared: daily notes are alike by chance."""
+BANDS, ROWS = 16, 4
+"""Two notes are compared if one band of their MinHashes agrees: 99 % of the pairs with similarity 0.7."""
+MOST_PAIRS = 50
+"""In a larger bucket all notes are compared only with its first: a template filled in a thousand times."""
+
+
+class Secret(NamedTuple):
+    """A string that should not be learned; the string itself is not stored."""
+
+    path: str
+    line: int
+    kind: str
+
+
+class NearDuplicates(NamedTuple):
+    """Two notes with almost the same text."""
+
+    first: str
+    second: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class NoteCheck:
+    """The result of `check_notes`; paths are relative to the folder."""
+
+    folder: str
+    notes: int
+    words: int
+    bytes: int
+    largest: list[tuple[str, int]]
+    """The largest notes and their sizes in bytes."""
+    scripts: dict[str, float]
+    """Script -> share of the letters, the largest first."""
+    skipped: list[Skipped]
+    summary: str
+    """What is read and skipped, in one or two lines."""
+    not_text: list[tuple[str, str]]
+    """Files that are not text, with the reason."""
+    duplicates: list[list[str]]
+    """Groups of notes with the same text."""
+    near_duplicates: list[NearDuplicates]
+    secrets: list[Secret]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("skipped", "near_duplicates", "secrets"):
+            plain[name] = [entry._asdict() for entry in plain[name]]
+        plain["largest"] = [{"path": path, "bytes": size} for path, size in self.largest]
+        plain["not_text"] = [{"path": path, "reason": reason} for path, reason in self.not_text]
+        return plain
+
+
+def check_notes(
+    folder: str | Path, notes: NotesConfig, *, on_note: Callable[[int, int], None] = lambda done, total: None
+) -> NoteCheck:
+    """Read the notes of a folder and report what is in them; files that are not utf-8 are listed, not read.
+
+    on_note: called with (notes done, number of notes). Raises as `select_notes` does.
+    """
+    selected = select_notes(folder, notes, errors="skip")
+    names = selected.names()
+    sizes: list[int] = []
+    words = 0
+    characters: Counter[str] = Counter()
+    by_content: dict[bytes, list[int]] = {}
+    shingles: list[np.ndarray] = []
+    secrets: list[Secret] = []
+    not_text = [(entry.path, entry.reason) for entry in selected.skipped if entry.kind == NOT_UTF8]
+    for i, (name, path) in enumerate(zip(names, selected.paths, strict=True)):
+        data = Path(path).read_bytes()
+        text = note_text(data.decode("utf-8", errors="replace"), notes)
+        found = list(map(_word_id, _WORD.findall(text.lower())))
+        sizes.append(len(data))
+        words += len(found)
+        characters.update(text)
+        by_content.setdefault(hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest(), []).append(i)
+        shingles.append(shingle_hashes(found))
+        if "\0" in text:
+            not_text.append((name, f"binary: NUL at character {text.index(chr(0))}"))
+        secrets += [Secret(name, line, kind) for line, kind in find_secrets(text)]
+        on_note(i + 1, len(names))
+    groups = [[names[i] for i in same] for same in by_content.values() if len(same) > 1]
+    distinct = [same[0] for same in by_content.values()]
+    near = [
+        NearDuplicates(names[distinct[a]], names[distinct[b]], round(similarity, 3))
+        for a, b, similarity in near_duplicates([shingles[i] for i in distinct])
+    ]
+    order = sorted(range(len(names)), key=lambda i: (-sizes[i], names[i]))
+    return NoteCheck(
+        folder=str(selected.root),
+        notes=len(names),
+        words=words,
+        bytes=sum(sizes),
+        largest=[(names[i], sizes[i]) for i in order[:5]],
+        scripts=script_shares(characters),
+        skipped=selected.skipped,
+        summary=selected.summary(),
+        not_text=sorted(not_text),
+        duplicates=groups,
+        near_duplicates=sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second)),
+        secrets=secrets,
+    )
+
+
+# --- scripts -----------------------------------------------------------------------------------------
+
+_SCRIPTS = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana", "HALFWIDTH": "Kana", "FULLWIDTH": "Latin"}
+
+
+def script_shares(characters: Counter[str]) -> dict[str, float]:
+    """Return {script: share of the letters}, the largest first."""
+    scripts: Counter[str] = Counter()
+    for character, number in characters.items():
+        if character.isalpha():
+            scripts[_script(character)] += number
+    total = scripts.total()
+    return {name: number / total for name, number in scripts.most_common()}
+
+
+@functools.cache
+def _script(character: str) -> str:
+    """The script of a letter, from its Unicode name: LATIN SMALL LETTER A."""
+    name = unicodedata.name(character, "OTHER").split()[0].partition("-")[0]
+    return _SCRIPTS.get(name, name.capitalize())
+
+
+# --- duplicates --------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|\w+")
+"""A word; of scripts without spaces, a character."""
+_POWERS = np.array([pow(0x9E3779B97F4A7C15, k + 1, 1 << 64) for k in range(SHINGLE)], dtype=np.uint64)
+
+
+@functools.lru_cache(maxsize=1 << 20)
+def _word_id(word: str) -> int:
+    return zlib.crc32(word.encode("utf-8", "surrogatepass"))
+
+
+def shingle_hashes(words: Sequence[int]) -> np.ndarray:
+    """Return the sorted distinct hashes of all sequences of five words, given as hashes."""
+    ids = np.array(words, dtype=np.uint64)
+    number = len(ids) - SHINGLE + 1
+    if number <= 0:
+        return np.empty(0, dtype=np.uint64)
+    mixed = np.zeros(number, dtype=np.uint64)
+    for k in range(SHINGLE):
+        mixed = (mixed ^ (ids[k : k + number] + np.uint64(k)) * _POWERS[k]) * _POWERS[0]
+        mixed ^= mixed >> np.uint64(29)
+    return np.unique(mixed)
+
+
+def near_duplicates(shingles: Sequence[np.ndarray]) -> Iterator[tuple[int, int, float]]:
+    """Yield (i, j, similarity) of the pairs of notes that are at least `NEAR` alike, found by MinHash.
+
+    Similarities are exact; which pairs are compared is not (see `BANDS`).
+    """
+    draws = np.random.default_rng(0)
+    factors = draws.integers(1, 1 << 63, size=BANDS * ROWS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    offsets = draws.integers(0, 1 << 63, size=BANDS * ROWS, dtype=np.uint64)
+    buckets: dict[tuple[int, bytes], list[int]] = {}
+    for i, hashes in enumerate(shingles):
+        if len(hashes) >= FEWEST_SHINGLES:
+            smallest = _min_hashes(hashes, factors, offsets).reshape(BANDS, ROWS)
+            for band in range(BANDS):
+                buckets.setdefault((band, smallest[band].tobytes()), []).append(i)
+    compared: set[tuple[int, int]] = set()
+    for members in buckets.values():
+        for a, b in _pairs(members):
+            if (a, b) not in compared:
+                compared.add((a, b))
+                both = len(np.intersect1d(shingles[a], shingles[b], assume_unique=True))
+                similarity = both / (len(shingles[a]) + len(shingles[b]) - both)
+                if similarity >= NEAR:
+                    yield a, b, similarity
+
+
+def _min_hashes(hashes: np.ndarray, factors: np.ndarray, offsets: np.ndarray, chunk: int = 4096) -> np.ndarray:
+    """The smallest of all hashes under each of the hash functions x -> (x * factor + offset) >> 16."""
+    smallest = np.full(len(factors), np.iinfo(np.uint64).max, dtype=np.uint64)
+    for start in range(0, len(hashes), chunk):
+        mixed = (hashes[None, start : start + chunk] * factors[:, None] + offsets[:, None]) >> np.uint64(16)
+        smallest = np.minimum(smallest, mixed.min(axis=1))
+    return smallest
+
+
+def _pairs(members: Sequence[int]) -> Iterator[tuple[int, int]]:
+    firsts = len(members) if len(members) <= MOST_PAIRS else 1
+    return ((members[a], members[b]) for a in range(firsts) for b in range(a + 1, len(members)))
+
+
+# --- secrets -----------------------------------------------------------------------------------------
+
+_NOISY = ("Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)", "Secret Keyword")
+"""Detectors that take hashes, addresses and prose for secrets."""
+_MORE = {
+    "Google API Key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
+    "GitHub Token": re.compile(r"\bgithub_pat_[0-9A-Za-z_]{50,}"),
+    "OpenAI Token": re.compile(r"\bsk-(?:proj|svcacct)-[0-9A-Za-z_-]{40,}"),
+    "Anthropic Token": re.compile(r"\bsk-ant-[0-9A-Za-z_-]{40,}"),
+}
+"""Tokens that detect-secrets 1.5 does not know."""
+_PASSWORD = re.compile(
+    r"""\b(?:password|passwort|passwd|passphrase|pwd|api[ _-]?key|secret[ _-]?key|access[ _-]?token)\b
+        ["'`*_]*[ \t]*[:=]["'`*_ \t]*(?P<value>[^\s"'`<>\[\](){}]{6,})""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_CARD = re.compile(
+    r"(?<![\w.,/+-])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|\d{4}([ -])\d{6}\2\d{4,5})(?![\w/-])"
+)
+_ISSUERS = re.compile(
+    r"""4(?:\d{12}|\d{15}|\d{18})                                               # Visa
+      | 5[1-5]\d{14} | 2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}        # Mastercard
+      | 3[47]\d{13}                                                             # American Express
+      | 3(?:0[0-5]|[689]\d)\d{11}                                               # Diners Club
+      | 6(?:011|5\d\d|4[4-9]\d)\d{12,15}                                        # Discover
+      | 35(?:2[89]|[3-8]\d)\d{12,15}                                            # JCB
+      | 62\d{14,17}                                                             # UnionPay""",
+    re.VERBOSE,
+)
+
+
+def find_secrets(text: str) -> list[tuple[int, str]]:
+    """Return (line, kind) of keys, tokens, private keys, passwords and card numbers in a text, sorted."""
+    found: set[tuple[int, str]] = set()
+    for number, line in _candidate_lines(text):
+        found |= {(number, kind) for kind, detector in _detectors() if any(detector.analyze_string(line))}
+        found |= {(number, kind) for kind, pattern in _MORE.items() if pattern.search(line)}
+    for match in _PASSWORD.finditer(text):
+        if _is_password(match["value"]):
+            found.add((_line(text, match.start()), "Password"))
+    found |= {(_line(text, match.start()), "Card number") for match in _CARD.finditer(text) if is_card(match[0])}
+    return sorted(found)
+
+
+def _line(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
+
+
+def _is_password(value: str) -> bool:
+    """Whether the word after `password:` is one: it has letters and digits, and is no link, path or variable."""
+    has_both = any(c.isalpha() for c in value) and any(c.isdigit() for c in value)
+    return has_both and not value.startswith(("$", "%", "http:", "https:", "/", "~")) and len(set(value)) > 3
+
+
+def is_card(number: str) -> bool:
+    """Whether a number is that of a payment card: 13 to 19 digits, a known issuer, and a valid check digit (Luhn)."""
+    digits = re.sub(r"[ -]", "", number)
+    if not _ISSUERS.fullmatch(digits) or len(set(digits)) < 2:
+        return False
+    values = [int(digit) for digit in reversed(digits)]
+    return sum(values[0::2], sum(sum(divmod(2 * value, 10)) for value in values[1::2])) % 10 == 0
+
+
+def _candidate_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number, line) of the lines that may hold a key or a token: all others are not worth forty patterns."""
+    end = -1
+    for match in _CANDIDATE.finditer(text):
+        if match.start() > end:
+            start = text.rfind("\n", 0, match.start()) + 1
+            end = text.find("\n", match.start())
+            end = len(text) if end < 0 else end
+            yield _line(text, start), text[start:end]
+
+
+_CANDIDATE = re.compile(r"[!-~]{16,}|PRIVATE KEY")
+"""Sixteen printable ASCII characters without a space, or the first line of a private key."""
+
+
+@functools.cache
+def _detectors() -> list[tuple[str, Any]]:
+    """(kind, detector of detect-secrets)."""
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+
+    classes: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    return [(kind, cls()) for kind, cls in classes.items() if kind not in _NOISY]

@@ -1,0 +1,146 @@
+"""The check of a folder of notes, against brute force and known numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from niels_gpt.config import NotesConfig
+from niels_gpt.data.note_check import check_notes, find_secrets, is_card, near_duplicates, script_shares, shingle_hashes
+
+CARDS = {  # published test numbers of the issuers
+    "4111111111111111": True,
+    "4111 1111 1111 1111": True,
+    "5555-5555-5555-4444": True,
+    "378282246310005": True,
+    "3782 822463 10005": True,
+    "6011111111111117": True,
+    "3530111333300000": True,
+    "30569309025904": True,
+    "4222222222222": True,
+    "4111111111111112": False,  # check digit
+    "1234567812345670": False,  # valid check digit, no issuer
+    "0000000000000000": False,
+    "9780306406157": False,  # an ISBN
+    "411111111111111": False,  # too short for its issuer
+}
+
+
+@pytest.mark.parametrize(("number", "card"), CARDS.items())
+def test_card_numbers(number: str, card: bool) -> None:
+    assert is_card(number) == card
+    assert find_secrets(f"a\nmy card is {number}, valid\n") == ([(2, "Card number")] if card else [])
+
+
+def test_numbers_inside_other_strings_are_no_cards() -> None:
+    for text in ("id-4111111111111111", "x4111111111111111", "3.4111111111111111", "/4111111111111111/"):
+        assert find_secrets(text) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("AKIA" + "IOSFODNN7EXAMPL3", "AWS Access Key"),
+        ("-----BEGIN RSA PRIVATE " + "KEY-----", "Private Key"),
+        ("token ghp_" + "a1B2" * 9, "GitHub Token"),
+        ("https://me:" + "hunter22@example.com/x", "Basic Auth Credentials"),
+        ("key AIza" + "Sy0123456789" * 2 + "abcdefghijk", "Google API Key"),
+        ("**Password:** hunter22", "Password"),
+        ("wifi password = `correct7horse`", "Password"),
+    ],
+)
+def test_secrets_are_found_with_their_line(line: str, kind: str) -> None:
+    assert find_secrets(f"one\ntwo {line}\nthree") == [(2, kind)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "the secret: love",
+        "password reset: tomorrow2",
+        "password: see the safe",
+        "password: ${PASSWORD1}",
+        "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "https://example.com/a/very/long/path/with/1234567890/digits",
+        "[[a very long link without any secret in it]]",
+        "2024-01-01T12:30:00.000000 1700000000000",
+    ],
+)
+def test_prose_hashes_and_links_are_no_secrets(line: str) -> None:
+    assert find_secrets(line) == []
+
+
+def test_near_duplicates_agree_with_all_pairs() -> None:
+    draw = random.Random(0)
+    texts = [[draw.randrange(1000) for _ in range(draw.randint(30, 200))] for _ in range(60)]
+    for i in range(20):  # copies with a few changed words
+        copy = list(texts[i])
+        for _ in range(i // 5):
+            copy[draw.randrange(len(copy))] = -1 - draw.randrange(1000)
+        texts.append([word % (1 << 32) for word in copy])
+    shingled = [{tuple(text[i : i + 5]) for i in range(len(text) - 4)} for text in texts]
+    expected = {}
+    for a, b in itertools.combinations(range(len(texts)), 2):
+        similarity = len(shingled[a] & shingled[b]) / len(shingled[a] | shingled[b])
+        if similarity >= 0.7:
+            expected[a, b] = similarity
+    found = {(a, b): s for a, b, s in near_duplicates([shingle_hashes(text) for text in texts])}
+    assert len(expected) >= 15
+    assert found == pytest.approx(expected)
+
+
+def test_short_texts_and_many_copies() -> None:
+    assert list(near_duplicates([shingle_hashes([1, 2, 3])] * 2)) == []
+    assert len(shingle_hashes(list(range(4)))) == 0
+    same = shingle_hashes(list(range(100)))
+    pairs = list(near_duplicates([same] * 300))
+    assert len(pairs) == 299 and all(similarity == 1.0 for *_, similarity in pairs)
+    assert same.dtype == np.uint64
+
+
+def test_scripts() -> None:
+    shares = script_shares(Counter("abcdéДЖλδ你好こカｱ한بא123 !?"))
+    numbers = {"Latin": 5, "Cyrillic": 2, "Greek": 2, "Han": 2, "Kana": 3, "Hangul": 1, "Arabic": 1, "Hebrew": 1}
+    assert shares == pytest.approx({name: number / 17 for name, number in numbers.items()})
+    assert script_shares(Counter("123")) == {}
+
+
+def test_check_counts_the_folder(tmp_path: Path) -> None:
+    words = [f"word{i}" for i in range(80)]
+    files = {
+        "a.md": " ".join(words),
+        "copy.txt": " ".join(words) + "\n",
+        "near.md": " ".join(words[:-1]),
+        "b.md": "Hello my wörld\npassword: hunter22\n",
+        ".trash/old.md": "password: hunter33",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "bad.md").write_bytes(b"caf\xe9")
+    (tmp_path / "nul.md").write_bytes(b"some \0 bytes")
+    found = check_notes(tmp_path, NotesConfig(formats="text"))
+    read = ["a.md", "b.md", "copy.txt", "near.md", "nul.md"]
+    assert found.notes == 5
+    assert found.bytes == sum((tmp_path / name).stat().st_size for name in read)
+    assert found.words == 80 + 80 + 79 + 5 + 2
+    assert found.largest[0] == ("copy.txt", (tmp_path / "copy.txt").stat().st_size)
+    assert found.duplicates == [["a.md", "copy.txt"]]
+    assert [(pair.first, pair.second) for pair in found.near_duplicates] == [("a.md", "near.md")]
+    assert found.near_duplicates[0].similarity == pytest.approx(75 / 76, abs=1e-3)
+    assert [(secret.path, secret.line, secret.kind) for secret in found.secrets] == [("b.md", 2, "Password")]
+    assert [path for path, _ in found.not_text] == ["bad.md", "nul.md"]
+    assert {entry.path for entry in found.skipped} == {".trash/", "bad.md"}
+    text = json.dumps(found.as_dict())
+    assert "hunter" not in text and json.loads(text)["secrets"][0]["kind"] == "Password"
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    found = check_notes(tmp_path, NotesConfig())
+    assert (found.notes, found.words, found.bytes, found.scripts) == (0, 0, 0, {})
