@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
     from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.runs.pipeline import PipelineFolder
-    from niels_gpt.system.processes import World
     from niels_gpt.workflow.chat_model import Corpus
     from niels_gpt.workflow.plan import Plan
 
