@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from niels_gpt.cli.options import JsonOption
+from niels_gpt.cli.options import DeviceOption, JsonOption, OptionalPath, PrimerOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
+from niels_gpt.system.program import command
 from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "folder"
 """The command that runs for `niels-gpt notes FOLDER`, if it is registered."""
+DEFAULT_MINUTES = 10.0
 SECRETS_FOUND = 3
 """Exit code of `check --strict` if there are secrets."""
 _SHOWN = 20
@@ -76,6 +78,75 @@ def check(
         _print_check(found)
     if strict and found.secrets:
         raise typer.Exit(SECRETS_FOUND)
+
+@app.command(DEFAULT, hidden=True)
+@takes_note_options
+def folder(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.2, max=10_000, help="Time for everything, about.")
+    ] = DEFAULT_MINUTES,
+    run_dir: Annotated[
+        OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/notes, runs/notes-2, ...")
+    ] = None,
+    primer: PrimerOption = None,
+    note_options: NoteOptions = NoteOptions(),
+    device: DeviceOption = "auto",
+) -> None:
+    """Train a model of your notes that you can chat with, in one command.
+
+    It chooses the size of the model and the steps from your notes, this machine and --minutes. Files that are not
+    utf-8 are skipped unless --encoding-errors says otherwise. Some notes are held out, and the best checkpoint is the
+    one that predicts them best.
+    """
+    import dataclasses
+    import time
+
+    from niels_gpt.cli import first_model
+    from niels_gpt.data import embedded
+    from niels_gpt.data.source_paths import primer_path
+    from niels_gpt.runs.loading import load_run, new_run
+    from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.system.console import format_duration
+    from niels_gpt.system.device import resolve_device
+    from niels_gpt.system.progress import status_line
+    from niels_gpt.training.progress import say
+    from niels_gpt.workflow.chat_model import read_corpus
+    from niels_gpt.workflow.plan import make_plan
+
+    began = time.monotonic()
+    device = resolve_device(device)
+    run = PipelineFolder(run_dir if run_dir is not None else new_run("notes").path)
+    first_model.check_free(run)
+    notes = dataclasses.replace(note_options.notes(), formats="text")
+    with status_line("reading notes"):
+        corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
+    say(f"{corpus.selected.root}: {corpus.selected.summary()}")
+    first_model.warn_of_secrets(corpus)
+    with status_line("measuring the speed of this machine"):
+        plan = make_plan(
+            note_bytes=corpus.size,
+            held_out_bytes=corpus.held_out_size,
+            characters=corpus.characters,
+            seconds=60 * minutes,
+            device=device,
+        )
+    say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
+    dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+    configs = first_model.build_and_train(corpus, dialogues, plan, run, about_notes=True, device=device)
+
+    writer = load_run(run.runs["pretrain"].path, None, device)
+    chat = load_run(run.runs["sft"].path, None, device)
+    first_model.show_scores_of(writer, configs["pretrain"])
+    first_model.show_continuation(writer, corpus)
+    first_model.show_answer(chat, corpus)
+    first_model.show_quick_audit(chat, corpus)
+    for line in first_model.unreadable_lines(corpus):
+        say(line)
+    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
+    print(f"  {command('chat', run.path)}")
+    print(f"  {command('generate', run.runs['pretrain'].path, first_model.opening(corpus))}")
+    print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
 
 
 def _print_check(found: NoteCheck) -> None:
