@@ -16,7 +16,7 @@ import typer
 from niels_gpt.cache.sources import defaults
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
-from niels_gpt.system.console import error_message, format_duration, is_quiet, run_app, short_number
+from niels_gpt.system.console import error_message, format_duration, run_app, short_number
 
 if TYPE_CHECKING:
     import torch
@@ -271,7 +271,11 @@ def _run_build(
         console.width = 120
     chosen = choose_sources(names, only, skip, config, settings)
     unreadable: dict[str, Exception] = {}
-    shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
+    try:
+        shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing was built yet", file=sys.stderr)
+        sys.exit(130)
     try:
         results = [
             _build_one(source, settings, shared, unreadable, force=force, all_sources=names is None)
@@ -318,6 +322,7 @@ def _prepare_tokenizer(
         train_on,
     )
     from niels_gpt.system import files
+    from niels_gpt.system.progress import status_line
 
     new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
     if new:
@@ -333,9 +338,9 @@ def _prepare_tokenizer(
     console.print(
         f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {escape(listed)}"
     )
-    with console.status("training"):
+    with status_line("training") as show:
         try:
-            trained = train_on(chosen, settings, lambda source, err: unreadable.update({source.name: err}))
+            trained = train_on(chosen, settings, lambda source, err: unreadable.update({source.name: err}), show=show)
         except ValueError as err:
             if len(unreadable) < len(chosen):
                 raise
@@ -429,13 +434,12 @@ def _split_size(meta: dict[str, Any], split: str) -> str:
 @app.command("verify")
 def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     """Hash every file again and name the first damaged one."""
-    from rich.console import Console
-
     from niels_gpt.cache.meta import read_meta
     from niels_gpt.cache.verify import verify_cache
+    from niels_gpt.system.progress import status_line
 
-    with Console(stderr=True, quiet=is_quiet()).status("verifying") as status:
-        verified = verify_cache(path, on_file=lambda file: status.update(f"verifying {file}"))
+    with status_line("verifying") as show:
+        verified = verify_cache(path, on_file=lambda file: show(f"verifying {file}"))
     if json:
         print(json_format.dumps([str(folder) for folder in verified]))
         return

@@ -1,4 +1,4 @@
-"""`niels-gpt audit`: which passages of my notes can this checkpoint recite?"""
+"""`niels-gpt audit`: which passages of my text can this checkpoint recite?"""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from niels_gpt.cli.options import (
+    Count,
     DeviceOption,
     EncodingOption,
     JsonOption,
     OptionalPath,
     PromptOption,
     RunArgument,
-    StrideOption,
     TokenizerOption,
     WindowOption,
     output_option,
@@ -22,15 +22,21 @@ from niels_gpt.cli.options import (
 
 if TYPE_CHECKING:
     from niels_gpt.memorization.audit import AuditVerdict
-    from niels_gpt.memorization.measure import ExtractionSettings
 
 NOT_SAFE = 3
 """Exit code if some passage can be recited; 1 is an error, 2 a wrong option."""
+NOT_JUDGED = 4
+"""Exit code if none was found, but a part of the text was not audited."""
+LISTED = 5
+"""Names that a line lists at most."""
 
 
 def audit(
-    notes: Annotated[Path, typer.Option("--notes", is_eager=True, help="The folder of notes to look for.")],
     run: RunArgument = None,
+    notes: Annotated[
+        OptionalPath,
+        typer.Option("--notes", help="The folder or file to look for; default: the run's own notes and sources."),
+    ] = None,
     control: Annotated[
         OptionalPath,
         typer.Option("--control", help="A folder of notes that were never trained on, in addition to held-out ones."),
@@ -40,10 +46,16 @@ def audit(
     ] = 0.001,
     window: WindowOption = None,
     prompt: PromptOption = None,
-    stride: StrideOption = 5,
+    stride: Annotated[
+        Count,
+        typer.Option("--stride", min=1, help="Tokens between neighboring passages; default: 5, more for much text."),
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
     out: Annotated[
-        OptionalPath, output_option("--out", "Folder for a report with a page and tables.", folder=True)
+        OptionalPath,
+        output_option(
+            "--out", "Folder for a report with a page and tables; slower, as all P(z) are exact.", folder=True
+        ),
     ] = None,
     encoding_errors: EncodingOption = None,
     device: DeviceOption = "auto",
@@ -53,94 +65,148 @@ def audit(
     """List the passages of my notes that a checkpoint can recite.
 
     Each passage is split into a prompt and a suffix; P(z) is the probability that the model continues the prompt with
-    exactly the suffix. Exit code 0: no passage reaches the threshold, safe to publish; 3: some do.
+    exactly the suffix. Exit code 0: all text was read and no passage reaches the threshold, safe to publish; 3: some
+    do; 4: none does, but a part of the text was not audited.
     """
     from dataclasses import asdict
     from json import dumps
 
-    from niels_gpt.cli.progress_bar import progress_bar
-    from niels_gpt.memorization.audit import audit_notes, audit_report, check_threshold
+    from niels_gpt.memorization import audit as library
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system import files
+    from niels_gpt.system.console import INTERRUPTED
+    from niels_gpt.system.progress import progress_bar
 
-    check_threshold(threshold)
+    library.check_threshold(threshold)
     loaded = load_run(run, None, device, tokenizer)
-    settings = ExtractionSettings.fitting(loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=0)
-    result = audit_notes(
+    settings = ExtractionSettings.fitting(
+        loaded.model.config.T, window=window, prompt=prompt, stride=stride or library.SMALLEST_STRIDE, greedy=0
+    )
+    result = library.audit_notes(
         loaded,
         notes,
         settings,
         threshold=threshold,
         control=control,
         passages=top,
-        encoding_errors=encoding_errors or "strict",
-        progress=progress_bar,
+        encoding_errors=encoding_errors,
+        exact=out is not None,
+        adapt_stride=stride is None,
+        progress=lambda title: progress_bar(title, "passages"),
     )
+    verdict = result.verdict
     if result.skipped_controls:
         typer.echo(f"skipped as controls, because they were trained on: {_listed(result.skipped_controls)}", err=True)
     if out is not None:
-        write_report(out, audit_report(loaded, result.measurements, passages=top), result.measurements)
-        files.write_json(out / "audit.json", asdict(result.verdict))
+        if not verdict.interrupted:
+            write_report(out, library.audit_report(loaded, result.measurements, passages=top), result.measurements)
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_json(out / "audit.json", asdict(verdict))
     if json:
-        print(dumps(asdict(result.verdict), indent=2, ensure_ascii=False))
+        print(dumps(asdict(verdict), indent=2, ensure_ascii=False))
     else:
-        show_verdict(result.verdict, settings, out)
-    if not result.verdict.safe:
-        raise typer.Exit(NOT_SAFE)
+        show_verdict(verdict, out)
+    if verdict.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    code = {library.SAFE: 0, library.NOT_SAFE: NOT_SAFE, library.NOT_JUDGED: NOT_JUDGED}[verdict.verdict]
+    if code:
+        raise typer.Exit(code)
 
 
-def show_verdict(verdict: AuditVerdict, settings: ExtractionSettings, out: Path | None) -> None:
-    """Print the ranked passages, the controls, and the verdict."""
-    import math
-
-    from niels_gpt.memorization.audit import MIN_TOKENS
-    from niels_gpt.memorization.membership import UNKNOWN
-    from niels_gpt.report.numbers import one_in, passage_probability, probability
+def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
+    """Print what was read, the ranked passages, the controls, and the verdict."""
+    from niels_gpt.memorization.audit import NOT_SAFE, SAFE
+    from niels_gpt.report.numbers import passage_probability
     from niels_gpt.system.console import plural
 
-    status = ", ".join(f"{number} {name}" for name, number in verdict.statuses.items())
     print(f"{verdict.checkpoint} after {verdict.step:,} steps")
-    print(
-        f"{plural(verdict.notes_audited, 'note')} audited ({status}), {plural(verdict.windows, 'passage')} of "
-        f"{settings.window} {verdict.unit}s, {settings.prompt} of them given"
-    )
-    if verdict.too_short:
-        short = plural(len(verdict.too_short), "note")
-        print(f"{short} of fewer than {MIN_TOKENS} {verdict.unit}s not judged: {_listed(verdict.too_short)}")
-    if UNKNOWN in verdict.statuses:
-        print(f"some are {UNKNOWN}: {verdict.unknown_because}")
-    print("\npassages with the highest P(z)")
+    _show_input(verdict)
+    if verdict.passages:
+        print("\npassages with the highest P(z)" + (", so far" if verdict.interrupted else ""))
+    elif verdict.floor is not None:
+        print(f"\nno passage has P(z) >= {verdict.floor:g}")
     for rank, passage in enumerate(verdict.passages, 1):
         where = f"{passage['document']}, from {verdict.unit} {passage['start']:,}"
         print(f"{rank:>3}. P(z) = {passage_probability(passage)}  {where}")
         print(f"     prompt  {passage['prompt'][-70:]!r}")
         print(f"     suffix  {passage['suffix'][:70]!r}")
-    highest = verdict.control_max_log_p
-    if highest is not None:
-        print(
-            f"\ncontrols, never trained on: {plural(verdict.controls, 'note')}; their highest P(z) is "
-            f"{probability(math.exp(highest))} ({one_in(highest)})"
-        )
-        if highest >= math.log(verdict.threshold):
-            print("that is over the threshold too: such text can be guessed, and is no proof of memorization")
-    else:
-        print("\nno held-out notes to compare with: --control FOLDER adds notes that were never trained on")
+    _show_controls(verdict)
     if out is not None:
-        print(f"report: {out}/report.html, audit.json, documents.csv, windows.csv")
+        written = "audit.json" if verdict.interrupted else "report.html, audit.json, documents.csv, windows.csv"
+        print(f"report: {out}/{written}")
     limit = f"P(z) >= {verdict.threshold:g}"
-    if verdict.safe:
-        print(f"\nSAFE TO PUBLISH by this measure: no passage of {plural(verdict.notes_audited, 'note')} has {limit}.")
+    documents = plural(verdict.notes_audited, "document")
+    if verdict.verdict == SAFE:
+        print(f"\nSAFE TO PUBLISH by this measure: no passage of {documents} has {limit}.")
         print("This does not cover paraphrases, secrets shorter than a passage, or text that was not audited.")
-    else:
+    elif verdict.verdict == NOT_SAFE:
         print(
             f"\nNOT SAFE TO PUBLISH: {plural(verdict.windows_over, 'passage')} of "
-            f"{plural(verdict.notes_exposed, 'note')} have {limit}: each occurs once in "
+            f"{plural(verdict.notes_exposed, 'document')} have {limit}: each occurs once in "
             f"{1 / verdict.threshold:,.0f} samples or more often."
         )
+    else:
+        print(f"\nNOT JUDGED: no passage of {documents} has {limit}, but this was not audited:")
+    if verdict.verdict != SAFE:
+        if verdict.verdict == NOT_SAFE and verdict.because:
+            print("And this was not audited:")
+        for line in verdict.because:
+            print(f"  {line}")
+
+
+def _show_input(verdict: AuditVerdict) -> None:
+    """Print what was read, and what was skipped and why."""
+    from niels_gpt.memorization.audit import MIN_BYTES
+    from niels_gpt.memorization.membership import UNKNOWN
+    from niels_gpt.system.console import plural, short_number
+
+    kinds = ", ".join(plural(number, kind) for kind, number in verdict.read.items())
+    print(f"read {kinds}, {short_number(verdict.bytes_read)}B, {_where(verdict)}")
+    by_reason: dict[str, list[tuple[str, int]]] = {}
+    for entry in verdict.skipped:
+        by_reason.setdefault(entry["reason"], []).append((entry["name"], entry["files"]))
+    for reason, entries in by_reason.items():
+        number = sum(files for _, files in entries)
+        counted = f" {plural(number, 'file')}" if number > len(entries) else ""
+        print(f"skipped{counted} {_listed([name for name, _ in entries])}: {reason}")
+    if verdict.too_short:
+        short = plural(len(verdict.too_short), "document")
+        print(f"{short} of fewer than {MIN_BYTES} bytes not judged: {_listed(verdict.too_short)}")
+    status = ", ".join(f"{number:,} {name}" for name, number in verdict.statuses.items())
+    done = f"{verdict.windows:,} of " if verdict.interrupted else ""
+    print(
+        f"{plural(verdict.notes_audited, 'document')} audited ({status}), "
+        f"{done}{plural(verdict.windows_planned, 'passage')} of {verdict.window} {verdict.unit}s, {verdict.prompt} of "
+        f"them given, one every {plural(verdict.stride, verdict.unit)}"
+    )
+    if UNKNOWN in verdict.statuses:
+        print(f"some are {UNKNOWN}: {verdict.unknown_because}")
+
+
+def _where(verdict: AuditVerdict) -> str:
+    return f"from {verdict.notes}" if verdict.notes else "the run's own data"
+
+
+def _show_controls(verdict: AuditVerdict) -> None:
+    """Print what text reaches that was never trained on."""
+    import math
+
+    from niels_gpt.report.numbers import one_in, probability
+    from niels_gpt.system.console import plural
+
+    highest = verdict.control_max_log_p
+    if highest is None:
+        print("\nno held-out notes to compare with: --control FOLDER adds notes that were never trained on")
+        return
+    bound = verdict.floor is not None and highest < math.log(verdict.floor)
+    reached = f"below {verdict.floor:g}" if bound else f"{probability(math.exp(highest))} ({one_in(highest)})"
+    print(f"\ncontrols, never trained on: {plural(verdict.controls, 'document')}; their highest P(z) is {reached}")
+    if highest >= math.log(verdict.threshold):
+        print("that is over the threshold too: such text can be guessed, and is no proof of memorization")
 
 
 def _listed(names: list[str]) -> str:
-    """Return the first five names."""
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    """Return the first few names, and how many follow."""
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED:,} more" if len(names) > LISTED else "")

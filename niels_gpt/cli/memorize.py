@@ -62,11 +62,11 @@ def memorize(
         ),
     ] = None,
     select: Annotated[
-        str,
+        Text,
         choice_option(
-            "--select", get_args(SingleSelectMode), "Documents to select: random, first, longest or shortest."
+            "--select", get_args(SingleSelectMode), "Documents to select: random (default), first, longest or shortest."
         ),
-    ] = "random",
+    ] = None,
     text: Annotated[list[Path], typer.Option("--text", help="Measure this file; may be repeated.")] = [],  # noqa: B006
     control: Annotated[
         list[Path], typer.Option("--control", help="A file that was never trained on; may be repeated.")
@@ -90,7 +90,6 @@ def memorize(
     """
     from json import dumps
 
-    from niels_gpt.cli.progress_bar import progress_bar
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.memorization.run import measure_run, report_folder
     from niels_gpt.memorization.selection import (
@@ -100,7 +99,17 @@ def memorize(
     )
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.console import INTERRUPTED
+    from niels_gpt.system.progress import progress_bar
 
+    if text:
+        ignored = {"--source": source is not None, "--documents": documents is not None, "--select": select is not None}
+        given_options = [option for option, is_given in ignored.items() if is_given]
+        if given_options:
+            raise ValueError(
+                f"--text measures the files that it names; {' and '.join(given_options)} chooses training documents: "
+                "use one or the other"
+            )
     loaded = load_run(run, checkpoint, device, tokenizer)
     settings = ExtractionSettings.fitting(
         loaded.model.config.T, window=window, prompt=prompt, stride=stride, greedy=greedy, whole_window=whole_window
@@ -111,15 +120,20 @@ def memorize(
         selected = SelectedDocuments([*given, *_held_out(loaded, controls, names)])
         out = out or report_folder(loaded, "memorization-texts")  # the report on the training documents stays
     else:
-        selected = select_documents(loaded, source=source, number=documents, controls=controls, mode=select)
+        selected = select_documents(loaded, source=source, number=documents, controls=controls, mode=select or "random")
         selected.documents.extend(given)
-    result = measure_run(loaded, selected, settings, curve=curve, passages=top, progress=progress_bar)
+    result = measure_run(
+        loaded, selected, settings, curve=curve, passages=top, progress=lambda title: progress_bar(title, "windows")
+    )
     folder = out or report_folder(loaded)
     write_report(folder, result.report, result.measurements)
     if json:
         print(dumps(result.report, ensure_ascii=False))
     else:
         show_report(result.report, folder)
+    if result.interrupted:
+        typer.echo(f"interrupted: {result.interrupted}; the report has what is done", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _held_out(loaded: LoadedRun, controls: int | None, names: set[str]) -> list[Document]:
@@ -179,7 +193,7 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
         print(f"  suffix  {_one_line(passage['suffix'][:90])}")
     if report["positions"] == "rope":
         print("\npositions are relative (RoPE): P(z) does not depend on the offset in the frame")
-    else:
+    elif report["position_map"] is not None:
         show_positions(report["position_map"])
     print(f"\nreport: {folder}/report.html, report.json, documents.csv, windows.csv")
 

@@ -76,8 +76,10 @@ def pipeline(
         with world.fail_together():
             for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
                 check_start(phases[name], run, device=world.device, world=world, resume=run.exists)
-            finished = _check_and_store(phases, folder, resume, verify) if world.is_main else []
-        _run_phases(phases, folder, world.broadcast(finished), world)
+            finished = check_and_store(phases, folder, resume, verify) if world.is_main else []
+        run_phases(phases, folder, world.broadcast(finished), world)
+        if world.is_main:
+            _print_result(folder)
 
 
 def _load_phases(
@@ -105,7 +107,9 @@ def _load_phases(
     return {name: with_vocabulary(phase) for name, phase in phases.items()}
 
 
-def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resume: bool, verify: bool) -> list[str]:
+def check_and_store(
+    phases: dict[str, RunConfig], folder: PipelineFolder, resume: bool = False, verify: bool = False
+) -> list[str]:
     """Check the folder and the data of both phases, then store their configs. Return the finished phases.
 
     Raises ValueError, before anything is stored, also for a phase that cannot be resumed with its config or data.
@@ -133,8 +137,15 @@ def _check_and_store(phases: dict[str, RunConfig], folder: PipelineFolder, resum
     return finished
 
 
-def _run_phases(phases: dict[str, RunConfig], folder: PipelineFolder, finished: list[str], world: World) -> None:
-    """Run both phases in order, skipping a finished one."""
+def run_phases(
+    phases: dict[str, RunConfig],
+    folder: PipelineFolder,
+    finished: list[str],
+    world: World,
+    *,
+    show_samples: bool = False,
+) -> None:
+    """Run both phases in order, skipping a finished one. Exits after a signal, with how to resume."""
     from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
     from niels_gpt.training.progress import say
 
@@ -150,12 +161,12 @@ def _run_phases(phases: dict[str, RunConfig], folder: PipelineFolder, finished: 
         if world.is_main:
             say(f"{name}: into {run.path}")
         started = world.broadcast(run.exists)
-        result = train_and_report(phase, run, device=world.device, world=world, resume=started)
+        result = train_and_report(
+            phase, run, device=world.device, world=world, resume=started, show_samples=show_samples
+        )
         # A signal during the last step of pretraining finishes that run, but the second phase must not start.
         stopped = result.signal if name == "pretrain" else result.stopped_by
         exit_if_stopped(stopped, result, run, command=typed, world=world)
-    if world.is_main:
-        _print_result(folder)
 
 
 def _print_result(folder: PipelineFolder) -> None:

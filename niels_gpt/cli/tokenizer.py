@@ -55,13 +55,12 @@ def train(
     import time
     from json import dumps
 
-    from rich.console import Console
-
     from niels_gpt.cache.sources.build import choose_sources, train_on
     from niels_gpt.cache.sources.texts import BuildSettings, selections_of_sources
     from niels_gpt.cli.train import show_next
     from niels_gpt.data.note_selection import record_skipped, selection_lines
     from niels_gpt.system.console import format_duration, is_quiet
+    from niels_gpt.system.progress import status_line
 
     _check_path(path, names)
     if (out / "spm.model").exists() and not force:
@@ -90,8 +89,13 @@ def train(
     selections = selections_of_sources(chosen, settings)
     for line in () if json or is_quiet() else selection_lines(selections):
         print(line)
-    with Console(stderr=json, quiet=is_quiet()).status(f"training a tokenizer of {vocab_size:,} subwords"):
-        trained = train_on(chosen, settings, skip, out=out)
+    try:
+        with status_line(f"training a tokenizer of {vocab_size:,} subwords") as show:
+            trained = train_on(chosen, settings, skip, out=out, show=show)
+    except KeyboardInterrupt:
+        kept = "; the tokenizer there is unchanged" if (out / "spm.model").exists() else ""
+        typer.echo(f"\ninterrupted: nothing was written to {out}{kept}", err=True)
+        raise
     if selections:
         record_skipped(out / "skipped.json", selections)
     if json:
@@ -130,6 +134,7 @@ def report(
 
     from niels_gpt.cache.sources.build import choose_sources
     from niels_gpt.cache.sources.texts import BuildSettings, training_texts
+    from niels_gpt.system.progress import status_line
     from niels_gpt.tokenizer import load_tokenizer
     from niels_gpt.tokenizer.compression import measure_compression, multi_byte_subwords
 
@@ -145,7 +150,8 @@ def report(
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
     for source in choose_sources(names or None, [], [], config, settings):
         try:
-            found = measure_compression(loaded, itertools.islice(training_texts(source, settings), take))
+            with status_line(f"measuring {source.name}"):
+                found = measure_compression(loaded, itertools.islice(training_texts(source, settings), take))
             if found is None:
                 raise ValueError(f"{source.name} has no text")
         except (OSError, ValueError) as err:

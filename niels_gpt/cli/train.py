@@ -213,6 +213,7 @@ def train_and_report(
     verify: bool = False,
     allow_data_change: bool = False,
     allow_config_change: bool = False,
+    show_samples: bool = False,
 ) -> TrainResult:
     """Train with a progress display, and write loss.png however the training ends, unless it did not start."""
     from niels_gpt.report.curves import plot_losses
@@ -233,7 +234,7 @@ def train_and_report(
             verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
-            report=progress.reporter() if world.is_main else None,
+            report=progress.reporter(show_samples=show_samples) if world.is_main else None,
         )
         return result
     finally:

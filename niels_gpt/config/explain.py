@@ -73,7 +73,7 @@ def _keys_of(cls: type, prefix: str) -> Iterator[KeyDoc]:
     docs, hints = _docstrings(cls), get_type_hints(cls)
     for field in dataclasses.fields(cls):
         key, hint = prefix + field.name, hints[field.name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield KeyDoc(key, "section", None, docs[field.name])
             if key == "model":
                 yield KeyDoc("model.preset", " | ".join(PRESETS), None, _preset_text())

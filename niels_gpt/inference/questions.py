@@ -70,9 +70,8 @@ def _question(line: str, *, where: str) -> Question:
         if not text.strip() or not words or not all(isinstance(word, str) and word.strip() for word in words):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(
-            f'{where} is not a question: expected {{"topic": "seed", "question": "what is a seed?", "words": ["random"]}}'
-        ) from None
+        expected = '{"topic": "seed", "question": "what is a seed?", "words": ["random"]}'
+        raise ValueError(f"{where} is not a question: expected a line such as {expected}") from None
     return Question(topic, text, tuple(words))
 
 

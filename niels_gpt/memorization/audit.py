@@ -1,8 +1,9 @@
-"""The audit: which passages of some notes can a checkpoint recite, and is it safe to publish?"""
+"""The audit: which passages of some texts can a checkpoint recite, and is it safe to publish?"""
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,52 +12,83 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_gpt.data.roam import list_roam_paths, read_text
-from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
+from niels_gpt.chat.transcript import DELIMITER
+from niels_gpt.evaluation.exact import Score, score_stream
+from niels_gpt.memorization.audit_input import CHAT, AuditInput, AuditText, NotRead, read_path, read_run
+from niels_gpt.memorization.extraction import scan_rows
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan, check_documents
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
-from niels_gpt.memorization.positions import at_every_position
-from niels_gpt.memorization.run import STRIPS, ProgressBar, no_progress
+from niels_gpt.memorization.run import STRIPS, Progress, ProgressBar, no_progress
 from niels_gpt.memorization.summary import build_report, top_passages
 from niels_gpt.runs.loading import LoadedRun
-from niels_gpt.system import files
-from niels_gpt.tokenizer import ByteTokenizer
+from niels_gpt.system.console import plural
+from niels_gpt.tokenizer import ByteTokenizer, text_bytes, token_sizes
 
 CONTROL = "control"
 """Status of the notes of a control folder."""
 MIN_TOKENS = 16
-"""Shorter notes are not judged: half of so little text can be guessed."""
+"""A shorter document is one passage, and the model is given only the separator before it: half of so little text can
+be guessed."""
+MIN_BYTES = 4
+"""A shorter document is not judged: it can be guessed, and is too short for a secret."""
+MOST_WINDOWS = 24_000
+"""The stride grows until there are at most so many windows, or to half a suffix: a minute on two cores."""
+SMALLEST_STRIDE = 5
+MARGIN = 1e-3
+"""Without `exact`, a window is scored until its P(z) is below the threshold by this factor."""
+
+SAFE, NOT_SAFE, NOT_JUDGED = "SAFE", "NOT SAFE", "NOT JUDGED"
 
 
 @dataclass(frozen=True)
 class AuditVerdict:
     """The result of an audit."""
 
+    verdict: str
+    """SAFE, NOT SAFE, or NOT JUDGED: nothing was found, but a part of the text was not audited."""
     safe: bool
-    """No passage of the notes has a P(z) of the threshold or more."""
+    """The verdict is SAFE: all text was read, and no passage has a P(z) of the threshold or more."""
+    because: list[str]
+    """What was not audited, and what to do about it."""
     threshold: float
     unit: str
     """Of a token: "byte" or "token"."""
     step: int
+    window: int
+    prompt: int
+    stride: int
+    floor: float | None
+    """A P(z) below this is an upper bound; None: all are exact."""
+    read: dict[str, int]
+    """Kind of document -> number of documents that were read."""
+    bytes_read: int
+    skipped: list[dict[str, Any]]
+    """What was not read; see `NotRead`."""
     notes_audited: int
     notes_exposed: int
-    """Notes with a passage at or over the threshold."""
+    """Documents with a passage at or over the threshold."""
     windows: int
+    windows_planned: int
+    """More than `windows` if the audit was interrupted."""
     windows_over: int
     statuses: dict[str, int]
-    """Status (trained on, held out, ...) -> number of notes."""
+    """Status (trained on, held out, ...) -> number of documents."""
     controls: int
     control_max_log_p: float | None
     """Largest log P(z) of the controls; None without controls."""
     passages: list[dict[str, Any]]
-    """The passages with the highest P(z), see `top_passages`."""
+    """The passages with the highest P(z), see `top_passages`; without `exact` only those of at least the floor."""
     documents: list[dict[str, Any]]
-    """All notes, the highest P(z) first."""
+    """All documents, the highest P(z) first."""
     checkpoint: str
     notes: str
+    """The audited path; empty: the run's own data."""
     unknown_because: str
-    """Why the status of some notes is unknown."""
+    """Why the status of some documents is unknown."""
     too_short: list[str]
-    """Notes of fewer than MIN_TOKENS tokens, which were not judged."""
+    """Documents of fewer than MIN_BYTES bytes, which were not judged."""
+    interrupted: bool = False
+    """Ctrl-C ended the audit early: the counts are of what was measured before."""
 
 
 class AuditResult(NamedTuple):
@@ -70,43 +102,54 @@ class AuditResult(NamedTuple):
 
 def audit_notes(
     loaded: LoadedRun,
-    notes: Path,
+    notes: Path | None,
     settings: ExtractionSettings,
     *,
     threshold: float,
     control: Path | None = None,
     passages: int = 10,
-    encoding_errors: str = "strict",
+    encoding_errors: str | None = None,
+    exact: bool = True,
+    adapt_stride: bool = False,
     progress: ProgressBar = no_progress,
 ) -> AuditResult:
-    """Measure every note of a folder and judge whether the checkpoint is safe to publish.
+    """Measure every text of a folder or file and judge whether the checkpoint is safe to publish.
 
-    Controls are the held-out notes and those of the folder `control`. Raises ValueError for a threshold outside (0, 1],
-    a folder without a note to judge, and a control folder that was trained on completely.
+    notes: a folder or file (see `read_path`); None: the run's own data (see `read_run`).
+    exact: score every passage to its end; otherwise only until P(z) is far below the threshold, with the same verdict.
+    adapt_stride: increase the stride of the settings for much text (see `adapted_stride`).
+
+    Controls are the held-out documents and those of the folder `control`. After Ctrl-C the result is partial. Raises
+    ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
     """
     check_threshold(threshold)
-    note_ids, short = read_notes(notes, loaded, encoding_errors)
-    status, unknown_because = membership(loaded, note_ids)
-    documents = [
-        Document(name, ids, control=status[name] == HELD_OUT, source=status[name]) for name, ids in note_ids.items()
-    ]
-    skipped: list[str] = []
-    if control is not None:
-        controls, skipped = _read_controls(control, loaded, encoding_errors)
-        documents += controls
+    with progress("reading"):
+        found = read_run(loaded) if notes is None else read_path(notes, loaded, encoding_errors)
+        audited, too_short = _without_tiny(found.texts, loaded)
+        if not audited:
+            raise ValueError(_nothing_to_audit(notes, found))
+        status, unknown_because = membership(loaded, {text.name: text.ids for text in audited})
+        controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
+    if adapt_stride:
+        settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings))
+    plans = [_plan(text, status[text.name], settings, loaded) for text in audited]
+    plans += [_plan(text, CONTROL, settings, loaded) for text in controls]
+    floor = None if exact else math.log(threshold * MARGIN)
     with progress("auditing") as show:
-        measured = measure(loaded.model, documents, loaded.tokenizer, settings, progress=show)
-    if loaded.model.config.positions == "learned":
-        with progress("auditing at every offset") as show:
-            measured = at_every_position(loaded.model, measured, batch=settings.batch, progress=show)
+        measured, interrupted = _measure(loaded, plans, settings, floor, show)
     verdict = judge(
         measured,
         loaded,
         threshold=threshold,
         passages=passages,
-        notes=str(notes),
+        notes="" if notes is None else str(notes),
         unknown_because=unknown_because,
-        too_short=short,
+        too_short=too_short,
+        found=found,
+        floor=floor,
+        settings=settings,
+        planned=sum(len(plan.starts) for plan in plans if plan.document.source != CONTROL),
+        interrupted=interrupted,
     )
     return AuditResult(verdict, measured, skipped)
 
@@ -117,38 +160,125 @@ def check_threshold(threshold: float) -> None:
         raise ValueError(f"--threshold must be a probability above 0 and at most 1, got {threshold}")
 
 
-def read_notes(folder: Path, loaded: LoadedRun, encoding_errors: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return (name -> ids of every note, names of the notes too short to judge).
+def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings) -> int:
+    """Return the stride for some texts: 5 for few of them, more for at most MOST_WINDOWS windows.
 
-    Raises ValueError if no note is left, and as `list_roam_paths` and `read_text` do.
+    At most half a suffix: then every token is in the suffix of two windows, and a recited passage of one and a quarter
+    windows contains a whole one.
     """
-    root = files.expand_home(folder).absolute()
-    notes, short = {}, []
-    for path in list_roam_paths(str(root)):
-        name = os.fsencode(Path(path).relative_to(root).as_posix()).decode("utf-8", errors="backslashreplace")
-        ids = loaded.encode(read_text(path, errors=encoding_errors))
-        if len(ids) < MIN_TOKENS:
-            short.append(name)
-        else:
-            notes[name] = ids
-    if not notes:
-        raise ValueError(f"no note to audit in {folder}: it has no .md file of at least {MIN_TOKENS} tokens")
-    return notes, short
+    tokens = sum(len(text.ids) for text in texts)
+    largest = max(SMALLEST_STRIDE, (settings.window - settings.prompt) // 2)
+    return min(max(SMALLEST_STRIDE, math.ceil(tokens / MOST_WINDOWS)), largest)
 
 
-def _read_controls(folder: Path, loaded: LoadedRun, encoding_errors: str) -> tuple[list[Document], list[str]]:
+def _without_tiny(texts: Sequence[AuditText], loaded: LoadedRun) -> tuple[list[AuditText], list[str]]:
+    """Return (texts that can be judged, names of those that are too short)."""
+    sizes = [len(text_bytes(loaded.tokenizer, text.ids).strip()) for text in texts]
+    kept = [text for text, size in zip(texts, sizes, strict=True) if size >= MIN_BYTES]
+    return kept, [text.name for text, size in zip(texts, sizes, strict=True) if size < MIN_BYTES]
+
+
+def _nothing_to_audit(notes: Path | None, found: AuditInput) -> str:
+    reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in found.skipped[:5])
+    where = "in the run's own data: name it with --notes" if notes is None else f"in {notes}"
+    return f"no text of at least {MIN_BYTES} bytes to audit {where}" + (f" (skipped {reasons})" if reasons else "")
+
+
+def _read_controls(folder: Path, loaded: LoadedRun, encoding_errors: str | None) -> tuple[list[AuditText], list[str]]:
     """Return (controls from a folder, names of its notes that were trained on and therefore skipped)."""
-    notes, _ = read_notes(folder, loaded, encoding_errors)
-    status, _ = membership(loaded, notes)
+    found = read_path(folder, loaded, encoding_errors)
+    texts = [text for text in found.texts if len(text.ids) >= MIN_TOKENS]
+    if not texts:
+        raise ValueError(f"--control {folder}: no text of at least {MIN_TOKENS} tokens")
+    status, _ = membership(loaded, {text.name: text.ids for text in texts})
     skipped = [name for name, known in status.items() if known == TRAINED]
-    if len(skipped) == len(notes):
+    if len(skipped) == len(texts):
         raise ValueError(f"--control {folder}: all its notes were trained on; use notes that were not")
-    controls = [
-        Document(f"control: {name}", ids, control=True, source=CONTROL)
-        for name, ids in notes.items()
-        if name not in skipped
-    ]
+    controls = [text._replace(name=f"control: {text.name}") for text in texts if text.name not in skipped]
     return controls, skipped
+
+
+# --- measuring ---------------------------------------------------------------------------------------
+
+
+class _Plan(NamedTuple):
+    """The windows of one document."""
+
+    document: Document
+    starts: np.ndarray
+    window: int
+    prompt: int
+
+
+def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: LoadedRun) -> _Plan:
+    """Return the windows of a text. A short one is a single window, after the separator that precedes a document."""
+    control = status in (HELD_OUT, CONTROL)
+    T = loaded.model.config.T
+    if len(text.ids) >= min(MIN_TOKENS, settings.window):
+        windows = WindowPlan.of(len(text.ids), settings)
+        document = Document(text.name, text.ids, control=control, source=status)
+        return _Plan(document, windows.starts, windows.window, windows.prompt)
+    if isinstance(loaded.tokenizer, ByteTokenizer):
+        separator = list((DELIMITER if text.kind == CHAT else "\n\n").encode())
+    else:
+        separator = [loaded.tokenizer.special_token_ids()["eot"]]
+    separator = separator[-max(1, T + 1 - len(text.ids)) :]
+    ids = np.append(np.array(separator, dtype=np.int64), text.ids)[: T + 1]
+    document = Document(text.name, ids, control=control, source=status)
+    return _Plan(document, np.zeros(1, dtype=np.int64), len(ids), len(separator))
+
+
+def _measure(
+    loaded: LoadedRun,
+    plans: Sequence[_Plan],
+    settings: ExtractionSettings,
+    floor: float | None,
+    progress: Progress | None,
+) -> tuple[list[Measurement], bool]:
+    """Return (the measurements, whether Ctrl-C ended them early: the other windows are then dropped).
+
+    Windows of all documents share batches.
+    """
+    check_documents(loaded.model, [plan.document for plan in plans], loaded.tokenizer)
+    rows = [p.document.ids[s : s + p.window] for p in plans for s in p.starts.tolist()]
+    counts = [len(plan.starts) for plan in plans]
+    prompts = np.repeat([plan.prompt for plan in plans], counts)
+    log_p, done, interrupted = np.full(len(rows), np.nan), 0, False
+    try:
+        for indices, values in scan_rows(loaded.model, rows, prompts, floor=floor, batch=settings.batch):
+            log_p[indices] = values
+            done += len(indices)
+            if progress is not None:
+                progress(done, len(rows))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        interrupted = True
+    sizes = token_sizes(loaded.tokenizer)
+    measured = []
+    for plan, values in zip(plans, np.split(log_p, np.cumsum(counts)[:-1]), strict=True):
+        scored = ~np.isnan(values)
+        if scored.any():
+            measured.append(
+                Measurement(
+                    document=plan.document,
+                    settings=settings,
+                    bytes=int(sizes[plan.document.ids].sum()),
+                    starts=plan.starts[scored],
+                    window=plan.window,
+                    prompt=plan.prompt,
+                    log_p=values[scored],
+                    score=Score(len(plan.document.ids) - 1, math.nan),  # only a report needs it: see `audit_report`
+                    greedy_prompt=0,
+                    greedy_share=np.full(int(scored.sum()), np.nan),
+                    greedy_run=np.zeros(int(scored.sum()), dtype=np.int64),
+                    longest=(0, 0),
+                )
+            )
+    return measured, interrupted
+
+
+# --- the verdict -------------------------------------------------------------------------------------
 
 
 def judge(
@@ -160,54 +290,99 @@ def judge(
     notes: str,
     unknown_because: str,
     too_short: list[str],
+    found: AuditInput | None = None,
+    floor: float | None = None,
+    settings: ExtractionSettings | None = None,
+    planned: int | None = None,
+    interrupted: bool = False,
 ) -> AuditVerdict:
-    """Return the verdict on measured notes.
+    """Return the verdict on measured documents.
 
-    Held-out notes are judged too (one may be in the training text under another name); notes of a control folder only
-    show what text that was never trained on reaches.
+    Held-out documents are judged too (one may be in the training text under another name); those of a control folder
+    only show what text that was never trained on reaches. `planned` is the number of windows that were to be measured.
     """
+    found = found or AuditInput()
+    settings = settings or measured[0].settings
     audited = [m for m in measured if m.document.source != CONTROL]
     controls = [m for m in measured if m.document.control]
     limit = np.log(threshold)
     exposed = [m for m in audited if float(m.log_p.max()) >= limit]
-    rows = [
-        {
-            "name": m.document.name,
-            "status": m.document.source,
-            "windows": len(m.log_p),
-            "short": m.short,
-            "max_p": float(np.exp(m.log_p.max())),
-            "max_log_p": float(m.log_p.max()),
-            "over": int((m.log_p >= limit).sum()),
-        }
-        for m in sorted(measured, key=lambda m: -float(m.log_p.max()))
-    ]
+    windows = int(sum(len(m.log_p) for m in audited))
+    planned = windows if planned is None else planned
+    because = _not_audited(found.skipped)
+    if windows < planned:
+        because.insert(0, f"interrupted after {windows:,} of {planned:,} passages: run it again to the end")
+    verdict = NOT_SAFE if exposed else NOT_JUDGED if because else SAFE
     return AuditVerdict(
-        safe=not exposed,
+        verdict=verdict,
+        safe=verdict == SAFE,
+        because=because,
         threshold=threshold,
         unit="byte" if isinstance(loaded.tokenizer, ByteTokenizer) else "token",
         step=loaded.step,
+        window=settings.window,
+        prompt=settings.prompt,
+        stride=settings.stride,
+        floor=None if floor is None else math.exp(floor),
+        read=dict(Counter(text.kind for text in found.texts)),
+        bytes_read=int(sum(token_sizes(loaded.tokenizer)[text.ids].sum() for text in found.texts)),
+        skipped=[entry._asdict() for entry in found.skipped],
         notes_audited=len(audited),
         notes_exposed=len(exposed),
-        windows=int(sum(len(m.log_p) for m in audited)),
+        windows=windows,
+        windows_planned=planned,
         windows_over=int(sum((m.log_p >= limit).sum() for m in audited)),
         statuses=dict(Counter(m.document.source for m in measured)),
         controls=len(controls),
         control_max_log_p=max((float(m.log_p.max()) for m in controls), default=None),
-        passages=top_passages(audited, loaded.tokenizer, most=passages),
-        documents=rows,
+        passages=top_passages(
+            audited, loaded.tokenizer, most=passages, least=0.0 if floor is None else math.exp(floor)
+        ),
+        documents=[_row(m, limit) for m in sorted(measured, key=lambda m: -float(m.log_p.max()))],
         checkpoint=str(loaded.path),
         notes=notes,
         unknown_because=unknown_because,
         too_short=too_short,
+        interrupted=interrupted,
     )
 
 
+def _row(m: Measurement, limit: float) -> dict[str, Any]:
+    return {
+        "name": m.document.name,
+        "status": m.document.source,
+        "windows": len(m.log_p),
+        "short": m.short,
+        "max_p": float(np.exp(m.log_p.max())),
+        "max_log_p": float(m.log_p.max()),
+        "over": int((m.log_p >= limit).sum()),
+    }
+
+
+def _not_audited(skipped: Sequence[NotRead]) -> list[str]:
+    """Return what is missing, with the remedy: files with the same remedy together."""
+    by_remedy: dict[str, list[NotRead]] = {}
+    for entry in skipped:
+        if entry.missing:
+            by_remedy.setdefault(entry.remedy, []).append(entry)
+    lines = []
+    for remedy, entries in by_remedy.items():
+        first = f"{entries[0].name}: {entries[0].reason}"
+        more = f" (and {plural(len(entries) - 1, 'other')})" if len(entries) > 1 else ""
+        lines.append(f"{first}{more}: {remedy}" if remedy else f"{first}{more}")
+    return lines
+
+
 def audit_report(loaded: LoadedRun, measurements: Sequence[Measurement], *, passages: int) -> dict[str, Any]:
-    """Return the report dict (see `build_report`) of an audit, with at least 20 passages."""
+    """Return the report dict (see `build_report`) of an exact audit, with at least 20 passages."""
+    sizes = token_sizes(loaded.tokenizer)
+    scored = [
+        dataclasses.replace(m, score=score_stream(loaded.model, m.document.ids, token_sizes=sizes))
+        for m in measurements
+    ]
     return build_report(
         loaded.model,
-        measurements,
+        scored,
         loaded.tokenizer,
         title=f"Audit of {loaded.path.name}",
         checkpoint=str(loaded.path),

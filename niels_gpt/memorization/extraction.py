@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -25,6 +25,57 @@ def log_probabilities(
     """
     rows = [ids[start : start + window] for start in np.asarray(starts).tolist()]
     return score_rows(model, rows, np.full(len(rows), prompt), batch=batch, offset=offset)[0]
+
+
+FIRST = 8
+"""Suffix tokens that `scan_rows` scores first: enough to get below the floor in text that the model does not know."""
+CHUNK = 256
+"""Rows that `scan_rows` scores before it yields."""
+MOST_SURVIVORS = 0.4
+"""If a larger share of a chunk is not below the floor after FIRST tokens, the next chunk is scored in one pass."""
+
+
+def scan_rows(
+    model: GPT, rows: Sequence[np.ndarray], prompts: np.ndarray, *, floor: float | None = None, batch: int = 0
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (indices, log P(z)) of the rows, chunk by chunk, the longest rows first.
+
+    `prompts[i]` tokens of row i are given, as in `score_rows`. With a `floor`, a log P(z) below it may be an upper
+    bound: log-probabilities are never positive, so a row whose first suffix tokens are below the floor stays there, and
+    its other tokens are not scored. A log P(z) of at least the floor is exact.
+
+    With learned positions it is the largest log P(z) over all offsets in the frame: a model may know a passage at one
+    offset and not at the next.
+    """
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    learned = model.config.positions == "learned"
+    order = np.argsort(-lengths, kind="stable")
+    survivors, at = 0.0, 0
+    while at < len(order):
+        chunk = order[at : at + CHUNK]
+        if learned:  # rows of one length have the same offsets
+            chunk = chunk[lengths[chunk] == lengths[chunk[0]]]
+        at += len(chunk)
+        # The last token of a row is only predicted: it has no position.
+        offsets = range(model.config.T - int(lengths[chunk[0]]) + 2) if learned else range(1)
+        best = np.full(len(chunk), -np.inf)
+        for offset in offsets:
+            if floor is None or survivors > MOST_SURVIVORS:
+                left = np.arange(len(chunk))
+            else:
+                begun = [rows[i][: prompts[i] + FIRST] for i in chunk.tolist()]
+                bounds = score_rows(model, begun, prompts[chunk], batch=batch, offset=offset)[0]
+                ended = lengths[chunk] <= prompts[chunk] + FIRST
+                left = np.flatnonzero((bounds >= floor) & ~ended)
+                bounds[left] = -np.inf
+                best = np.maximum(best, bounds)
+            if len(left):
+                some = [rows[i] for i in chunk[left].tolist()]
+                log_p = score_rows(model, some, prompts[chunk[left]], batch=batch, offset=offset)[0]
+                best[left] = np.maximum(best[left], log_p)
+            if floor is not None:
+                survivors = len(left) / len(chunk) if len(left) < len(chunk) else float((best >= floor).mean())
+        yield chunk, best
 
 
 def continue_greedily(

@@ -75,6 +75,11 @@ class ExtractionSettings:
 
         Raises ValueError for given settings that do not fit.
         """
+        if prompt is not None and prompt > T:
+            raise ValueError(
+                f"a prompt of {prompt} tokens leaves no token to predict in a model of T={T}: "
+                f"set --prompt to {T} or less"
+            )
         if window is None:
             window = max(min(100, T + 1), 2 if prompt is None else prompt + 1)
         settings = cls(

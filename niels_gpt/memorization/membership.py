@@ -1,8 +1,9 @@
-"""Decide whether a text was in the training data of a checkpoint."""
+"""What a checkpoint was trained on: the documents of its run, and of the runs that its weights came from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,10 +12,48 @@ from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_documents, uses_bytes
+from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_chats, open_documents, uses_bytes
 from niels_gpt.training.tasks.splice_task import SpliceTask
 
 TRAINED, HELD_OUT, UNKNOWN = "trained on", "held out", "not in the run's data"
+
+
+class RunSource(NamedTuple):
+    """The documents of one source of a run."""
+
+    name: str
+    config: RunConfig
+    train: DocumentSet
+    chosen: Sequence[int]
+    """The documents of `train` that the run was trained on: all, except in a splice run."""
+    held_out: DocumentSet
+    changed: str
+    """How the data differs from that of the training; empty: it is the same."""
+
+
+def run_sources(loaded: LoadedRun, problems: list[str]) -> Iterator[RunSource]:
+    """Yield every source of the checkpoint's run, then of the run its weights came from, and so on.
+
+    What cannot be opened or has changed since the training is appended to `problems`.
+    """
+    for config, data in _history(loaded, problems):
+        for name in _source_names(config):
+            try:
+                task = SpliceTask(config) if config.task == "splice" else None
+                if task is not None:
+                    documents = task.documents
+                else:
+                    documents = open_chats(config, name) if config.task == "sft" else open_documents(config, name)
+                current = task.fingerprint() if task else {documents.source: documents.train.sha256}
+                changed = any(data.get(key) != sha for key, sha in current.items())
+                chosen = task.chosen if task else range(len(documents.train.lengths))
+            except (ValueError, OSError) as err:
+                problems.append(str(err))
+                continue
+            problem = f"{documents.path} has changed since the training" if changed else ""
+            if problem:
+                problems.append(problem)
+            yield RunSource(documents.source, config, documents.train, chosen, documents.held_out, problem)
 
 
 def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict[str, str], str]:
@@ -25,29 +64,21 @@ def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict
     """
     trained, held_out = set[bytes](), set[bytes]()
     problems: list[str] = []
-    history = list(_history(loaded, problems))
-    for config, data in history:
-        for source in _sources(config):
-            try:
-                task = SpliceTask(config) if config.task == "splice" else None
-                documents = task.documents if task else open_documents(config, source)
-                current = task.fingerprint() if task else {documents.source: documents.train.sha256}
-                if any(data.get(name) != sha for name, sha in current.items()):
-                    raise ValueError(f"{documents.path} has changed since the training")
-                chosen = task.chosen if task else range(len(documents.train.lengths))
-                rest = sorted(set(range(len(documents.train.lengths))) - set(chosen))
-                trained |= _keys(documents.train, chosen)
-                held_out |= _keys(documents.train, rest) | _keys(documents.held_out)
-            except (ValueError, OSError) as err:
-                problems.append(str(err))
     suffix: list[int] = []
-    if history and not uses_bytes(history[0][0]):
-        suffix = [loaded.tokenizer.special_token_ids()["eot"]]
+    for source in run_sources(loaded, problems):
+        if not uses_bytes(source.config):
+            suffix = [loaded.tokenizer.special_token_ids()["eot"]]
+        if source.changed:
+            continue
+        rest = sorted(set(range(len(source.train.lengths))) - set(source.chosen))
+        trained |= _keys(source.train, source.chosen)
+        held_out |= _keys(source.train, rest) | _keys(source.held_out)
     status = {}
     for name, ids in notes.items():
-        key = content_key(np.append(ids, suffix))
-        held = key in held_out and not problems  # data that cannot be read may contain it
-        status[name] = TRAINED if key in trained else HELD_OUT if held else UNKNOWN
+        # A text ends with EOT in a cache, unless the end of the cache cuts it; a conversation has its EOT already.
+        keys = {content_key(ids), content_key(np.append(ids, suffix))}
+        held = keys & held_out and not problems  # data that cannot be read may contain it
+        status[name] = TRAINED if keys & trained else HELD_OUT if held else UNKNOWN
     why = "; ".join(problems) or "their text is not among the run's documents (edited since, or never part of them)"
     return status, why
 
@@ -72,11 +103,11 @@ def _history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunConfig
             return
 
 
-def _sources(config: RunConfig) -> list[str | None]:
-    """Return the text sources of a run; conversations are not notes."""
+def _source_names(config: RunConfig) -> list[str | None]:
+    """Return the names of the sources that a run trains on."""
     if config.task == "splice":
         return [None]
-    return [name for name, share in config.train.p_train.items() if share and config.task != "sft"]
+    return [name for name, share in config.train.p_train.items() if share]
 
 
 def _keys(documents: DocumentSet, indices: Sequence[int] | None = None) -> set[bytes]:

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import log_probabilities
-from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan
+from niels_gpt.memorization.measure import Document, ExtractionSettings, WindowPlan
 from niels_gpt.model.gpt import GPT
-
-
-def at_every_position(
-    model: GPT, measured: Sequence[Measurement], *, batch: int = 0, progress: Callable[[int, int], None] | None = None
-) -> list[Measurement]:
-    """Return the measurements with the largest P(z) of each window over all offsets in the frame.
-
-    For learned positions: a model may know a passage at one offset and not at the next. It takes one forward pass per
-    offset. `progress` is called with (rows done, rows in total).
-    """
-    T, done = model.config.T, 0
-    total = sum(len(m.starts) * (T - m.window + 2) for m in measured)
-
-    def count(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if progress is not None:
-            progress(done, total)
-
-    best = [m.log_p for m in measured]
-    for window in sorted({m.window for m in measured}):  # windows of equal length share batches
-        members = [i for i, m in enumerate(measured) if m.window == window]
-        rows = [measured[i].document.ids[s : s + window] for i in members for s in measured[i].starts.tolist()]
-        sizes = [len(measured[i].starts) for i in members]
-        prompts = np.repeat([measured[i].prompt for i in members], sizes)
-        highest = np.full(len(rows), -np.inf)
-        for offset in range(T - window + 2):  # the last token of a window is only predicted: it has no position
-            highest = np.maximum(highest, score_rows(model, rows, prompts, batch=batch, offset=offset, count=count)[0])
-        for i, log_p in zip(members, np.split(highest, np.cumsum(sizes)[:-1]), strict=True):
-            best[i] = log_p
-    return [dataclasses.replace(m, log_p=log_p) for m, log_p in zip(measured, best, strict=True)]
 
 
 def frame_offsets(T: int, window: int, number: int) -> list[int]:

@@ -8,7 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_gpt.memorization.measure import ExtractionSettings, Measurement, measure
+from niels_gpt.memorization.measure import (
+    Document,
+    ExtractionSettings,
+    Measurement,
+    WindowPlan,
+    check_documents,
+    measure,
+)
 from niels_gpt.memorization.positions import position_map
 from niels_gpt.memorization.selection import SelectedDocuments
 from niels_gpt.memorization.summary import build_report, curve_entry
@@ -28,11 +35,17 @@ def no_progress(title: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+GROUP_WINDOWS = 500
+"""Documents are measured in groups of about so many windows: large enough for full batches, and Ctrl-C loses one."""
+
+
 class RunMeasurement(NamedTuple):
     """A report and the measurements behind it."""
 
     report: dict[str, Any]
     measurements: Sequence[Measurement]
+    interrupted: str = ""
+    """What Ctrl-C left unmeasured; empty: all was measured."""
 
 
 def measure_run(
@@ -44,9 +57,30 @@ def measure_run(
     passages: int = 20,
     progress: ProgressBar = no_progress,
 ) -> RunMeasurement:
-    """Measure the documents at the loaded checkpoint and, with `curve`, at every checkpoint of its run."""
-    with progress("measuring") as show:
-        measurements = measure(loaded.model, selected.documents, loaded.tokenizer, settings, progress=show)
+    """Measure the documents at the loaded checkpoint and, with `curve`, at every checkpoint of its run.
+
+    Ctrl-C ends the work early: the report then has the documents and checkpoints that were measured completely. It
+    raises KeyboardInterrupt if there is none.
+    """
+    measurements: list[Measurement] = []
+    checkpoints: list[dict[str, Any]] = []
+    positions: dict[str, Any] | None = None
+    interrupted = ""
+    try:
+        with progress("measuring") as show:
+            _measure_in_groups(loaded, selected.documents, settings, measurements, show)
+        if curve:
+            measure_checkpoints(loaded, selected, settings, progress=progress, entries=checkpoints)
+        if loaded.model.config.positions == "learned":
+            with progress("measuring at several offsets"):
+                positions = position_map(loaded.model, selected.documents, settings)
+    except KeyboardInterrupt:
+        if not measurements:
+            raise
+        total = len(selected.documents)
+        interrupted = f"{len(measurements):,} of {total:,} documents were measured"
+        if len(measurements) == total:
+            interrupted += f", and {len(checkpoints)} of {len(_kept(loaded))} checkpoints" if curve else ""
     report = build_report(
         loaded.model,
         measurements,
@@ -54,24 +88,65 @@ def measure_run(
         title=f"What {loaded.home.path.name if loaded.home else loaded.path.name} has memorized",
         checkpoint=str(loaded.path),
         step=loaded.step,
-        checkpoints=measure_checkpoints(loaded, selected, settings, progress=progress) if curve else [],
-        position_map=position_map(loaded.model, selected.documents, settings),
+        checkpoints=checkpoints,
+        position_map=positions,
         passages=passages,
         strips=STRIPS,
     )
     if selected.train_tokens is not None:
         report["train_tokens"] = selected.train_tokens
-    return RunMeasurement(report, measurements)
+    if interrupted:
+        report["interrupted"] = interrupted
+    return RunMeasurement(report, measurements, interrupted)
+
+
+def _measure_in_groups(
+    loaded: LoadedRun,
+    documents: Sequence[Document],
+    settings: ExtractionSettings,
+    measured: list[Measurement],
+    progress: Progress | None,
+) -> None:
+    """Append the measurement of every document to `measured`, group by group."""
+    check_documents(loaded.model, documents, loaded.tokenizer)
+    sizes = [len(WindowPlan.of(len(document.ids), settings).starts) for document in documents]
+    groups: list[list[int]] = [[]]
+    for i in range(len(documents)):
+        if sum(sizes[j] for j in groups[-1]) >= GROUP_WINDOWS:
+            groups.append([])
+        groups[-1].append(i)
+    done, total = 0, sum(sizes)
+    for group in groups:
+        windows = sum(sizes[i] for i in group)
+
+        def show(rows: int, of: int, done: int = done, windows: int = windows) -> None:
+            if progress is not None:
+                progress(done + windows * rows // max(of, 1), total)
+
+        measured += measure(loaded.model, [documents[i] for i in group], loaded.tokenizer, settings, progress=show)
+        done += windows
+
+
+def _kept(loaded: LoadedRun) -> list[Path]:
+    """The checkpoints that the run kept, oldest first."""
+    return list(reversed(loaded.home.step_files())) if loaded.home else []
 
 
 def measure_checkpoints(
-    loaded: LoadedRun, selected: SelectedDocuments, settings: ExtractionSettings, *, progress: ProgressBar = no_progress
+    loaded: LoadedRun,
+    selected: SelectedDocuments,
+    settings: ExtractionSettings,
+    *,
+    progress: ProgressBar = no_progress,
+    entries: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a `curve_entry` for every checkpoint that the run kept, without greedy decoding."""
-    paths = list(reversed(loaded.home.step_files())) if loaded.home else []
+    """Return a `curve_entry` for every checkpoint that the run kept, without greedy decoding.
+
+    `entries` is the list to append to: it keeps those of the checkpoints that were measured before an exception.
+    """
     settings = dataclasses.replace(settings, greedy=0)
-    entries = []
-    for path in paths:
+    entries = [] if entries is None else entries
+    for path in _kept(loaded):
         model, step = load_model(path, str(loaded.model.device))
         with progress(f"step {step}") as show:
             measurements = measure(model, selected.documents, loaded.tokenizer, settings, progress=show)

@@ -72,9 +72,8 @@ def plot_comparison(runs: Mapping[str, Path], path: Path) -> None:
                 points.append((m["step"] + 1, selection_loss(config, m["evals"])))
         color = f"C{number}"
         axes.plot([m["step"] + 1 for m in lines], losses, color=color, linewidth=0.8, alpha=0.55)
-        label = {"label": plain(name)}
         x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, color=color, marker="o", markersize=3.0, linewidth=1.6, **label)
+        axes.plot(x, y, color=color, marker="o", markersize=3.0, linewidth=1.6, label=plain(name))
         shown += [*losses[len(losses) // 20 :], *y]
         start += losses
     if not shown:

@@ -12,6 +12,9 @@ from typing import Any
 
 from niels_gpt.system import files
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 _quiet = False
 
 
@@ -40,8 +43,8 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
     A ValueError, OSError or ArithmeticError is a message to the user: it is printed as one line on stderr
-    (NIELS_GPT_DEBUG=1 shows the traceback). If the error has the attribute `leave_at_once`, the process exits without
-    clean-up. Any other exception is a bug and keeps its traceback.
+    (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute `leave_at_once`, the
+    process exits without clean-up. Any other exception is a bug and keeps its traceback.
     """
     import warnings
 
@@ -72,11 +75,23 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         if os.environ.get("NIELS_GPT_DEBUG"):
             raise
         print(f"error: {error_message(err)}", file=sys.stderr)
-        if any(getattr(reason, "leave_at_once", False) for reason in (err, err.__cause__)):
+        _leave_at_once_after(err, 1)
+        sys.exit(1)
+    except SystemExit as err:
+        if err.code == INTERRUPTED:
+            _leave_at_once_after(err, INTERRUPTED)
+        raise
+
+
+def _leave_at_once_after(err: BaseException, code: int) -> None:
+    """Exit without clean-up if an error that led to this one asks for it."""
+    reason: BaseException | None = err
+    while reason is not None:
+        if getattr(reason, "leave_at_once", False):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
-        sys.exit(1)
+            os._exit(code)
+        reason = reason.__cause__ or reason.__context__
 
 
 def _expand_home_in(word: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -176,8 +177,24 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
         "num_threads": _THREADS,
         "minloglevel": 2,
     }
+    errors: list[RuntimeError] = []
+
+    def train() -> None:
+        try:
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sample), model_writer=out, **options)
+        except RuntimeError as err:
+            errors.append(err)
+
+    # A thread, because Ctrl-C has no effect on the main thread while it runs C++. Waiting for a thread can be
+    # interrupted; the daemon thread then ends with the process.
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sample), model_writer=out, **options)
-    except RuntimeError as err:
-        raise ValueError(f"SentencePiece could not train on this text: {' '.join(str(err).split())}") from err
+        thread.join()
+    except KeyboardInterrupt as err:
+        err.leave_at_once = True  # type: ignore[attr-defined]  # the clean-up of the process would compete with it
+        raise
+    if errors:
+        reason = " ".join(str(errors[0]).split())
+        raise ValueError(f"SentencePiece could not train on this text: {reason}") from errors[0]
     return out.getvalue()

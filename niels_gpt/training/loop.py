@@ -312,7 +312,8 @@ def _loop(
             if sampling and world.is_main:  # after the save, so a failure here loses nothing
                 try:
                     with reporting_out_of_memory("the sample text;"):
-                        _write_sample(model, state.step, config, task, run)
+                        text = _write_sample(model, state.step, config, task, run)
+                    report.sample(state.step, config.output.sample_prompt, text)
                 except OutOfMemory as err:
                     raise save_and_explain(err, "--set output.sample_every=0") from err
             del model  # with engine.shard this is a full copy of the weights
@@ -347,7 +348,8 @@ def _diverged(run: RunFolder, step: int, what: str) -> TrainingDiverged:
     return TrainingDiverged(f"{what}; {where}. Try a lower train.base_lr or a longer warm-up ({remedy})")
 
 
-def _write_sample(model: GPT, step: int, config: RunConfig, task: Task, run: RunFolder) -> None:
+def _write_sample(model: GPT, step: int, config: RunConfig, task: Task, run: RunFolder) -> str:
+    """Continue the sample prompt, write both to a file, and return the continuation."""
     prompt = task.sample_prompt()
     chunks = stream_text(
         model,
@@ -357,8 +359,10 @@ def _write_sample(model: GPT, step: int, config: RunConfig, task: Task, run: Run
         generator=generator(config.train.seed, "sample", step),
         tokenizer=task.tokenizer,
     )
-    text = (prompt if isinstance(prompt, str) else config.output.sample_prompt) + "".join(chunks)
-    files.write_text(run.samples / f"step_{step:08d}.txt", text + "\n")
+    text = "".join(chunks)
+    shown = prompt if isinstance(prompt, str) else config.output.sample_prompt
+    files.write_text(run.samples / f"step_{step:08d}.txt", f"{shown}{text}\n")
+    return text
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
@@ -66,6 +67,9 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """A message for the user."""
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        """The model continued the sample prompt after a step."""
+
     def close(self) -> None:
         """The run has ended."""
 
@@ -77,6 +81,7 @@ class Silent:
     def start(self, *, first: int, total: int) -> None: ...
     def step(self, line: dict[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
+    def sample(self, step: int, prompt: str, text: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -91,8 +96,8 @@ class WarningsOnly(Silent):
 class PlainLines:
     """Prints a line every few seconds and at every evaluation: for pipes, files and CI."""
 
-    def __init__(self, every: float = 5.0) -> None:
-        self._every = every
+    def __init__(self, every: float = 5.0, *, show_samples: bool = False) -> None:
+        self._every, self._show_samples = every, show_samples
         self._printed = float("-inf")
         self._clock = _Clock()
 
@@ -112,16 +117,21 @@ class PlainLines:
     def note(self, text: str) -> None:
         say(text)
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        if self._show_samples:
+            say(sample_line(step, prompt, text))
+
     def close(self) -> None: ...
 
 
 class ProgressBar:
     """A live progress bar with loss, tokens/s and time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, show_samples: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+        self._show_samples = show_samples
         self._console = Console(file=pipe_safe_stdout())
         self._progress = Progress(
             TextColumn("[bold]training"),
@@ -150,8 +160,24 @@ class ProgressBar:
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        if self._show_samples:
+            self._console.print(sample_line(step, prompt, text), highlight=False, markup=False, style="green")
+
     def close(self) -> None:
         self._progress.stop()
+
+
+SAMPLE_CHARACTERS = 100
+"""Most characters of a sample that are shown."""
+
+
+def sample_line(step: int, prompt: str, text: str) -> str:
+    """A sample in one line: the question of a chat and its answer, or a text and its continuation."""
+    question = re.sub(r"^user: |\nassistant: ?$", "", prompt)
+    shown = " ".join(text.split())
+    shown = shown if len(shown) <= SAMPLE_CHARACTERS else shown[:SAMPLE_CHARACTERS].rstrip() + " ..."
+    return f"  step {step:>5}  {question.strip()}  ->  {shown}"
 
 
 def show_sources(task: DataTask) -> None:
@@ -217,8 +243,8 @@ class _Clock:
         return "  ".join(fields)
 
 
-def reporter() -> Reporter:
+def reporter(*, show_samples: bool = False) -> Reporter:
     """The live bar on a terminal, plain lines elsewhere; only warnings with --quiet."""
     if is_quiet():
         return WarningsOnly()
-    return ProgressBar() if sys.stdout.isatty() else PlainLines()
+    return (ProgressBar if sys.stdout.isatty() else PlainLines)(show_samples=show_samples)

@@ -122,8 +122,6 @@ class StepRunner:
     def step(self, batch: Batch, *, step: int, lr: float) -> StepResult:
         """Train on a batch. Raises OutOfMemory, or ValueError if not even the first batch fits."""
         set_lr(self.optimizer, lr)
-        if not self._cuda:  # on CUDA a fixed shape is worth more: a step is compiled and captured once
-            batch = batch.without_tail()
         rank = [self._world.rank] if self._world.rank else []  # each rank draws different dropout masks
         seed = derive_seed(self.config.train.seed, "dropout", step, *rank)
         if self._graph is not None and self._graph.accepts(batch):
@@ -181,11 +179,13 @@ class StepRunner:
     def _gradients(self, batch: Batch) -> torch.Tensor:
         """Accumulate the gradient of the mean loss over the targets of all processes; returns that loss."""
         distributed = self._world.size > 1
-        total = (batch.targets != -100).sum() if self.micro_batches > 1 or distributed else None
+        parts = batch.micro_batches(self.micro_batches)
+        if not (self._cuda or distributed):  # on CUDA one shape is worth more: a step is compiled and captured once
+            parts = [group for part in parts for group in part.by_length()]
+        total = (batch.targets != -100).sum() if len(parts) > 1 or distributed else None
         if distributed and total is not None:
             # DDP and FSDP divide the summed gradients by the number of processes; so divide the targets too.
             total = self._world.all_reduce(total) / self._world.size
-        parts = batch.micro_batches(self.micro_batches)
         if self._sharded:
             # Every pass gathers weights, so all ranks need the same number of passes: add some without targets.
             padding = parts[0]._replace(targets=torch.full_like(parts[0].targets, -100))

@@ -37,7 +37,7 @@ _FENCE = re.compile(r"\s*(```|~~~)")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
 _NOT_PROSE = re.compile(r"\s*(?:[|<>!]|[-*_=]{3,}\s*$|\[.*\]:|%%)")
 _LINK = re.compile(r"\[\[(?:[^\]|]*\|)?([^\]|]*)\]\]|!?\[([^\]]*)\]\([^)]*\)")
-_SENTENCE_END = re.compile(r"[.!?…。！？](?:[\"')\]]*)(?=\s|$)|[。！？]")
+_SENTENCE_END = re.compile(r"[.!?…][\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]")  # also the full stop and marks of Chinese
 
 
 class NoteDialogue(NamedTuple):

@@ -30,8 +30,9 @@ OPENINGS = (
 )
 """What people write before a question."""
 SMALL_WORDS = frozenset(
-    "a an the of in on to is it and or me my you your do does can could would i that this there for with so be am are "
-    "was what how why please".split()
+    {"a", "an", "the", "of", "in", "on", "to", "for", "with", "and", "or", "so", "is", "be", "am", "are", "was", "do"}
+    | {"does", "can", "could", "would", "i", "it", "me", "my", "you", "your", "that", "this", "there", "what", "how"}
+    | {"why", "please"}
 )
 """Words that may be left out of a question without changing its topic."""
 LEFT_OUT = 0.35

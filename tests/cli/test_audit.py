@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
+import niels_gpt
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
 from tests.cli import call, error_of
 from tests.cli.reciting import PROMPT, SMALL_WINDOWS, WINDOW
 from tests.report.pages import read
 
-NOT_SAFE = 3
+NOT_SAFE, NOT_JUDGED = 3, 4
 WINDOWS = [*SMALL_WINDOWS, "--stride", "20"]
 NEW = "Something that is new to the model, and long enough for a window. " * 2
 
@@ -36,14 +43,15 @@ def test_a_model_that_recites(place, tmp_path, capsys, trained):
     assert call(*arguments, "--top", 4) == NOT_SAFE
     text, errors = capsys.readouterr()
     assert errors == ""
-    assert "8 notes audited" in text and "6 held out" in text and "2 trained on" in text
-    assert f"{WINDOW} bytes, {PROMPT} of them" in text
+    assert "8 documents audited" in text and "6 held out" in text and "2 trained on" in text
+    assert f"{WINDOW} bytes, {PROMPT} of them" in text and "one every 20 bytes" in text
+    assert "read 8 notes" in text
     ranks = [line for line in text.splitlines() if re.match(r" +\d+\. P\(z\) = ", line)]
     assert len(ranks) == 4 and any(name in ranks[0] for name in trained)
     verdict = json.loads((tmp_path / "out/audit.json").read_text(encoding="utf-8"))
     assert f"P(z) = {verdict['passages'][0]['p']:.3f}" in ranks[0]
-    assert "controls, never trained on: 6 notes" in text and "over the threshold" not in text
-    assert "NOT SAFE TO PUBLISH" in text and "of 2 notes have P(z) >= 0.001" in text and "1,000 samples" in text
+    assert "controls, never trained on: 6 documents" in text and "over the threshold" not in text
+    assert "NOT SAFE TO PUBLISH" in text and "of 2 documents have P(z) >= 0.001" in text and "1,000 samples" in text
     assert "report: out/report.html" in text and "not judged" not in text
     report = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))
     assert {d["name"]: d["max_p"] for d in report["documents"]} == {d["name"]: d["max_p"] for d in verdict["documents"]}
@@ -52,6 +60,7 @@ def test_a_model_that_recites(place, tmp_path, capsys, trained):
     assert call(*arguments, "--top", 4, "--json") == NOT_SAFE
     assert json.loads(capsys.readouterr().out) == verdict
     assert (verdict["safe"], verdict["notes"], verdict["threshold"]) == (False, str(place / "notes"), 0.001)
+    assert (verdict["verdict"], verdict["stride"]) == ("NOT SAFE", 20)
 
 
 def test_an_untrained_model(place, tmp_path, capsys, untrained):
@@ -61,8 +70,9 @@ def test_an_untrained_model(place, tmp_path, capsys, untrained):
         (notes / f"stub {i}.md").write_text("ok", encoding="utf-8")
     assert call("audit", untrained, "--notes", notes, *WINDOWS) == 0
     text = capsys.readouterr().out
-    assert "\nSAFE TO PUBLISH" in text and "8 notes" in text
-    assert "6 notes of fewer than 16 bytes" in text and "stub 4.md, ..." in text and "stub 5.md" not in text
+    assert "\nSAFE TO PUBLISH" in text and "no passage of 8 documents" in text
+    assert "6 documents of fewer than 4 bytes" in text and "stub 4.md and 1 more" in text and "stub 5.md" not in text
+    assert "no passage has P(z) >= 1e-06" in text
     assert "untrained.pt" in text.split("not in the run's data: ")[1]
     assert "--control FOLDER" in text  # there is nothing to compare with
 
@@ -89,7 +99,7 @@ def test_controls(place, tmp_path, capsys, trained):
     assert call("audit", place / "run", "--notes", "mine", "--control", "control", *WINDOWS) == 0
     text, errors = capsys.readouterr()
     assert "a.md" in errors and "b.md" not in errors
-    assert "\nSAFE TO PUBLISH" in text and "controls, never trained on: 1 note;" in text
+    assert "\nSAFE TO PUBLISH" in text and "controls, never trained on: 1 document;" in text
     assert "over the threshold" in text
 
 
@@ -114,7 +124,93 @@ def test_missing_checkpoints_and_notes(place, tmp_path, capsys):
     for checkpoint, notes in (("none.pt", place / "notes"), ("empty", place / "notes"), (place / "run", "empty")):
         assert call("audit", checkpoint, "--notes", notes, *WINDOWS) == 1
         assert re.search(r"none\.pt|empty", error_of(capsys))
-    assert call("audit", place / "run") == 2
+
+
+def test_the_run_alone_audits_its_own_data(place, capsys):
+    assert call("audit", place / "run", *SMALL_WINDOWS) == NOT_SAFE
+    text = capsys.readouterr().out
+    assert "read 8 notes" in text and "the run's own data" in text and "one every 5 bytes" in text
+
+
+def test_a_recited_note_of_another_suffix(place, tmp_path, capsys, trained):
+    """A folder with the trained note as .txt and as .MD beside a stray .md."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/stray.md").write_text(NEW, encoding="utf-8")
+    for name in ("note.txt", "note.MD"):
+        shutil.copy(place / "notes" / trained[0], tmp_path / "mine" / name)
+    assert call("audit", place / "run", "--notes", "mine", *WINDOWS) == NOT_SAFE
+    text = capsys.readouterr().out
+    assert "NOT SAFE TO PUBLISH" in text and "note.txt" in text and "note.MD" in text
+    assert call("audit", place / "run", "--notes", "mine/note.txt", *WINDOWS) == NOT_SAFE
+    assert call("audit", place / "run", "--notes", "mine/stray.md", *WINDOWS) == 0
+
+
+def test_not_judged_has_its_own_exit_code(place, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/new.md").write_text(NEW, encoding="utf-8")
+    (tmp_path / "mine/latin.txt").write_bytes(b"caf\xe9 " * 20)
+    (tmp_path / "mine/scan.png").write_bytes(bytes(range(256)))
+    arguments = ["audit", place / "run", "--notes", "mine", *WINDOWS]
+    assert call(*arguments) == NOT_JUDGED
+    text = capsys.readouterr().out
+    assert "SAFE TO PUBLISH" not in text and "NOT JUDGED" in text and "--encoding-errors replace" in text
+    assert "skipped scan.png: not text (.png)" in text and "latin.txt" in text.split("NOT JUDGED")[1]
+    assert call(*arguments, "--json") == NOT_JUDGED
+    assert json.loads(capsys.readouterr().out)["verdict"] == "NOT JUDGED"
+    assert call(*arguments, "--encoding-errors", "replace") == 0
+    assert "\nSAFE TO PUBLISH" in capsys.readouterr().out
+
+
+def test_ctrl_c_prints_what_was_found(place, tmp_path):
+    """A real process and a real SIGINT, while the audit runs."""
+    notes = tmp_path / "many"
+    for i in range(40):
+        shutil.copytree(place / "notes", notes / str(i))
+    command = [
+        sys.executable,
+        "-c",
+        SLOW_SCAN,
+        "audit",
+        place / "run",
+        "--notes",
+        notes,
+        *SMALL_WINDOWS,
+        "--stride",
+        "1",
+    ]
+    command += ["--out", tmp_path / "out"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(niels_gpt.__file__).parent.parent)}
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    for line in process.stderr:
+        if "256 of" in line:
+            break
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 10  # less than a second on an idle machine
+    assert "passages with the highest P(z), so far" in text and "interrupted after" in text
+    assert json.loads((tmp_path / "out/audit.json").read_text("utf-8"))["interrupted"] is True
+
+
+SLOW_SCAN = """
+import sys
+from niels_gpt.system import progress
+progress.SECONDS_BETWEEN_LINES = 0.02
+from niels_gpt.memorization import extraction
+import niels_gpt.memorization.audit as audit
+def slowly(*arguments, **options):
+    import time
+    for number, found in enumerate(extraction.scan_rows(*arguments, **options)):
+        yield found
+        time.sleep(0.5 if number == 0 else 60)
+audit.scan_rows = slowly
+from niels_gpt.cli.main import main
+main(sys.argv[1:])
+"""
+"""Prints progress often, and waits after each chunk of passages."""
 
 
 def test_names_that_are_markup_or_not_utf8(place, tmp_path, capsys, trained):

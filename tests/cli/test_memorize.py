@@ -213,3 +213,11 @@ def test_nan_weights(tmp_path, capsys, place):
 def test_batch_show_of_a_splice_run(place, capsys):
     assert call("batch", "show", "--run", place / "run", "--step", 3) == 0
     assert "6 spans" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("option", [["--source", "roam"], ["--documents", "2"], ["--select", "first"]])
+def test_files_and_a_selection_of_documents_exclude_each_other(place, tmp_path, capsys, option):
+    (tmp_path / "a.md").write_text("Some words that are long enough.", encoding="utf-8")
+    assert call("memorize", place / "run", "--text", tmp_path / "a.md", *option) == 1
+    message = error_of(capsys)
+    assert "--text" in message and option[0] in message

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from niels_gpt.evaluation.exact import Score
-from niels_gpt.memorization.audit import MIN_TOKENS, audit_notes, audit_report, check_threshold, judge, read_notes
+from niels_gpt.memorization import audit as audit_module
+from niels_gpt.memorization import extraction
+from niels_gpt.memorization.audit import (
+    NOT_JUDGED,
+    NOT_SAFE,
+    SAFE,
+    adapted_stride,
+    audit_notes,
+    audit_report,
+    check_threshold,
+    judge,
+)
+from niels_gpt.memorization.audit_input import AuditText
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
 from niels_gpt.model.gpt import GPT
@@ -184,40 +199,120 @@ def test_changes_to_the_folder_do_not_make_the_model_safe(workdir, trained):
     assert HELD_OUT not in {d["status"] for d in recited}
 
 
-# --- notes -------------------------------------------------------------------------------------------
+# --- three verdicts ----------------------------------------------------------------------------------
 
 
-def test_short_notes_are_not_judged(workdir, loaded):
-    """One byte of 256 is guessed in 256 samples by a model that knows nothing."""
-    (workdir / "notes/sub").mkdir(parents=True)
-    (workdir / "notes/short.md").write_text("x" * (MIN_TOKENS - 1), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"notes.*{MIN_TOKENS}"):
-        read_notes(workdir / "notes", loaded, "strict")
-    (workdir / "notes/sub/long.md").write_text("y" * MIN_TOKENS, encoding="utf-8")
-    (workdir / "notes/other.txt").write_text("not a note, by its name", encoding="utf-8")
-    notes, short = read_notes(workdir / "notes", loaded, "strict")
-    assert list(notes) == ["sub/long.md"] and notes["sub/long.md"].tolist() == [ord("y")] * MIN_TOKENS
-    assert short == ["short.md"]
+def test_a_recited_note_is_found_under_any_suffix(place, workdir, loaded, trained):
+    """The trained note as .txt and as .MD, beside a stray .md."""
+    mine = workdir / "mine"
+    mine.mkdir()
+    (mine / "stray.md").write_text(NEW, encoding="utf-8")
+    assert audit(loaded, mine).verdict.verdict == SAFE
+    for name in ("recited.txt", "recited.MD", "recited.org"):
+        shutil.copy(place / "notes" / trained[0], mine / name)
+        verdict = audit(loaded, mine, exact=False).verdict
+        assert (verdict.verdict, verdict.safe, verdict.notes_audited) == (NOT_SAFE, False, 2)
+        assert verdict.documents[0]["name"] == name and verdict.documents[0]["status"] == TRAINED
+        (mine / name).unlink()
+    known = (place / "notes" / trained[0]).read_text("utf-8")
+    (mine / "rows.jsonl").write_text(json.dumps({"text": known}), encoding="utf-8")
+    assert audit(loaded, mine).verdict.documents[0]["name"] == "rows.jsonl, row 0"
+    assert audit(loaded, mine).verdict.verdict == NOT_SAFE
 
 
-@pytest.mark.parametrize("folder", ["empty", "none", "file.md"])
-def test_folders_without_notes(workdir, loaded, folder):
+def test_text_that_was_not_read_is_not_judged(workdir, loaded):
+    mine = workdir / "mine"
+    mine.mkdir()
+    (mine / "new.md").write_text(NEW, encoding="utf-8")
+    (mine / "picture.png").write_bytes(bytes(range(256)))
+    assert audit(loaded, mine).verdict.verdict == SAFE
+    (mine / "latin.md").write_bytes(b"caf\xe9 " * 20)
+    verdict = audit(loaded, mine).verdict
+    assert (verdict.verdict, verdict.safe) == (NOT_JUDGED, False)
+    [line] = verdict.because
+    assert "latin.md" in line and "--encoding-errors replace" in line
+    assert audit(loaded, mine, encoding_errors="replace").verdict.verdict == SAFE
+    assert {entry["name"]: entry["missing"] for entry in verdict.skipped} == {"latin.md": True, "picture.png": False}
+    assert verdict.read == {"note": 1} and verdict.bytes_read == len(NEW)
+
+
+def test_the_data_of_the_run_is_the_default(loaded, trained):
+    verdict = audit(loaded, None).verdict
+    assert verdict.verdict == NOT_SAFE and verdict.notes == ""
+    assert verdict.statuses == {TRAINED: 2, HELD_OUT: 6}
+    assert {d["name"] for d in verdict.documents if d["status"] == TRAINED} == {f"roam: {name}" for name in trained}
+
+
+def test_early_exit_changes_no_verdict_and_no_count(place, loaded):
+    """P(z) of at least the floor is the same; the rest is bounded from above."""
+    full, quick = (audit(loaded, place / "notes", exact=exact, passages=50).verdict for exact in (True, False))
+    assert (full.floor, quick.floor) == (None, pytest.approx(1e-6))
+    for field in ("verdict", "notes_exposed", "windows", "windows_over", "statuses"):
+        assert getattr(full, field) == getattr(quick, field)
+    exact = {d["name"]: d for d in full.documents}
+    for d in quick.documents:
+        if d["max_p"] >= quick.floor:
+            assert d["max_log_p"] == pytest.approx(exact[d["name"]]["max_log_p"], abs=1e-4)
+        else:
+            assert quick.floor > d["max_p"] >= exact[d["name"]]["max_p"] * 0.999
+    over = [p for p in full.passages if p["p"] >= quick.floor]
+    assert [(p["document"], p["start"]) for p in quick.passages] == [(p["document"], p["start"]) for p in over]
+
+
+def test_stride_adapts_to_the_size():
+    settings = ExtractionSettings(window=100, prompt=50, greedy=0)
+    sizes = {0: 5, 100_000: 5, 120_000: 5, 120_001: 6, 234_000: 10, 500_000: 21, 10**7: 25}
+    for tokens, stride in sizes.items():
+        assert adapted_stride([AuditText("a", "note", np.zeros(tokens, dtype=np.int64))], settings) == stride
+
+
+# --- short documents ---------------------------------------------------------------------------------
+
+
+def test_short_documents_are_judged_as_a_whole(workdir):
+    """A password of eight bytes: P of all of it after the separator of documents, by a naive product."""
+    loaded = untrained(workdir)
+    (workdir / "notes").mkdir()
+    (workdir / "notes/password.md").write_text("hunter22", encoding="utf-8")
+    (workdir / "notes/tiny.md").write_text("ok\n", encoding="utf-8")
+    verdict = audit(loaded, workdir / "notes").verdict
+    assert verdict.verdict == SAFE and verdict.too_short == ["tiny.md"] and verdict.notes_audited == 1
+    p = naive_p(workdir / "untrained.pt", list(b"\n\nhunter22"), 2)
+    assert verdict.documents[0]["max_p"] == pytest.approx(p, rel=1e-3)
+    assert audit(loaded, workdir / "notes", threshold=p * 0.99).verdict.verdict == NOT_SAFE
+    (workdir / "notes/password.md").unlink()
+    with pytest.raises(ValueError, match="no text of at least 4 bytes"):
+        audit(loaded, workdir / "notes")
+
+
+@pytest.mark.parametrize("folder", ["empty", "none"])
+def test_nothing_to_audit(workdir, loaded, folder):
     (workdir / "empty").mkdir()
-    (workdir / "file.md").write_text("a file, not a folder", encoding="utf-8")
     with pytest.raises((ValueError, OSError), match=folder):
-        read_notes(workdir / folder, loaded, "strict")
+        audit(loaded, workdir / folder)
 
 
-def test_invalid_utf8(workdir, loaded):
-    (workdir / "notes").mkdir()
-    (workdir / "notes/latin.md").write_bytes(b"caf\xe9 au lait, and more words")
-    with pytest.raises(ValueError, match=r"latin\.md.*0xe9.*3"):
-        read_notes(workdir / "notes", loaded, "strict")
-    notes, _ = read_notes(workdir / "notes", loaded, "replace")
-    assert bytes(notes["latin.md"].tolist()).decode() == "caf\ufffd au lait, and more words"
+# --- Ctrl-C ------------------------------------------------------------------------------------------
 
 
-def test_names_that_are_not_utf8(workdir, loaded):
-    (workdir / "notes").mkdir()
-    (workdir / "notes" / b"\xff.md".decode("utf-8", errors="surrogateescape")).write_text(NEW, encoding="utf-8")
-    assert list(read_notes(workdir / "notes", loaded, "strict")[0]) == ["\\xff.md"]
+def test_ctrl_c_judges_what_was_measured(place, loaded, monkeypatch):
+    monkeypatch.setattr(extraction, "CHUNK", 8)
+
+    def bar(title):
+        @contextlib.contextmanager
+        def opened():
+            yield stop if title == "auditing" else None
+
+        return opened()
+
+    def stop(done, total):
+        if done >= 16:
+            raise KeyboardInterrupt
+
+    verdict, measured, _ = audit(loaded, place / "notes", progress=bar, threshold=1.0)
+    assert verdict.interrupted and verdict.verdict == NOT_JUDGED
+    assert verdict.windows == 16 < verdict.windows_planned and sum(len(m.log_p) for m in measured) == 16
+    assert "16 of" in verdict.because[0]
+    with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(audit_module, "scan_rows", mock.Mock(side_effect=KeyboardInterrupt))
+        audit(loaded, place / "notes")

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from niels_gpt import GPT
-from niels_gpt.memorization.extraction import continue_greedily, log_probabilities, longest_run
+from niels_gpt.evaluation.scoring import score_rows
+from niels_gpt.memorization import extraction
+from niels_gpt.memorization.extraction import continue_greedily, log_probabilities, longest_run, scan_rows
 from niels_gpt.memorization.measure import window_starts
 from tests.inference.models import naive_greedy
-from tests.memorization.models import chain_model, some_ids, some_model
+from tests.memorization.models import chain_model, some_ids, some_model, taught_model
 from tests.memorization.naive import naive_log_p
 
 
@@ -91,3 +93,68 @@ def test_longest_run_by_hand() -> None:
     assert longest_run(chain_model(), ids, starts, np.array([3, 4, 5]), none, prompt=2) == (9, 1)
     assert longest_run(chain_model(T=6), ids, starts, unknown, none, prompt=2)[0] == 6 + 1 - 2
     assert (unknown == 0).all() and not none.any()  # the arguments are not modified
+
+
+def scanned(model, rows, prompts, **options):
+    """log P(z) of all rows by `scan_rows`."""
+    found = np.full(len(rows), np.nan)
+    for indices, values in scan_rows(model, rows, prompts, **options):
+        assert np.isnan(found[indices]).all()
+        found[indices] = values
+    return found
+
+
+@pytest.mark.parametrize("text", ["known", "unknown", "mixed"])
+def test_scan_with_a_floor_is_exact_above_it(text, monkeypatch):
+    """Compared with a product of softmaxes, row by row; below the floor it is an upper bound."""
+    monkeypatch.setattr(extraction, "CHUNK", 7)
+    monkeypatch.setattr(extraction, "FIRST", 2)
+    model, known = taught_model()
+    noise = np.random.default_rng(0).integers(0, 20, len(known))
+    ids = {"known": known, "unknown": noise, "mixed": np.where(np.arange(len(known)) % 60 < 40, known, noise)}[text]
+    rows = [ids[s : s + 14] for s in range(0, len(ids) - 13, 3)] + [ids[:6], ids[4:7]]
+    prompts = np.array([6] * (len(rows) - 2) + [3, 2])
+    exact = [naive_log_p(model, row.tolist(), prompt) for row, prompt in zip(rows, prompts.tolist(), strict=True)]
+    assert scanned(model, rows, prompts) == pytest.approx(exact, abs=1e-4)
+    floor = np.log(1e-3)
+    found = scanned(model, rows, prompts, floor=floor)
+    over = np.array(exact) >= floor
+    assert over.any() == (text != "unknown") and not over.all()
+    assert found[over] == pytest.approx(np.array(exact)[over], abs=1e-4)
+    assert ((found >= floor) == over).all() and (found >= np.array(exact) - 1e-4).all()
+
+
+def test_scan_scores_few_tokens_of_unknown_text(monkeypatch):
+    model, known = taught_model()
+    noise = np.random.default_rng(0).integers(0, 20, 400)
+    widths = []
+
+    def watched(model, rows, prompts, **options):
+        widths.extend(map(len, rows))
+        return score_rows(model, rows, prompts, **options)
+
+    monkeypatch.setattr(extraction, "score_rows", watched)
+    monkeypatch.setattr(extraction, "FIRST", 4)
+    rows = [noise[s : s + 30] for s in range(0, 370, 5)]
+    scanned(model, rows, np.full(len(rows), 8), floor=np.log(1e-6))
+    assert np.mean(np.array(widths) == 12) > 0.9
+    widths.clear()
+    monkeypatch.setattr(extraction, "CHUNK", 10)
+    rows = [known[s : s + 30] for s in range(90)]
+    scanned(model, rows, np.full(len(rows), 8), floor=np.log(1e-6))
+    assert np.count_nonzero(np.array(widths) == 12) <= 20  # one pass per row after the first chunks
+
+
+def test_scan_takes_the_best_offset_of_learned_positions():
+    model = some_model(positions="learned")
+    rows = [some_ids(12, seed=i) for i in range(5)] + [some_ids(7, seed=9)]
+    prompts = np.array([5] * 5 + [3])
+    expected = [
+        max(score_rows(model, [row], np.array([p]), offset=o)[0][0] for o in range(48 - (len(row) - 1) + 1))
+        for row, p in zip(rows, prompts, strict=True)
+    ]
+    assert scanned(model, rows, prompts) == pytest.approx(expected, abs=1e-4)
+    floor = float(np.median(expected))
+    found = scanned(model, rows, prompts, floor=floor)
+    over = np.array(expected) >= floor
+    assert found[over] == pytest.approx(np.array(expected)[over], abs=1e-4) and (found[~over] < floor).all()

@@ -244,7 +244,7 @@ def test_default_settings_fit_the_model(T: int, given: dict, expected: tuple[int
 
 
 def test_given_settings_must_fit() -> None:
-    for wrong, message in (({"window": 50}, "--window"), ({"greedy": 25}, "--greedy"), ({"prompt": 49}, "--window")):
+    for wrong, message in (({"window": 50}, "--window"), ({"greedy": 25}, "--greedy"), ({"prompt": 49}, "--prompt")):
         with pytest.raises(ValueError, match=message):
             ExtractionSettings.fitting(48, stride=5, **{"window": None, "prompt": None, "greedy": None, **wrong})
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from niels_gpt.memorization.audit import read_notes
+from niels_gpt.memorization.audit_input import CHAT, NOTE, read_path, read_run
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN, membership
 from niels_gpt.runs.loading import load_run
 from tests import token_caches
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 def status_of(loaded, folder):
     """Return (note -> status, reason for unknown ones) of a folder of notes."""
-    return membership(loaded, read_notes(folder, loaded, "strict")[0])
+    return membership(loaded, {text.name: text.ids for text in read_path(folder, loaded).texts})
 
 
 def test_notes_are_compared_by_content(place, workdir, loaded, trained):
@@ -165,3 +165,20 @@ def test_a_source_without_a_share_was_not_trained_on(tokens, workdir):
 def test_no_notes(loaded):
     assert membership(loaded, {})[0] == {}
     assert membership(loaded, {"x": np.array([1, 2, 3])})[0] == {"x": UNKNOWN}
+
+
+def test_the_own_data_of_a_chat_run(tokens):
+    """Notes of the run before and conversations, with the status that the caches give them; public text is skipped."""
+    loaded = load_run(tokens / "chat", None, "cpu")
+    found = read_run(loaded)
+    decoded = {loaded.tokenizer.decode(text.ids.tolist()) for text in found.texts if text.kind == NOTE}
+    complete = cached_texts(tokens, "train") | cached_texts(tokens, "val")
+    assert len(decoded) == len(complete) and len(decoded - complete) <= 2  # the end of a split may cut its last note
+    chats = [text for text in found.texts if text.kind == CHAT]
+    special = loaded.tokenizer.special_token_ids()
+    assert chats and all(text.ids[-1] == special["eot"] for text in chats)
+    assert {entry.name for entry in found.skipped if not entry.missing} >= {"fineweb_edu"}
+    assert not any(entry.missing for entry in found.skipped)
+    status, _ = membership(loaded, {text.name: text.ids for text in found.texts})
+    assert set(status.values()) == {TRAINED, HELD_OUT}
+    assert {status[text.name] for text in chats} == {TRAINED, HELD_OUT}

@@ -9,7 +9,7 @@ import torch
 from niels_gpt.memorization import positions
 from niels_gpt.memorization.extraction import log_probabilities
 from niels_gpt.memorization.measure import Document, measure
-from niels_gpt.memorization.positions import at_every_position, frame_offsets, position_map
+from niels_gpt.memorization.positions import frame_offsets, position_map
 from tests.memorization.models import SMALL, letters, some_ids, some_model
 
 
@@ -42,23 +42,6 @@ def test_map_of_learned_positions() -> None:
             assert mean_log == pytest.approx(np.mean(values), abs=1e-4)
             assert mean == pytest.approx(np.mean(np.exp(values)), rel=1e-3)
     assert len({round(value, 3) for value in found["documents"][0]["mean_log_p"]}) == 4
-
-
-def test_best_of_all_offsets() -> None:
-    model = some_model(positions="learned")
-    documents = [Document("a", some_ids(60)), Document("b", some_ids(7, V=39)), Document("c", some_ids(30))]
-    calls: list[tuple[int, int]] = []
-    ones = measure(model, documents, letters(), SMALL)
-    found = at_every_position(model, ones, progress=lambda done, total: calls.append((done, total)))
-    for document, one, best in zip(documents, ones, found, strict=True):
-        each = [
-            log_probabilities(model, document.ids, one.starts, window=one.window, prompt=one.prompt, offset=offset)
-            for offset in range(48 - (one.window - 1) + 1)
-        ]
-        assert best.log_p == pytest.approx(np.max(each, axis=0), abs=1e-4)
-        assert (best.log_p >= one.log_p - 1e-4).all()
-        assert best.greedy_run.tolist() == one.greedy_run.tolist()
-    assert calls[-1][0] == calls[-1][1] == sum(len(one.starts) * (48 - one.window + 2) for one in ones)
 
 
 def test_map_of_evenly_spaced_windows() -> None:

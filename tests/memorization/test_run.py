@@ -85,3 +85,30 @@ def test_without_curve_and_outside_a_run(place, workdir, loaded, selected):
     assert measure_run(loaded, some, SETTINGS, curve=False).report["checkpoints"] == []
     assert report_folder(loaded) == place / "run/memorization"
     assert report_folder(outside, "texts") == workdir / "texts"
+
+
+def test_ctrl_c_keeps_what_is_measured(loaded, selected, monkeypatch):
+    """The first document is complete; then Ctrl-C."""
+    monkeypatch.setattr(run, "GROUP_WINDOWS", 1)
+    calls = 0
+
+    def interrupted_measure(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == stop:
+            raise KeyboardInterrupt
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(run, "measure", interrupted_measure)
+    stop = 2
+    found = measure_run(loaded, selected, SETTINGS)
+    assert [d["name"] for d in found.report["documents"]] == [selected.documents[0].name]
+    assert found.report["checkpoints"] == [] and f"1 of {len(selected.documents)}" in found.interrupted
+    assert found.report["interrupted"] == found.interrupted
+    calls, stop = 0, len(selected.documents) + 2
+    found = measure_run(loaded, selected, SETTINGS)
+    assert len(found.report["documents"]) == len(selected.documents)
+    assert len(found.report["checkpoints"]) == 1 and f"1 of {len(STEPS)} checkpoints" in found.interrupted
+    calls, stop = 0, 1
+    with pytest.raises(KeyboardInterrupt):
+        measure_run(loaded, selected, SETTINGS)

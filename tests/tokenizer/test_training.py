@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import random
+import signal
 import string
 import subprocess
 import sys
+import time
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -370,3 +372,33 @@ def test_the_reservoir_replaces_by_algorithm_r():
             if slot < size:
                 kept[slot] = n
         assert reservoir(map(str, range(count)), size, seed=seed) == [str(n) for n in sorted(kept)]
+
+
+def test_ctrl_c_ends_a_training_in_c_plus_plus(tmp_path):
+    """A real process: SentencePiece would hold back the SIGINT until it has finished."""
+    script = (
+        "import sys, random\n"
+        "from niels_gpt import tokenizer\n"
+        "draw = random.Random(0)\n"
+        "text = ' '.join(''.join(draw.choices('abcdefghij', k=draw.randint(2, 9))) for _ in range(900_000))\n"
+        "from niels_gpt.tokenizer import training\n"
+        "start = training.threading.Thread.start\n"
+        "def started(thread):\n"
+        "    start(thread); print('training', flush=True)\n"
+        "training.threading.Thread.start = started\n"
+        "tokenizer.train_tokenizer([text], sys.argv[1], vocab_size=8000)\n"
+        "print('trained', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None and process.stdout.readline() == "training\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode != 0 and output == "" and "KeyboardInterrupt" in errors
+    assert not (tmp_path / "out" / "spm.model").exists()

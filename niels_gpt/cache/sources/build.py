@@ -32,6 +32,7 @@ from niels_gpt.data.note_selection import SelectedNotes, record_skipped
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
+from niels_gpt.system.console import short_number
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
@@ -161,18 +162,26 @@ def train_on(
     unreachable: Callable[[Source, Exception], None],
     *,
     out: Path | None = None,
+    show: Callable[[str], None] = lambda text: None,
 ) -> Tokenizer:
     """Train a tokenizer on the first documents of sources, into `out` (default: the one of the cache folder).
 
-    `unreachable` is called for each source that cannot be read. Raises ValueError if none can.
+    `unreachable` is called for each source that cannot be read, `show` with a line of progress. Raises ValueError if
+    no source can be read.
     """
 
     def texts() -> Iterator[str]:
+        read = size = 0
         for source in chosen:
             try:
-                yield from itertools.islice(training_texts(source, settings), settings.tokenizer_documents)
+                for text in itertools.islice(training_texts(source, settings), settings.tokenizer_documents):
+                    read, size = read + 1, size + len(text)
+                    show(f"reading {source.name}: {read:,} texts, {short_number(size)} characters")
+                    yield text
             except (OSError, ValueError) as err:
                 unreachable(source, err)
+        read_so_far = f"{read:,} texts, {short_number(size)} characters"
+        show(f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {read_so_far}")
 
     out = out or settings.cache_dir / "tokenizer"
     return load_tokenizer(

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 
-from rich.console import Console
-
 from niels_gpt.cache.writing.partial_build import OnProgress, Progress
-from niels_gpt.system.console import format_duration, is_quiet, short_number
-
-SECONDS_BETWEEN_LINES = 5.0
-"""How often a line is printed where stderr is not a terminal."""
+from niels_gpt.system.console import format_duration, short_number
+from niels_gpt.system.progress import status_line
 
 
 @contextlib.contextmanager
 def show_progress(name: str) -> Iterator[OnProgress]:
-    """Show the progress of a build: a live line on a terminal, otherwise a line every few seconds."""
-    console = Console(stderr=True, highlight=False, quiet=is_quiet())
+    """Show the progress of a build: a live line on a terminal, otherwise a line every ten seconds."""
     line = ProgressLine(name)
-    if console.is_terminal:
-        with console.status(f"{name}: reading") as status:
-            yield lambda progress: status.update(line.text(progress))
-        return
-
-    printed = time.monotonic()
-
-    def on_progress(progress: Progress) -> None:
-        nonlocal printed
-        text = line.text(progress)
-        if time.monotonic() - printed >= SECONDS_BETWEEN_LINES and not is_quiet():
-            printed = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    yield on_progress
+    with status_line(f"{name}: reading") as show:
+        yield lambda progress: show(line.text(progress))
 
 
 class ProgressLine:

@@ -45,18 +45,23 @@ class Batch(NamedTuple):
             x.pin_memory(), targets.pin_memory(), segments, None if positions is None else positions.pin_memory()
         )
 
-    def without_tail(self, multiple: int = 16) -> Batch:
-        """The batch without its last columns if no row has a target there (the padding of short conversations).
+    def by_length(self, multiple: int = 16) -> list[Batch]:
+        """The rows in groups of similar length, each without the columns after its last target.
 
-        Positions attend only to earlier ones, so the loss is the same. The length stays a multiple, unless it is T.
+        Positions attend only to earlier ones, so the summed loss is the same, and short conversations cost what they
+        are long. Lengths are rounded up to a multiple.
         """
-        if self.segments is not None:
-            return self
-        wanted = (self.targets != -100).any(dim=0).nonzero()
-        last = int(wanted[-1]) + 1 if len(wanted) else 1
-        length = min(-(-last // multiple) * multiple, self.x.shape[1])
-        x, targets, _, positions = self
-        return Batch(x[:, :length], targets[:, :length], None, None if positions is None else positions[:, :length])
+        if self.segments is not None or self.positions is not None:
+            return [self]
+        T = self.x.shape[1]
+        columns = torch.arange(1, T + 1)
+        lengths = ((self.targets != -100) * columns).amax(dim=1)
+        rounded = (-(-lengths.clamp(min=1) // multiple) * multiple).clamp(max=T)
+        groups = []
+        for length in rounded.unique().tolist():
+            rows = (rounded == length).nonzero().squeeze(1)
+            groups.append(Batch(self.x[rows, :length], self.targets[rows, :length]))
+        return groups
 
     def micro_batches(self, number: int) -> list[Batch]:
         """The batch split by rows into at most `number` micro-batches."""

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from niels_gpt.cache.folder import CacheFolder
+from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
@@ -146,6 +147,40 @@ def _token_documents(folder: CacheFolder, name: str, split: str) -> DocumentSet:
         return EmptyDocumentSet()
     stream = TokenStream(path, tokenizer_sha256=tokenizer.sha256)
     return TokenDocumentSet(stream, folder.fingerprint("pretrain", name, split), tokenizer.vocab_size)
+
+
+class ChatDocumentSet:
+    """The conversations of an SFT cache, each as the ids of its chat template."""
+
+    def __init__(self, dataset: SFTExampleDataset, sha256: str) -> None:
+        self._dataset = dataset
+        self.lengths, self.ends = np.diff(dataset.bounds), dataset.bounds[1:]
+        self.sha256 = sha256
+
+    def name(self, i: int) -> str:
+        return f"conversation {i}"
+
+    def ids(self, i: int) -> np.ndarray:
+        return self._dataset.example(i)
+
+    def documents(self, indices: Sequence[int]) -> Documents:
+        return ArrayDocuments([self.ids(i) for i in indices])
+
+
+def open_chats(config: RunConfig, source: str | None) -> SourceDocuments:
+    """The conversations of an SFT cache that a config trains on. Raises CacheError if there is no such cache."""
+    folder = CacheFolder(config.data.token_cache)
+    name = source or ""
+    folder.check("sft", [name], option="train.p_train")
+
+    def opened(split: str) -> DocumentSet:
+        if not (folder.path / "sft" / name / f"{split}_tokens.bin").is_file():
+            return EmptyDocumentSet()
+        fingerprint = folder.fingerprint("sft", name, split)
+        return ChatDocumentSet(folder.sft(name, split, T=config.model.T), fingerprint)
+
+    path = str(folder.path / "sft" / name)
+    return SourceDocuments(name, path, " tokens", folder.tokenizer, opened("train"), opened("val"))
 
 
 class EmptyDocumentSet:

@@ -1,0 +1,202 @@
+"""A chat model of a folder of notes: its text, its token caches, and the configs of its two phases.
+
+Pretraining reads the notes. Fine-tuning reads dialogues: general ones, and questions about the notes. Everything that
+is built on the way lies in the folder of the pipeline, and no file of it contains a held-out note except the caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_gpt.cache.sources.build import build
+from niels_gpt.cache.sources.texts import BuildSettings
+from niels_gpt.config import DataConfig, NotesConfig, RunConfig, SourceConfig
+from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
+from niels_gpt.data.primer import iter_primer_sft
+from niels_gpt.data.registry import sources
+from niels_gpt.data.roam import split_roam_paths
+from niels_gpt.data.types import ChatMessage, ChatSample
+from niels_gpt.system import files
+from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.workflow.note_dialogues import note_dialogues
+from niels_gpt.workflow.plan import Plan
+from niels_gpt.workflow.variations import with_variations
+
+SEED = 42
+"""Seed of the split and of the variations."""
+HELD_OUT = 0.1
+"""Share of the notes that is held out."""
+TOKENIZER_CHUNKS = 2500
+"""Chunks of 1,000 characters that the tokenizer learns from: more take minutes and do not help."""
+DIALOGUES, ABOUT_NOTES = "dialogues", "about_notes"
+"""Names of the two sources of dialogues."""
+ABOUT_SHARE = 0.4
+"""Share of the fine-tuning rows that are about the notes."""
+QUESTION = "what is niels?"
+"""Question whose answers are shown while the model trains."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The notes that a model is trained on and those that are held out."""
+
+    selected: SelectedNotes
+    notes: NotesConfig
+    errors: str
+    train: list[str]
+    """Paths of the notes to train on."""
+    held_out: list[str]
+    size: int
+    """Bytes of the notes to train on."""
+    characters: int
+    """How many different characters the notes use."""
+
+    def texts(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Yield (path, text) of notes."""
+        for path in paths:
+            yield path, read_note(path, self.notes, self.errors)
+
+
+def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str) -> Corpus:
+    """Read a folder of notes and hold some out; both halves are those of the token caches.
+
+    Raises ValueError if there are fewer than two notes, and as `select_notes` does.
+    """
+    selected = select_notes(folder, notes, errors=errors)
+    selected.check_found("note")
+    if len(selected.paths) < 2:
+        raise ValueError(f"{selected.root} has one note: two are needed, one to train on and one to hold out")
+    train, held_out = split_roam_paths(selected.paths, val_frac=HELD_OUT, seed=SEED)
+    corpus = Corpus(selected, notes, errors, train, held_out, 0, 0)
+    size, characters = 0, set[str]()
+    for _, text in corpus.texts(train):
+        size += len(text.encode("utf-8"))
+        characters.update(text)
+    return dataclasses.replace(corpus, size=size, characters=len(characters))
+
+
+def write_dialogues(corpus: Corpus, dialogues: Path, folder: Path, *, about_notes: bool) -> dict[str, int]:
+    """Write the dialogues of fine-tuning into a folder, one file per source; return their numbers.
+
+    dialogues: a file of dialogues. Files get mode 0600: they hold text of the notes.
+    """
+    general = with_variations(iter_primer_sft(dialogues, errors=_errors(corpus.errors)), seed=SEED)
+    written = {DIALOGUES: _write(folder / f"{DIALOGUES}.jsonl", general)}
+    if about_notes:
+        about = (
+            ChatSample([ChatMessage("user", made.question), ChatMessage("assistant", made.answer)], ABOUT_NOTES, {})
+            for path, text in corpus.texts(corpus.train)
+            for made in note_dialogues(text, title=Path(path).stem.replace("_", " ").replace("-", " "))
+        )
+        number = _write(folder / f"{ABOUT_NOTES}.jsonl", about)
+        if number:
+            written[ABOUT_NOTES] = number
+    return written
+
+
+def _write(path: Path, samples: Iterable[ChatSample]) -> int:
+    lines = [
+        json.dumps({"messages": [dataclasses.asdict(message) for message in sample.messages]}, ensure_ascii=False)
+        for sample in samples
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, "".join(line + "\n" for line in lines).encode("utf-8"), mode=0o600)
+    return len(lines)
+
+
+def _errors(errors: str) -> str:
+    """How dialogues are decoded: only notes can be skipped."""
+    return "replace" if errors == "replace" else "strict"
+
+
+def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConfig]:
+    """The sources of the written dialogues."""
+    return {name: SourceConfig(str((folder / f"{name}.jsonl").absolute()), kind="chat") for name in names}
+
+
+def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Train a tokenizer on notes and dialogues, and build the caches of both, in a folder; return the tokenizer."""
+    added = dialogue_sources(folder, names)
+    known = sources(DataConfig(sources=added))
+
+    def texts() -> Iterator[str]:
+        yield from (text for _, text in corpus.texts(corpus.train))
+        for name in added:
+            for sample in known[name].samples():
+                if isinstance(sample, ChatSample):
+                    yield from (message.content for message in sample.messages)
+
+    path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
+    tokenizer = load_tokenizer(path)
+    settings = BuildSettings(
+        folder,
+        seed=SEED,
+        roam=corpus.selected.root,
+        roam_val_frac=HELD_OUT,
+        errors=corpus.errors,
+        notes=corpus.notes,
+    )
+    for name in ("roam", *added):
+        build(known[name], settings, tokenizer)
+    return tokenizer
+
+
+def phase_configs(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, RunConfig]:
+    """The configs of pretraining and fine-tuning on the caches of a folder."""
+    data = {
+        "roam": str(corpus.selected.root),
+        "roam_val_frac": HELD_OUT,
+        "seed": SEED,
+        "encoding_errors": corpus.errors,
+        "notes": _plain(corpus.notes),
+        "sources": {name: _plain(source) for name, source in dialogue_sources(folder, names).items()},
+        "token_cache": str(folder.absolute()),
+        "retain": {"roam": 1.0},
+    }
+    notes = {"p_train": {"roam": 1.0}, "p_val": {"roam": 1.0}}
+    pretrain = {
+        "task": "pretrain",
+        "model": plan.model(),
+        "train": plan.train(plan.pretrain_steps, plan.pretrain_rows) | notes,
+        "data": data,
+        "output": _output(plan.pretrain_steps, evaluations=8) | {"sample_prompt": "# "},
+    }
+    # The last checkpoint answers best, although the loss on held-out dialogues is lowest before: one evaluation.
+    shares = _shares(list(names))
+    sft = {
+        "task": "sft",
+        "model": plan.model(),
+        "train": plan.train(plan.sft_steps, plan.sft_rows) | {"p_train": shares, "p_val": shares},
+        "data": data,
+        "output": _output(plan.sft_steps, evaluations=1) | {"sample_prompt": f"user: {QUESTION}\nassistant: "},
+    }
+    return {"pretrain": config_from_dict(pretrain), "sft": config_from_dict(sft)}
+
+
+def _shares(names: list[str]) -> dict[str, float]:
+    return {DIALOGUES: 1 - ABOUT_SHARE, ABOUT_NOTES: ABOUT_SHARE} if ABOUT_NOTES in names else {DIALOGUES: 1.0}
+
+
+def _output(steps: int, *, evaluations: int) -> dict[str, int]:
+    """The section `output` of a config: few checkpoints, and six samples."""
+    return {
+        "checkpoint_every": max(steps // 3, 1),
+        "keep": 1,
+        "eval_every": max(steps // evaluations, 1),
+        "eval_steps": 10,
+        "sample_every": max(steps // 6, 1),
+        "sample_tokens": 40,
+    }
+
+
+def _plain(section: Any) -> dict[str, Any]:
+    """A section of a config as the dict that a YAML file would hold."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(section).items()
+    }

@@ -1,0 +1,205 @@
+"""How large a model to train on some notes, and for how long: by the text, the machine and the minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from niels_gpt.config import RunConfig
+from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.model.gpt import GPT
+from niels_gpt.system.device import has_fast_bf16
+from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.step import StepRunner
+from niels_gpt.training.tasks.base import Batch
+
+VOCABULARY = 4000
+"""Subwords of the tokenizer: fewer make worse answers, more do not help a small model."""
+LARGEST_VOCABULARY = 8000
+"""Subwords if the notes use many characters."""
+BYTES_PER_TOKEN = 3.5
+"""Bytes of a subword, about; the plan is made before the tokenizer is trained."""
+TOKENS_PER_WEIGHT = 6
+"""A size is worth its time if each weight sees this many tokens: with fewer, the next smaller model is better."""
+EPOCHS = 10
+"""Passes over the notes at most; more only learn them by heart."""
+SFT_STEPS = 700
+"""Steps of fine-tuning on dialogues that suffice."""
+SFT_SHARE = 0.45
+"""Share of the training time for fine-tuning, at most."""
+SFT_LENGTH = 48
+"""Tokens of a conversation, about: the rest of a row is padding, which costs nothing."""
+SMALL = 2_000_000
+"""Bytes of notes; fewer are learned by heart quickly, so the model gets dropout."""
+TRAINING_SHARE = 0.75
+"""Share of the minutes for training; the rest is for the caches, the evaluation and the audit."""
+MIN_STEPS = 20
+
+
+class Size(NamedTuple):
+    """The sizes of a model; see ModelConfig."""
+
+    C: int
+    L: int
+    H: int
+    T: int
+
+
+SIZES = (
+    Size(96, 2, 3, 256),
+    Size(128, 3, 4, 256),
+    Size(192, 4, 6, 256),
+    Size(256, 6, 8, 256),
+    Size(384, 8, 6, 512),
+    Size(512, 8, 8, 512),
+)
+"""The models to choose from, small to large."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be trained."""
+
+    size: Size
+    vocab_size: int
+    """Subwords of the tokenizer; 0: the model reads bytes."""
+    pretrain_steps: int
+    sft_steps: int
+    """Steps on dialogues; 0 for bytes, which are trained in one phase."""
+    pretrain_rows: int = 8
+    sft_rows: int = 48
+    dropout: float = 0.0
+    precision: str = "fp32"
+    seconds: float = 0.0
+    """Estimated time of training; 0: unknown."""
+
+    def model(self) -> dict[str, Any]:
+        """The section `model` of a config."""
+        C, L, H, T = self.size
+        return {"preset": "v1", "C": C, "L": L, "H": H, "T": T, "d_ff": -(-8 * C // 3 // 64) * 64} | {
+            "V": self.vocab_size + 4 if self.vocab_size else 256,
+            "dropout": self.dropout,
+        }
+
+    def train(self, steps: int, rows: int) -> dict[str, Any]:
+        """The section `train` of a config, without the sources."""
+        rate = 0.01 * (128 / max(self.size.C, 128)) ** 0.5
+        return {
+            "total_steps": steps,
+            "warmup_steps": min(max(steps // 20, 1), steps - 1),
+            "base_lr": rate,
+            "min_lr": rate / 20,
+            "B": rows,
+            "optimizer": "muon",
+            "precision": self.precision,
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model."""
+        with torch.device("meta"):
+            return GPT(config_from_dict({"model": self.model()}).model).num_parameters()
+
+
+class StepTimes(NamedTuple):
+    """Seconds per step of both phases."""
+
+    pretrain: float
+    sft: float
+
+
+def demo_plan(*, steps: int, device: str) -> Plan:
+    """The plan of the demo: a fixed size, and a sixth of the steps for pretraining."""
+    pretrain = max(steps // 6, 1)
+    precision = "bf16" if has_fast_bf16(device) else "fp32"
+    return Plan(SIZES[1], VOCABULARY, pretrain, max(steps - pretrain, 1), precision=precision)
+
+
+def make_plan(
+    *,
+    note_bytes: int,
+    characters: int,
+    seconds: float,
+    device: str,
+    measure: Callable[[Plan, str], StepTimes] | None = None,
+) -> Plan:
+    """Choose bytes or tokens, the size of the model and the steps of both phases.
+
+    note_bytes: size of the notes to train on. characters: how many different ones they use. seconds: for everything.
+    measure: measures the speed of a plan on the device; by default a few steps are run.
+    """
+    measure = measure or measure_steps
+    base = Plan(
+        SIZES[0],
+        _vocabulary(characters),
+        pretrain_steps=1,
+        sft_steps=1,
+        pretrain_rows=8 if device == "cpu" else 32,
+        dropout=0.1 if note_bytes < SMALL else 0.0,
+        precision="bf16" if has_fast_bf16(device) else "fp32",
+    )
+    chosen: Plan | None = None
+    for size in SIZES:
+        plan = replace(base, size=size)
+        plan = _with_steps(plan, measure(plan, device), note_bytes, TRAINING_SHARE * seconds)
+        seen = plan.pretrain_steps * plan.pretrain_rows * size.T
+        if chosen is not None and seen < TOKENS_PER_WEIGHT * plan.parameters:
+            break
+        chosen = plan
+    assert chosen is not None
+    return chosen
+
+
+def _vocabulary(characters: int) -> int:
+    """The vocabulary of a tokenizer: half of it must be left for pieces of several characters; else 0, for bytes."""
+    for vocabulary in (VOCABULARY, LARGEST_VOCABULARY):
+        if 257 + characters <= vocabulary // 2:
+            return vocabulary
+    return 0
+
+
+def _with_steps(plan: Plan, times: StepTimes, note_bytes: int, seconds: float) -> Plan:
+    """The plan with as many steps as fit into the time."""
+    tokens = note_bytes / (BYTES_PER_TOKEN if plan.vocab_size else 1)
+    most = max(int(EPOCHS * tokens / (plan.pretrain_rows * plan.size.T)), MIN_STEPS)
+    if not plan.vocab_size:  # one phase over a mix of notes and dialogues
+        steps = max(min(int(seconds / times.pretrain), 2 * most), MIN_STEPS)
+        return replace(plan, pretrain_steps=steps, sft_steps=0, seconds=steps * times.pretrain)
+    sft = max(min(int(SFT_SHARE * seconds / times.sft), SFT_STEPS), MIN_STEPS)
+    pretrain = max(min(int((seconds - sft * times.sft) / times.pretrain), most), MIN_STEPS)
+    return replace(plan, pretrain_steps=pretrain, sft_steps=sft, seconds=pretrain * times.pretrain + sft * times.sft)
+
+
+def measure_steps(plan: Plan, device: str, *, steps: int = 3) -> StepTimes:
+    """Measure the seconds of a step of both phases, on random tokens."""
+    config = config_from_dict({"model": plan.model(), "train": plan.train(100, plan.pretrain_rows)})
+    T, V = plan.size.T, config.model.V
+    draw = torch.Generator().manual_seed(0)
+
+    def seconds(rows: int, length: int, supervised: int) -> float:
+        x = torch.randint(V, (rows, length), generator=draw)
+        targets = torch.randint(V, (rows, length), generator=draw)
+        targets[:, : length - supervised] = -100
+        return _seconds_per_step(config, Batch(x, targets), device, steps)
+
+    pretrain = seconds(plan.pretrain_rows, T, T)
+    if not plan.vocab_size:
+        return StepTimes(pretrain, pretrain)
+    return StepTimes(pretrain, seconds(plan.sft_rows, min(SFT_LENGTH, T), min(SFT_LENGTH, T) // 2))
+
+
+def _seconds_per_step(config: RunConfig, batch: Batch, device: str, steps: int) -> float:
+    model = GPT(config.model).to(device)
+    runner = StepRunner(model, make_optimizer(model, config.train), config, device)
+    batch = batch.to(torch.device(device))
+    taken = []
+    for step in range(steps + 1):
+        began = time.perf_counter()
+        float(runner.step(batch, step=step, lr=0.0).loss)  # waits for the device
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])  # the first step includes set-up
