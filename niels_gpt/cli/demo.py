@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
+from niels_gpt.cli.options import Count, DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
+    from niels_gpt.workflow.plan import Plan
 
-STEPS = 1600
+STEPS = 840
+BYTE_STEPS = 1600
 PROMPT = "# Notes on "
 QUESTION = "what is niels?"
 
 
 @takes_note_options
 def demo(
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps.")] = STEPS,
+    steps: Annotated[
+        Count, typer.Option("--steps", min=2, help=f"Training steps; default: {STEPS}, or {BYTE_STEPS} with --bytes.")
+    ] = None,
     run_dir: Annotated[
         OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/demo, runs/demo-2, ...")
     ] = None,
+    bytes_: Annotated[
+        bool, typer.Option("--bytes", help="A model over bytes, without a tokenizer: shorter, and it answers worse.")
+    ] = False,
     wiki: WikiOption = None,
     roam: RoamOption = None,
     primer: PrimerOption = None,
@@ -32,64 +40,129 @@ def demo(
 ) -> None:
     """Train a small model and chat with it, offline.
 
-    It takes two to three minutes on two fast cores, and also evaluates the model and continues a text.
+    It takes three minutes on two fast cores. The model first reads notes, then learns to answer from dialogues; the
+    demo asks it questions that it has never seen, and prints how many of its answers are on topic.
     """
     import time
 
+    from niels_gpt.system.console import format_duration
+    from niels_gpt.system.device import resolve_device
+
+    began = time.monotonic()
+    device = resolve_device(device)
+    if bytes_:
+        path = _byte_demo(steps or BYTE_STEPS, run_dir, wiki, roam, primer, note_options, device)
+    elif wiki is not None:
+        raise ValueError("--wiki needs --bytes: the demo over subwords reads notes and dialogues only")
+    else:
+        path = _chat_demo(steps or STEPS, run_dir, roam, primer, note_options, device)
+    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {path}. Try next:")
+    print(f"  {command('chat', path)}")
+    print(f"  {command('eval', path, '--questions')}")
+    print(f"  {command('notes', '~/notes')}")
+
+
+def _chat_demo(
+    steps: int, run_dir: Path | None, roam: str | None, primer: str | None, note_options: NoteOptions, device: str
+) -> Path:
+    """Train and show a model over subwords; return its folder."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from niels_gpt.cli.first_model import build_and_train, check_free, describe_plan, show_examination, show_scores_of
+    from niels_gpt.data import embedded
+    from niels_gpt.data.source_paths import primer_path
+    from niels_gpt.inference.generation import generate
+    from niels_gpt.runs.loading import load_run, new_run
+    from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.system.rng import generator
+    from niels_gpt.workflow.chat_model import read_corpus
+
+    console = Console(highlight=False)
+    folder = PipelineFolder(run_dir if run_dir is not None else new_run("demo").path)
+    check_free(folder)
+    notes = embedded.NOTES if roam in (None, "embedded") else Path(str(roam))
+    corpus = read_corpus(notes, note_options.notes(), errors=note_options.encoding_errors or "strict")
+    dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+    plan = demo_plan(steps=steps, device=device)
+    console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(folder.path))}")
+    console.print(describe_plan(plan) + "\n", markup=False)
+    configs = build_and_train(corpus, dialogues, plan, folder, about_notes=False, device=device)
+
+    writer = load_run(folder.runs["pretrain"].path, None, device)
+    console.print("\n[bold]1. How well does it predict?[/]  Bits per byte of held-out notes; lower is better.")
+    show_scores_of(writer, configs["pretrain"])
+    console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}, after pretraining:")
+    text = generate(
+        writer.model,
+        PROMPT,
+        max_new_tokens=100,
+        temperature=0.7,
+        generator=generator(0, "demo"),
+        tokenizer=writer.tokenizer,
+    )
+    console.print(escape(text), style="green")
+    console.print("\n[bold]3. How does it answer?[/]  After fine-tuning on dialogues:")
+    show_examination(load_run(folder.runs["sft"].path, None, device))
+    return folder.path
+
+
+def demo_plan(*, steps: int, device: str) -> Plan:
+    """Return the plan of the demo."""
+    from niels_gpt.workflow import plan
+
+    return plan.demo_plan(steps=steps, device=device)
+
+
+def _byte_demo(
+    steps: int,
+    run_dir: Path | None,
+    wiki: str | None,
+    roam: str | None,
+    primer: str | None,
+    note_options: NoteOptions,
+    device: str,
+) -> Path:
+    """Train and show a model over bytes; return its folder."""
     from rich.console import Console
     from rich.markup import escape
 
     from niels_gpt.cli.eval import show_scores
+    from niels_gpt.cli.first_model import show_examination
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.config.yaml_file import with_data
-    from niels_gpt.inference.conversation import Conversation
     from niels_gpt.inference.generation import generate
-    from niels_gpt.inference.sampling import Sampling
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import load_run, new_run
-    from niels_gpt.system.console import format_duration, short_number
-    from niels_gpt.system.device import has_fast_bf16, resolve_device
+    from niels_gpt.system.console import short_number
+    from niels_gpt.system.device import has_fast_bf16
     from niels_gpt.system.rng import generator
     from niels_gpt.training.score_run import score_byte_streams
 
-    began = time.monotonic()
     console = Console(highlight=False)
-    device = resolve_device(device)
-    config = demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
+    config = byte_demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     config = with_data(config, data)
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
-    console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(run.path))}\n")
-    result = train_and_report(config, run, device=device)
+    console.print(f"[bold]niels-gpt demo[/]: train a small GPT over bytes, into {escape(str(run.path))}\n")
+    result = train_and_report(config, run, device=device, show_samples=True)
     exit_if_stopped(result.stopped_by, result, run)
 
     loaded = load_run(run.path, None, device)
     size = short_number(loaded.model.num_parameters())
     console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {loaded.step} steps")
     console.print("Bits per byte on held-out text; lower is better. Compare the model with xz, gzip and the rest.")
-    scores = score_byte_streams(loaded, config)
-    show_scores(scores, wiki=config.data.wiki)
-
+    show_scores(score_byte_streams(loaded, config), wiki=config.data.wiki)
     console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}:")
     text = generate(loaded.model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
     console.print(escape(text), style="green")
-
     console.print("\n[bold]3. How does it answer?[/]")
-    conversation = Conversation(loaded.model, sampling=Sampling(temperature=0.0))
-    console.print(f"you>   {QUESTION}")
-    console.print(f"niels> {escape(''.join(conversation.reply(QUESTION)))}", style="green")
-
-    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
-    print(f"  {command('chat', run.path)}")
-    print(f"  {command('batch', 'show', run.path, '--step', '100')}")
-    print(f"  {command('train', '--notes')} ~/notes")
+    show_examination(loaded, most=64)
+    return run.path
 
 
-def demo_config(*, steps: int = STEPS, precision: str = "fp32") -> RunConfig:
-    """Return the config of the demo: a quarter of v0's weights, Muon, and half of the rows from dialogues.
-
-    It answers questions after two or three minutes of training.
-    """
+def byte_demo_config(*, steps: int = BYTE_STEPS, precision: str = "fp32") -> RunConfig:
+    """Return the config of the demo over bytes: a quarter of v0's weights, Muon, half of the rows from dialogues."""
     from niels_gpt.config.yaml_file import config_from_dict
 
     return config_from_dict(
