@@ -58,20 +58,12 @@ def check(
     import dataclasses
     from json import dumps
 
-    from rich.console import Console
-
     from niels_gpt.data.note_check import check_notes
-    from niels_gpt.system.console import is_quiet
+    from niels_gpt.system.progress import progress_bar
 
     notes = dataclasses.replace(note_options.notes(), formats="text")
-    with Console(stderr=True, quiet=is_quiet()).status("reading notes") as status:
-        found = check_notes(
-            folder,
-            notes,
-            on_note=lambda done, total: (
-                status.update(f"reading notes: {done:,} of {total:,}") if done % 100 == 0 else None
-            ),
-        )
+    with progress_bar("reading notes") as show:
+        found = check_notes(folder, notes, on_note=show)
     if json:
         print(dumps(found.as_dict(), indent=2))
     else:

@@ -81,4 +81,4 @@ def send(number):
 def report_to(monkeypatch, *reporters):
     """Let the next runs report to these reporters, one each, and all later ones to none."""
     left = iter(reporters)
-    monkeypatch.setattr(progress, "reporter", lambda: next(left, None) or Silent())
+    monkeypatch.setattr(progress, "reporter", lambda **_: next(left, None) or Silent())

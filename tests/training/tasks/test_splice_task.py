@@ -498,12 +498,13 @@ def test_the_saving_of_packing_is_noted(place, K, rows):
 
 
 def test_the_size_of_the_dataset_is_noted(place):
-    first = task_of(place, "splice.content_length=10", "splice.balance_mode=by_coverage").notes()[0]
+    read, size, *_ = task_of(place, "splice.content_length=10", "splice.balance_mode=by_coverage").notes()
+    assert "14 notes" in read
     lengths = [len(content(name)) for name in CHOSEN]
     total = sum(length - 9 for length in lengths)
     for part in ("3 documents", f"{min(lengths)} to {max(lengths)} tokens", f"{total} examples", "3 held-out controls"):
-        assert part in first
-    one = task_of(place, "splice.doc_index=0", "splice.controls=1").notes()[0]
+        assert part in size
+    one = task_of(place, "splice.doc_index=0", "splice.controls=1").notes()[1]
     assert "1 document of" in one
     assert "1 held-out control" in one
 
