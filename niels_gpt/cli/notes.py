@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 
 from niels_gpt.cli.options import DeviceOption, JsonOption, OptionalPath, PrimerOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.program import command
 from niels_gpt.system.command_line import App
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.data.note_check import NoteCheck
@@ -34,12 +34,14 @@ class _NotesGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = App(help="Your folder of notes: what is in it.", cls=_NotesGroup)
+app = App(
+    help="A model of your notes: notes FOLDER; or what is in them: notes check FOLDER.", cls=_NotesGroup
+)
 
 
 @app.callback()
 def _group() -> None:
-    """Your folder of notes: what is in it."""
+    """Train a model of your notes that chats (`notes FOLDER`), or see what is in them (`notes check FOLDER`)."""
 
 
 @app.command("check")
@@ -71,6 +73,7 @@ def check(
     if strict and found.secrets:
         raise typer.Exit(SECRETS_FOUND)
 
+
 @app.command(DEFAULT, hidden=True)
 @takes_note_options
 def folder(
@@ -97,7 +100,7 @@ def folder(
     from niels_gpt.cli import first_model
     from niels_gpt.data import embedded
     from niels_gpt.data.source_paths import primer_path
-    from niels_gpt.runs.loading import load_run, new_run
+    from niels_gpt.runs.loading import new_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
@@ -125,19 +128,17 @@ def folder(
         )
     say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
     dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
-    configs = first_model.build_and_train(corpus, dialogues, plan, run, about_notes=True, device=device)
-
-    writer = load_run(run.runs["pretrain"].path, None, device)
-    chat = load_run(run.runs["sft"].path, None, device)
-    first_model.show_scores_of(writer, configs["pretrain"])
-    first_model.show_continuation(writer, corpus)
-    first_model.show_answer(chat, corpus)
-    first_model.show_quick_audit(chat, corpus)
+    trained = first_model.build_and_train(corpus, dialogues, plan, run, about_notes=True, device=device)
+    print("\nBits per byte on notes that it has never seen; lower is better.")
+    first_model.show_scores_of(trained)
+    first_model.show_continuation(trained, corpus)
+    first_model.show_answer(trained, corpus)
+    first_model.show_quick_audit(trained, corpus)
     for line in first_model.unreadable_lines(corpus):
         say(line)
     print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
     print(f"  {command('chat', run.path)}")
-    print(f"  {command('generate', run.runs['pretrain'].path, first_model.opening(corpus))}")
+    print(f"  {command('generate', trained.writer.path.parent.parent, first_model.opening(corpus))}")
     print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
 
 
