@@ -34,9 +34,7 @@ class _NotesGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = App(
-    help="A model of your notes: notes FOLDER; or what is in them: notes check FOLDER.", cls=_NotesGroup
-)
+app = App(help="A model of your notes: notes FOLDER; or what is in them: notes check FOLDER.", cls=_NotesGroup)
 
 
 @app.callback()

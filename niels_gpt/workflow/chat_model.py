@@ -7,6 +7,7 @@ is built on the way lies in the folder of the pipeline, and no file of it contai
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ HELD_OUT = 0.1
 """Share of the notes that is held out."""
 TOKENIZER_CHUNKS = 2500
 """Chunks of 1,000 characters that the tokenizer learns from: more take minutes and do not help."""
+MESSAGES_PER_TEXT = 30
+"""Messages that are joined to a text for the tokenizer, which samples texts by chunks of similar size."""
 DIALOGUES, ABOUT_NOTES = "dialogues", "about_notes"
 """Names of the two sources of dialogues."""
 ABOUT_SHARE = 0.4
@@ -133,9 +136,10 @@ def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_si
     def texts() -> Iterator[str]:
         yield from (text for _, text in corpus.texts(corpus.train))
         for name in added:
-            for sample in known[name].samples():
-                if isinstance(sample, ChatSample):
-                    yield from (message.content for message in sample.messages)
+            chats = (sample for sample in known[name].samples() if isinstance(sample, ChatSample))
+            messages = (message.content for chat in chats for message in chat.messages)
+            while block := "\n".join(itertools.islice(messages, MESSAGES_PER_TEXT)):
+                yield block
 
     path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
     tokenizer = load_tokenizer(path)
