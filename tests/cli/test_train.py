@@ -68,6 +68,17 @@ def test_a_run_leaves_config_metrics_checkpoints_samples_and_plot(texts, tmp_pat
     assert not (run / "loss.png").exists()  # a run that is refused changes nothing in the folder
 
 
+def test_a_short_try_has_a_shorter_warm_up(texts, tmp_path, capsys, no_plot):
+    """The default of 200 steps is longer than the run; one that was asked for is not changed."""
+    options = [option for option in SMALL if "warmup" not in option]
+    assert call("train", *options, *data(texts), "--steps", 20, "--run-dir", "out") == 0
+    assert re.search(r"2 of 20 steps instead of 200.*train\.warmup_steps", "".join(capsys.readouterr()))
+    assert load_config(tmp_path / "out/config.yaml").train.warmup_steps == 2
+    assert len(metric_lines(tmp_path / "out")) == 20
+    assert call("train", *options, *data(texts), "--steps", 20, "--set", "train.warmup_steps=20") == 1
+    assert "20" in error_of(capsys)
+
+
 def test_run_folders_are_named_after_the_config(texts, tmp_path, capsys, no_plot):
     shutil.move(texts / "notes", tmp_path / ".roam-data")  # the default paths
     (tmp_path / "my-model.yaml").write_text("train: {warmup_steps: 0}\n", encoding="utf-8")
