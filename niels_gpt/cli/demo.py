@@ -73,7 +73,7 @@ def _chat_demo(
     from niels_gpt.data import embedded
     from niels_gpt.data.source_paths import primer_path
     from niels_gpt.inference.generation import generate
-    from niels_gpt.runs.loading import load_run, new_run
+    from niels_gpt.runs.loading import new_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.rng import generator
     from niels_gpt.workflow.chat_model import read_corpus
@@ -87,23 +87,22 @@ def _chat_demo(
     plan = demo_plan(steps=steps, device=device)
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(folder.path))}")
     console.print(describe_plan(plan) + "\n", markup=False)
-    configs = build_and_train(corpus, dialogues, plan, folder, about_notes=False, device=device)
+    trained = build_and_train(corpus, dialogues, plan, folder, about_notes=False, device=device)
 
-    writer = load_run(folder.runs["pretrain"].path, None, device)
     console.print("\n[bold]1. How well does it predict?[/]  Bits per byte of held-out notes; lower is better.")
-    show_scores_of(writer, configs["pretrain"])
+    show_scores_of(trained)
     console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}, after pretraining:")
     text = generate(
-        writer.model,
+        trained.writer.model,
         PROMPT,
         max_new_tokens=100,
         temperature=0.7,
         generator=generator(0, "demo"),
-        tokenizer=writer.tokenizer,
+        tokenizer=trained.writer.tokenizer,
     )
     console.print(escape(text), style="green")
     console.print("\n[bold]3. How does it answer?[/]  After fine-tuning on dialogues:")
-    show_examination(load_run(folder.runs["sft"].path, None, device))
+    show_examination(trained.chat)
     return folder.path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from niels_gpt.cli.options import (
     EncodingOption,
     JsonOption,
     OfflineOption,
+    OptionalPath,
     PrimerOption,
     RoamOption,
     RunArgument,
@@ -24,6 +26,7 @@ from niels_gpt.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.training.score_run import Scores
 
 
@@ -56,11 +59,20 @@ def eval_(
     limit: Annotated[
         Count, typer.Option("--limit", min=2, help="Score only the first N bytes or tokens of each held-out set.")
     ] = None,
+    questions: Annotated[
+        bool,
+        typer.Option("--questions", help="Instead ask questions, and print the share of answers on topic."),
+    ] = False,
+    question_file: Annotated[
+        OptionalPath,
+        typer.Option("--question-file", help="Your questions (.jsonl: topic, question, words), for --questions."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Score a model on all held-out data, in bits per byte.
 
-    The table also shows what gzip, xz and byte frequencies reach on the same bytes.
+    The table also shows what gzip, xz and byte frequencies reach on the same bytes. With --questions a chat model
+    answers questions that no dialogue of the package contains; an answer on topic has one of the words of its question.
     """
     from json import dumps
 
@@ -73,6 +85,9 @@ def eval_(
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
 
     loaded = load_run(run, checkpoint, device, tokenizer)
+    if questions or question_file is not None:
+        _ask_questions(loaded, question_file, as_json=json)
+        return
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)
     if isinstance(loaded.tokenizer, Tokenizer):
@@ -91,6 +106,33 @@ def eval_(
         return
     print(f"{loaded.path} after {loaded.step} steps; bits per byte, lower is better")
     show_scores(scores, wiki=config.data.wiki)
+
+
+def _ask_questions(loaded: LoadedRun, file: Path | None, *, as_json: bool) -> None:
+    """Print the answers to questions, those off topic first, and the share on topic."""
+    from json import dumps
+
+    from niels_gpt.inference.questions import ask, load_questions, share_on_topic
+    from niels_gpt.system.progress import progress_bar
+
+    asked = load_questions(file)
+    answers = []
+    with progress_bar("asking", "questions") as show:
+        for answer in ask(loaded.model, asked, tokenizer=loaded.tokenizer):
+            answers.append(answer)
+            show(len(answers), len(asked))
+    share = share_on_topic(answers)
+    if as_json:
+        rows = [{**a.question._asdict(), "reply": a.reply, "on_topic": a.on_topic} for a in answers]
+        result = {"checkpoint": str(loaded.path), "step": loaded.step, "on_topic": share, "answers": rows}
+        print(dumps(result, indent=2, ensure_ascii=False))
+        return
+    for answer in sorted(answers, key=lambda answer: answer.on_topic):
+        mark = "on topic " if answer.on_topic else "off topic"
+        print(f"{mark}  {answer.question.topic}: {answer.question.text}\n           {answer.reply}")
+    number = sum(answer.on_topic for answer in answers)
+    print(f"{loaded.path} after {loaded.step} steps")
+    print(f"answers on topic: {number} of {len(answers)} ({share:.1%})")
 
 
 def show_scores(scores: Scores, *, wiki: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
@@ -30,36 +30,52 @@ def describe_plan(plan: Plan) -> str:
     return f"{text}; {steps}{took}"
 
 
+class TrainedModel(NamedTuple):
+    """The runs of a trained model: one that continues notes, and one that chats; the same for bytes."""
+
+    writer: LoadedRun
+    writer_config: RunConfig
+    chat: LoadedRun
+
+
 def build_and_train(
     corpus: Corpus, dialogues: Path, plan: Plan, folder: PipelineFolder, *, about_notes: bool, device: str
-) -> dict[str, RunConfig]:
-    """Build the caches in the folder of a pipeline, and train both phases; return their configs.
+) -> TrainedModel:
+    """Build the caches in the folder of a pipeline, and train both phases; over bytes, one run.
 
     Exits after a signal, with how to resume.
     """
     from niels_gpt.cli.pipeline import check_and_store, run_phases
+    from niels_gpt.cli.train import exit_if_stopped, train_and_report
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.loading import load_run
     from niels_gpt.system.console import plural
     from niels_gpt.system.processes import open_world
     from niels_gpt.system.progress import status_line
     from niels_gpt.training.progress import say
     from niels_gpt.training.tasks.token_task import with_vocabulary
-    from niels_gpt.workflow.chat_model import build_caches, phase_configs, write_dialogues
+    from niels_gpt.workflow.chat_model import build_caches, byte_config, phase_configs, write_dialogues
 
-    check_free(folder)
     cache = folder.path / "cache"
     with status_line("writing the dialogues") as show:
         numbers = write_dialogues(corpus, dialogues, cache, about_notes=about_notes)
-        show(f"training a tokenizer of {plan.vocab_size:,} subwords")
-        tokenizer = build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size)
-    listed = ", ".join(plural(number, name.replace("_", " ").rstrip("s")) for name, number in numbers.items())
-    say(f"{len(corpus.train):,} notes to train on, {len(corpus.held_out):,} held out; {listed}; "
-        f"{tokenizer.vocab_size:,} tokens")  # fmt: skip
-    configs = phase_configs(plan, corpus, cache, numbers)
+        if plan.vocab_size:
+            show(f"training a tokenizer of {plan.vocab_size:,} subwords")
+            build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size)
+    listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
+    say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
+    if not plan.vocab_size:
+        run, config = RunFolder(folder.path), byte_config(plan, corpus, cache, numbers)
+        result = train_and_report(config, run, device=device, show_samples=True)
+        exit_if_stopped(result.stopped_by, result, run)
+        loaded = load_run(run.path, None, device)
+        return TrainedModel(loaded, config, loaded)
     with open_world(device) as world:
-        phases = {name: with_vocabulary(config) for name, config in configs.items()}
+        phases = {name: with_vocabulary(c) for name, c in phase_configs(plan, corpus, cache, numbers).items()}
         check_and_store(phases, folder)
         run_phases(phases, folder, [], world, show_samples=True)
-    return phases
+    writer, chat = (load_run(folder.runs[name].path, None, device) for name in ("pretrain", "sft"))
+    return TrainedModel(writer, phases["pretrain"], chat)
 
 
 def check_free(folder: PipelineFolder) -> None:
@@ -79,13 +95,126 @@ def check_free(folder: PipelineFolder) -> None:
         raise ValueError(f"{folder.path} already holds a run: resume it with {resume}, or choose another --run-dir")
 
 
-def show_scores_of(loaded: LoadedRun, config: RunConfig) -> None:
+def show_scores_of(trained: TrainedModel) -> None:
     """Print the bits per byte on held-out text, beside general compressors."""
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.cli.eval import show_scores
-    from niels_gpt.training.score_run import score_token_caches
+    from niels_gpt.training.score_run import score_byte_streams, score_token_caches
 
-    show_scores(score_token_caches(loaded, config, CacheFolder(config.data.token_cache)), wiki=config.data.wiki)
+    config = trained.writer_config
+    if config.task == "bytes":
+        scores = score_byte_streams(trained.writer, config)
+    else:
+        scores = score_token_caches(trained.writer, config, CacheFolder(config.data.token_cache))
+    show_scores(scores, wiki=config.data.wiki)
+
+
+def warn_of_secrets(corpus: Corpus) -> None:
+    """Print a warning if the notes hold keys, tokens or card numbers; the secrets themselves are not printed."""
+    from niels_gpt.data.note_check import find_secrets
+    from niels_gpt.system.console import plural
+    from niels_gpt.system.program import command
+    from niels_gpt.system.progress import status_line
+    from niels_gpt.training.progress import say
+
+    with status_line("looking for secrets"):
+        found = sum(len(find_secrets(text)) for _, text in corpus.texts(corpus.selected.paths))
+    if found:
+        check = command("notes", "check", corpus.selected.root)
+        say(f"warning: the notes hold {plural(found, 'secret')} (keys, tokens, card numbers) that a model can learn by "
+            f"heart: {check} lists them")  # fmt: skip
+
+
+def opening(corpus: Corpus) -> str:
+    """Return how a note begins: the start of its first line with some letters, from a note that was trained on."""
+    for _, text in corpus.texts(corpus.train):
+        for line in text.splitlines():
+            words = line.split()
+            if sum(character.isalpha() for character in line) >= 5 and line.strip("-") and ":" not in line:
+                return " ".join(words[:3])[:40]
+    return "# "
+
+
+def show_continuation(trained: TrainedModel, corpus: Corpus) -> None:
+    """Print how the model continues the beginning of a note."""
+    from niels_gpt.inference.generation import generate
+    from niels_gpt.system.rng import generator
+
+    begin = opening(corpus)
+    text = generate(
+        trained.writer.model,
+        begin,
+        max_new_tokens=80 if trained.writer_config.task != "bytes" else 240,
+        temperature=0.7,
+        generator=generator(0, "demo"),
+        tokenizer=trained.writer.tokenizer,
+    )
+    print(f"\nA text that begins like one of your notes ({begin!r}):\n{text}")
+
+
+def show_answer(trained: TrainedModel, corpus: Corpus) -> None:
+    """Ask about a note that was trained on, and print the answer."""
+    from niels_gpt.inference.conversation import Conversation
+    from niels_gpt.inference.sampling import Sampling
+    from niels_gpt.workflow.note_dialogues import note_dialogues
+
+    asked = None
+    for path, text in corpus.texts(corpus.train):
+        asked = next(iter(note_dialogues(text, title=Path(path).stem.replace("_", " "))), None)
+        if asked is not None:
+            break
+    question = asked.question if asked is not None else "what is niels?"
+    chat = Conversation(trained.chat.model, tokenizer=trained.chat.tokenizer, sampling=Sampling(temperature=0.0))
+    print(f"\nA question about your notes:\nyou>   {question}\nniels> {''.join(chat.reply(question)).strip()}")
+
+
+QUICK_AUDIT = 25
+"""Notes of the quick audit."""
+
+
+def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
+    """Print what the chat model knows by heart of some of the notes."""
+    from niels_gpt.memorization.audit import audit_notes
+    from niels_gpt.memorization.measure import ExtractionSettings
+    from niels_gpt.report.numbers import passage_probability
+    from niels_gpt.system.console import plural
+    from niels_gpt.system.progress import progress_bar
+
+    model = trained.chat.model
+    settings = ExtractionSettings.fitting(model.config.T, window=None, prompt=None, stride=25, greedy=0)
+    verdict = audit_notes(
+        trained.chat,
+        corpus.selected.root,
+        settings,
+        threshold=0.001,
+        passages=1,
+        encoding_errors="skip",
+        exact=False,
+        adapt_stride=True,
+        sample=QUICK_AUDIT,
+        progress=progress_bar,
+    ).verdict
+    print(f"\nWhat it knows by heart (a quick audit of {plural(verdict.notes_audited, 'note')}):")
+    if verdict.windows_over:
+        print(f"{plural(verdict.windows_over, 'passage')} of {plural(verdict.notes_exposed, 'note')} can be recited: "
+              "do not publish this model")  # fmt: skip
+        for passage in verdict.passages:
+            print(f"  P(z) = {passage_probability(passage)}  {passage['document']}")
+    else:
+        print("no passage that it can recite was found; the complete audit decides")
+
+
+def unreadable_lines(corpus: Corpus) -> list[str]:
+    """Return a line about the files that are not utf-8 and were skipped, with their names."""
+    from niels_gpt.data.note_selection import NOT_UTF8
+
+    names = [entry.path for entry in corpus.selected.skipped if entry.kind == NOT_UTF8]
+    if not names:
+        return []
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return [
+        f"skipped, because they are not utf-8: {', '.join(names[:10])}{more} (--encoding-errors replace reads them)"
+    ]
 
 
 def show_examination(loaded: LoadedRun, *, most: int | None = None) -> float:

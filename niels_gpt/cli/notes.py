@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from niels_gpt.cli.options import JsonOption
+from niels_gpt.cli.options import DeviceOption, JsonOption, OptionalPath, PrimerOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.data.note_check import NoteCheck
 
 DEFAULT = "folder"
 """The command that runs for `niels-gpt notes FOLDER`, if it is registered."""
+DEFAULT_MINUTES = 10.0
 SECRETS_FOUND = 3
 """Exit code of `check --strict` if there are secrets."""
 _SHOWN = 20
@@ -32,12 +34,12 @@ class _NotesGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = App(help="Your folder of notes: what is in it.", cls=_NotesGroup)
+app = App(help="A model of your notes: notes FOLDER; or what is in them: notes check FOLDER.", cls=_NotesGroup)
 
 
 @app.callback()
 def _group() -> None:
-    """Your folder of notes: what is in it."""
+    """Train a model of your notes that chats (`notes FOLDER`), or see what is in them (`notes check FOLDER`)."""
 
 
 @app.command("check")
@@ -68,6 +70,74 @@ def check(
         _print_check(found)
     if strict and found.secrets:
         raise typer.Exit(SECRETS_FOUND)
+
+
+@app.command(DEFAULT, hidden=True)
+@takes_note_options
+def folder(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.2, max=10_000, help="Time for everything, about.")
+    ] = DEFAULT_MINUTES,
+    run_dir: Annotated[
+        OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/notes, runs/notes-2, ...")
+    ] = None,
+    primer: PrimerOption = None,
+    note_options: NoteOptions = NoteOptions(),
+    device: DeviceOption = "auto",
+) -> None:
+    """Train a model of your notes that you can chat with, in one command.
+
+    It chooses the size of the model and the steps from your notes, this machine and --minutes. Files that are not
+    utf-8 are skipped unless --encoding-errors says otherwise. Some notes are held out, and the best checkpoint is the
+    one that predicts them best.
+    """
+    import dataclasses
+    import time
+
+    from niels_gpt.cli import first_model
+    from niels_gpt.data import embedded
+    from niels_gpt.data.source_paths import primer_path
+    from niels_gpt.runs.loading import new_run
+    from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.system.console import format_duration
+    from niels_gpt.system.device import resolve_device
+    from niels_gpt.system.progress import status_line
+    from niels_gpt.training.progress import say
+    from niels_gpt.workflow.chat_model import read_corpus
+    from niels_gpt.workflow.plan import make_plan
+
+    began = time.monotonic()
+    device = resolve_device(device)
+    run = PipelineFolder(run_dir if run_dir is not None else new_run("notes").path)
+    first_model.check_free(run)
+    notes = dataclasses.replace(note_options.notes(), formats="text")
+    with status_line("reading notes"):
+        corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
+    say(f"{corpus.selected.root}: {corpus.selected.summary()}")
+    first_model.warn_of_secrets(corpus)
+    with status_line("measuring the speed of this machine"):
+        plan = make_plan(
+            note_bytes=corpus.size,
+            held_out_bytes=corpus.held_out_size,
+            characters=corpus.characters,
+            seconds=60 * minutes,
+            device=device,
+        )
+    say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
+    dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+    trained = first_model.build_and_train(corpus, dialogues, plan, run, about_notes=True, device=device)
+    print("\nBits per byte on notes that it has never seen; lower is better.")
+    first_model.show_scores_of(trained)
+    first_model.show_continuation(trained, corpus)
+    first_model.show_answer(trained, corpus)
+    first_model.show_quick_audit(trained, corpus)
+    for line in first_model.unreadable_lines(corpus):
+        say(line)
+    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
+    print(f"  {command('chat', run.path)}")
+    print(f"  {command('generate', trained.writer.path.parent.parent, first_model.opening(corpus))}")
+    print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
 
 
 def _print_check(found: NoteCheck) -> None:

@@ -116,6 +116,8 @@ def train(
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return
+        if roam not in (None, "embedded") and not resume:
+            notes += _about_shares(resolved, str(roam))
         print_notes(notes, world)
         run = run or new_run(config.stem if config else "train")
         result = train_and_report(
@@ -131,6 +133,19 @@ def train(
         exit_if_stopped(result.stopped_by, result, run, world=world)
         if world.is_main:
             _print_result(resolved, run, result)
+
+
+def _about_shares(config: RunConfig, folder: str) -> list[str]:
+    """Return a line for a person with notes, if the config has the default shares, which are not made for them."""
+    from niels_gpt.config.schema import default_p_train, default_p_val
+
+    train = config.train
+    if config.task != "bytes" or train.p_train != default_p_train() or train.p_val != default_p_val():
+        return []
+    return [
+        f"{train.p_train['roam']:.0%} of the rows are your notes, and wiki selects the best checkpoint "
+        f"(train.p_train, train.p_val); for a model of your notes: {command('notes', folder)}"
+    ]
 
 
 def chosen_run_dir(target: OptionalPath, run_dir: OptionalPath, *, resume: bool, resume_if_there: bool) -> OptionalPath:

@@ -111,6 +111,7 @@ def audit_notes(
     encoding_errors: str | None = None,
     exact: bool = True,
     adapt_stride: bool = False,
+    sample: int | None = None,
     progress: ProgressBar = no_progress,
 ) -> AuditResult:
     """Measure every text of a folder or file and judge whether the checkpoint is safe to publish.
@@ -118,6 +119,7 @@ def audit_notes(
     notes: a folder or file (see `read_path`); None: the run's own data (see `read_run`).
     exact: score every passage to its end; otherwise only until P(z) is far below the threshold, with the same verdict.
     adapt_stride: increase the stride of the settings for much text (see `adapted_stride`).
+    sample: audit only so many documents, chosen evenly; the verdict is then never SAFE.
 
     Controls are the held-out documents and those of the folder `control`. After Ctrl-C the result is partial. Raises
     ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
@@ -128,6 +130,10 @@ def audit_notes(
         audited, too_short = _without_tiny(found.texts, loaded)
         if not audited:
             raise ValueError(_nothing_to_audit(notes, found))
+        sampled = ""
+        if sample is not None and sample < len(audited):
+            sampled = f"a sample of {sample:,} of {len(audited):,} documents: audit all of them"
+            audited = [audited[i * len(audited) // sample] for i in range(sample)]
         status, unknown_because = membership(loaded, {text.name: text.ids for text in audited})
         controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
     if adapt_stride:
@@ -144,6 +150,7 @@ def audit_notes(
         passages=passages,
         notes="" if notes is None else str(notes),
         unknown_because=unknown_because,
+        sampled=sampled,
         too_short=too_short,
         found=found,
         floor=floor,
@@ -294,6 +301,7 @@ def judge(
     floor: float | None = None,
     settings: ExtractionSettings | None = None,
     planned: int | None = None,
+    sampled: str = "",
     interrupted: bool = False,
 ) -> AuditVerdict:
     """Return the verdict on measured documents.
@@ -309,7 +317,7 @@ def judge(
     exposed = [m for m in audited if float(m.log_p.max()) >= limit]
     windows = int(sum(len(m.log_p) for m in audited))
     planned = windows if planned is None else planned
-    because = _not_audited(found.skipped)
+    because = [*([sampled] if sampled else []), *_not_audited(found.skipped)]
     if windows < planned:
         because.insert(0, f"interrupted after {windows:,} of {planned:,} passages: run it again to the end")
     verdict = NOT_SAFE if exposed else NOT_JUDGED if because else SAFE

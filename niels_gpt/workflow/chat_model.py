@@ -7,6 +7,7 @@ is built on the way lies in the folder of the pipeline, and no file of it contai
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,10 +35,14 @@ HELD_OUT = 0.1
 """Share of the notes that is held out."""
 TOKENIZER_CHUNKS = 2500
 """Chunks of 1,000 characters that the tokenizer learns from: more take minutes and do not help."""
+MESSAGES_PER_TEXT = 30
+"""Messages that are joined to a text for the tokenizer, which samples texts by chunks of similar size."""
 DIALOGUES, ABOUT_NOTES = "dialogues", "about_notes"
 """Names of the two sources of dialogues."""
 ABOUT_SHARE = 0.4
 """Share of the fine-tuning rows that are about the notes."""
+BYTE_DIALOGUES = 0.4
+"""Share of the rows that are dialogues, for a model over bytes."""
 QUESTION = "what is niels?"
 """Question whose answers are shown while the model trains."""
 
@@ -54,6 +59,8 @@ class Corpus:
     held_out: list[str]
     size: int
     """Bytes of the notes to train on."""
+    held_out_size: int
+    """Bytes of the held-out notes."""
     characters: int
     """How many different characters the notes use."""
 
@@ -73,12 +80,13 @@ def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str) -> Corpu
     if len(selected.paths) < 2:
         raise ValueError(f"{selected.root} has one note: two are needed, one to train on and one to hold out")
     train, held_out = split_roam_paths(selected.paths, val_frac=HELD_OUT, seed=SEED)
-    corpus = Corpus(selected, notes, errors, train, held_out, 0, 0)
+    corpus = Corpus(selected, notes, errors, train, held_out, 0, 0, 0)
     size, characters = 0, set[str]()
     for _, text in corpus.texts(train):
         size += len(text.encode("utf-8"))
         characters.update(text)
-    return dataclasses.replace(corpus, size=size, characters=len(characters))
+    held_out_size = sum(len(text.encode("utf-8")) for _, text in corpus.texts(held_out))
+    return dataclasses.replace(corpus, size=size, held_out_size=held_out_size, characters=len(characters))
 
 
 def write_dialogues(corpus: Corpus, dialogues: Path, folder: Path, *, about_notes: bool) -> dict[str, int]:
@@ -128,9 +136,10 @@ def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_si
     def texts() -> Iterator[str]:
         yield from (text for _, text in corpus.texts(corpus.train))
         for name in added:
-            for sample in known[name].samples():
-                if isinstance(sample, ChatSample):
-                    yield from (message.content for message in sample.messages)
+            chats = (sample for sample in known[name].samples() if isinstance(sample, ChatSample))
+            messages = (message.content for chat in chats for message in chat.messages)
+            while block := "\n".join(itertools.islice(messages, MESSAGES_PER_TEXT)):
+                yield block
 
     path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
     tokenizer = load_tokenizer(path)
@@ -147,9 +156,9 @@ def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_si
     return tokenizer
 
 
-def phase_configs(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, RunConfig]:
-    """The configs of pretraining and fine-tuning on the caches of a folder."""
-    data = {
+def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The section `data` of a config."""
+    return {
         "roam": str(corpus.selected.root),
         "roam_val_frac": HELD_OUT,
         "seed": SEED,
@@ -159,6 +168,27 @@ def phase_configs(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]
         "token_cache": str(folder.absolute()),
         "retain": {"roam": 1.0},
     }
+
+
+def byte_config(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) -> RunConfig:
+    """The config of a model over bytes, which is trained on notes and dialogues together."""
+    dialogues = {name: BYTE_DIALOGUES * share for name, share in _shares(list(names)).items()}
+    return config_from_dict(
+        {
+            "task": "bytes",
+            "model": plan.model(),
+            "train": plan.train(plan.pretrain_steps, plan.pretrain_rows)
+            | {"p_train": {"roam": 1 - BYTE_DIALOGUES, **dialogues}, "p_val": {"roam": 1.0}},
+            "data": _data(corpus, folder, names) | {"cache_dir": str((folder / "streams").absolute())},
+            "output": _output(plan.pretrain_steps, evaluations=8)
+            | {"sample_prompt": f"user: {QUESTION}\nassistant: ", "sample_tokens": 120},
+        }
+    )
+
+
+def phase_configs(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, RunConfig]:
+    """The configs of pretraining and fine-tuning on the caches of a folder."""
+    data = _data(corpus, folder, names)
     notes = {"p_train": {"roam": 1.0}, "p_val": {"roam": 1.0}}
     pretrain = {
         "task": "pretrain",

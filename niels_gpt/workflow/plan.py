@@ -123,6 +123,7 @@ def demo_plan(*, steps: int, device: str) -> Plan:
 def make_plan(
     *,
     note_bytes: int,
+    held_out_bytes: int,
     characters: int,
     seconds: float,
     device: str,
@@ -130,10 +131,12 @@ def make_plan(
 ) -> Plan:
     """Choose bytes or tokens, the size of the model and the steps of both phases.
 
-    note_bytes: size of the notes to train on. characters: how many different ones they use. seconds: for everything.
-    measure: measures the speed of a plan on the device; by default a few steps are run.
+    note_bytes, held_out_bytes: size of the notes to train on, and of those held out. characters: how many different
+    ones they use. seconds: for everything. measure: measures the speed of a plan on the device; by default a few steps
+    are run. Raises ValueError if the notes are too short for the smallest context.
     """
     measure = measure or measure_steps
+    longest = _longest_context(min(note_bytes, held_out_bytes))
     base = Plan(
         SIZES[0],
         _vocabulary(characters),
@@ -145,14 +148,25 @@ def make_plan(
     )
     chosen: Plan | None = None
     for size in SIZES:
-        plan = replace(base, size=size)
+        plan = replace(base, size=size._replace(T=min(size.T, longest)))
         plan = _with_steps(plan, measure(plan, device), note_bytes, TRAINING_SHARE * seconds)
-        seen = plan.pretrain_steps * plan.pretrain_rows * size.T
+        seen = plan.pretrain_steps * plan.pretrain_rows * plan.size.T
         if chosen is not None and seen < TOKENS_PER_WEIGHT * plan.parameters:
             break
         chosen = plan
     assert chosen is not None
     return chosen
+
+
+def _longest_context(size: int) -> int:
+    """The longest context of which `size` bytes surely hold one window, at up to six bytes a token."""
+    for T in (512, 256, 128, 64, 32):
+        if size >= 6 * (T + 1):
+            return T
+    raise ValueError(
+        f"too little text: the notes to train on or those held out have only {size:,} bytes, and {6 * 33} are needed; "
+        "add notes"
+    )
 
 
 def _vocabulary(characters: int) -> int:
