@@ -25,7 +25,7 @@ from niels_gpt.data.note_selection import EMPTY, LINKED, NODE_MODULES, TEXT_FORM
 from niels_gpt.data.primer import primer_dialogues
 from niels_gpt.data.reading.local import ROW_SUFFIXES
 from niels_gpt.data.registry import sources
-from niels_gpt.data.types import ChatSample
+from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, iter_user_files, read_file
 from niels_gpt.memorization.membership import run_sources
 from niels_gpt.runs.loading import LoadedRun
@@ -247,15 +247,13 @@ class _Reader:
         config = self._source_config(path)
         dropped: dict[str, int] = {}
         before = len(self.found.texts)
-        with _without_log():
-            for sample in iter_user_files(path.name, config, errors=self._decoding(), stats=dropped):
-                label = f"{name}, row {sample.meta['row']}"
-                if isinstance(sample, ChatSample):
-                    messages = [{"role": message.role, "content": message.content} for message in sample.messages]
-                    transcript = "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
-                    self._add_chat(label, messages, transcript)
-                else:
-                    self.found.add(label, ROW, self._loaded.encode(sample.text))
+        try:
+            with _without_log():
+                for sample in iter_user_files(path.name, config, errors=self._decoding(), stats=dropped):
+                    self._add_row(f"{name}, row {sample.meta['row']}", sample)
+        except ValueError:
+            if path.suffix.lower() != ".json" or len(self.found.texts) > before:
+                raise
         rest = {reason: number for reason, number in dropped.items() if reason != EMPTY}
         if len(self.found.texts) == before and path.suffix.lower() == ".json":  # settings, not rows
             self._read_text(path, name, path.read_bytes())
@@ -264,6 +262,14 @@ class _Reader:
             self._skip(name, listed, missing=True, files=0, remedy="name their field in data.sources, or mend them")
         elif len(self.found.texts) == before:
             self._skip(name, EMPTY)
+
+    def _add_row(self, name: str, sample: PretrainSample | ChatSample) -> None:
+        if isinstance(sample, PretrainSample):
+            self.found.add(name, ROW, self._loaded.encode(sample.text))
+            return
+        messages = [{"role": message.role, "content": message.content} for message in sample.messages]
+        transcript = "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
+        self._add_chat(name, messages, transcript)
 
     def _source_config(self, path: Path) -> SourceConfig:
         """The run's own description of a file of rows, or the default one."""
