@@ -114,10 +114,10 @@ class StepTimes(NamedTuple):
 
 
 def demo_plan(*, steps: int, device: str) -> Plan:
-    """The plan of the demo: a fixed size, and a sixth of the steps for pretraining."""
-    pretrain = max(steps // 6, 1)
+    """The plan of the demo: a fixed size, and a quarter of the steps for pretraining."""
+    pretrain = max(steps // 4, 1)
     precision = "bf16" if has_fast_bf16(device) else "fp32"
-    return Plan(SIZES[1], VOCABULARY, pretrain, max(steps - pretrain, 1), precision=precision)
+    return Plan(SIZES[1], VOCABULARY, pretrain, max(steps - pretrain, 1), dropout=0.1, precision=precision)
 
 
 def make_plan(
