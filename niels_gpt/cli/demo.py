@@ -59,7 +59,7 @@ def demo(
     print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {path}. Try next:")
     print(f"  {command('chat', path)}")
     print(f"  {command('eval', path, '--questions')}")
-    print(f"  {command('notes', '~/notes')}")
+    print(f"  {command('notes')} ~/notes")  # not quoted: the shell expands it
 
 
 def _chat_demo(
@@ -127,12 +127,13 @@ def _byte_demo(
     from rich.markup import escape
 
     from niels_gpt.cli.eval import show_scores
-    from niels_gpt.cli.first_model import show_examination
+    from niels_gpt.cli.first_model import check_free, show_examination
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.config.yaml_file import with_data
     from niels_gpt.inference.generation import generate
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import load_run, new_run
+    from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import short_number
     from niels_gpt.system.device import has_fast_bf16
     from niels_gpt.system.rng import generator
@@ -143,6 +144,7 @@ def _byte_demo(
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     config = with_data(config, data)
     run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
+    check_free(PipelineFolder(run.path))
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT over bytes, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device, show_samples=True)
     exit_if_stopped(result.stopped_by, result, run)

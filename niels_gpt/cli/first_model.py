@@ -18,11 +18,13 @@ EXAMPLES = 3
 
 def describe_plan(plan: Plan) -> str:
     """Return the plan in one sentence."""
-    from niels_gpt.system.console import format_duration, short_number
+    from niels_gpt.system.console import format_duration, plural, short_number
 
     C, L, _, T = plan.size
     reads = f"{plan.vocab_size:,} subwords" if plan.vocab_size else "bytes"
-    text = f"{short_number(plan.parameters)} weights over {reads} ({L} layers, {C} wide, {T} tokens of context)"
+    text = (
+        f"{short_number(plan.parameters)} weights over {reads} ({plural(L, 'layer')}, {C} wide, {T} tokens of context)"
+    )
     steps = f"{plan.pretrain_steps:,} steps on the notes"
     if plan.sft_steps:
         steps += f", then {plan.sft_steps:,} on dialogues"
@@ -85,7 +87,7 @@ def check_free(folder: PipelineFolder) -> None:
     from niels_gpt.system.program import command
 
     files.check_output_path(folder.path, "--run-dir", folder=True)
-    if folder.exists:
+    if folder.exists or any(run.exists for run in folder.runs.values()):
         resume = command("pipeline", folder.path, "--resume")
         raise ValueError(
             f"{folder.path} already holds a pipeline: resume it with {resume}, or choose another --run-dir"
@@ -126,11 +128,17 @@ def warn_of_secrets(corpus: Corpus) -> None:
 
 
 def opening(corpus: Corpus) -> str:
-    """Return how a note begins: the start of its first line with some letters, from a note that was trained on."""
+    """Return how a note begins: the start of its first line with some letters, from a note that was trained on.
+
+    It is printed, so a line with a secret is passed over.
+    """
+    from niels_gpt.data.note_check import find_secrets
+
     for _, text in corpus.texts(corpus.train):
         for line in text.splitlines():
             words = line.split()
-            if sum(character.isalpha() for character in line) >= 5 and line.strip("-") and ":" not in line:
+            letters = sum(character.isalpha() for character in line)
+            if letters >= 5 and ":" not in line and not find_secrets(line):
                 return " ".join(words[:3])[:40]
     return "# "
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from niels_gpt.evaluation.exact import score_stream
+from niels_gpt.inference import questions
 from niels_gpt.report import curves
 from niels_gpt.runs.checkpoint import load_model
 from tests import token_caches
@@ -132,3 +133,82 @@ def test_a_model_with_a_tokenizer_is_scored_on_token_caches(token_runs, capsys, 
         numbers = line.removeprefix(name).split()
         assert numbers[:3] == [f"{score['bytes']:,}", f"{score['tokens']:,}", f"{score['nats_per_token']:.3f}"]
         assert len(numbers) == (5 if "(replies)" in name else 9)  # replies have no references
+
+
+# --- questions ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def question_file(tmp_path):
+    """Two questions: one that every reply answers, and one that none does."""
+    rows = [
+        {"topic": "none", "question": "what is it?", "words": ["qqqqqqqqqqqqqqqq"]},
+        {"topic": "any", "question": "who are you?", "words": ["a", "b"]},
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def replies(monkeypatch):
+    """Let every model reply a text; returns the prompts that it was given."""
+    prompts = []
+
+    def reply(model, given, **_):
+        prompts.extend(given)
+        return [" a reply\n" for _ in given]
+
+    monkeypatch.setattr(questions, "continue_batch", reply)
+    return prompts
+
+
+def test_questions_of_a_file(capsys, question_file, replies):
+    result = evaluated(capsys, "runs/small", "--question-file", question_file)
+    assert result["checkpoint"] == "runs/small/checkpoints/best.pt"
+    assert result["on_topic"] == 0.5
+    assert [row["topic"] for row in result["answers"]] == ["none", "any"]
+    assert [row["on_topic"] for row in result["answers"]] == [False, True]
+    assert {row["reply"] for row in result["answers"]} == {"a reply"}
+    assert len(replies) == 2
+    assert call("eval", "runs/small", "--questions", "--question-file", question_file) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "off topic  none: what is it?" and lines[2] == "on topic   any: who are you?"
+    assert lines[-1] == "answers on topic: 1 of 2 (50.0%)"
+
+
+@pytest.mark.usefixtures("replies")
+def test_questions_of_the_package(capsys):
+    asked = questions.load_questions()
+    result = evaluated(capsys, "runs/small", "--questions")
+    assert [row["text"] for row in result["answers"]] == [question.text for question in asked]
+    assert len(asked) >= 100
+    expected = sum(question.is_answered_by("a reply") for question in asked) / len(asked)
+    assert result["on_topic"] == expected
+
+
+def test_a_model_with_a_tokenizer_answers(token_runs, capsys, monkeypatch, question_file):
+    monkeypatch.chdir(token_runs)
+    result = evaluated(capsys, "runs/chat", "--question-file", question_file)
+    assert len(result["answers"]) == 2 and result["answers"][0]["on_topic"] is False
+    for row in result["answers"]:
+        assert not row["on_topic"] or any(word in row["reply"].lower() for word in row["words"])
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("", ["no questions"]),
+        ('{"question": "x?", "words": ["x"]}\nnot json\n', ["line 2"]),
+        ('{"question": "x?", "words": []}\n', ["line 1", "words"]),
+        ('{"question": "x?"}\n', ["line 1"]),
+        (None, ["gone.jsonl"]),
+    ],
+)
+def test_question_files_that_are_refused(capsys, tmp_path, text, facts):
+    path = tmp_path / "gone.jsonl"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert call("eval", "runs/small", "--questions", "--question-file", path) == 1
+    message = error_of(capsys)
+    assert all(fact in message for fact in [path.name, *facts])

@@ -191,7 +191,7 @@ def test_learned_positions_have_a_table(tmp_path, capsys, place):
         ([*QUICK, "--source", "letters"], ["letters"]),
         ([*QUICK, "--select", "best"], ["--select", "best"]),
         ([*QUICK, "--control", "none.txt"], ["none.txt"]),
-        ([*QUICK, "--encoding-errors", "skip"], ["skip"]),
+        ([*QUICK, "--encoding-errors", "ignore"], ["--encoding-errors", "ignore", "skip"]),
     ],
 )
 def test_errors_are_one_line(place, tmp_path, capsys, arguments, mentioned):

@@ -1,13 +1,21 @@
-"""`niels-gpt notes check`, and that every command reads only the selected notes."""
+"""`niels-gpt notes FOLDER` and `notes check`, and that every command reads only the selected notes."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from niels_gpt.cache.formats import list_shards
 from niels_gpt.cli.main import main
+from niels_gpt.config.yaml_file import load_config
+from niels_gpt.tokenizer import load_tokenizer
+from niels_gpt.workflow import plan
+from tests.training import sentence, write_texts
 
 SECRET = "deleted long ago"
 
@@ -99,3 +107,150 @@ def test_bad_files_can_be_skipped(vault: Path, capsys: pytest.CaptureFixture[str
 def test_options_that_do_not_apply_are_refused(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("data", "show", "primer", "--exclude", "x") == 1
     assert "--exclude" in capsys.readouterr().err
+
+
+# --- notes FOLDER ------------------------------------------------------------------------------------
+
+NUMBER = 24
+"""Notes of the vault that a model is trained on."""
+PARTS = [
+    "Bits per byte on notes that it has never seen",
+    "A text that begins like one of your notes",
+    "A question about your notes:",
+    "What it knows by heart (a quick audit of ",
+    "Try next:",
+]
+
+
+@pytest.fixture
+def small_plans(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Plans of small models."""
+    monkeypatch.setattr(plan, "SIZES", (plan.Size(16, 1, 2, 64),))
+    monkeypatch.setattr(plan, "VOCABULARY", 700)
+    monkeypatch.setattr(plan, "SFT_STEPS", 20)
+    monkeypatch.setattr(plan, "EPOCHS", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def primer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts") / "texts") / "primer.txt"
+
+
+@pytest.fixture
+def nasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vault of 24 notes with everything that people have in theirs; their names have quotes and spaces."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "my vault"
+    suffixes = [".md", ".MD", ".txt", ".markdown"]
+    files: dict[str, bytes] = {}
+    for i in range(NUMBER):
+        head = f"---\ntags: [t{i}]\n---\n" if i % 3 == 0 else ""
+        text = f"{head}# Topic mark{i:02d}\n\nthe mark{i:02d} is [[Topic mark00|a link]] #tag. {sentence(i, 70)}.\n"
+        files[f"sub folder/it's {i:02d}{suffixes[i % 4]}"] = (text + "\n```python\nx = 1\n```\n").encode()
+    files |= {f"empty {i}.md": b"" for i in range(5)}
+    files |= {".trash/gone.md": SECRET.encode(), ".obsidian/x.md": SECRET.encode(), "node_modules/y.md": b"module " * 9}
+    files |= {"latin.md": b"caf\xe9 " * 50, "photo.png": b"\x89PNG\0\0", "key.md": b"AKIA" + b"IOSFODNN7EXAMPL3"}
+    files |= {".nielsignore": b"ignored/\n", "ignored/z.md": b"an ignored note " * 9}
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / "loop").symlink_to(root)
+    return root
+
+
+def headings(cache: Path, split: str) -> set[str]:
+    """The names in the headings of the notes of a token cache."""
+    tokens = np.concatenate([np.fromfile(path, "<u2") for path in list_shards(cache / "pretrain/roam" / split)])
+    text = load_tokenizer(cache / "tokenizer/spm.model").decode(tokens.tolist())
+    return set(re.findall(r"# Topic (mark\d\d)", text))
+
+
+@pytest.mark.usefixtures("small_plans")
+def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in nasty.rglob("*")}
+    assert run("notes", nasty, "--minutes", "0.2", "--primer", primer, "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    places = [out.index(part) for part in PARTS]
+    assert places == sorted(places)
+    assert re.search(r"^val_roam .* 8\.000 *$", out, re.MULTILINE)
+
+    # What is read and what is not.
+    assert f"{nasty}: {NUMBER + 1} notes; skipped " in out
+    assert "warning: the notes hold 1 secret" in out and "IOSFODNN7" not in out
+    assert re.search(r"not utf-8: latin\.md \(--encoding-errors", out)
+    assert "700 subwords" in out
+
+    # Nothing but the run is written.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my vault", "runs"]
+    assert {path: path.stat().st_mtime_ns for path in nasty.rglob("*")} == before
+    folder = tmp_path / "runs/notes"
+    for phase in ("pretrain", "sft"):
+        assert (folder / phase / "checkpoints/best.pt").exists()
+        assert load_config(folder / f"{phase}.yaml").data.roam == str(nasty)
+
+    # Held-out notes are in nothing that is trained on.
+    train, held_out = headings(folder / "cache", "train"), headings(folder / "cache", "val")
+    assert held_out and not train & held_out
+    assert train | held_out == {f"mark{i:02d}" for i in range(NUMBER)}
+    about = (folder / "cache/about_notes.jsonl").read_text(encoding="utf-8")
+    asked = set(re.findall(r"the (mark\d\d) is", about))
+    assert asked == train
+    assert SECRET not in about and "ignored note" not in about
+    assert (folder / "cache/about_notes.jsonl").stat().st_mode & 0o777 == 0o600
+
+    # The next commands work as they are printed.
+    commands = [shlex.split(line)[1:] for line in out.splitlines()[-3:]]
+    assert [command[0] for command in commands] == ["chat", "generate", "audit"]
+    assert commands[0][1:] == ["runs/notes"] and commands[2][1:] == ["runs/notes", "--notes", str(nasty)]
+    assert run(*commands[1], "--max-tokens", "3", "--device", "cpu") == 0
+    assert capsys.readouterr().out.startswith(commands[1][2])
+
+    assert run("notes", nasty, "--run-dir", "runs/notes") == 1
+    assert "already holds a pipeline" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_plans")
+def test_many_characters_need_bytes(
+    tmp_path: Path, primer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for i in range(25):
+        characters = "".join(chr(0x4E00 + 200 * i + j) for j in range(200))
+        path = tmp_path / "vault" / f"{i}.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# {characters[:4]}\n\n{characters}\u3002\n", encoding="utf-8")
+    assert run("notes", "vault", "--minutes", "0.2", "--primer", primer, "--device", "cpu", "--run-dir", "run") == 0
+    out = capsys.readouterr().out
+    assert "weights over bytes" in out and "subwords" not in out
+    places = [out.index(part) for part in PARTS]
+    assert places == sorted(places)
+    config = load_config(tmp_path / "run/config.yaml")
+    assert (config.task, config.model.V) == ("bytes", 256)
+    assert config.train.p_val == {"roam": 1.0}
+    assert (tmp_path / "run/checkpoints/best.pt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "vault"]
+    commands = [shlex.split(line)[1:] for line in out.splitlines()[-3:]]
+    assert [command[:2] for command in commands] == [["chat", "run"], ["generate", "run"], ["audit", "run"]]
+    assert run(*commands[1], "--max-tokens", "3", "--device", "cpu") == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "facts"),
+    [({}, ["no note"]), ({"a.md": "alone " * 99}, ["one note", "two"]), ({"a.md": "a", "b.md": "b"}, ["too little"])],
+)
+def test_vaults_that_are_too_small(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    files: dict[str, str],
+    facts: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vault").mkdir()
+    for name, text in files.items():
+        (tmp_path / "vault" / name).write_text(text, encoding="utf-8")
+    assert run("notes", "vault") == 1
+    error = capsys.readouterr().err
+    assert all(fact in error for fact in facts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vault"]
