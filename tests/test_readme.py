@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.cli.main import app
 from niels_gpt.data import embedded
 from niels_gpt.report import curves
+from niels_gpt.workflow import plan
+from niels_gpt.workflow.plan import Size
 from tests.cli import call
 from tests.training import write_texts
 
@@ -34,12 +37,15 @@ EXTRA = {
     "pipeline": [
         f"--set={phase}.train.{value}" for phase in ("pretrain", "sft") for value in ("total_steps=2", "warmup_steps=0")
     ],
+    "notes": ["--minutes", "0.2"],
     "memorize": ["--window", "40", "--prompt", "20", "--stride", "200", "--greedy", "8"],
     "audit": ["--window", "40", "--prompt", "20", "--stride", "200"],
 }
 """Options added to a command so that it takes a second; the last value of an option wins."""
-RECITES = 3
-"""Exit code of `audit` if the model recites a passage: also a result."""
+AUDIT_CODES = (0, 3, 4)
+"""Exit codes of `audit`: safe, recites a passage, not judged; all are results."""
+TINY = Size(16, 1, 1, 64)
+"""The model of `demo` and `notes`."""
 
 
 def commands(page: Path, languages: tuple[str, ...] = SHELLS) -> list[list[str]]:
@@ -75,7 +81,8 @@ def test_every_command_of_the_docs_exists_with_its_options(page, words):
     """Parsed as typer would, without running it."""
     command, rest = ROOT_COMMAND, list(words)
     while getattr(command, "commands", None) and rest and not rest[0].startswith("-"):
-        name = rest.pop(0)
+        default = words[0] == "notes" and command.name == "notes" and rest[0] not in command.commands
+        name = "folder" if default else rest.pop(0)
         assert name in command.commands, f"{page}: no command {name} in {shlex.join(words)}"
         command = command.commands[name]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -94,18 +101,15 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
     files = embedded.stdlib_files()[:60]
     monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
     monkeypatch.setattr(curves, "plot_losses", lambda run: None)
-    monkeypatch.setattr("niels_gpt.cli.demo.demo_config", small_demo)
+    monkeypatch.setattr(plan, "SIZES", (TINY, TINY))
+    monkeypatch.setattr(plan, "SFT_STEPS", 4)
+    few = tmp_path / "few.txt"
+    few.write_text(embedded.PRIMER.read_text(encoding="utf-8")[:40_000].rpartition(DELIMITER)[0], encoding="utf-8")
+    monkeypatch.setattr(embedded, "PRIMER", few)
     for words in commands(ROOT / "README.md", ("console",)):
         words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/exit\n"))
-        code = call(*words, *EXTRA.get(words[0], []))
+        extra = [] if words[:2] == ["notes", "check"] or "--resume" in words else EXTRA.get(words[0], [])
+        code = call(*words, *extra)
         output, errors = capsys.readouterr()
-        assert code in ((0, RECITES) if words[0] == "audit" else (0,)), f"{shlex.join(words)}\n{output}\n{errors}"
-
-
-def small_demo(*, steps, precision):
-    from niels_gpt.config.yaml_file import load_config
-
-    overrides = [option.removeprefix("--set=") for option in SMALL]
-    shares = [f"train.{key}={{wiki: 0.3, roam: 0.3, primer: 0.4}}" for key in ("p_train", "p_val")]
-    return load_config(overrides=[*overrides, *shares, f"train.total_steps={steps}"])
+        assert code in (AUDIT_CODES if words[0] == "audit" else (0,)), f"{shlex.join(words)}\n{output}\n{errors}"

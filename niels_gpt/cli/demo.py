@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
     from niels_gpt.workflow.plan import Plan
 
-STEPS = 840
+STEPS = 940
 BYTE_STEPS = 1600
-PROMPT = "# Notes on "
+PROMPT = "A language model"
 QUESTION = "what is niels?"
 
 

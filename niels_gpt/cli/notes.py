@@ -72,7 +72,7 @@ def check(
         raise typer.Exit(SECRETS_FOUND)
 
 
-@app.command(DEFAULT, hidden=True)
+@app.command(DEFAULT)
 @takes_note_options
 def folder(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],

@@ -23,8 +23,10 @@ from niels_gpt.chat.transcript import DELIMITER, parse_chat
 from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
 from niels_gpt.data.note_selection import EMPTY, LINKED, NODE_MODULES, TEXT_FORMATS, note_text, utf8_problem
 from niels_gpt.data.primer import primer_dialogues
+from niels_gpt.data.reading.json_rows import is_chat_export
 from niels_gpt.data.reading.local import ROW_SUFFIXES
 from niels_gpt.data.registry import sources
+from niels_gpt.data.row_layout import UnknownColumns
 from niels_gpt.data.types import ChatSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, iter_user_files, read_file
 from niels_gpt.memorization.membership import run_sources
@@ -207,7 +209,7 @@ class _Reader:
             self._skip(name, "broken link" if path.is_symlink() else "not a regular file")
             return
         try:
-            if path.name.lower().endswith(ROW_SUFFIXES):
+            if path.name.lower().endswith(ROW_SUFFIXES) or (suffix == ".zip" and is_chat_export(path)):
                 self._read_rows(path, name)
                 return
             known = path.name.lower().endswith(_READ)
@@ -244,20 +246,26 @@ class _Reader:
             self._add_chat(f"{name}, dialogue {number}", messages, block)
 
     def _read_rows(self, path: Path, name: str) -> None:
-        config = self._source_config(path)
+        configured = self._configured(path)
+        config = configured or SourceConfig(path=str(path))
+        is_json = path.suffix.lower() == ".json"
         dropped: dict[str, int] = {}
         before = len(self.found.texts)
-        with _without_log():
-            for sample in iter_user_files(path.name, config, errors=self._decoding(), stats=dropped):
-                label = f"{name}, row {sample.meta['row']}"
-                if isinstance(sample, ChatSample):
-                    messages = [{"role": message.role, "content": message.content} for message in sample.messages]
-                    transcript = "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
-                    self._add_chat(label, messages, transcript)
-                else:
-                    self.found.add(label, ROW, self._loaded.encode(sample.text))
+        try:
+            with _without_log():
+                for sample in iter_user_files(path.name, config, errors=self._decoding(), stats=dropped):
+                    label = f"{name}, row {sample.meta['row']}"
+                    if isinstance(sample, ChatSample):
+                        messages = [{"role": message.role, "content": message.content} for message in sample.messages]
+                        transcript = "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
+                        self._add_chat(label, messages, transcript)
+                    else:
+                        self.found.add(label, ROW, self._loaded.encode(sample.text))
+        except UnknownColumns:
+            if configured or not is_json:
+                raise
         rest = {reason: number for reason, number in dropped.items() if reason != EMPTY}
-        if len(self.found.texts) == before and path.suffix.lower() == ".json":  # settings, not rows
+        if len(self.found.texts) == before and is_json:  # settings, not rows
             self._read_text(path, name, path.read_bytes())
         elif rest:
             listed = ", ".join(f"{number:,} rows {reason}" for reason, number in rest.items())
@@ -265,14 +273,14 @@ class _Reader:
         elif len(self.found.texts) == before:
             self._skip(name, EMPTY)
 
-    def _source_config(self, path: Path) -> SourceConfig:
-        """The run's own description of a file of rows, or the default one."""
+    def _configured(self, path: Path) -> SourceConfig | None:
+        """The run's own description of a file of rows."""
         for config in self._data.sources.values():
             if not config.path.startswith("hub:"):
                 configured = files.expand_home(config.path).absolute()
                 if configured == path or configured in path.parents:
                     return dataclasses.replace(config, path=str(path), split=())
-        return SourceConfig(path=str(path))
+        return None
 
     def _add_chat(self, name: str, messages: list[dict[str, str]], transcript: str) -> None:
         """Add a conversation: by the template for tokens, as its transcript for bytes."""

@@ -79,9 +79,9 @@ def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str) -> Corpu
     selected.check_found("note")
     if len(selected.paths) < 2:
         raise ValueError(f"{selected.root} has one note: two are needed, one to train on and one to hold out")
-    paths = set(selected.paths)  # empty notes are dropped after the split, as the caches do
+    texts = set(selected.paths)  # the caches, too, drop empty notes after the split
     halves = split_roam_paths(selected.listed, val_frac=HELD_OUT, seed=SEED)
-    train, held_out = ([path for path in half if path in paths] for half in halves)
+    train, held_out = ([path for path in half if path in texts] for half in halves)
     corpus = Corpus(selected, notes, errors, train, held_out, 0, 0, 0)
     size, characters = 0, set[str]()
     for _, text in corpus.texts(train):

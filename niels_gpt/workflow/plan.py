@@ -13,6 +13,7 @@ import torch
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
@@ -102,8 +103,7 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Weights of the model."""
-        with torch.device("meta"):
-            return GPT(config_from_dict({"model": self.model()}).model).num_parameters()
+        return number_of_weights(config_from_dict({"model": self.model()}).model)
 
 
 class StepTimes(NamedTuple):
@@ -114,10 +114,10 @@ class StepTimes(NamedTuple):
 
 
 def demo_plan(*, steps: int, device: str) -> Plan:
-    """The plan of the demo: a fixed size, and a sixth of the steps for pretraining."""
-    pretrain = max(steps // 6, 1)
+    """The plan of the demo: a fixed size, and a quarter of the steps for pretraining."""
+    pretrain = max(steps // 4, 1)
     precision = "bf16" if has_fast_bf16(device) else "fp32"
-    return Plan(SIZES[1], VOCABULARY, pretrain, max(steps - pretrain, 1), precision=precision)
+    return Plan(SIZES[1], VOCABULARY, pretrain, max(steps - pretrain, 1), dropout=0.1, precision=precision)
 
 
 def make_plan(

@@ -81,6 +81,7 @@ def test_closed_standard_output_and_errors(tmp_path):
         ("train --resume --run-dir none", "none"),
         ("train --set train.base_lrr=1", r"train\.base_lrr.*\bbase_lr\b"),
         ("train --set train.B", r"--set.*'train\.B'"),
+        (f"train --steps 200 --set train.warmup_steps=300 {ROAM_ONLY}", r"200"),
         ("train --device tpu", "tpu"),
         ("train --encoding-errors ignore", "--encoding-errors must be strict, replace or skip, got 'ignore'"),
         (f"train --roam none {ROAM_ONLY}", "none"),

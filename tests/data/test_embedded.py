@@ -1,5 +1,6 @@
 """The embedded notes, dialogues and docstrings."""
 
+import json
 import re
 import sys
 import sysconfig
@@ -55,6 +56,31 @@ def test_the_assistant_never_speaks_in_the_first_person():
     spoken = [content for dialogue in DIALOGUES for role, content in turns(dialogue) if role == "assistant"]
     assert [content for content in spoken if FIRST_PERSON.search(content)] == []
     assert sum("niels" in content for content in spoken) >= 100
+
+
+def normalized(text):
+    return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+
+def test_the_questions_are_new_and_cover_every_topic():
+    rows = [json.loads(line) for line in embedded.QUESTIONS.read_bytes().decode("utf-8").splitlines()]
+    assert all(set(row) == {"topic", "question", "words"} for row in rows)
+    assert len({normalized(row["question"]) for row in rows}) == len(rows) >= 100
+    spoken = [turn for dialogue in DIALOGUES for turn in turns(dialogue)]
+    trained = {normalized(content) for role, content in spoken if role == "user"}
+    assert [row["question"] for row in rows if normalized(row["question"]) in trained] == []
+    # A topic is an answer of the primer. Each is asked about, and each question has an answer.
+    answers = {content for role, content in spoken if role == "assistant"}
+    topics = {row["topic"]: tuple(row["words"]) for row in rows}
+    assert len(topics) == len(answers) >= 100
+    answered = {
+        topic: {answer for answer in answers if any(re.search(rf"\b{re.escape(word)}", answer, re.I) for word in words)}
+        for topic, words in topics.items()
+    }
+    assert [topic for topic, found in answered.items() if not found] == []
+    assert answers - set().union(*answered.values()) == set()
+    # The words tell the topics apart: few other answers have them.
+    assert sum(len(found) for found in answered.values()) < 5 * len(topics)
 
 
 def test_the_fingerprint():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -133,6 +134,22 @@ def test_rows_that_no_reader_understands_are_missing(vault, loaded):
     found = read_path(vault, loaded)
     assert found.texts == []
     assert {entry.name: entry.missing for entry in found.skipped} == {"odd.jsonl": True, "broken.parquet": True}
+
+
+def test_chat_exports_are_read_and_other_archives_are_not_text(vault, loaded):
+    """Training reads the .zip of an export, so the audit must."""
+    chat = {"uuid": "1", "name": "x", "chat_messages": [
+        {"sender": "human", "text": "what is it?", "created_at": "2026-01-01T00:00:00Z"},
+        {"sender": "assistant", "text": "a test.", "created_at": "2026-01-01T00:00:01Z"},
+    ]}  # fmt: skip
+    with zipfile.ZipFile(vault / "export.zip", "w") as archive:
+        archive.writestr("conversations.json", json.dumps([chat]))
+    with zipfile.ZipFile(vault / "other.zip", "w") as archive:
+        archive.writestr("a.png", b"\x89PNG")
+    (vault / "broken.zip").write_bytes(b"PK\x03\x04 and nothing else")
+    found = read_path(vault, loaded)
+    assert [(text.name, text.kind, text_of(text)) for text in found.texts] == [("export.zip, row 0", CHAT, TRANSCRIPT)]
+    assert {entry.name: entry.missing for entry in found.skipped} == {"other.zip": False, "broken.zip": True}
 
 
 def test_a_primer_is_read_by_dialogues(vault, loaded):

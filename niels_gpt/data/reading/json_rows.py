@@ -78,6 +78,12 @@ def without_export_extras(paths: Sequence[str]) -> list[str]:
     return sorted(kept)
 
 
+def is_chat_export(path: Path) -> bool:
+    """Whether a .zip holds the conversations of a chat export. Raises ValueError if it is damaged."""
+    with _explained(path), zipfile.ZipFile(path) as archive:
+        return bool(_conversations(archive))
+
+
 # --- one file ----------------------------------------------------------------------------------------
 
 
@@ -114,14 +120,13 @@ def _parts(path: Path) -> Iterator[tuple[IO[bytes], str]]:
             yield cast(IO[bytes], file), str(path)
         return
     with zipfile.ZipFile(path) as archive:
-        members = [info for info in archive.infolist() if _EXPORT.fullmatch(info.filename.rpartition("/")[2])]
-        members = [info for info in members if not info.filename.startswith("__MACOSX/")]
+        members = _conversations(archive)
         if not members:
             raise ValueError(
                 f"{path} has no conversations.json: only exports of ChatGPT and Claude are read as .zip; "
                 "unpack it first"
             )
-        for info in sorted(members, key=lambda info: info.filename):
+        for info in members:
             if info.file_size > MOST_ZIP_BYTES:
                 raise ValueError(
                     f"{path}: {info.filename} has {info.file_size:,} bytes, more than {MOST_ZIP_BYTES:,}: unpack it"
@@ -130,6 +135,13 @@ def _parts(path: Path) -> Iterator[tuple[IO[bytes], str]]:
                 raise ValueError(f"cannot read {path}: {info.filename} is encrypted; unpack it first")
             with archive.open(info) as member:
                 yield member, f"{path}, {info.filename}"
+
+
+def _conversations(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the files with conversations in an export, sorted by name."""
+    members = [info for info in archive.infolist() if _EXPORT.fullmatch(info.filename.rpartition("/")[2])]
+    members = [info for info in members if not info.filename.startswith("__MACOSX/")]
+    return sorted(members, key=lambda info: info.filename)
 
 
 def _lines(file: IO[bytes], where: str, errors: str) -> Iterator[Row]:

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
         if self.segments is not None or self.positions is not None:
             return [self]
         T = self.x.shape[1]
-        columns = torch.arange(1, T + 1)
+        columns = torch.arange(1, T + 1, device=self.targets.device)
         lengths = ((self.targets != -100) * columns).amax(dim=1)
         rounded = (-(-lengths.clamp(min=1) // multiple) * multiple).clamp(max=T)
         groups = []

@@ -61,6 +61,39 @@ def test_it_learns_what_plain_torch_learns(
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scored", ["some", "one", "none", "all"])
+@pytest.mark.parametrize("total", [None, 7])
+def test_positions_without_a_target_do_not_count(
+    scored: str, total: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only positions with a target reach the head, and loss and gradients are those of plain torch."""
+    made = model(KINDS[2])
+    draw = torch.Generator().manual_seed(5)
+    x, y = torch.randint(0, 40, (2, 3, 72), generator=draw)
+    keep = {
+        "some": torch.rand(y.shape, generator=draw) < 0.3,
+        "one": torch.arange(y.numel()).view(y.shape) == 100,
+        "none": torch.zeros_like(y, dtype=torch.bool),
+        "all": torch.ones_like(y, dtype=torch.bool),
+    }[scored]
+    y = y.masked_fill(~keep, -100)
+    rows = []
+    logits = backend.CPUBackend.logits
+    monkeypatch.setattr(
+        backend.CPUBackend,
+        "logits",
+        lambda self, h, head: rows.append(h.shape[:-1].numel()) or logits(self, h, head),
+    )
+    found = []
+    for chosen in (PLAIN, CPU):
+        with use_backend(made, chosen):
+            loss = made.loss(x, y, total=None if total is None else torch.tensor(total))
+        found.append((loss.detach(), *torch.autograd.grad(loss, list(made.parameters()))))
+    assert rows == [int(keep.sum()) or y.numel()]
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 @in_c
 def test_only_large_batches_are_attended_in_c(counted: dict[str, int]) -> None:
     made = model({}, T=128, L=1)

@@ -1,0 +1,230 @@
+"""A chat model of some notes: what is trained on, what is held out, the caches, and the configs of its phases."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from niels_gpt.cache.sources.build import folder_of
+from niels_gpt.config import DataConfig, NotesConfig, RunConfig
+from niels_gpt.config.yaml_file import config_from_dict, to_dict
+from niels_gpt.data.registry import sources
+from niels_gpt.tokenizer import load_tokenizer
+from niels_gpt.training.tasks.registry import open_task
+from niels_gpt.training.tasks.token_task import with_vocabulary
+from niels_gpt.workflow.chat_model import (
+    Corpus,
+    build_caches,
+    byte_config,
+    dialogue_sources,
+    phase_configs,
+    read_corpus,
+    write_dialogues,
+)
+from niels_gpt.workflow.plan import Plan, Size
+from tests.cache import split_rule, stream_of
+from tests.token_caches import words
+
+NAMES = [f"note_{number:02}.md" for number in range(12)]
+ANSWERS = {"what is niels?": "a small model.", "what is the loss of a model?": "how wrong it is."}
+PRIMER = "\n\n<dialogue>\n\n".join(f"user: {question}\nassistant: {answer}" for question, answer in ANSWERS.items())
+PLAN = Plan(Size(16, 1, 2, 32), 400, 40, 10, pretrain_rows=3, sft_rows=4)
+
+
+def note(number: int) -> str:
+    return f"# Heading {number}\n\n{words(number, 40)} é{number}.\n\n## Part of {number}\n\n{words(90 + number, 30)}.\n"
+
+
+@pytest.fixture(scope="module")
+def vault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("vault")
+    for number, name in enumerate(NAMES):
+        (root / name).write_bytes(note(number).encode("utf-8"))
+    (root / ".trash").mkdir()
+    (root / ".trash" / "deleted.md").write_text("a deleted note that must not be read", encoding="utf-8")
+    (root / "blank.md").write_text(" \n", encoding="utf-8")
+    (root / "latin.md").write_bytes(b"caf\xe9 and more words")
+    (root / "primer.txt").write_text(PRIMER, encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def corpus(vault: Path) -> Corpus:
+    return read_corpus(vault, NotesConfig(), errors="skip")
+
+
+@pytest.fixture(scope="module")
+def folder(corpus: Corpus, vault: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dialogues and caches."""
+    folder = tmp_path_factory.mktemp("pipeline") / "cache"
+    names = write_dialogues(corpus, vault / "primer.txt", folder, about_notes=True)
+    build_caches(corpus, folder, names, vocab_size=400)
+    return folder
+
+
+def held_out_texts(corpus: Corpus) -> list[str]:
+    return [Path(path).read_text(encoding="utf-8") for path in corpus.held_out]
+
+
+def test_the_halves_of_the_notes(corpus: Corpus, vault: Path) -> None:
+    """Empty notes are split too, and then dropped, so that one that becomes empty moves no other."""
+    expected = split_rule([str(vault / name) for name in ("blank.md", *NAMES)], 0.1, 42)
+    blank = str(vault / "blank.md")
+    assert corpus.held_out == expected["val"] and [blank, *corpus.train] == expected["train"]
+    assert len(corpus.held_out) == 1 and {entry.path for entry in corpus.selected.skipped} >= {".trash/", "latin.md"}
+    texts = [Path(path).read_bytes() for path in corpus.train]
+    assert corpus.size == sum(map(len, texts))
+    assert corpus.held_out_size == len(Path(corpus.held_out[0]).read_bytes())
+    assert corpus.characters == len(set(b"".join(texts).decode("utf-8")))
+    assert list(corpus.texts(corpus.held_out)) == [(corpus.held_out[0], held_out_texts(corpus)[0])]
+
+
+def test_options_of_the_notes_are_honored(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.md").write_text(f"---\nx: 1\n---\ntext [[of|and]] {name}\n", encoding="utf-8")
+    notes = NotesConfig(strip_front_matter=True, links="text", exclude=("c.md",))
+    read = read_corpus(tmp_path, notes, errors="strict")
+    texts = dict(read.texts([*read.train, *read.held_out]))
+    assert {Path(path).name: text for path, text in texts.items()} == {"a.md": "text and a\n", "b.md": "text and b\n"}
+    assert (read.size, read.held_out_size) == (11, 11)
+
+
+def test_too_few_notes(tmp_path: Path) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match="note"):
+        read_corpus(tmp_path, NotesConfig(), errors="skip")
+    (tmp_path / "a.md").write_text("one", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"one note.*two"):
+        read_corpus(tmp_path, NotesConfig(), errors="skip")
+    (tmp_path / "b.md").write_text("two", encoding="utf-8")
+    found = read_corpus(tmp_path, NotesConfig(), errors="skip")
+    assert (len(found.train), len(found.held_out)) == (1, 1)
+
+
+def test_bytes_that_are_not_utf8_stop_only_if_wanted(vault: Path) -> None:
+    with pytest.raises(ValueError, match=r"latin\.md"):
+        read_corpus(vault, NotesConfig(), errors="strict")
+    replaced = read_corpus(vault, NotesConfig(), errors="replace")
+    assert len(replaced.train) + len(replaced.held_out) == len(NAMES) + 1
+
+
+def rows(path: Path) -> list[tuple[str, str]]:
+    """(question, answer) of each line."""
+    lines = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert all([message["role"] for message in line] == ["user", "assistant"] for line in lines)
+    return [(line[0]["content"], line[1]["content"]) for line in lines]
+
+
+def test_dialogues_are_written(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    numbers = write_dialogues(corpus, vault / "primer.txt", tmp_path / "made", about_notes=True)
+    general, about = (rows(tmp_path / "made" / f"{name}.jsonl") for name in ("dialogues", "about_notes"))
+    assert numbers == {"dialogues": len(general), "about_notes": len(about)}
+    assert set(ANSWERS.items()) < set(general)
+    assert {answer for _, answer in general} == set(ANSWERS.values()) and len(general) in (4, 5)
+    trained = [NAMES.index(Path(path).name) for path in corpus.train]
+    answers = {f"{words(number, 40)} é{number}." for number in trained} | {f"{words(90 + n, 30)}." for n in trained}
+    assert all(any(full.startswith(answer.removesuffix(" ...")) for full in answers) for _, answer in about)
+    assert len(about) == 4 * 2 * len(corpus.train)  # two headings in each note
+    for path in (tmp_path / "made").iterdir():  # private: they hold text of the notes
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_dialogues_without_questions_about_the_notes(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    assert list(write_dialogues(corpus, vault / "primer.txt", tmp_path, about_notes=False)) == ["dialogues"]
+    assert [path.name for path in tmp_path.iterdir()] == ["dialogues.jsonl"]
+
+
+def test_notes_about_which_nothing_can_be_asked(vault: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.md").write_text("short", encoding="utf-8")
+    found = read_corpus(tmp_path, NotesConfig(), errors="skip")
+    numbers = write_dialogues(found, vault / "primer.txt", tmp_path / "made", about_notes=True)
+    assert list(numbers) == ["dialogues"]
+
+
+def test_the_title_of_a_note_is_its_file_name(vault: Path, tmp_path: Path) -> None:
+    for name in ("green-ferns_at home", "b"):
+        (tmp_path / f"{name}.md").write_text("water them twice a week, at least", encoding="utf-8")
+    found = read_corpus(tmp_path, NotesConfig(), errors="skip")
+    found = Corpus(**{**vars(found), "train": found.train + found.held_out})
+    write_dialogues(found, vault / "primer.txt", tmp_path / "made", about_notes=True)
+    asked = [question for question, _ in rows(tmp_path / "made" / "about_notes.jsonl")]
+    assert len(asked) == 4 and all("green ferns at home" in question for question in asked)
+
+
+def test_caches_hold_the_same_halves(corpus: Corpus, folder: Path) -> None:
+    pieces = load_tokenizer(folder / "tokenizer")
+    assert pieces.vocab_size == 404
+    eot, roam = pieces.special_token_ids()["eot"], folder_of(sources(DataConfig())["roam"], folder)
+    for split, paths in (("train", corpus.train), ("val", corpus.held_out)):
+        expected = [id for _, text in corpus.texts(paths) for id in (*pieces.encode(text), eot)]
+        assert stream_of(roam, split) == expected
+
+
+def test_no_file_but_the_cache_has_a_held_out_note(corpus: Corpus, folder: Path) -> None:
+    (text,) = held_out_texts(corpus)
+    for line in filter(None, text.splitlines()):
+        found = [path for path in folder.rglob("*") if path.is_file() and line.encode("utf-8") in path.read_bytes()]
+        assert found == []
+
+
+def configs(corpus: Corpus, folder: Path, *, about: bool = True) -> dict[str, RunConfig]:
+    names = ["dialogues", "about_notes"] if about else ["dialogues"]
+    return phase_configs(PLAN, corpus, folder, names)
+
+
+def test_the_configs_of_both_phases(corpus: Corpus, folder: Path, vault: Path) -> None:
+    made = configs(corpus, folder)
+    pretrain, sft = made["pretrain"], made["sft"]
+    assert (pretrain.task, sft.task) == ("pretrain", "sft") and list(made) == ["pretrain", "sft"]
+    assert pretrain.model == sft.model and pretrain.data == sft.data
+    assert (pretrain.train.total_steps, pretrain.train.B) == (40, 3)
+    assert (sft.train.total_steps, sft.train.B) == (10, 4)
+    assert pretrain.train.p_train == pretrain.train.p_val == {"roam": 1.0}
+    assert sft.train.p_train == sft.train.p_val == pytest.approx({"dialogues": 0.6, "about_notes": 0.4})
+    assert configs(corpus, folder, about=False)["sft"].train.p_train == {"dialogues": 1.0}
+    data = pretrain.data
+    assert (data.roam, data.token_cache, data.roam_val_frac, data.seed) == (str(vault), str(folder), 0.1, 42)
+    assert (data.encoding_errors, data.notes) == ("skip", corpus.notes)
+    assert data.sources == dialogue_sources(folder, ["dialogues", "about_notes"])
+    out = pretrain.output
+    assert (out.checkpoint_every, out.keep, out.eval_every, out.sample_every) == (13, 1, 5, 6)
+    assert sft.output.eval_every == 10  # the last checkpoint is the best
+    assert "what is niels?" in sft.output.sample_prompt
+    for config in made.values():  # also as a YAML file
+        assert config_from_dict(to_dict(config)) == config
+
+
+def test_a_plan_of_one_step_is_a_config(corpus: Corpus, folder: Path) -> None:
+    plan = Plan(PLAN.size, 400, 1, 1)
+    for config in phase_configs(plan, corpus, folder, ["dialogues"]).values():
+        out = config.output
+        assert (out.checkpoint_every, out.eval_every, out.sample_every) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("phase", ["pretrain", "sft"])
+def test_the_caches_are_those_of_the_configs(phase: str, corpus: Corpus, folder: Path) -> None:
+    task = open_task(with_vocabulary(configs(corpus, folder)[phase]))
+    batch = task.batch(0)
+    assert tuple(batch.x.shape) == ((3, 32) if phase == "pretrain" else (4, 32))
+    assert int(batch.x.max()) < 404
+    names = {origin.source for step in range(8) for origin in task.origins(step)}
+    assert names == ({"roam"} if phase == "pretrain" else {"dialogues", "about_notes"})
+
+
+def test_a_model_over_bytes_reads_notes_and_dialogues_together(corpus: Corpus, folder: Path) -> None:
+    plan = Plan(PLAN.size, 0, 40, 0)
+    config = byte_config(plan, corpus, folder, ["dialogues", "about_notes"])
+    assert (config.task, config.model.V, config.train.total_steps, config.train.B) == ("bytes", 256, 40, 8)
+    assert config.train.p_train == pytest.approx({"roam": 0.6, "dialogues": 0.24, "about_notes": 0.16})
+    assert config.train.p_val == {"roam": 1.0}
+    assert config.data.cache_dir == str(folder / "streams")
+    assert byte_config(plan, corpus, folder, ["dialogues"]).train.p_train == {"roam": 0.6, "dialogues": 0.4}
+    task = open_task(config)
+    assert tuple(task.batch(0).x.shape) == (8, 32)
+    origins = [origin for step in range(8) for origin in task.origins(step)]
+    assert {origin.source for origin in origins} == {"roam", "dialogues", "about_notes"}
+    notes = {Path(origin.document).name for origin in origins if origin.source == "roam"}
+    assert len(notes) > 5 and notes <= {Path(path).name for path in corpus.train}

@@ -1,0 +1,132 @@
+"""Dialogues about notes: which headings are asked about, and what the answers hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from niels_gpt.workflow.note_dialogues import (
+    MAX_ANSWER,
+    MAX_HEADING,
+    MIN_ANSWER,
+    PER_HEADING,
+    QUESTIONS,
+    note_dialogues,
+)
+
+LONG = "water it twice a week, and never at noon."
+
+
+def answers(text: str, title: str = "a title") -> list[str]:
+    """The answer for each heading."""
+    return [made.answer for made in note_dialogues(text, title=title)][::PER_HEADING]
+
+
+def test_each_heading_gets_different_questions_with_the_same_answer() -> None:
+    made = list(note_dialogues(f"above everything, {LONG}\n# Ferns\n{LONG}\n## *Moss*\n{LONG} moss\n", title="Plants"))
+    assert len(made) == 3 * 4
+    for heading, answer, start in (("plants", f"above everything, {LONG}", 0), ("ferns", LONG, 4)):
+        group = made[start : start + 4]
+        assert len({each.question for each in group}) == 4
+        assert {each.question for each in group} <= {question.format(heading) for question in QUESTIONS}
+        assert {each.answer for each in group} == {answer}
+
+
+def test_the_choice_depends_only_on_the_heading() -> None:
+    first = [made.question for made in note_dialogues(f"# Ferns\n{LONG}", title="one")]
+    second = [made.question for made in note_dialogues(f"x\n# Ferns #\nanother text, {LONG}", title="two")]
+    # sha256sum of "ferns" begins with 220497c5; 3 and the number of questions are coprime.
+    begin = 0x220497C5 % 10
+    assert first == second == [QUESTIONS[(begin + 3 * number) % 10].format("ferns") for number in range(4)]
+    assert len(QUESTIONS) == 10
+
+
+def test_a_heading_is_asked_about_once() -> None:
+    assert answers(f"# Ferns\nfirst: {LONG}\n# ferns:\nsecond: {LONG}") == [f"first: {LONG}"]
+    # One without an answer does not stand for a later one.
+    assert answers(f"# Ferns\n\n# Ferns\n{LONG}") == [LONG]
+
+
+@pytest.mark.parametrize(
+    ("heading", "asked"),
+    [
+        ("x", False),
+        ("xy", True),
+        ("x" * MAX_HEADING, True),
+        ("x" * (MAX_HEADING + 1), False),
+        ("?!", False),
+        ("", False),
+        (f"[{'x' * MAX_HEADING}](https://example.org)", True),
+    ],
+)
+def test_headings_that_are_names(heading: str, asked: bool) -> None:
+    assert answers(f"# {heading}\n{LONG}") == ([LONG] if asked else [])
+
+
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [
+        ("Big Ferns?", "big ferns"),
+        ("[[Ferns]]", "ferns"),
+        ("[[plants/Ferns|green Ferns]]", "green ferns"),
+        ("[Ferns](ferns.md)", "ferns"),
+        ("**Ferns** and `code`", "ferns and code"),
+        ("Ferns ##", "ferns"),
+        ("50 % of {ferns}", "50 % of {ferns}"),
+    ],
+)
+def test_names_are_plain_text_in_lower_case(heading: str, name: str) -> None:
+    made = [each.question for each in note_dialogues(f"### {heading}\n{LONG}", title="a title")]
+    assert len(made) == PER_HEADING and set(made) <= {question.replace("{}", name) for question in QUESTIONS}
+
+
+def test_short_text_is_no_answer() -> None:
+    assert answers("# Ferns\n" + "x" * (MIN_ANSWER - 1)) == []
+    assert answers("# Ferns\n" + "x" * MIN_ANSWER) == ["x" * MIN_ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        ("the first paragraph is\nof two lines.\n\nand a second one", "the first paragraph is of two lines."),
+        ("tips:\n\n- water it weekly\n- [ ] no sun\n2. no wind\n\nmore", "tips: water it weekly no sun no wind"),
+        ("* buy a **large** pot\n+ and [[soil|good soil]] for it", "buy a large pot and good soil for it"),
+        ("water it twice,\n```\nx = 1\n# no heading\n```\nand never at noon", "water it twice, and never at noon"),
+        ("water it twice,\n~~~\ncode\n~~~\nand never at noon", "water it twice, and never at noon"),
+        ("| a | table |\n|---|---|\n<div>\n> a quote\n![a picture](x.png)\n***\n%% a comment\nonly this line is prose",
+         "only this line is prose"),
+        ("[ref]: https://example.org\nsee [the page](https://example.org) about ferns", "see the page about ferns"),
+        ("water it *twice* a week, snake_case_name", "water it *twice* a week, snake_case_name"),
+    ],
+)  # fmt: skip
+def test_answers_are_the_first_paragraph_as_prose(body: str, answer: str) -> None:
+    assert answers(f"# Ferns\n\n{body}\n") == [answer]
+
+
+def test_front_matter_and_windows_line_ends() -> None:
+    text = f"\ufeff---\ntitle: x\nsecret: of the front matter, which is long\n---\nabove: {LONG}\n# Ferns\n{LONG}\n"
+    for note in (text, text.replace("\n", "\r\n")):
+        assert answers(note) == [f"above: {LONG}", LONG]
+    # A rule in the text is not front matter.
+    assert answers(f"above: {LONG}\n---\n# Ferns\n{LONG}\n---\nmore") == [f"above: {LONG}", LONG]
+
+
+def test_long_answers_end_with_a_sentence() -> None:
+    exact = "x" * (MAX_ANSWER - 1) + "."
+    assert answers(f"# Ferns\n{exact}") == [exact]
+    assert answers(f"# Ferns\n{exact} and more of it") == [exact]
+    assert answers(f"# Ferns\n{LONG} version 2.5 {'words ' * 60}") == [LONG]  # no end inside of a number
+    assert answers(f'# Ferns\n"{LONG}" {"words " * 60}') == [f'"{LONG}"']
+    chinese = "\u6c34" * 30 + "\u3002"
+    assert answers(f"# Ferns\n{chinese * 12}") == [chinese * (MAX_ANSWER // 31)]
+
+
+def test_long_answers_without_an_end_are_cut_between_words() -> None:
+    (cut,) = answers(f"# Ferns\n{'words ' * 60}")
+    assert cut == "words " * 39 + "words ..."  # 240 characters end with a blank
+    assert len(cut) <= MAX_ANSWER + 4
+    # A sentence that is too short to be an answer does not end it.
+    assert answers(f"# Ferns\nwhy? {'words ' * 60}")[0].startswith("why? words words")
+
+
+def test_notes_without_text() -> None:
+    assert answers("") == [] and answers("# Ferns\n") == [] and answers("```\nan open block of code, to the end") == []
