@@ -159,7 +159,7 @@ def test_wiki_needs_bytes(tmp_path, capsys):
 def test_the_plan_of_the_demo(monkeypatch):
     monkeypatch.undo()
     made = demo.demo_plan(steps=demo.STEPS, device="cpu")
-    assert (made.pretrain_steps, made.sft_steps) == (140, 700)
+    assert (made.pretrain_steps, made.sft_steps, made.dropout) == (235, 705, 0.1)
     assert (made.size, made.vocab_size) == (plan.SIZES[1], plan.VOCABULARY)
     shortest = demo.demo_plan(steps=2, device="cpu")
     assert (shortest.pretrain_steps, shortest.sft_steps) == (1, 1)
