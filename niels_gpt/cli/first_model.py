@@ -79,11 +79,13 @@ def build_and_train(
 
 
 def check_free(folder: PipelineFolder) -> None:
-    """Raise ValueError if the folder already holds a run or a pipeline, before any work is done."""
+    """Raise ValueError if the folder already holds a run or a pipeline, or under torchrun, before any work is done."""
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system import files
+    from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.system.program import command
 
+    check_single_process(SINGLE_PROCESS)
     files.check_output_path(folder.path, "--run-dir", folder=True)
     if folder.exists:
         resume = command("pipeline", folder.path, "--resume")
