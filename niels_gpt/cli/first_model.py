@@ -158,11 +158,12 @@ def show_answer(trained: TrainedModel, corpus: Corpus) -> None:
     """Ask about a note that was trained on, and print the answer."""
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.inference.sampling import Sampling
+    from niels_gpt.workflow.chat_model import title_of
     from niels_gpt.workflow.note_dialogues import note_dialogues
 
     asked = None
     for path, text in corpus.texts(corpus.train):
-        asked = next(iter(note_dialogues(text, title=Path(path).stem.replace("_", " "))), None)
+        asked = next(iter(note_dialogues(text, title=title_of(path))), None)
         if asked is not None:
             break
     question = asked.question if asked is not None else "what is niels?"
