@@ -81,11 +81,13 @@ def build_and_train(
 
 
 def check_free(folder: PipelineFolder) -> None:
-    """Raise ValueError if the folder already holds a run or a pipeline, before any work is done."""
+    """Raise ValueError if the folder already holds a run or a pipeline, or under torchrun, before any work is done."""
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system import files
+    from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.system.program import command
 
+    check_single_process(SINGLE_PROCESS)
     files.check_output_path(folder.path, "--run-dir", folder=True)
     if folder.exists or any(run.exists for run in folder.runs.values()):
         resume = command("pipeline", folder.path, "--resume")
@@ -164,11 +166,12 @@ def show_answer(trained: TrainedModel, corpus: Corpus) -> None:
     """Ask about a note that was trained on, and print the answer."""
     from niels_gpt.inference.conversation import Conversation
     from niels_gpt.inference.sampling import Sampling
+    from niels_gpt.workflow.chat_model import title_of
     from niels_gpt.workflow.note_dialogues import note_dialogues
 
     asked = None
     for path, text in corpus.texts(corpus.train):
-        asked = next(iter(note_dialogues(text, title=Path(path).stem.replace("_", " "))), None)
+        asked = next(iter(note_dialogues(text, title=title_of(path))), None)
         if asked is not None:
             break
     question = asked.question if asked is not None else "what is niels?"

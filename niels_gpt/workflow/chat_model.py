@@ -102,12 +102,17 @@ def write_dialogues(corpus: Corpus, dialogues: Path, folder: Path, *, about_note
         about = (
             ChatSample([ChatMessage("user", made.question), ChatMessage("assistant", made.answer)], ABOUT_NOTES, {})
             for path, text in corpus.texts(corpus.train)
-            for made in note_dialogues(text, title=Path(path).stem.replace("_", " ").replace("-", " "))
+            for made in note_dialogues(text, title=title_of(path))
         )
         number = _write(folder / f"{ABOUT_NOTES}.jsonl", about)
         if number:
             written[ABOUT_NOTES] = number
     return written
+
+
+def title_of(path: str) -> str:
+    """The title of a note in questions about it: its file name as words."""
+    return Path(path).stem.replace("_", " ").replace("-", " ")
 
 
 def _write(path: Path, samples: Iterable[ChatSample]) -> int:

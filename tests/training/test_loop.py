@@ -188,6 +188,7 @@ def test_the_folder_of_a_run(texts, full):
         "metrics.jsonl",
         "run.lock",
         "samples/step_00000012.txt",
+        "skipped.json",
     ]
     assert full.read_config() == with_absolute_paths(small_config(texts))
     lines = metric_lines(full.path)

@@ -93,7 +93,7 @@ def test_ctrl_c_and_sigterm_save_and_print_the_command_to_resume(tmp_path, monke
         assert torch.load(run.latest, weights_only=True)["step"] == done == len(run.metrics())
         assert run.plot_path.exists()
         printed = [shlex.split(line) for line in output.splitlines() if line.strip().startswith("niels-gpt train ")]
-        assert printed == [["niels-gpt", "train", "--run-dir", "my run", "--resume"]]
+        assert printed == [["niels-gpt", "train", "my run", "--resume"]]
         arguments = printed[0][1:]
     with pytest.raises(SystemExit) as end:
         main(arguments)

@@ -46,6 +46,8 @@ def results(folder):
         **{facts: [*TRAIN, *arguments] for facts, arguments in MISTAKES.items()},
         "print": [*TRAIN, "--print-config"],
         "demo": ["demo", "--steps", "2", "--device", "cpu"],
+        "demo --bytes": ["demo", "--bytes", "--steps", "2", "--device", "cpu"],
+        "notes": ["notes", "data", "--device", "cpu"],
         "pipeline": [*PIPELINE, "two", "--config", "p.yaml"],
         "pipeline again": [*PIPELINE, "two", "--resume"],
     }
@@ -57,7 +59,7 @@ def test_only_the_main_process_prints(folder, results):
     (code, output, errors), other = results["train"]
     assert (code, errors, other) == (0, "", (0, "", ""))
     assert f"step {STEPS}/{STEPS}" in output
-    assert "next: niels-gpt eval --run full" in output
+    assert re.search(r"next:\n  .* eval full\n  .* chat full\n", output)
     run = RunFolder(folder / "full")
     assert run.plot_path.exists()
     assert all(line["tokens_per_s"] > 0 for line in run.metrics())
@@ -77,8 +79,9 @@ def test_a_mistake_is_reported_once_and_ends_all_processes(folder, results, fact
 
 
 def test_commands_that_do_not_distribute_their_work_are_rejected(results):
-    for code, _, errors in results["demo"]:
-        assert (code, "torchrun" in errors) == (1, True)
+    for name in ("demo", "demo --bytes", "notes"):
+        for code, _, errors in results[name]:
+            assert (code, "torchrun" in errors) == (1, True), name
 
 
 def test_the_pipeline_runs_in_several_processes(results):
@@ -96,7 +99,7 @@ def test_torchrun_restarts_after_a_kill_and_forwards_sigterm(folder, results):
     assert "another of the 2 processes" in output
     assert "resuming killed at step 4" in output
     done = int(re.search(r"SIGTERM: saved killed/checkpoints/latest\.pt after (\d+) steps", output)[1])
-    assert "torchrun" in output and "niels_gpt train --run-dir killed --resume" in output
+    assert "torchrun" in output and "niels_gpt train killed --resume" in output
     run = RunFolder(folder / "killed")
     assert 10 < done == len(run.metrics()) < STEPS
     resume = [*TRAIN, "--run-dir", "killed", "--resume-if-there"]

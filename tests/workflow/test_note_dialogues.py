@@ -124,7 +124,13 @@ def test_long_answers_without_an_end_are_cut_between_words() -> None:
     (cut,) = answers(f"# Ferns\n{'words ' * 60}")
     assert cut == "words " * 39 + "words ..."  # 240 characters end with a blank
     assert len(cut) <= MAX_ANSWER + 4
+    # A first line of the greatest length is cut, too, if the paragraph goes on.
+    line = "words " * 39 + "letter"
+    assert len(line) == MAX_ANSWER and answers(f"# Ferns\n{line}\nmore") == ["words " * 39 + "..."]
     # A sentence that is too short to be an answer does not end it.
+    sentence = "x" * (MIN_ANSWER - 1) + "."
+    assert answers(f"# Ferns\n{sentence} {'words ' * 60}") == [sentence]
+    assert answers(f"# Ferns\n{sentence[1:]} {'words ' * 60}")[0].startswith(f"{sentence[1:]} words")
     assert answers(f"# Ferns\nwhy? {'words ' * 60}")[0].startswith("why? words words")
 
 
