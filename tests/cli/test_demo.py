@@ -89,7 +89,7 @@ def test_the_demo_twice(tmp_path, capsys, texts, asked):
         assert f"{VOCABULARY:,} subwords" in words and "2 steps on the notes, then 2 on dialogues" in words
         assert "11 notes to train on, 1 held out" in words
         assert re.search(r"^val_roam .* 8\.000 *$", output, re.MULTILINE)
-        assert "# Notes on " in output
+        assert demo.PROMPT in output
         check_examination(output, asked)
         check_next_commands(output, f"runs/{name}")
         run = tmp_path / "runs" / name
@@ -179,7 +179,7 @@ def test_the_demo_over_bytes_twice(tmp_path, capsys, texts, asked):
         assert "step 3/3" in output
         for held_out in (r"val_wiki \(Python docstrings\)", "val_roam", "val_chat"):
             assert re.search(rf"^{held_out} .* 8\.000 *$", output, re.MULTILINE)
-        assert "# Notes on " in output
+        assert demo.PROMPT in output
         check_examination(output, asked)
         check_next_commands(output, f"runs/{name}")
         run = tmp_path / "runs" / name

@@ -61,7 +61,7 @@ def test_sizes_grow() -> None:
     assert counts == sorted(set(counts)) and counts[0] < 1e6 < 2e7 < counts[-1]
 
 
-@pytest.mark.parametrize(("steps", "phases"), [(600, (100, 500)), (7, (1, 6)), (1, (1, 1)), (12, (2, 10))])
+@pytest.mark.parametrize(("steps", "phases"), [(600, (150, 450)), (7, (1, 6)), (1, (1, 1)), (12, (3, 9))])
 def test_the_plan_of_the_demo(steps: int, phases: tuple[int, int]) -> None:
     plan = demo_plan(steps=steps, device="cpu")
     assert (plan.pretrain_steps, plan.sft_steps) == phases
