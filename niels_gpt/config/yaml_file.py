@@ -28,7 +28,7 @@ def load_config(
     """Return the RunConfig of a YAML file (None: the defaults) with `section.key=value` overrides applied.
 
     path: a file, or the name of a built-in config.
-    notes: what was adapted is appended here, one line each: a warm-up that nobody has set is at most a tenth of a run.
+    notes: what was adapted is appended here, one line each: a warm-up that is not set is at most a tenth of a run.
 
     Raises ValueError that names the key, the value and what is allowed: for unknown keys (with the nearest known key),
     wrong types, values out of range, and invalid YAML.

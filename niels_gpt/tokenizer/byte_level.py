@@ -40,7 +40,7 @@ def decode(ids: torch.Tensor | Sequence[int]) -> str:
 def flat_ids(ids: Any) -> list[int]:
     """Return ids as a list: of a sequence, a tensor or array of shape (n,), or a single id of shape ().
 
-    Raises ValueError for more dimensions: each row is a text of its own.
+    Raises ValueError for more dimensions: each row is a separate text.
     """
     if hasattr(ids, "ndim"):
         if ids.ndim > 1:

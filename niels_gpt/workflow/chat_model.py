@@ -1,7 +1,7 @@
 """A chat model of a folder of notes: its text, its token caches, and the configs of its two phases.
 
-Pretraining reads the notes. Fine-tuning reads dialogues: general ones, and questions about the notes. Everything that
-is built on the way lies in the folder of the pipeline, and no file of it contains a held-out note except the caches.
+Pretraining reads the notes. Fine-tuning reads dialogues: general ones, and questions about the notes. The dialogues,
+the tokenizer and the caches are written into the folder of the pipeline. Only the caches contain held-out notes.
 """
 
 from __future__ import annotations
