@@ -13,7 +13,6 @@ from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
-    from niels_gpt.workflow.plan import Plan
 
 STEPS = 940
 BYTE_STEPS = 1600
@@ -76,6 +75,7 @@ def _chat_demo(
     from niels_gpt.runs.loading import new_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.rng import generator
+    from niels_gpt.workflow import plan as plans
     from niels_gpt.workflow.chat_model import read_corpus
 
     console = Console(highlight=False)
@@ -84,7 +84,7 @@ def _chat_demo(
     notes = embedded.NOTES if roam in (None, "embedded") else Path(str(roam))
     corpus = read_corpus(notes, note_options.notes(), errors=note_options.encoding_errors or "strict")
     dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
-    plan = demo_plan(steps=steps, device=device)
+    plan = plans.demo_plan(steps=steps, device=device)
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(folder.path))}")
     console.print(describe_plan(plan) + "\n", markup=False)
     trained = build_and_train(corpus, dialogues, plan, folder, about_notes=False, device=device)
@@ -104,13 +104,6 @@ def _chat_demo(
     console.print("\n[bold]3. How does it answer?[/]  After fine-tuning on dialogues:")
     show_examination(trained.chat)
     return folder.path
-
-
-def demo_plan(*, steps: int, device: str) -> Plan:
-    """Return the plan of the demo."""
-    from niels_gpt.workflow import plan
-
-    return plan.demo_plan(steps=steps, device=device)
 
 
 def _byte_demo(

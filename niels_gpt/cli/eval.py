@@ -26,6 +26,9 @@ from niels_gpt.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from niels_gpt.inference.questions import Answer, Question
     from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.training.score_run import Scores
 
@@ -108,19 +111,26 @@ def eval_(
     show_scores(scores, wiki=config.data.wiki)
 
 
+def ask_all(loaded: LoadedRun, questions: Sequence[Question]) -> list[Answer]:
+    """Return the answers of a model to questions, with a progress display."""
+    from niels_gpt.inference.questions import ask
+    from niels_gpt.system.progress import progress_bar
+
+    answers = []
+    with progress_bar("asking", "questions") as show:
+        for answer in ask(loaded.model, questions, tokenizer=loaded.tokenizer):
+            answers.append(answer)
+            show(len(answers), len(questions))
+    return answers
+
+
 def _ask_questions(loaded: LoadedRun, file: Path | None, *, as_json: bool) -> None:
     """Print the answers to questions, those off topic first, and the share on topic."""
     from json import dumps
 
-    from niels_gpt.inference.questions import ask, load_questions, share_on_topic
-    from niels_gpt.system.progress import progress_bar
+    from niels_gpt.inference.questions import load_questions, share_on_topic
 
-    asked = load_questions(file)
-    answers = []
-    with progress_bar("asking", "questions") as show:
-        for answer in ask(loaded.model, asked, tokenizer=loaded.tokenizer):
-            answers.append(answer)
-            show(len(answers), len(asked))
+    answers = ask_all(loaded, load_questions(file))
     share = share_on_topic(answers)
     if as_json:
         rows = [{**a.question._asdict(), "reply": a.reply, "on_topic": a.on_topic} for a in answers]

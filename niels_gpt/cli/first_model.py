@@ -230,16 +230,12 @@ def unreadable_lines(corpus: Corpus) -> list[str]:
 
 def show_examination(loaded: LoadedRun, *, most: int | None = None) -> float:
     """Ask the embedded questions, print the share of answers on topic and a few answers; return the share."""
-    from niels_gpt.inference.questions import ask, load_questions, share_on_topic
-    from niels_gpt.system.progress import progress_bar
+    from niels_gpt.cli.eval import ask_all
+    from niels_gpt.inference.questions import load_questions, share_on_topic
 
     questions = load_questions()
     questions = questions if most is None else questions[:: max(len(questions) // most, 1)][:most]
-    answers = []
-    with progress_bar("asking", "questions") as show:
-        for answer in ask(loaded.model, questions, tokenizer=loaded.tokenizer):
-            answers.append(answer)
-            show(len(answers), len(questions))
+    answers = ask_all(loaded, questions)
     share = share_on_topic(answers)
     number = sum(answer.on_topic for answer in answers)
     print(f"answers on topic: {number} of {len(answers)} ({share:.0%}) to questions in words that it has never seen")

@@ -36,7 +36,7 @@ def small(tmp_path, monkeypatch, tmp_path_factory):
         return dataclasses.replace(config, model=model, output=dataclasses.replace(config.output, eval_steps=1))
 
     monkeypatch.setattr(embedded, "stdlib_files", lambda: files)
-    monkeypatch.setattr(demo, "demo_plan", small_plan)
+    monkeypatch.setattr(plan, "demo_plan", small_plan)
     monkeypatch.setattr(demo, "byte_demo_config", small_config)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
@@ -158,10 +158,10 @@ def test_wiki_needs_bytes(tmp_path, capsys):
 
 def test_the_plan_of_the_demo(monkeypatch):
     monkeypatch.undo()
-    made = demo.demo_plan(steps=demo.STEPS, device="cpu")
+    made = plan.demo_plan(steps=demo.STEPS, device="cpu")
     assert (made.pretrain_steps, made.sft_steps, made.dropout) == (235, 705, 0.1)
     assert (made.size, made.vocab_size) == (plan.SIZES[1], plan.VOCABULARY)
-    shortest = demo.demo_plan(steps=2, device="cpu")
+    shortest = plan.demo_plan(steps=2, device="cpu")
     assert (shortest.pretrain_steps, shortest.sft_steps) == (1, 1)
 
 
