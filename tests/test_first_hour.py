@@ -52,6 +52,7 @@ class Terminal:
         )
         os.close(side)
         output, lines, end = b"", list(typed), time.monotonic() + limit
+        answered = 0  # bytes of the output up to the last prompt that got a line
         try:
             while time.monotonic() < end:
                 if select.select([main], [], [], 0.2)[0]:
@@ -62,14 +63,17 @@ class Terminal:
                     if not data:
                         break
                     output += data
-                    if lines and b"you>" in data:
+                    if lines and b"you>" in output[answered:]:  # it may arrive in two pieces
                         os.write(main, lines.pop(0).encode() + b"\n")
+                        answered = len(output)
                     if interrupt_at and interrupt_at.encode() in output:
                         os.killpg(process.pid, signal.SIGINT)
                         interrupt_at = None
                 elif process.poll() is not None:
                     break
             code = process.wait(timeout=max(end - time.monotonic(), 1))
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{words} still runs after {limit:g} s: {output[-2000:]!r}")
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
