@@ -14,7 +14,7 @@ from niels_gpt.system.program import command
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
 
-STEPS = 940
+STEPS = 1150
 BYTE_STEPS = 1600
 PROMPT = "A language model"
 QUESTION = "what is niels?"

@@ -111,17 +111,21 @@ def eval_(
     show_scores(scores, wiki=config.data.wiki)
 
 
-def ask_all(loaded: LoadedRun, questions: Sequence[Question]) -> list[Answer]:
-    """Return the answers of a model to questions, with a progress display."""
-    from niels_gpt.inference.questions import ask
+def ask_all(loaded: LoadedRun, questions: Sequence[Question]) -> tuple[list[Answer], list[Answer]]:
+    """Return the answers of a model to questions, with a progress display: in new chats, and as second questions."""
+    from niels_gpt.inference.questions import ask, as_second_questions
     from niels_gpt.system.progress import progress_bar
 
-    answers = []
+    answers, second = [], []
     with progress_bar("asking", "questions") as show:
         for answer in ask(loaded.model, questions, tokenizer=loaded.tokenizer):
             answers.append(answer)
-            show(len(answers), len(questions))
-    return answers
+            show(len(answers), 2 * len(questions))
+        again, earlier = as_second_questions(answers)
+        for answer in ask(loaded.model, again, earlier=earlier, tokenizer=loaded.tokenizer):
+            second.append(answer)
+            show(len(answers) + len(second), 2 * len(questions))
+    return answers, second
 
 
 def _ask_questions(loaded: LoadedRun, file: Path | None, *, as_json: bool) -> None:
@@ -130,11 +134,16 @@ def _ask_questions(loaded: LoadedRun, file: Path | None, *, as_json: bool) -> No
 
     from niels_gpt.inference.questions import load_questions, share_on_topic
 
-    answers = ask_all(loaded, load_questions(file))
-    share = share_on_topic(answers)
+    answers, second = ask_all(loaded, load_questions(file))
+    share, share_second = share_on_topic(answers), share_on_topic(second)
     if as_json:
-        rows = [{**a.question._asdict(), "reply": a.reply, "on_topic": a.on_topic} for a in answers]
-        result = {"checkpoint": str(loaded.path), "step": loaded.step, "on_topic": share, "answers": rows}
+        rows = [
+            {**a.question._asdict(), "reply": a.reply, "on_topic": a.on_topic, "second_reply": b.reply}
+            | {"second_on_topic": b.on_topic}
+            for a, b in zip(answers, second, strict=True)
+        ]
+        result = {"checkpoint": str(loaded.path), "step": loaded.step, "on_topic": share}
+        result |= {"second_on_topic": share_second, "answers": rows}
         print(dumps(result, indent=2, ensure_ascii=False))
         return
     for answer in sorted(answers, key=lambda answer: answer.on_topic):
@@ -142,7 +151,7 @@ def _ask_questions(loaded: LoadedRun, file: Path | None, *, as_json: bool) -> No
         print(f"{mark}  {answer.question.topic}: {answer.question.text}\n           {answer.reply}")
     number = sum(answer.on_topic for answer in answers)
     print(f"{loaded.path} after {loaded.step} steps")
-    print(f"answers on topic: {number} of {len(answers)} ({share:.1%})")
+    print(f"answers on topic: {number} of {len(answers)} ({share:.1%}); {share_second:.1%} after another question")
 
 
 def show_scores(scores: Scores, *, wiki: str) -> None:

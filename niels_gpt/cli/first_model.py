@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from niels_gpt.workflow.plan import Plan
 
 EXAMPLES = 3
-"""Questions of the examination that are shown with their answers."""
+"""Questions that are shown with answers on topic; one more is shown with an answer off topic."""
 
 
 def describe_plan(plan: Plan) -> str:
@@ -235,10 +235,15 @@ def show_examination(loaded: LoadedRun, *, most: int | None = None) -> float:
 
     questions = load_questions()
     questions = questions if most is None else questions[:: max(len(questions) // most, 1)][:most]
-    answers = ask_all(loaded, questions)
+    answers, second = ask_all(loaded, questions)
     share = share_on_topic(answers)
     number = sum(answer.on_topic for answer in answers)
-    print(f"answers on topic: {number} of {len(answers)} ({share:.0%}) to questions in words that it has never seen")
-    for answer in answers[:: max(len(answers) // EXAMPLES, 1)][:EXAMPLES]:
-        print(f"you>   {answer.question.text}\nniels> {answer.reply}{'' if answer.on_topic else '   (off topic)'}")
+    print(f"answers on topic: {number} of {len(answers)} ({share:.0%}) to questions in words that it has never seen; "
+          f"{share_on_topic(second):.0%} if another question was asked before")  # fmt: skip
+    right = [answer for answer in answers if answer.on_topic]
+    wrong = [answer for answer in answers if not answer.on_topic]
+    for answer in right[:: max(len(right) // EXAMPLES, 1)][:EXAMPLES]:
+        print(f"you>   {answer.question.text}\nniels> {answer.reply}")
+    for answer in wrong[len(wrong) // 2 :][:1]:
+        print(f"you>   {answer.question.text}\nniels> {answer.reply}   (off topic)")
     return share

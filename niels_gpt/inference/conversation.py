@@ -80,6 +80,10 @@ class Conversation:
         self._check(text)  # before it becomes a turn
         self.turns.append({"role": "user", "content": text})
 
+    def add_assistant(self, text: str) -> None:
+        """Append a reply to `turns`."""
+        self.turns.append({"role": "assistant", "content": text.strip()})
+
     def reply(self, text: str) -> Iterator[str]:
         """Stream the reply to a user's message and append both to `turns`, also if the stream is closed early.
 
@@ -100,4 +104,4 @@ class Conversation:
                 answer += piece
                 yield piece
         finally:
-            self.turns.append({"role": "assistant", "content": answer.strip()})
+            self.add_assistant(answer)

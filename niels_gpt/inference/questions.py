@@ -79,14 +79,21 @@ def ask(
     model: GPT,
     questions: Sequence[Question],
     *,
+    earlier: Sequence[Answer] | None = None,
     tokenizer: AnyTokenizer | None = None,
     max_new_tokens: int = MAX_TOKENS,
 ) -> Iterator[Answer]:
-    """Yield the greedy answer to each question, in order; each is asked in a new conversation."""
+    """Yield the greedy answer to each question, in order; each is asked in a new conversation.
+
+    earlier: for each question, the question and the answer with which its conversation begins.
+    """
     for first in range(0, len(questions), TOGETHER):
         asked = questions[first : first + TOGETHER]
         chats = [Conversation(model, tokenizer=tokenizer) for _ in asked]
-        for chat, question in zip(chats, asked, strict=True):
+        for index, (chat, question) in enumerate(zip(chats, asked, strict=True), first):
+            if earlier is not None:
+                chat.add_user(earlier[index].question.text)
+                chat.add_assistant(earlier[index].reply)
             chat.add_user(question.text)
         stops = chats[0].stops
         replies = continue_batch(
@@ -99,6 +106,12 @@ def ask(
         )
         for question, reply in zip(asked, replies, strict=True):
             yield Answer(question, reply.strip(), question.is_answered_by(reply))
+
+
+def as_second_questions(answers: Sequence[Answer]) -> tuple[list[Question], list[Answer]]:
+    """Return the questions again, each with an earlier answer to another one, half the list away: another topic."""
+    half = len(answers) // 2
+    return [answer.question for answer in answers], [*answers[half:], *answers[:half]]
 
 
 def share_on_topic(answers: Sequence[Answer]) -> float:

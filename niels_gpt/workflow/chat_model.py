@@ -27,7 +27,7 @@ from niels_gpt.system import files
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from niels_gpt.workflow.note_dialogues import note_dialogues
 from niels_gpt.workflow.plan import Plan
-from niels_gpt.workflow.variations import with_variations
+from niels_gpt.workflow.variations import in_chats, with_variations
 
 SEED = 42
 """Seed of the split and of the variations."""
@@ -96,18 +96,18 @@ def write_dialogues(corpus: Corpus, dialogues: Path, folder: Path, *, about_note
 
     dialogues: a file of dialogues. Files get mode 0600: they hold text of the notes.
     """
-    general = with_variations(iter_primer_sft(dialogues, errors=_errors(corpus.errors)), seed=SEED)
-    written = {DIALOGUES: _write(folder / f"{DIALOGUES}.jsonl", general)}
+    samples = {DIALOGUES: list(with_variations(iter_primer_sft(dialogues, errors=_errors(corpus.errors)), seed=SEED))}
     if about_notes:
-        about = (
+        about = [
             ChatSample([ChatMessage("user", made.question), ChatMessage("assistant", made.answer)], ABOUT_NOTES, {})
             for path, text in corpus.texts(corpus.train)
             for made in note_dialogues(text, title=title_of(path))
-        )
-        number = _write(folder / f"{ABOUT_NOTES}.jsonl", about)
-        if number:
-            written[ABOUT_NOTES] = number
-    return written
+        ]
+        samples |= {ABOUT_NOTES: about} if about else {}
+    others = [sample for source in samples.values() for sample in source]
+    return {
+        name: _write(folder / f"{name}.jsonl", in_chats(source, others, seed=SEED)) for name, source in samples.items()
+    }
 
 
 def title_of(path: str) -> str:

@@ -1,12 +1,13 @@
-"""More dialogues from few: the same question with a greeting before it, or without some of its small words.
+"""More dialogues from few: a question with a greeting before it, without some of its small words, or later in a chat.
 
-A small model then learns that such words do not matter, and answers more questions in words that it has never seen.
+A small model then learns that such words and the turns before do not matter, and answers more questions that it has
+never seen.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from niels_gpt.data.types import ChatMessage, ChatSample
 
@@ -35,31 +36,60 @@ SMALL_WORDS = frozenset(
     | {"why", "please"}
 )
 """Words that may be left out of a question without changing its topic."""
+OPENED = 0.5
+"""Share of the variations that have an opening."""
 LEFT_OUT = 0.35
 """Probability that a small word is left out."""
 MIN_WORDS = 4
 """Shorter questions are not shortened."""
+LATER = 0.25
+"""Probability that a dialogue follows another one in a chat."""
+WHOLE = ("user", "assistant")
+"""Roles of the first and the last message of a dialogue that another one can follow."""
+EARLIER_CHARACTERS = 400
+"""Characters of the dialogue before it, at most: about half of what a chat remembers."""
 
 
 def with_variations(samples: Iterable[ChatSample], *, seed: int) -> Iterator[ChatSample]:
-    """Yield each sample; after one with a single question also the question with an opening, and one shortened."""
+    """Yield each sample; after one with a single question also a variation of the question, with the same answer.
+
+    A variation has an opening, or fewer small words. Most questions get one.
+    """
     draw = random.Random(seed)
     for sample in samples:
         yield sample
-        roles = [message.role for message in sample.messages]
-        if roles != ["user", "assistant"]:
+        if [message.role for message in sample.messages] != ["user", "assistant"]:
             continue
         question, answer = sample.messages
-        yield _asked(f"{draw.choice(OPENINGS)} {question.content}", answer, sample)
-        words = question.content.split()
-        kept = [word for word in words if not (_is_small(word) and draw.random() < LEFT_OUT)]
-        if len(words) >= MIN_WORDS and kept and kept != words:
-            yield _asked(" ".join(kept), answer, sample)
+        if draw.random() < OPENED:
+            varied = f"{draw.choice(OPENINGS)} {question.content}"
+        else:
+            varied = _shortened(question.content, draw)
+        if varied != question.content:
+            yield ChatSample([ChatMessage("user", varied), answer], sample.source, dict(sample.meta))
+
+
+def _shortened(question: str, draw: random.Random) -> str:
+    """The question without some of its small words; unchanged if it is short."""
+    words = question.split()
+    kept = [word for word in words if not (_is_small(word) and draw.random() < LEFT_OUT)]
+    return " ".join(kept) if len(words) >= MIN_WORDS and kept else question
+
+
+def in_chats(samples: Iterable[ChatSample], others: Sequence[ChatSample], *, seed: int) -> Iterator[ChatSample]:
+    """Yield each sample, some of them as the end of a chat: after a dialogue that is drawn from `others`."""
+    draw = random.Random(seed)
+    short = [other.messages for other in others if _can_be_followed(other.messages)]
+    for sample in samples:
+        later = short and sample.messages[0].role == "user" and draw.random() < LATER
+        before = draw.choice(short) if later else []
+        yield ChatSample([*before, *sample.messages], sample.source, dict(sample.meta))
+
+
+def _can_be_followed(messages: Sequence[ChatMessage]) -> bool:
+    whole = (messages[0].role, messages[-1].role) == WHOLE
+    return whole and sum(len(message.content) for message in messages) <= EARLIER_CHARACTERS
 
 
 def _is_small(word: str) -> bool:
     return word.lower().strip("?,.!") in SMALL_WORDS
-
-
-def _asked(question: str, answer: ChatMessage, sample: ChatSample) -> ChatSample:
-    return ChatSample([ChatMessage("user", question), answer], sample.source, dict(sample.meta))

@@ -68,7 +68,7 @@ def check_examination(output, asked):
     assert int(total) == len(asked)
     assert percent == f"{int(number) / len(asked):.0%}".rstrip("%")
     shown = re.findall(r"^you> +(.*)\nniels>", output, re.MULTILINE)
-    assert len(shown) == 3
+    assert len(shown) == len(set(shown)) == min(int(number), 3) + (int(number) < len(asked))
     assert set(shown) <= asked
 
 
@@ -116,7 +116,7 @@ def test_the_embedded_notes_and_the_dialogues_of_a_file(tmp_path, capsys, texts)
     answers = re.findall(r"^assistant: (.*)$", (tmp_path / "texts/primer.txt").read_text(encoding="utf-8"), re.M)
     assert len(answers) == 40
     assert {chat[-1]["content"] for chat in chats} == set(answers)
-    assert len(chats) >= 2 * len(answers)
+    assert len(chats) > len(answers)
     assert not (tmp_path / "run/cache/about_notes.jsonl").exists()
 
 
@@ -159,8 +159,8 @@ def test_wiki_needs_bytes(tmp_path, capsys):
 def test_the_plan_of_the_demo(monkeypatch):
     monkeypatch.undo()
     made = plan.demo_plan(steps=demo.STEPS, device="cpu")
-    assert (made.pretrain_steps, made.sft_steps, made.dropout) == (235, 705, 0.1)
-    assert (made.size, made.vocab_size) == (plan.SIZES[1], plan.VOCABULARY)
+    assert (made.pretrain_steps, made.sft_steps, made.dropout) == (104, 1046, 0.0)
+    assert (made.size, made.vocab_size) == (plan.Size(128, 2, 4, 256), plan.VOCABULARY)
     shortest = plan.demo_plan(steps=2, device="cpu")
     assert (shortest.pretrain_steps, shortest.sft_steps) == (1, 1)
 

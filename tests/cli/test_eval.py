@@ -1,6 +1,7 @@
 """`niels-gpt eval`: the options reach the scoring, and the table shows the scores (see test_score_run for them)."""
 
 import json
+import re
 
 import pytest
 
@@ -170,11 +171,14 @@ def test_questions_of_a_file(capsys, question_file, replies):
     assert [row["topic"] for row in result["answers"]] == ["none", "any"]
     assert [row["on_topic"] for row in result["answers"]] == [False, True]
     assert {row["reply"] for row in result["answers"]} == {"a reply"}
-    assert len(replies) == 2
+    assert result["second_on_topic"] == 0.5
+    assert [row["second_on_topic"] for row in result["answers"]] == [False, True]
+    first = [f"user: {row['text']}\nassistant: " for row in result["answers"]]
+    assert replies == [*first, *first]  # 48 bytes hold no earlier question
     assert call("eval", "runs/small", "--questions", "--question-file", question_file) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "off topic  none: what is it?" and lines[2] == "on topic   any: who are you?"
-    assert lines[-1] == "answers on topic: 1 of 2 (50.0%)"
+    assert re.fullmatch(r"answers on topic: 1 of 2 \(50\.0%\); 50\.0% .*", lines[-1])
 
 
 @pytest.mark.usefixtures("replies")

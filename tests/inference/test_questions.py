@@ -10,7 +10,7 @@ import pytest
 from niels_gpt.data.embedded import QUESTIONS
 from niels_gpt.inference import questions as module
 from niels_gpt.inference.conversation import Conversation
-from niels_gpt.inference.questions import Answer, Question, ask, load_questions, share_on_topic
+from niels_gpt.inference.questions import Answer, Question, as_second_questions, ask, load_questions, share_on_topic
 from tests.inference.models import GREEDY, spread_model
 from tests.token_caches import tokenizer
 
@@ -93,6 +93,25 @@ def test_answers_are_those_of_separate_conversations(kind: str, monkeypatch: pyt
         assert answer.reply == "".join(talk.reply(answer.question.text)).strip()
         assert answer.on_topic is answer.question.is_answered_by(answer.reply)
     assert len({answer.reply for answer in found}) > 1
+
+
+@pytest.mark.parametrize("kind", ["bytes", "tokens"])
+def test_second_questions_are_asked_after_the_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOGETHER", 2)
+    pieces = tokenizer() if kind == "tokens" else None
+    model = spread_model(V=256 if pieces is None else pieces.vocab_size, T=256, dropout=0.0)
+    asked = [Question(str(number), f"what is {'x' * number}?", ("e",)) for number in range(5)]
+    again, earlier = as_second_questions([Answer(question, f"it is {question.topic}", True) for question in asked])
+    assert again == asked
+    assert [answer.question.topic for answer in earlier] == ["2", "3", "4", "0", "1"]
+    found = list(ask(model, again, earlier=earlier, tokenizer=pieces, max_new_tokens=3))
+    for answer, first in zip(found, earlier, strict=True):
+        talk = Conversation(model, sampling=GREEDY, max_new_tokens=12 if pieces is None else 3, tokenizer=pieces)
+        talk.turns = [
+            {"role": "user", "content": first.question.text},
+            {"role": "assistant", "content": first.reply},
+        ]
+        assert answer.reply == "".join(talk.reply(answer.question.text)).strip()
 
 
 def test_the_length_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
