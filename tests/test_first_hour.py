@@ -155,6 +155,8 @@ def test_from_a_vault_to_a_chat(hour):
     for command in commands:  # as printed
         code, output = terminal.run(command, ["what is a token?", "/help", "/exit"])
         assert code in ((3, 4) if " audit " in command else (0,)), f"{command}\n{output}"  # latin.md was not judged
+        if " audit " in command:
+            assert re.search(r"dialogues .*of the package", output)
         if " chat " in command:
             assert "niels>" in output and "/reset" in output
 

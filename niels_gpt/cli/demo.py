@@ -87,7 +87,7 @@ def _chat_demo(
     plan = plans.demo_plan(steps=steps, device=device)
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(folder.path))}")
     console.print(describe_plan(plan) + "\n", markup=False)
-    trained = build_and_train(corpus, dialogues, plan, folder, about_notes=False, device=device)
+    trained = build_and_train(corpus, dialogues, [], plan, folder, device=device)
 
     console.print("\n[bold]1. How well does it predict?[/]  Bits per byte of held-out notes; lower is better.")
     show_scores_of(trained)

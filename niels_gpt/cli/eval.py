@@ -113,7 +113,7 @@ def eval_(
 
 def ask_all(loaded: LoadedRun, questions: Sequence[Question]) -> tuple[list[Answer], list[Answer]]:
     """Return the answers of a model to questions, with a progress display: in new chats, and as second questions."""
-    from niels_gpt.inference.questions import ask, as_second_questions
+    from niels_gpt.inference.questions import as_second_questions, ask
     from niels_gpt.system.progress import progress_bar
 
     answers, second = [], []

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from niels_gpt.config import RunConfig
     from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.workflow.chat_model import Corpus
+    from niels_gpt.workflow.note_dialogues import NoteTopic
     from niels_gpt.workflow.plan import Plan
 
 EXAMPLES = 3
@@ -41,11 +44,12 @@ class TrainedModel(NamedTuple):
 
 
 def build_and_train(
-    corpus: Corpus, dialogues: Path, plan: Plan, folder: PipelineFolder, *, about_notes: bool, device: str
+    corpus: Corpus, dialogues: Path, topics: Sequence[NoteTopic], plan: Plan, folder: PipelineFolder, *, device: str
 ) -> TrainedModel:
     """Build the caches in the folder of a pipeline, and train both phases; over bytes, one run.
 
-    Exits after a signal, with how to resume.
+    dialogues: a file; topics: what the model learns to answer about the notes. Exits after a signal, and says how to
+    resume.
     """
     from niels_gpt.cli.pipeline import check_and_store, run_phases
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
@@ -60,7 +64,7 @@ def build_and_train(
 
     cache = folder.path / "cache"
     with status_line("writing the dialogues") as show:
-        numbers = write_dialogues(corpus, dialogues, cache, about_notes=about_notes)
+        numbers = write_dialogues(dialogues, topics, cache, errors=corpus.errors)
         if plan.vocab_size:
             show(f"training a tokenizer of {plan.vocab_size:,} subwords")
             build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size)
@@ -162,25 +166,28 @@ def show_continuation(trained: TrainedModel, corpus: Corpus) -> None:
     print(f"\nA text that begins like one of your notes ({begin!r}):\n{text}")
 
 
-def show_answer(trained: TrainedModel, corpus: Corpus) -> None:
-    """Ask about a note that was trained on, and print the answer."""
-    from niels_gpt.inference.conversation import Conversation
-    from niels_gpt.inference.sampling import Sampling
-    from niels_gpt.workflow.chat_model import title_of
-    from niels_gpt.workflow.note_dialogues import note_dialogues
+ASKED = 50
+"""Topics of the notes that a new model is asked about."""
 
-    asked = None
-    for path, text in corpus.texts(corpus.train):
-        asked = next(iter(note_dialogues(text, title=title_of(path))), None)
-        if asked is not None:
-            break
-    question = asked.question if asked is not None else "what is niels?"
-    chat = Conversation(trained.chat.model, tokenizer=trained.chat.tokenizer, sampling=Sampling(temperature=0.0))
-    print(f"\nA question about your notes:\nyou>   {question}\nniels> {''.join(chat.reply(question)).strip()}")
+
+def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
+    """Ask about some of the notes in words that were not trained on, and print how many answers are right, and one."""
+    from niels_gpt.inference.questions import Question, ask
+
+    asked = topics[:: max(len(topics) // ASKED, 1)][:ASKED]
+    questions = [Question(topic.name, topic.new_question, (topic.begin,)) for topic in asked]
+    answers = list(ask(trained.chat.model, questions, tokenizer=trained.chat.tokenizer))
+    if not answers:
+        return
+    right = [answer for answer in answers if answer.on_topic]
+    print(f"\nQuestions about your notes, in words that it has never seen: {len(right)} of {len(answers)} are answered "
+          "with the text of the note")  # fmt: skip
+    shown = (right or answers)[0]
+    print(f"you>   {shown.question.text}\nniels> {shown.reply}")
 
 
 QUICK_AUDIT = 25
-"""Notes of the quick audit."""
+"""Notes, and conversations about them, of the quick audit."""
 
 
 def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
@@ -205,9 +212,9 @@ def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
         sample=QUICK_AUDIT,
         progress=progress_bar,
     ).verdict
-    print(f"\nWhat it knows by heart (a quick audit of {plural(verdict.notes_audited, 'note')}):")
+    print(f"\nWhat it knows by heart (a quick audit of {plural(verdict.notes_audited, 'text')}):")
     if verdict.windows_over:
-        print(f"{plural(verdict.windows_over, 'passage')} of {plural(verdict.notes_exposed, 'note')} can be recited: "
+        print(f"{plural(verdict.windows_over, 'passage')} of {plural(verdict.notes_exposed, 'text')} can be recited: "
               "do not publish this model")  # fmt: skip
         for passage in verdict.passages:
             print(f"  P(z) = {passage_probability(passage)}  {passage['document']}")

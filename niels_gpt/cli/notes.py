@@ -83,6 +83,9 @@ def folder(
         OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/notes, runs/notes-2, ...")
     ] = None,
     primer: PrimerOption = None,
+    no_questions: Annotated[
+        bool, typer.Option("--no-questions", help="Teach it no answers about the notes; it then recites less of them.")
+    ] = False,
     note_options: NoteOptions = NoteOptions(),
     device: DeviceOption = "auto",
 ) -> None:
@@ -104,7 +107,7 @@ def folder(
     from niels_gpt.system.device import resolve_device
     from niels_gpt.system.progress import status_line
     from niels_gpt.training.progress import say
-    from niels_gpt.workflow.chat_model import read_corpus
+    from niels_gpt.workflow.chat_model import read_corpus, topics_of
     from niels_gpt.workflow.plan import make_plan
 
     began = time.monotonic()
@@ -126,11 +129,12 @@ def folder(
         )
     say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
     dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
-    trained = first_model.build_and_train(corpus, dialogues, plan, run, about_notes=True, device=device)
+    topics = [] if no_questions else topics_of(corpus, plan)
+    trained = first_model.build_and_train(corpus, dialogues, topics, plan, run, device=device)
     print("\nBits per byte on notes that it has never seen; lower is better.")
     first_model.show_scores_of(trained)
     first_model.show_continuation(trained, corpus)
-    first_model.show_answer(trained, corpus)
+    first_model.show_answers(trained, topics)
     first_model.show_quick_audit(trained, corpus)
     for line in first_model.unreadable_lines(corpus):
         say(line)

@@ -116,10 +116,11 @@ def audit_notes(
 ) -> AuditResult:
     """Measure every text of a folder or file and judge whether the checkpoint is safe to publish.
 
-    notes: a folder or file (see `read_path`); None: the run's own data (see `read_run`).
+    notes: a folder or file (see `read_path`), to which the conversations of the run are added: what it was taught to
+    say about notes is not in their folder. None: the run's own data (see `read_run`).
     exact: score every passage to its end; otherwise only until P(z) is far below the threshold, with the same verdict.
     adapt_stride: increase the stride of the settings for much text (see `adapted_stride`).
-    sample: audit only so many documents, chosen evenly; the verdict is then never SAFE.
+    sample: audit only so many texts and so many conversations, chosen evenly; the verdict is then never SAFE.
 
     Controls are the held-out documents and those of the folder `control`. After Ctrl-C the result is partial. Raises
     ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
@@ -127,13 +128,18 @@ def audit_notes(
     check_threshold(threshold)
     with progress("reading"):
         found = read_run(loaded) if notes is None else read_path(notes, loaded, encoding_errors)
+        if notes is not None:  # what it was taught to say about the notes is no text of the folder
+            chats = read_run(loaded, only_chats=True)
+            found.texts.extend(chats.texts)
+            found.skipped.extend(chats.skipped)
         audited, too_short = _without_tiny(found.texts, loaded)
         if not audited:
             raise ValueError(_nothing_to_audit(notes, found))
         sampled = ""
         if sample is not None and sample < len(audited):
-            sampled = f"a sample of {sample:,} of {len(audited):,} documents: audit all of them"
-            audited = [audited[i * len(audited) // sample] for i in range(sample)]
+            sampled = f"a sample of {len(audited):,} documents: audit all of them"
+            by_kind = [[text for text in audited if (text.kind == CHAT) == chat] for chat in (False, True)]
+            audited = [texts[i] for texts in by_kind for i in _evenly(len(texts), sample)]
         status, unknown_because = membership(loaded, {text.name: text.ids for text in audited})
         controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
     if adapt_stride:
@@ -159,6 +165,12 @@ def audit_notes(
         interrupted=interrupted,
     )
     return AuditResult(verdict, measured, skipped)
+
+
+def _evenly(length: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `length`, evenly spaced."""
+    number = min(length, most)
+    return [i * length // number for i in range(number)]
 
 
 def check_threshold(threshold: float) -> None:

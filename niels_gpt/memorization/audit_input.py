@@ -21,6 +21,7 @@ import numpy as np
 from niels_gpt.chat.template import encode_chat
 from niels_gpt.chat.transcript import DELIMITER, parse_chat
 from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
+from niels_gpt.data.embedded import PRIMER
 from niels_gpt.data.note_selection import EMPTY, LINKED, NODE_MODULES, TEXT_FORMATS, note_text, utf8_problem
 from niels_gpt.data.primer import primer_dialogues
 from niels_gpt.data.reading.json_rows import is_chat_export
@@ -29,7 +30,7 @@ from niels_gpt.data.registry import sources
 from niels_gpt.data.row_layout import UnknownColumns
 from niels_gpt.data.types import ChatSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, iter_user_files, read_file
-from niels_gpt.memorization.membership import run_sources
+from niels_gpt.memorization.membership import RunSource, run_sources
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message
@@ -90,25 +91,38 @@ class AuditInput:
 # --- the run's own data ------------------------------------------------------------------------------
 
 
-def read_run(loaded: LoadedRun) -> AuditInput:
+def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
     """Return the documents of the run's own sources, also the held-out ones, as the training has them.
 
-    Public sources (from the Hub, or Python's docstrings) are listed as skipped. Data that has changed since the
-    training is read as it is now, and reported as missing.
+    only_chats: of sources of conversations only. Public sources (from the Hub, or Python's docstrings) are listed as
+    skipped, and so are conversations whose replies are all of the package's dialogues. Data that has changed since
+    the training is read as it is now, and reported as missing.
     """
     found, problems, keys = AuditInput(), list[str](), set[tuple[str, bytes]]()
+    known, of_package, chats_read = _package_replies(loaded), Counter[str](), False
     for source in run_sources(loaded, problems):
         if _is_public(source.name, source.config.data):
             found.skipped.append(NotRead(source.name, "a public source", missing=False, files=0))
             continue
+        chat = _holds_chats(source)
+        if only_chats and not chat:
+            continue
+        chats_read = chats_read or chat
         for documents in (source.train, source.held_out):
             for name, ids in _documents_of(documents, loaded):
                 key = (source.name, ids.tobytes())
-                if key not in keys:  # the runs before may have had the same data
-                    keys.add(key)
-                    chat = source.config.task == "sft" or (uses_bytes(source.config) and source.name == "primer")
+                if key in keys:  # the runs before may have had the same data
+                    continue
+                keys.add(key)
+                if chat and _replies(ids, loaded) <= known:
+                    of_package[source.name] += 1
+                else:
                     kind = CHAT if chat else NOTE if source.name == "roam" else ROW
                     found.add(f"{source.name}: {name}", kind, ids)
+    for name, number in of_package.items():
+        found.skipped.append(NotRead(name, f"{number:,} dialogues of the package, which everyone has", False, 0))
+    if only_chats and (chats_read or loaded.config is None or loaded.config.task != "sft"):
+        problems = []  # they are about other sources
     remedy = "restore it, or name the text with --notes"
     found.skipped += [NotRead("data of the run", problem, True, 0, remedy) for problem in dict.fromkeys(problems)]
     return found.unique_names()
@@ -125,6 +139,35 @@ def _documents_of(documents: DocumentSet, loaded: LoadedRun) -> Iterator[tuple[s
             ids = ids[:-1]
         if sizes[ids].any():
             yield documents.name(i), ids
+
+
+def _holds_chats(source: RunSource) -> bool:
+    """Whether the documents of a source are conversations."""
+    if source.config.task == "sft":
+        return True
+    own = source.config.data.sources.get(source.name)
+    return uses_bytes(source.config) and (source.name == "primer" or (own is not None and own.kind == "chat"))
+
+
+def _package_replies(loaded: LoadedRun) -> set[bytes]:
+    """The replies in the dialogues of the package, as ids."""
+    dialogues = (parse_chat(block) for block in primer_dialogues(PRIMER.read_text(encoding="utf-8")))
+    texts = {turn["content"] for dialogue in dialogues for turn in dialogue if turn["role"] == "assistant"}
+    return {np.asarray(loaded.encode(text), dtype=np.int64).tobytes() for text in texts}
+
+
+def _replies(ids: np.ndarray, loaded: LoadedRun) -> set[bytes]:
+    """The replies in a conversation, as ids; a text that is no conversation is one reply."""
+    if isinstance(loaded.tokenizer, ByteTokenizer):
+        try:
+            turns = parse_chat(bytes(ids.astype(np.uint8)).decode("utf-8", "replace"))
+        except ValueError:
+            return {ids.tobytes()}
+        replies = [loaded.encode(turn["content"]) for turn in turns if turn["role"] == "assistant"]
+        return {np.asarray(reply, dtype=np.int64).tobytes() for reply in replies}
+    special = loaded.tokenizer.special_token_ids()
+    begins, ends = np.flatnonzero(ids == special["asst"]) + 1, np.flatnonzero(ids == special["eot"])
+    return {ids[begin : min(ends[ends >= begin], default=len(ids))].tobytes() for begin in begins}
 
 
 def _is_public(name: str, data: DataConfig) -> bool:

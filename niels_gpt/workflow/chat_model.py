@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from niels_gpt.cache.sources.build import build
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.config import DataConfig, NotesConfig, RunConfig, SourceConfig
 from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.data.note_check import find_secrets
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.registry import sources
@@ -25,7 +26,7 @@ from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.types import ChatMessage, ChatSample
 from niels_gpt.system import files
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from niels_gpt.workflow.note_dialogues import note_dialogues
+from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
 
@@ -41,6 +42,8 @@ DIALOGUES, ABOUT_NOTES = "dialogues", "about_notes"
 """Names of the two sources of dialogues."""
 ABOUT_SHARE = 0.4
 """Share of the fine-tuning rows that are about the notes."""
+ROWS_PER_TOPIC = 24
+"""Rows about one topic of the notes; a topic that is seen less often is not learned."""
 BYTE_DIALOGUES = 0.4
 """Share of the rows that are dialogues, for a model over bytes."""
 QUESTION = "what is niels?"
@@ -91,19 +94,35 @@ def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str) -> Corpu
     return dataclasses.replace(corpus, size=size, held_out_size=held_out_size, characters=len(characters))
 
 
-def write_dialogues(corpus: Corpus, dialogues: Path, folder: Path, *, about_notes: bool) -> dict[str, int]:
+def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
+    """Return what the model will be asked about the notes: as many topics as it can learn in the steps of the plan.
+
+    Answers with a secret (a key, a password) are left out.
+    """
+    rows = plan.sft_rows * plan.sft_steps if plan.vocab_size else plan.pretrain_rows * plan.pretrain_steps
+    share = ABOUT_SHARE if plan.vocab_size else BYTE_DIALOGUES * ABOUT_SHARE
+    notes = [
+        (title_of(path), list(note_topics(text, title=title_of(path)))) for path, text in corpus.texts(corpus.train)
+    ]
+    chosen = choose_topics(notes, most=max(int(rows * share / ROWS_PER_TOPIC), 1))
+    return [topic for topic in chosen if not find_secrets(topic.answer)]
+
+
+def write_dialogues(
+    dialogues: Path, topics: Sequence[NoteTopic], folder: Path, *, errors: str = "strict"
+) -> dict[str, int]:
     """Write the dialogues of fine-tuning into a folder, one file per source; return their numbers.
 
-    dialogues: a file of dialogues. Files get mode 0600: they hold text of the notes.
+    dialogues: a file of dialogues. topics: of the notes. errors: how the file is decoded. The files get mode 0600: they
+    hold text of the notes.
     """
-    samples = {DIALOGUES: list(with_variations(iter_primer_sft(dialogues, errors=_errors(corpus.errors)), seed=SEED))}
-    if about_notes:
-        about = [
-            ChatSample([ChatMessage("user", made.question), ChatMessage("assistant", made.answer)], ABOUT_NOTES, {})
-            for path, text in corpus.texts(corpus.train)
-            for made in note_dialogues(text, title=title_of(path))
+    samples = {DIALOGUES: list(with_variations(iter_primer_sft(dialogues, errors=_errors(errors)), seed=SEED))}
+    if topics:
+        samples[ABOUT_NOTES] = [
+            ChatSample([ChatMessage("user", question), ChatMessage("assistant", topic.answer)], ABOUT_NOTES, {})
+            for topic in topics
+            for question in topic.questions
         ]
-        samples |= {ABOUT_NOTES: about} if about else {}
     others = [sample for source in samples.values() for sample in source]
     return {
         name: _write(folder / f"{name}.jsonl", in_chats(source, others, seed=SEED)) for name, source in samples.items()

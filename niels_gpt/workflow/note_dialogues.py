@@ -6,8 +6,10 @@ They teach a chat model that it is about these notes. The notes themselves are n
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 QUESTIONS = (
@@ -25,7 +27,7 @@ QUESTIONS = (
 """How a person asks for a note; the gap is the heading, in lower case."""
 PER_HEADING = 4
 """Questions for each heading."""
-MAX_ANSWER = 240
+MAX_ANSWER = 160
 """Most characters of an answer; it ends with a complete sentence where there is one."""
 MIN_ANSWER = 20
 """Shorter text below a heading is no answer."""
@@ -40,28 +42,66 @@ _LINK = re.compile(r"\[\[(?:[^\]|]*\|)?([^\]|]*)\]\]|!?\[([^\]]*)\]\([^)]*\)")
 _SENTENCE_END = re.compile(r"[.!?…][\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]")  # also the full stop and marks of Chinese
 
 
-class NoteDialogue(NamedTuple):
-    """A question about a note, and its answer."""
+class NoteTopic(NamedTuple):
+    """What a person can ask about a note, and the answer.
 
-    question: str
+    Which questions are asked depends only on the name, so that the same notes give the same dialogues.
+    """
+
+    name: str
     answer: str
 
+    @property
+    def questions(self) -> list[str]:
+        """Questions to train on."""
+        return [self._question(3 * number) for number in range(PER_HEADING)]
 
-def note_dialogues(text: str, *, title: str) -> Iterator[NoteDialogue]:
-    """Yield the dialogues of one note; `title` names the text above its first heading.
+    @property
+    def new_question(self) -> str:
+        """A question that is not trained on."""
+        return self._question(1)
 
-    The choice of questions depends only on the heading, so that the same notes give the same dialogues.
-    """
+    @property
+    def begin(self) -> str:
+        """The first words of the answer, by which it is recognized."""
+        return " ".join(re.sub(r"^\W+", "", self.answer).split()[:4])
+
+    def _question(self, number: int) -> str:
+        first = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
+        return QUESTIONS[(first + number) % len(QUESTIONS)].format(self.name)
+
+
+def note_topics(text: str, *, title: str) -> Iterator[NoteTopic]:
+    """Yield the topics of one note, in its order; `title` names the text above its first heading."""
     seen = set()
     for heading, body in _sections(text, title):
         name, answer = _plain(heading).strip(" .:!?").lower(), _answer(body)
-        if not 2 <= len(name) <= MAX_HEADING or len(answer) < MIN_ANSWER or name in seen:
-            continue
-        seen.add(name)
-        first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-        for number in range(PER_HEADING):
-            question = QUESTIONS[(first + 3 * number) % len(QUESTIONS)]  # 3 and the number of questions are coprime
-            yield NoteDialogue(question.format(name), answer)
+        if _is_name(name) and len(answer) >= MIN_ANSWER and name not in seen:
+            seen.add(name)
+            yield NoteTopic(name, answer)
+
+
+def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -> list[NoteTopic]:
+    """Return the first topic of each note, then the second, and so on, up to `most`.
+
+    notes: (title, topics) of each note. A name that several notes have, such as "introduction", is asked about with
+    the title: "introduction of ferns".
+    """
+    count = Counter(topic.name for _, topics in notes for topic in topics)
+    chosen: dict[str, NoteTopic] = {}
+    for row in itertools.zip_longest(*(topics for _, topics in notes)):
+        for (title, _), topic in zip(notes, row, strict=True):
+            if topic is None or len(chosen) >= most:
+                continue
+            known = count[topic.name] == 1 or topic.name == title.lower()
+            name = topic.name if known else f"{topic.name} of {title.lower()}"
+            if _is_name(name) and name not in chosen:
+                chosen[name] = topic._replace(name=name)
+    return list(chosen.values())
+
+
+def _is_name(name: str) -> bool:
+    return 2 <= len(name) <= MAX_HEADING
 
 
 def _sections(text: str, title: str) -> Iterator[tuple[str, list[str]]]:
@@ -83,14 +123,15 @@ def _sections(text: str, title: str) -> Iterator[tuple[str, list[str]]]:
 
 def _answer(lines: list[str]) -> str:
     """Return the beginning of the text, in one line; lists are joined."""
-    text = ""
+    raw = text = ""
     for line in lines:
-        words = _plain(re.sub(r"^\s*(?:[-*+]|\d+[.)])\s+(?:\[[ xX]\]\s+)?", "", line)).strip()
+        words = re.sub(r"^\s*(?:[-*+]|\d+[.)])\s+(?:\[[ xX]\]\s+)?", "", line).strip()
         if words:
-            text = f"{text} {words}".strip()
+            raw = f"{raw} {words}".strip()
+            text = _plain(raw).strip()  # of all: a link may continue in the next line
         elif len(text) >= MIN_ANSWER:
             break  # the first paragraph is enough
-        if len(text) > MAX_ANSWER:
+        if len(text) > 2 * MAX_ANSWER:
             break
     if len(text) <= MAX_ANSWER:
         return text

@@ -116,7 +116,7 @@ NUMBER = 24
 PARTS = [
     "Bits per byte on notes that it has never seen",
     "A text that begins like one of your notes",
-    "A question about your notes:",
+    "Questions about your notes, in words that it has never seen: ",
     "What it knows by heart (a quick audit of ",
     "Try next:",
 ]
@@ -195,7 +195,8 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert train | held_out == {f"mark{i:02d}" for i in range(NUMBER)}
     about = (folder / "cache/about_notes.jsonl").read_text(encoding="utf-8")
     asked = set(re.findall(r"the (mark\d\d) is", about))
-    assert asked == train
+    assert asked <= train and len(asked) >= 15  # 20 steps of 48 rows, 0.4 of them about notes, 24 for each topic
+    assert "IOSFODNN7" not in about  # no secret is taught
     assert SECRET not in about and "ignored note" not in about
     assert (folder / "cache/about_notes.jsonl").stat().st_mode & 0o777 == 0o600
 
@@ -205,6 +206,11 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert commands[0][1:] == ["runs/notes"] and commands[2][1:] == ["runs/notes", "--notes", str(nasty)]
     assert run(*commands[1], "--max-tokens", "3", "--device", "cpu") == 0
     assert capsys.readouterr().out.startswith(commands[1][2])
+
+    # The audit also asks what the model was taught to say about the notes.
+    assert run(*commands[2], "--json", "--device", "cpu") in (3, 4)
+    audited = [document["name"] for document in json.loads(capsys.readouterr().out)["documents"]]
+    assert sum(name.startswith("about_notes: ") for name in audited) == len(about.splitlines())
 
     assert run("notes", nasty, "--run-dir", "runs/notes") == 1
     assert "already holds a pipeline" in capsys.readouterr().err
@@ -232,6 +238,9 @@ def test_many_characters_need_bytes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "vault"]
     commands = [shlex.split(line)[1:] for line in out.splitlines()[-3:]]
     assert [command[:2] for command in commands] == [["chat", "run"], ["generate", "run"], ["audit", "run"]]
+    assert run(*commands[2], "--json", "--device", "cpu") in (0, 3, 4)
+    audited = [document["name"] for document in json.loads(capsys.readouterr().out)["documents"]]
+    assert any(name.startswith("about_notes: ") for name in audited)
     assert run(*commands[1], "--max-tokens", "3", "--device", "cpu") == 0
 
 

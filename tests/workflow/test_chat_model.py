@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import stat
 from pathlib import Path
 
@@ -16,12 +18,14 @@ from niels_gpt.tokenizer import load_tokenizer
 from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.token_task import with_vocabulary
 from niels_gpt.workflow.chat_model import (
+    ROWS_PER_TOPIC,
     Corpus,
     build_caches,
     byte_config,
     dialogue_sources,
     phase_configs,
     read_corpus,
+    topics_of,
     write_dialogues,
 )
 from niels_gpt.workflow.plan import Plan, Size
@@ -60,7 +64,7 @@ def corpus(vault: Path) -> Corpus:
 def folder(corpus: Corpus, vault: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dialogues and caches."""
     folder = tmp_path_factory.mktemp("pipeline") / "cache"
-    names = write_dialogues(corpus, vault / "primer.txt", folder, about_notes=True)
+    names = write_dialogues(vault / "primer.txt", topics_of(corpus, PLAN), folder)
     build_caches(corpus, folder, names, vocab_size=400)
     return folder
 
@@ -118,7 +122,8 @@ def rows(path: Path) -> list[tuple[str, str]]:
 
 
 def test_dialogues_are_written(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
-    numbers = write_dialogues(corpus, vault / "primer.txt", tmp_path / "made", about_notes=True)
+    topics = topics_of(corpus, dataclasses.replace(PLAN, sft_steps=1000))
+    numbers = write_dialogues(vault / "primer.txt", topics, tmp_path / "made")
     general, about = (rows(tmp_path / "made" / f"{name}.jsonl") for name in ("dialogues", "about_notes"))
     assert numbers == {"dialogues": len(general), "about_notes": len(about)}
     assert set(ANSWERS.items()) <= set(general)
@@ -131,17 +136,26 @@ def test_dialogues_are_written(corpus: Corpus, vault: Path, tmp_path: Path) -> N
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_dialogues_without_questions_about_the_notes(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
-    assert list(write_dialogues(corpus, vault / "primer.txt", tmp_path, about_notes=False)) == ["dialogues"]
+def test_dialogues_without_questions_about_the_notes(vault: Path, tmp_path: Path) -> None:
+    assert list(write_dialogues(vault / "primer.txt", [], tmp_path)) == ["dialogues"]
     assert [path.name for path in tmp_path.iterdir()] == ["dialogues.jsonl"]
 
 
-def test_notes_about_which_nothing_can_be_asked(vault: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocab_size", [400, 0])
+def test_as_many_topics_as_are_seen_often_enough(corpus: Corpus, vocab_size: int) -> None:
+    plan = dataclasses.replace(PLAN, vocab_size=vocab_size)
+    steps, rows, share = ("sft_steps", plan.sft_rows, 0.4) if vocab_size else ("pretrain_steps", 3, 0.4 * 0.4)
+    for number in (1, 3, 8):
+        enough = math.ceil(number * ROWS_PER_TOPIC / (rows * share))
+        assert len(topics_of(corpus, dataclasses.replace(plan, **{steps: enough}))) == number
+        assert len(topics_of(corpus, dataclasses.replace(plan, **{steps: enough - 1}))) == max(number - 1, 1)
+
+
+def test_notes_about_which_nothing_can_be_asked(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.md").write_text("short", encoding="utf-8")
     found = read_corpus(tmp_path, NotesConfig(), errors="skip")
-    numbers = write_dialogues(found, vault / "primer.txt", tmp_path / "made", about_notes=True)
-    assert list(numbers) == ["dialogues"]
+    assert topics_of(found, PLAN) == []
 
 
 def test_the_title_of_a_note_is_its_file_name(vault: Path, tmp_path: Path) -> None:
@@ -149,7 +163,7 @@ def test_the_title_of_a_note_is_its_file_name(vault: Path, tmp_path: Path) -> No
         (tmp_path / f"{name}.md").write_text("water them twice a week, at least", encoding="utf-8")
     found = read_corpus(tmp_path, NotesConfig(), errors="skip")
     found = Corpus(**{**vars(found), "train": found.train + found.held_out})
-    write_dialogues(found, vault / "primer.txt", tmp_path / "made", about_notes=True)
+    write_dialogues(vault / "primer.txt", topics_of(found, PLAN), tmp_path / "made")
     asked = [question for question, _ in rows(tmp_path / "made" / "about_notes.jsonl")]
     assert len(asked) == 4 and all("green ferns at home" in question for question in asked)
 

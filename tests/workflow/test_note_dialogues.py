@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from niels_gpt.inference.questions import Question
 from niels_gpt.workflow.note_dialogues import (
     MAX_ANSWER,
     MAX_HEADING,
     MIN_ANSWER,
     PER_HEADING,
     QUESTIONS,
-    note_dialogues,
+    NoteTopic,
+    choose_topics,
+    note_topics,
 )
 
 LONG = "water it twice a week, and never at noon."
@@ -18,22 +21,21 @@ LONG = "water it twice a week, and never at noon."
 
 def answers(text: str, title: str = "a title") -> list[str]:
     """The answer for each heading."""
-    return [made.answer for made in note_dialogues(text, title=title)][::PER_HEADING]
+    return [topic.answer for topic in note_topics(text, title=title)]
 
 
 def test_each_heading_gets_different_questions_with_the_same_answer() -> None:
-    made = list(note_dialogues(f"above everything, {LONG}\n# Ferns\n{LONG}\n## *Moss*\n{LONG} moss\n", title="Plants"))
-    assert len(made) == 3 * 4
-    for heading, answer, start in (("plants", f"above everything, {LONG}", 0), ("ferns", LONG, 4)):
-        group = made[start : start + 4]
-        assert len({each.question for each in group}) == 4
-        assert {each.question for each in group} <= {question.format(heading) for question in QUESTIONS}
-        assert {each.answer for each in group} == {answer}
+    topics = list(note_topics(f"above everything, {LONG}\n# Ferns\n{LONG}\n## *Moss*\n{LONG} moss\n", title="Plants"))
+    assert topics[:2] == [("plants", f"above everything, {LONG}"), ("ferns", LONG)] and len(topics) == 3
+    for topic in topics:
+        assert len(set(topic.questions)) == PER_HEADING == 4
+        asked = {*topic.questions, topic.new_question}
+        assert len(asked) == 5 and asked <= {question.format(topic.name) for question in QUESTIONS}
 
 
 def test_the_choice_depends_only_on_the_heading() -> None:
-    first = [made.question for made in note_dialogues(f"# Ferns\n{LONG}", title="one")]
-    second = [made.question for made in note_dialogues(f"x\n# Ferns #\nanother text, {LONG}", title="two")]
+    (first,) = (topic.questions for topic in note_topics(f"# Ferns\n{LONG}", title="one"))
+    (second,) = (topic.questions for topic in note_topics(f"x\n# Ferns #\nanother text, {LONG}", title="two"))
     # sha256sum of "ferns" begins with 220497c5; 3 and the number of questions are coprime.
     begin = 0x220497C5 % 10
     assert first == second == [QUESTIONS[(begin + 3 * number) % 10].format("ferns") for number in range(4)]
@@ -75,8 +77,8 @@ def test_headings_that_are_names(heading: str, asked: bool) -> None:
     ],
 )
 def test_names_are_plain_text_in_lower_case(heading: str, name: str) -> None:
-    made = [each.question for each in note_dialogues(f"### {heading}\n{LONG}", title="a title")]
-    assert len(made) == PER_HEADING and set(made) <= {question.replace("{}", name) for question in QUESTIONS}
+    (topic,) = note_topics(f"### {heading}\n{LONG}", title="a title")
+    assert topic.name == name and set(topic.questions) <= {question.replace("{}", name) for question in QUESTIONS}
 
 
 def test_short_text_is_no_answer() -> None:
@@ -122,11 +124,11 @@ def test_long_answers_end_with_a_sentence() -> None:
 
 def test_long_answers_without_an_end_are_cut_between_words() -> None:
     (cut,) = answers(f"# Ferns\n{'words ' * 60}")
-    assert cut == "words " * 39 + "words ..."  # 240 characters end with a blank
+    assert cut == "words " * 25 + "words ..."  # 160 characters end within a word
     assert len(cut) <= MAX_ANSWER + 4
     # A first line of the greatest length is cut, too, if the paragraph goes on.
-    line = "words " * 39 + "letter"
-    assert len(line) == MAX_ANSWER and answers(f"# Ferns\n{line}\nmore") == ["words " * 39 + "..."]
+    line = "words " * 25 + "characters"
+    assert len(line) == MAX_ANSWER and answers(f"# Ferns\n{line}\nmore") == ["words " * 25 + "..."]
     # A sentence that is too short to be an answer does not end it.
     sentence = "x" * (MIN_ANSWER - 1) + "."
     assert answers(f"# Ferns\n{sentence} {'words ' * 60}") == [sentence]
@@ -136,3 +138,53 @@ def test_long_answers_without_an_end_are_cut_between_words() -> None:
 
 def test_notes_without_text() -> None:
     assert answers("") == [] and answers("# Ferns\n") == [] and answers("```\nan open block of code, to the end") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "begin"),
+    [("(AST) is a tree of code", "AST) is a tree"), ("water  it", "water it"), ("** - 3 of them", "3 of them")],
+)
+def test_an_answer_is_recognized_by_its_first_words(answer: str, begin: str) -> None:
+    topic = NoteTopic("x", answer)
+    assert topic.begin == begin
+    words = Question("", "?", (begin,))
+    assert words.is_answered_by(" ".join(answer.split())) and not words.is_answered_by("another answer")
+
+
+def topics_named(*names: str) -> list[NoteTopic]:
+    return [NoteTopic(name, f"{name}, {LONG}") for name in names]
+
+
+def test_the_first_topics_of_all_notes_are_chosen_first() -> None:
+    notes = [
+        ("A", topics_named("a1", "a2", "a3")),
+        ("B", topics_named("b1")),
+        ("C", []),
+        ("D", topics_named("d1", "d2")),
+    ]
+    everything = ["a1", "b1", "d1", "a2", "d2", "a3"]
+    for most in range(8):
+        assert [topic.name for topic in choose_topics(notes, most)] == everything[:most]
+    assert choose_topics([], 3) == []
+
+
+def test_names_that_several_notes_have_get_the_title() -> None:
+    notes = [
+        ("Green Ferns", topics_named("green ferns", "soil")),
+        ("Moss", topics_named("green ferns", "soil", "light")),
+        ("x" * MAX_HEADING, topics_named("soil")),  # too long with the title
+    ]
+    chosen = {topic.name: topic.answer for topic in choose_topics(notes, 10)}
+    assert chosen == {
+        "green ferns": f"green ferns, {LONG}",
+        "green ferns of moss": f"green ferns, {LONG}",
+        "soil of green ferns": f"soil, {LONG}",
+        "soil of moss": f"soil, {LONG}",
+        "light": f"light, {LONG}",
+    }
+
+
+def test_a_link_over_two_lines() -> None:
+    assert answers("# Ferns\n[The green\nfern](https://example.org/a) grows in the\nshade.") == [
+        "The green fern grows in the shade."
+    ]
