@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from niels_gpt.cache.sources.build import BuildResult
     from niels_gpt.cache.sources.texts import BuildSettings
-    from niels_gpt.config import NotesConfig
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer import Tokenizer
 
@@ -143,7 +142,9 @@ def build_all(
 ) -> None:
     """Build all caches: fineweb-edu, notes, wikitext, gutenberg; dolly, oasst1, primer."""
     from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.config.yaml_file import load_config
 
+    data = load_config(config).data
     settings = BuildSettings(
         cache_dir=cache_dir,
         seed=seed,
@@ -161,8 +162,8 @@ def build_all(
         primer=primer,
         roam_val_frac=roam_val_frac,
         val_frac=val_frac,
-        errors=note_options.encoding_errors,
-        notes=note_options.notes(_notes_of(config)),
+        errors=note_options.encoding_errors or data.encoding_errors,
+        notes=note_options.notes(data.notes),
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
         workers=threads,
@@ -206,6 +207,7 @@ def build(
 ) -> None:
     """Build the caches of the named sources, your own included."""
     from niels_gpt.cache.sources.texts import BuildSettings
+    from niels_gpt.config.yaml_file import load_config
 
     if path is not None and len(names) > 1:
         raise ValueError("--path needs exactly one source: build them one after the other")
@@ -218,6 +220,7 @@ def build(
     ):
         if value is not None and not set(names) & set(apply_to):
             raise ValueError(f"{option} applies to {' and '.join(apply_to)} only, not to {', '.join(names)}: omit it")
+    data = load_config(config).data
     settings = BuildSettings(
         cache_dir=cache_dir,
         seed=seed,
@@ -233,20 +236,13 @@ def build(
         roam_val_frac=val_frac,
         val_frac=val_frac,
         test=test,
-        errors=note_options.encoding_errors,
-        notes=note_options.notes(_notes_of(config)),
+        errors=note_options.encoding_errors or data.encoding_errors,
+        notes=note_options.notes(data.notes),
         vocab_size=vocab_size,
         tokenizer_documents=tokenizer_documents,
         workers=threads,
     )
     _run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
-
-
-def _notes_of(config: Path | None) -> NotesConfig | None:
-    """data.notes of a YAML file."""
-    from niels_gpt.config.yaml_file import load_config
-
-    return load_config(config).data.notes if config else None
 
 
 def _run_build(

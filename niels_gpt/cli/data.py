@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from niels_gpt.cache.sft_dataset import SFTExampleDataset
-    from niels_gpt.config import DataConfig, NotesConfig
+    from niels_gpt.config import DataConfig
     from niels_gpt.data.registry import Sample, Source
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ def show(
 
     data = _data_config(config, note_options)
     source = _source(name, data, field, columns)
-    _check_notes(source, path, data.notes, note_options)
+    _check_notes(source, path, data, note_options)
     samples = source.samples(
         subset=subset,
         split=split,
@@ -114,7 +114,7 @@ def show(
         shuffle=shuffle,
         seed=seed,
         path=path,
-        errors=note_options.encoding_errors,
+        errors=_errors(source, data, note_options),
         notes=data.notes,
     )
     console = Console(highlight=False)
@@ -185,7 +185,7 @@ def stats(
 
     data = _data_config(config, note_options)
     source = _source(name, data, field, columns)
-    _check_notes(source, path, data.notes, note_options)
+    _check_notes(source, path, data, note_options)
     name, layout = source.name, source.layout(path, data.notes, data.encoding_errors)
     if take is None and source.large and path is None and source.where().kind != "local":
         take = LARGE_TAKE
@@ -195,7 +195,7 @@ def stats(
         split=split,
         take=take,
         path=path,
-        errors=note_options.encoding_errors,
+        errors=_errors(source, data, note_options),
         notes=data.notes,
         stats=dropped,
     )
@@ -409,17 +409,21 @@ def _data_config(config: Path | None, options: NoteOptions | None = None) -> Dat
     """Return `data` of a YAML file, or the default, with the options applied."""
     import dataclasses
 
-    from niels_gpt.config import DataConfig
     from niels_gpt.config.yaml_file import load_config
 
-    data = load_config(config).data if config else DataConfig()
+    data = load_config(config).data
     options = options or NoteOptions()
-    # The encoding of a config is that of its runs; here, as in all commands without a run, the option decides.
-    errors: Any = options.encoding_errors or "strict"
+    errors: Any = options.encoding_errors or data.encoding_errors
     return dataclasses.replace(data, notes=options.notes(data.notes), encoding_errors=errors)
 
 
-def _check_notes(source: Source, path: Path | None, notes: NotesConfig, options: NoteOptions) -> None:
+def _errors(source: Source, data: DataConfig, options: NoteOptions) -> str | None:
+    """How files are decoded: by the option, else by the config where the source has files of text; None: strictly."""
+    from_config = data.encoding_errors if source.decodes and data.encoding_errors != "strict" else None
+    return options.encoding_errors or from_config
+
+
+def _check_notes(source: Source, path: Path | None, data: DataConfig, options: NoteOptions) -> None:
     """Print what is read and skipped, to stderr, as stdout may be JSON. Raises ValueError for misused options."""
     import sys
 
@@ -427,7 +431,7 @@ def _check_notes(source: Source, path: Path | None, notes: NotesConfig, options:
 
     options.check_applies(source.name, source.select is not None)
     if source.select is not None:
-        selected = source.select(path, notes, options.encoding_errors or "strict")
+        selected = source.select(path, data.notes, data.encoding_errors)
         if selected is not None and (selected.skipped or selected.unmatched) and not selected.is_embedded:
             for line in selection_lines({source.name: selected}):
                 print(line, file=sys.stderr)

@@ -19,7 +19,6 @@ from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
-    from niels_gpt.config import NotesConfig
     from niels_gpt.data.registry import Source
     from niels_gpt.tokenizer.compression import Compression
 
@@ -58,6 +57,7 @@ def train(
     from niels_gpt.cache.sources.build import choose_sources, train_on
     from niels_gpt.cache.sources.texts import BuildSettings, selections_of_sources
     from niels_gpt.cli.train import show_next
+    from niels_gpt.config.yaml_file import load_config
     from niels_gpt.data.note_selection import record_skipped, selection_lines
     from niels_gpt.system.console import format_duration, is_quiet
     from niels_gpt.system.progress import status_line
@@ -67,14 +67,15 @@ def train(
         raise ValueError(
             f"{out} already has a tokenizer, and caches may depend on it: choose another --out, or use --force"
         )
+    data = load_config(config).data
     settings = BuildSettings(
         cache_dir=out.parent,
         seed=seed,
         vocab_size=vocab_size,
         path=path,
         tokenizer_documents=documents,
-        errors=note_options.encoding_errors,
-        notes=note_options.notes(_notes_of(config)),
+        errors=note_options.encoding_errors or data.encoding_errors,
+        notes=note_options.notes(data.notes),
     )
     chosen = choose_sources(names or None, [], [], config, settings)
     began = time.monotonic()
@@ -134,17 +135,19 @@ def report(
 
     from niels_gpt.cache.sources.build import choose_sources
     from niels_gpt.cache.sources.texts import BuildSettings, training_texts
+    from niels_gpt.config.yaml_file import load_config
     from niels_gpt.system.progress import status_line
     from niels_gpt.tokenizer import load_tokenizer
     from niels_gpt.tokenizer.compression import measure_compression, multi_byte_subwords
 
     _check_path(path, names)
     loaded = load_tokenizer(tokenizer)
+    data = load_config(config).data
     settings = BuildSettings(
         cache_dir=Path(),
         path=path,
-        errors=note_options.encoding_errors,
-        notes=note_options.notes(_notes_of(config)),
+        errors=note_options.encoding_errors or data.encoding_errors,
+        notes=note_options.notes(data.notes),
     )
     rows: list[dict[str, Any]] = []
     used = np.zeros(loaded.vocab_size, dtype=np.int64)
@@ -184,13 +187,6 @@ def _check_path(path: Path | None, names: list[str]) -> None:
     """Raise ValueError if a local path would be read as several sources."""
     if path is not None and len(names) != 1:
         raise ValueError(f"--path {path} needs exactly one SOURCE, got {len(names)}: name the source that it holds")
-
-
-def _notes_of(config: Path | None) -> NotesConfig | None:
-    """Return data.notes of a YAML file."""
-    from niels_gpt.config.yaml_file import load_config
-
-    return load_config(config).data.notes if config else None
 
 
 def _warn_skipped(source: Source, err: Exception) -> None:

@@ -247,6 +247,9 @@ def test_failing_source_does_not_stop_the_others(everything, run, tokenizer):
     assert "z.md" in roam and "offset 3" in roam and "--encoding-errors replace" in roam
     code, out, _ = run("build-all", tokenizer, *SMALL, "--encoding-errors", "replace")
     assert table(out)["roam"] == "built" and table(out)["wikitext"] == "failed"
+    write("replace.yaml", "data: {encoding_errors: replace}")
+    code, out, _ = run("build-all", "--only", "roam", tokenizer, *SMALL, "--config", "replace.yaml")
+    assert code == 0 and table(out)["roam"] == "up to date"
 
 
 def test_json_output(everything, succeed, tokenizer):

@@ -412,6 +412,8 @@ def test_no_sample_is_an_error(capsys, tmp_path, command):
 def test_the_remedy_for_other_encodings(capsys):
     prepare()
     assert "caf\ufffd" in out(capsys, "show", "roam", "--path", "latin", "--encoding-errors", "replace")
+    Path("replace.yaml").write_text("data: {encoding_errors: replace}", encoding="utf-8")
+    assert "caf\ufffd" in out(capsys, "show", "roam", "--path", "latin", "--config", "replace.yaml")
 
 
 @pytest.mark.parametrize(("command", "name"), [("show", "fineweb_edu"), ("stats", "wikitext")])
