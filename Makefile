@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: setup demo shell test test-fresh test-gpu check bench bench-peers clean help
 
 help:
-	@echo "make demo         train, measure and chat with a small model, offline (two to three minutes on two fast cores)"
+	@echo "make demo         train, measure and chat with a small model, offline (three minutes on two fast cores)"
 	@echo "make shell        a shell with niels-gpt on the PATH"
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"

@@ -171,5 +171,5 @@ def test_ctrl_c_saves_and_says_how_to_go_on(hour):
     words = [*PROGRAM, "notes", home / "notes", "--minutes", "5", "--primer", home / "dialogues.txt"]
     code, output = terminal.run([*words, "--run-dir", "runs/mine"], interrupt_at="tok/s")
     assert code == 130, output
-    resume = re.search(r"^  (\S.* --resume)$", output, re.MULTILINE)
-    assert resume is not None and "runs/mine" in resume[1]
+    resume = re.search(r"^  (\S.* notes \S.* --resume)$", output, re.MULTILINE)
+    assert resume is not None and "--run-dir runs/mine" in resume[1]

@@ -39,8 +39,9 @@ def demo(
 ) -> None:
     """Train a small model and chat with it, offline.
 
-    It takes three minutes on two fast cores. The model first reads notes, then learns to answer from dialogues; the
-    demo asks it questions that it has never seen, and prints how many of its answers are on topic.
+    It takes three minutes on two fast cores, and six on two slow ones. The model first reads notes, then learns to
+    answer from dialogues; the demo asks it questions that it has never seen, and prints how many of its answers are on
+    topic.
     """
     import time
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from niels_gpt.config import RunConfig
+    from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.workflow.chat_model import Corpus
@@ -28,7 +30,7 @@ def describe_plan(plan: Plan) -> str:
     text = (
         f"{short_number(plan.parameters)} weights over {reads} ({plural(L, 'layer')}, {C} wide, {T} tokens of context)"
     )
-    steps = f"{plan.pretrain_steps:,} steps on the notes"
+    steps = f"{plural(plan.pretrain_steps, 'step')} on the notes"
     if plan.sft_steps:
         steps += f", then {plan.sft_steps:,} on dialogues"
     took = f", about {format_duration(plan.seconds)}" if plan.seconds else ""
@@ -44,23 +46,25 @@ class TrainedModel(NamedTuple):
 
 
 def build_and_train(
-    corpus: Corpus, dialogues: Path, topics: Sequence[NoteTopic], plan: Plan, folder: PipelineFolder, *, device: str
+    corpus: Corpus,
+    dialogues: Path,
+    topics: Sequence[NoteTopic],
+    plan: Plan,
+    folder: PipelineFolder,
+    *,
+    device: str,
+    resume_command: str | None = None,
 ) -> TrainedModel:
     """Build the caches in the folder of a pipeline, and train both phases; over bytes, one run.
 
-    dialogues: a file; topics: what the model learns to answer about the notes. Exits after a signal, and says how to
-    resume.
+    dialogues: a file; topics: what the model learns to answer about the notes. resume_command: what to type after a
+    signal, which is printed before the exit; default: the command of the pipeline or run.
     """
-    from niels_gpt.cli.pipeline import check_and_store, run_phases
-    from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.runs.loading import load_run
     from niels_gpt.system.console import plural
-    from niels_gpt.system.processes import open_world
     from niels_gpt.system.progress import status_line
     from niels_gpt.training.progress import say
-    from niels_gpt.training.tasks.token_task import with_vocabulary
-    from niels_gpt.workflow.chat_model import build_caches, byte_config, phase_configs, write_dialogues
+    from niels_gpt.workflow.chat_model import QUESTION, build_caches, byte_config, phase_configs, write_dialogues
 
     cache = folder.path / "cache"
     with status_line("writing the dialogues") as show:
@@ -70,22 +74,71 @@ def build_and_train(
             build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size)
     listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
     say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
+    question = topics[0].questions[0] if topics else QUESTION
     if not plan.vocab_size:
-        run, config = RunFolder(folder.path), byte_config(plan, corpus, cache, numbers)
-        result = train_and_report(config, run, device=device, show_samples=True)
-        exit_if_stopped(result.stopped_by, result, run)
-        loaded = load_run(run.path, None, device)
-        return TrainedModel(loaded, config, loaded)
+        config = byte_config(plan, corpus, cache, numbers, question=question)
+        return _train_one(config, RunFolder(folder.path), device, resume_command, resume=False)
+    phases = phase_configs(plan, corpus, cache, numbers, question=question)
+    return _train_both(phases, folder, device, resume_command, resume=False)
+
+
+def planned(folder: PipelineFolder) -> Plan | None:
+    """Return the plan of a model whose training has begun in a folder; None: it has not."""
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.workflow.plan import Plan
+
+    if folder.exists:
+        phases = folder.read_configs()
+        return Plan.of(phases["pretrain"], phases["sft"])
+    run = RunFolder(folder.path)
+    return Plan.of(run.read_config(), None) if run.exists else None
+
+
+def resume_training(folder: PipelineFolder, *, device: str, resume_command: str) -> TrainedModel:
+    """Go on with the training in a folder that `planned` knows; a finished one is only loaded."""
+    from niels_gpt.runs.folder import RunFolder
+
+    if folder.exists:
+        return _train_both(folder.read_configs(), folder, device, resume_command, resume=True)
+    run = RunFolder(folder.path)
+    return _train_one(run.read_config(), run, device, resume_command, resume=True)
+
+
+def _train_one(config: RunConfig, run: RunFolder, device: str, command: str | None, *, resume: bool) -> TrainedModel:
+    """Train a model over bytes."""
+    from niels_gpt.cli.train import exit_if_stopped, train_and_report
+    from niels_gpt.runs.loading import load_run
+
+    path, saved, _ = run.newest_checkpoint("cpu", tensors=False)
+    if path is None or saved["step"] < config.train.total_steps:
+        result = train_and_report(config, run, device=device, show_samples=True, resume=resume)
+        exit_if_stopped(result.stopped_by, result, run, command=command)
+    loaded = load_run(run.path, None, device)
+    return TrainedModel(loaded, config, loaded)
+
+
+def _train_both(
+    phases: dict[str, RunConfig], folder: PipelineFolder, device: str, command: str | None, *, resume: bool
+) -> TrainedModel:
+    """Train both phases of a model over subwords."""
+    from niels_gpt.cli.pipeline import check_and_store, run_phases
+    from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.processes import open_world
+    from niels_gpt.training.tasks.token_task import with_vocabulary
+
     with open_world(device) as world:
-        phases = {name: with_vocabulary(c) for name, c in phase_configs(plan, corpus, cache, numbers).items()}
-        check_and_store(phases, folder)
-        run_phases(phases, folder, [], world, show_samples=True)
+        phases = {name: with_vocabulary(phase) for name, phase in phases.items()}
+        finished = check_and_store(phases, folder, resume)
+        run_phases(phases, folder, finished, world, show_samples=True, command=command)
     writer, chat = (load_run(folder.runs[name].path, None, device) for name in ("pretrain", "sft"))
     return TrainedModel(writer, phases["pretrain"], chat)
 
 
-def check_free(folder: PipelineFolder) -> None:
-    """Raise ValueError if the folder already holds a run or a pipeline, or under torchrun, before any work is done."""
+def check_free(folder: PipelineFolder, *, resume: str = "") -> None:
+    """Raise ValueError if the folder already holds a model, or under torchrun, before any work is done.
+
+    resume: what to type to go on with that model; default: the command of the pipeline or run.
+    """
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system import files
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
@@ -93,20 +146,21 @@ def check_free(folder: PipelineFolder) -> None:
 
     check_single_process(SINGLE_PROCESS)
     files.check_output_path(folder.path, "--run-dir", folder=True)
-    if folder.exists or any(run.exists for run in folder.runs.values()):
-        resume = command("pipeline", folder.path, "--resume")
-        raise ValueError(
-            f"{folder.path} already holds a pipeline: resume it with {resume}, or choose another --run-dir"
-        )
-    if RunFolder(folder.path).exists:
-        resume = RunFolder(folder.path).resume_command
-        raise ValueError(f"{folder.path} already holds a run: resume it with {resume}, or choose another --run-dir")
+    run = RunFolder(folder.path)
+    if folder.exists or any(phase.exists for phase in folder.runs.values()):
+        resume = resume or command("pipeline", folder.path, "--resume")
+    elif run.exists:
+        resume = resume or run.resume_command
+    else:
+        return
+    raise ValueError(f"{folder.path} already holds a model: choose another --run-dir, or go on with it: {resume}")
 
 
 def show_scores_of(trained: TrainedModel) -> None:
     """Print the bits per byte on held-out text, beside general compressors."""
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.cli.eval import show_scores
+    from niels_gpt.runs.catalog import store_scores
     from niels_gpt.training.score_run import score_byte_streams, score_token_caches
 
     config = trained.writer_config
@@ -115,6 +169,10 @@ def show_scores_of(trained: TrainedModel) -> None:
     else:
         scores = score_token_caches(trained.writer, config, CacheFolder(config.data.token_cache))
     show_scores(scores, wiki=config.data.wiki)
+    writer = trained.writer
+    if writer.run is not None:  # for `runs list`
+        result = {"step": writer.step, "stride": writer.model.config.T, "precision": "fp32", "scores": scores}
+        store_scores(writer.run.path, result)
 
 
 def warn_of_secrets(corpus: Corpus) -> None:
@@ -133,20 +191,35 @@ def warn_of_secrets(corpus: Corpus) -> None:
             f"heart: {check} lists them")  # fmt: skip
 
 
+def warn_of_private_notes(corpus: Corpus) -> None:
+    """Print which notes are read although their front matter says that they are private."""
+    from niels_gpt.config import NotesConfig
+    from niels_gpt.data.note_selection import is_private, private_notes_line, read_note
+    from niels_gpt.training.progress import say
+
+    texts = (read_note(path, NotesConfig(), corpus.errors) for path in corpus.selected.paths)
+    names = [name for name, text in zip(corpus.selected.names(), texts, strict=True) if is_private(text) is not None]
+    if names:
+        say(f"warning: {private_notes_line(names)}")
+
+
 def opening(corpus: Corpus) -> str:
-    """Return how a note begins: the start of its first line with some letters, from a note that was trained on.
+    """Return how a note begins: its first heading, else the start of a line, from a note that was trained on.
 
     It is printed, so a line with a secret is passed over.
     """
     from niels_gpt.data.note_check import find_secrets
 
-    for _, text in corpus.texts(corpus.train):
-        for line in text.splitlines():
-            words = line.split()
+    begin = "# "
+    for _, text in itertools.islice(corpus.texts(corpus.train), 100):
+        for line in text.splitlines()[:20]:
             letters = sum(character.isalpha() for character in line)
-            if letters >= 5 and ":" not in line and not find_secrets(line):
-                return " ".join(words[:3])[:40]
-    return "# "
+            if letters < 5 or ":" in line or find_secrets(line):
+                continue
+            if line.startswith("# ") and len(line) <= 40:
+                return line.strip()
+            begin = begin if begin != "# " else " ".join(line.split()[:3])[:40]
+    return begin
 
 
 def show_continuation(trained: TrainedModel, corpus: Corpus) -> None:
@@ -172,7 +245,7 @@ ASKED = 50
 
 def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
     """Ask about some of the notes in words that were not trained on, and print how many answers are right, and one."""
-    from niels_gpt.inference.questions import Question, ask
+    from niels_gpt.inference.questions import Question, as_second_questions, ask, share_on_topic
 
     asked = topics[:: max(len(topics) // ASKED, 1)][:ASKED]
     questions = [Question(topic.name, topic.new_question, (topic.begin,)) for topic in asked]
@@ -180,8 +253,11 @@ def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
     if not answers:
         return
     right = [answer for answer in answers if answer.on_topic]
+    again, earlier = as_second_questions(answers)
+    second = list(ask(trained.chat.model, again, earlier=earlier, tokenizer=trained.chat.tokenizer))
     print(f"\nQuestions about your notes, in words that it has never seen: {len(right)} of {len(answers)} are answered "
-          "with the text of the note")  # fmt: skip
+          f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
+          "(in a chat, /reset forgets what was asked)")  # fmt: skip
     shown = (right or answers)[0]
     print(f"you>   {shown.question.text}\nniels> {shown.reply}")
 
@@ -205,7 +281,7 @@ def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
         corpus.selected.root,
         settings,
         threshold=0.001,
-        passages=1,
+        passages=3,
         encoding_errors="skip",
         exact=False,
         adapt_stride=True,
@@ -215,9 +291,9 @@ def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
     print(f"\nWhat it knows by heart (a quick audit of {plural(verdict.notes_audited, 'text')}):")
     if verdict.windows_over:
         print(f"{plural(verdict.windows_over, 'passage')} of {plural(verdict.notes_exposed, 'text')} can be recited: "
-              "do not publish this model")  # fmt: skip
+              "do not publish this model; for example, with the probability of each")  # fmt: skip
         for passage in verdict.passages:
-            print(f"  P(z) = {passage_probability(passage)}  {passage['document']}")
+            print(f"  {passage_probability(passage)}  {passage['document']}")
     else:
         print("no passage that it can recite was found; the complete audit decides")
 

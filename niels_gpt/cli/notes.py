@@ -29,12 +29,12 @@ class _NotesGroup(TyperGroup):
     """A group whose first argument may also be a folder: `notes FOLDER` is `notes folder FOLDER`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h") and DEFAULT in self.commands:
+        if args and args[0] not in self.commands and DEFAULT in self.commands:
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
 
-app = App(help="A model of your notes: notes FOLDER; or what is in them: notes check FOLDER.", cls=_NotesGroup)
+app = App(help="A model of your notes, in one command.", cls=_NotesGroup)
 
 
 @app.callback()
@@ -83,6 +83,9 @@ def folder(
         OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/notes, runs/notes-2, ...")
     ] = None,
     primer: PrimerOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted model in --run-dir, as it was planned.")
+    ] = False,
     no_questions: Annotated[
         bool, typer.Option("--no-questions", help="Teach it no answers about the notes; it then recites less of them.")
     ] = False,
@@ -91,9 +94,10 @@ def folder(
 ) -> None:
     """Train a model of your notes that you can chat with, in one command.
 
-    It chooses the size of the model and the steps from your notes, this machine and --minutes. Files that are not
-    utf-8 are skipped unless --encoding-errors says otherwise. Some notes are held out, and the best checkpoint is the
-    one that predicts them best.
+    `notes check FOLDER` shows what would be read, and trains nothing. `notes FOLDER` chooses the size of the model
+    and the steps from your notes, this machine and --minutes. Files that are not utf-8 are skipped unless
+    --encoding-errors says otherwise. Some notes are held out, and the best checkpoint is the one that predicts them
+    best.
     """
     import dataclasses
     import time
@@ -112,26 +116,39 @@ def folder(
 
     began = time.monotonic()
     device = resolve_device(device)
+    if resume and run_dir is None:
+        raise ValueError("--resume needs --run-dir: the folder of the model to go on with")
     run = PipelineFolder(run_dir if run_dir is not None else new_run("notes").path)
-    first_model.check_free(run)
+    begun = first_model.planned(run) if resume else None
+    if begun is None:
+        first_model.check_free(run, resume="--resume")
     notes = dataclasses.replace(note_options.notes(), formats="text")
     with status_line("reading notes"):
         corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
     say(f"{corpus.selected.root}: {corpus.selected.summary()}")
-    first_model.warn_of_secrets(corpus)
-    with status_line("measuring the speed of this machine"):
-        plan = make_plan(
-            note_bytes=corpus.size,
-            held_out_bytes=corpus.held_out_size,
-            characters=corpus.characters,
-            seconds=60 * minutes,
-            device=device,
+    words = [*note_options.words(), *(["--no-questions"] if no_questions else [])]
+    resume_command = command("notes", corpus.selected.root, *words, "--run-dir", run.path, "--resume")
+    if begun is not None:
+        topics = [] if no_questions else topics_of(corpus, begun)
+        trained = first_model.resume_training(run, device=device, resume_command=resume_command)
+    else:
+        first_model.warn_of_secrets(corpus)
+        first_model.warn_of_private_notes(corpus)
+        with status_line("measuring the speed of this machine"):
+            plan = make_plan(
+                note_bytes=corpus.size,
+                held_out_bytes=corpus.held_out_size,
+                characters=corpus.characters,
+                seconds=60 * minutes,
+                device=device,
+            )
+        say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
+        dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+        topics = [] if no_questions else topics_of(corpus, plan)
+        trained = first_model.build_and_train(
+            corpus, dialogues, topics, plan, run, device=device, resume_command=resume_command
         )
-    say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
-    dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
-    topics = [] if no_questions else topics_of(corpus, plan)
-    trained = first_model.build_and_train(corpus, dialogues, topics, plan, run, device=device)
-    print("\nBits per byte on notes that it has never seen; lower is better.")
+    print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
     first_model.show_scores_of(trained)
     first_model.show_continuation(trained, corpus)
     first_model.show_answers(trained, topics)
@@ -145,17 +162,21 @@ def folder(
 
 
 def _print_check(found: NoteCheck) -> None:
-    from niels_gpt.data.note_selection import NOT_A_NOTE, NOT_UTF8
+    from niels_gpt.data.note_selection import NOT_A_NOTE, NOT_UTF8, private_notes_line
     from niels_gpt.system.console import short_number
 
     print(f"{found.folder}: {found.summary}")
+    if found.private_notes:
+        print(private_notes_line(found.private_notes))
     if found.notes:
         print(f"\nsize: {found.words:,} words, {short_number(found.bytes)}B; largest:")
         for path, size in found.largest:
             print(f"  {short_number(size):>8}B  {_safe(path)}")
-        print(
-            "\nscripts: " + (", ".join(f"{name} {_percent(share)}" for name, share in found.scripts.items()) or "none")
-        )
+        scripts = [f"{name} {_percent(share)}" for name, share in found.scripts.items() if share >= 0.01]
+        others = sum(share for share in found.scripts.values() if share < 0.01)
+        if others:
+            scripts.append(f"others {_percent(others)}")
+        print("\nscripts: " + (", ".join(scripts) or "none"))
     listed = sorted(found.skipped, key=lambda entry: entry.kind == NOT_A_NOTE)  # attachments last
     listed = [entry for entry in listed if entry.kind != NOT_UTF8]  # listed below
     skipped = [f"{_safe(entry.path)}  {entry.reason}" + _count(entry.files) for entry in listed]

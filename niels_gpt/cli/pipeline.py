@@ -144,12 +144,16 @@ def run_phases(
     world: World,
     *,
     show_samples: bool = False,
+    command: str | None = None,
 ) -> None:
-    """Run both phases in order, skipping a finished one. Exits after a signal, with how to resume."""
+    """Run both phases in order, skipping a finished one. Exits after a signal, with how to resume.
+
+    command: what to type to resume; default: `niels-gpt pipeline` with this folder.
+    """
     from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
     from niels_gpt.training.progress import say
 
-    typed = f"{program(world)} pipeline {shlex.quote(str(folder.path))} --resume"
+    typed = command or f"{program(world)} pipeline {shlex.quote(str(folder.path))} --resume"
     for name, run in folder.runs.items():
         phase = phases[name]
         if name == "sft":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_gpt.config import NotesConfig
-from niels_gpt.data.note_selection import NOT_UTF8, Skipped, note_text, select_notes
+from niels_gpt.data.note_selection import NOT_UTF8, Skipped, is_private, note_text, select_notes
 
 NEAR = 0.7
 """Smallest similarity of near-duplicates: the Jaccard index of their sets of five consecutive words."""
@@ -67,6 +67,8 @@ class NoteCheck:
     """Groups of notes with the same text."""
     near_duplicates: list[NearDuplicates]
     secrets: list[Secret]
+    private_notes: list[str]
+    """Notes that are read although their front matter says `private: true` or `publish: false`."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -93,10 +95,12 @@ def check_notes(
     by_content: dict[bytes, list[int]] = {}
     shingles: list[np.ndarray] = []
     secrets: list[Secret] = []
+    private: list[str] = []
     not_text = [(entry.path, entry.reason) for entry in selected.skipped if entry.kind == NOT_UTF8]
     for i, (name, path) in enumerate(zip(names, selected.paths, strict=True)):
         data = Path(path).read_bytes()
-        text = note_text(data.decode("utf-8", errors="replace"), notes)
+        original = data.decode("utf-8", errors="replace")
+        text = note_text(original, notes)
         found = list(map(_word_id, _WORD.findall(text.lower())))
         sizes.append(len(data))
         words += len(found)
@@ -105,6 +109,8 @@ def check_notes(
         shingles.append(shingle_hashes(found))
         if "\0" in text:
             not_text.append((name, f"binary: NUL at character {text.index(chr(0))}"))
+        if is_private(original) is not None:
+            private.append(name)
         secrets += [Secret(name, line, kind) for line, kind in find_secrets(text)]
         on_note(i + 1, len(names))
     groups = [[names[i] for i in same] for same in by_content.values() if len(same) > 1]
@@ -127,29 +133,65 @@ def check_notes(
         duplicates=groups,
         near_duplicates=sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second)),
         secrets=secrets,
+        private_notes=private,
     )
 
 
 # --- scripts -----------------------------------------------------------------------------------------
 
-_SCRIPTS = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana", "HALFWIDTH": "Kana", "FULLWIDTH": "Latin"}
+_SCRIPTS = {
+    "ANATOLIAN": "Anatolian Hieroglyphs",
+    "CANADIAN": "Canadian Aboriginal",
+    "CJK": "Han",
+    "EGYPTIAN": "Egyptian Hieroglyphs",
+    "HALFWIDTH": "Kana",
+    "HENTAIGANA": "Kana",
+    "HIRAGANA": "Kana",
+    "IDEOGRAPHIC": "Han",
+    "KATAKANA": "Kana",
+    "NKO": "N'Ko",
+    "ROMAN": "Latin",
+    "TURNED": "Latin",
+}
+"""First word of a Unicode name -> script, where they differ."""
+_LONG_NAMES = re.compile(
+    r"""(?:BASSA|CAUCASIAN|DIVES|GUNJALA|HANIFI|IMPERIAL|INSCRIPTIONAL|KAYAH|LINEAR|MASARAM|MEETEI|MENDE|MEROITIC|OL
+        |PAHAWH|PSALTER|SORA|SYLOTI|TAI|WARANG|ZANABAZAR)[ ]\w+
+      | OLD[ ](?:NORTH[ ]|SOUTH[ ])?\w+ | NEW[ ]TAI[ ]LUE | PAU[ ]CIN[ ]HAU | NYIAKENG[ ]PUACHUE[ ]HMONG
+      | KHITAN[ ]SMALL[ ]SCRIPT | PHAGS-PA | CYPRO-MINOAN""",
+    re.VERBOSE,
+)
+"""Scripts whose names have more than one word."""
+_NO_SCRIPT = ("CARON", "MASU", "MODIFIER", "VEDIC", "VERTICAL")
+"""First words of letters that several scripts share."""
 
 
 def script_shares(characters: Counter[str]) -> dict[str, float]:
-    """Return {script: share of the letters}, the largest first."""
+    """Return {script: share of the letters}, the largest first; letters without a script are not counted."""
     scripts: Counter[str] = Counter()
     for character, number in characters.items():
-        if character.isalpha():
-            scripts[_script(character)] += number
+        script = _script(character)
+        if script is not None:
+            scripts[script] += number
     total = scripts.total()
     return {name: number / total for name, number in scripts.most_common()}
 
 
 @functools.cache
-def _script(character: str) -> str:
-    """The script of a letter, from its Unicode name: LATIN SMALL LETTER A."""
-    name = unicodedata.name(character, "OTHER").split()[0].partition("-")[0]
-    return _SCRIPTS.get(name, name.capitalize())
+def _script(character: str) -> str | None:
+    """The script of a letter, from its Unicode name (LATIN SMALL LETTER A); None: not a letter, or of no script.
+
+    Variants count as their plain letter: º, ﬁ and 𝐱 are Latin, µ is Greek.
+    """
+    if not character.isalpha():
+        return None
+    plain = next(filter(str.isalpha, unicodedata.normalize("NFKC", character)), character)
+    name = unicodedata.name(plain, "")
+    long_name = _LONG_NAMES.match(name)
+    if long_name:
+        return long_name[0].title()
+    first = re.split("[ -]", name, maxsplit=1)[0]
+    return None if not first or first in _NO_SCRIPT else _SCRIPTS.get(first, first.capitalize())
 
 
 # --- duplicates --------------------------------------------------------------------------------------
@@ -232,6 +274,25 @@ _PASSWORD = re.compile(
         ["'`*_]*[ \t]*[:=]["'`*_ \t]*(?P<value>[^\s"'`<>\[\](){}]{6,})""",
     re.IGNORECASE | re.VERBOSE,
 )
+_ASSIGNED = re.compile(
+    r"""(?P<name>(?i:secret(?:[ _-]?(?:access[ _-]?)?key)?|token|password|passwd|(?:api|access|private)[ _-]?key)
+          s?(?![a-z])[\w-]{0,40})
+        ["'`*]*[ \t]*(?::=|=>|[:=])["'`* \t]*
+        (?P<value>[\w+/!@$%^*.~-][\w+/!@#$%^&*=.~?-]{15,}+)(?=["'`,;)}|\s\\]|\Z)""",
+    re.VERBOSE | re.ASCII,
+)
+"""Any name with one of these words, and a value of 16 characters: `aws_secret_access_key = ...`."""
+_ABOUT_A_SECRET = re.compile(
+    r"(?:name|file|path|dir|folder|url|uri|arn|ref|type|endpoint|version|model)s?", re.IGNORECASE
+)
+"""Last words of names whose value is not the secret itself: `secretName`, `token_url`."""
+_WORDS = re.compile(
+    r"(?:(?:[A-Z]?[a-z]+(?:[A-Z][a-z]+)*|[A-Z]+)\d{0,3}|\d{1,4}[a-zA-Z]?)"
+    r"(?:[._/@=-]+(?:(?:[A-Z]?[a-z]+(?:[A-Z][a-z]+)*|[A-Z]+)\d{0,3}|\d{1,4}[a-zA-Z]?|\Z))+"
+    r"|[a-z]+(?:[A-Z][a-z]+)+\d{0,3}"
+)
+"""Words joined to an identifier, a path or a model's name: `self.oauth2_client`, `meta-llama/Llama-2-7b-hf`."""
+_MASKED = re.compile(r"[xX]{4,}|\*{3,}|\.{3,}")
 _CARD = re.compile(
     r"(?<![\w.,/+-])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|\d{4}([ -])\d{6}\2\d{4,5})(?![\w/-])"
 )
@@ -250,14 +311,17 @@ _ISSUERS = re.compile(
 def find_secrets(text: str) -> list[tuple[int, str]]:
     """Return (line, kind) of keys, tokens, private keys, passwords and card numbers in a text, sorted."""
     found: set[tuple[int, str]] = set()
+    assigned: set[tuple[int, str]] = set()
     for number, line in _candidate_lines(text):
         found |= {(number, kind) for kind, detector in _detectors() if any(detector.analyze_string(line))}
         found |= {(number, kind) for kind, pattern in _MORE.items() if pattern.search(line)}
+        assigned.update((number, kind) for kind in _assigned_secrets(line))
     for match in _PASSWORD.finditer(text):
         if _is_password(match["value"]):
             found.add((_line(text, match.start()), "Password"))
     found |= {(_line(text, match.start()), "Card number") for match in _CARD.finditer(text) if is_card(match[0])}
-    return sorted(found)
+    known = {number for number, _ in found}  # by a more exact pattern
+    return sorted(found | {entry for entry in assigned if entry[0] not in known})
 
 
 def _line(text: str, offset: int) -> int:
@@ -268,6 +332,25 @@ def _is_password(value: str) -> bool:
     """Whether the word after `password:` is one: it has letters and digits, and is no link, path or variable."""
     has_both = any(c.isalpha() for c in value) and any(c.isdigit() for c in value)
     return has_both and not value.startswith(("$", "%", "http:", "https:", "/", "~")) and len(set(value)) > 3
+
+
+def _assigned_secrets(line: str) -> Iterator[str]:
+    """Yield the kinds of the secrets assigned to a name in a line: `db_password: ...`, `"client_secret": "..."`."""
+    lower = line.lower()
+    if not any(word in lower for word in ("secret", "token", "passw", "key")):  # faster than the pattern
+        return
+    for match in _ASSIGNED.finditer(line):
+        name, value = match["name"], match["value"]
+        is_password = name.lower().startswith("passw")
+        before = line[max(0, match.start() - 200) : match.start()].split(" ")[-1]
+        if "://" in before or "?" in before or "&" in before:
+            continue  # part of a URL
+        last_word = re.split(r"[_-]|(?<=[a-z])(?=[A-Z])", name)[-1]
+        if _ABOUT_A_SECRET.fullmatch(last_word) or not _is_password(value) or value.startswith("."):
+            continue
+        may_be_words = is_password and not re.search("[._/@]", value)  # correct-horse-battery-staple9
+        if len(_MASKED.sub("", value)) >= 16 and (may_be_words or not _WORDS.fullmatch(value)):
+            yield "Password" if is_password else "Key or token"
 
 
 def is_card(number: str) -> bool:

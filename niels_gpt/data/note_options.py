@@ -42,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
         typer.Option(
             "--encoding-errors",
             metavar="strict|replace|skip",
-            help="Files that are not utf-8: stop (default), substitute bad bytes, or skip them.",
+            help="Files that are not utf-8: stop, substitute bad bytes, or skip them.",
         ),
     ],
 }

@@ -237,6 +237,16 @@ def is_private(text: str) -> str | None:
     return None
 
 
+def private_notes_line(names: Sequence[str]) -> str:
+    """Return the line that reports notes that are read although `is_private` is not None; names: their paths."""
+    if len(names) == 1:
+        counted = "1 note says private or publish: false in its front matter, and is read"
+    else:
+        counted = f"{len(names):,} notes say private or publish: false in their front matter, and are read"
+    skips = f"--respect-front-matter skips {'it' if len(names) == 1 else 'them'}"
+    return f"{counted}: {skips} ({_few([_printable(name) for name in names])})"
+
+
 _LINK = re.compile(r"!?\[\[([^\[\]\n|]+?)(?:\\?\|([^\[\]\n]*))?\]\]")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
@@ -493,7 +503,11 @@ def _summary_parts(skipped: Sequence[Skipped]) -> Iterator[str]:
 
 
 def _names(entries: Sequence[Skipped]) -> list[str]:
-    return [os.fsencode(entry.path.rstrip("/")).decode("utf-8", errors="backslashreplace") for entry in entries]
+    return [_printable(entry.path.rstrip("/")) for entry in entries]
+
+
+def _printable(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.evaluation.exact import Score, score_stream
-from niels_gpt.memorization.audit_input import CHAT, AuditInput, AuditText, NotRead, read_path, read_run
+from niels_gpt.memorization.audit_input import CHAT, AuditInput, AuditText, NotRead, read_path, read_run, replies_of
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan, check_documents
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
@@ -131,6 +131,7 @@ def audit_notes(
         if notes is not None:  # what it was taught to say about the notes is no text of the folder
             chats = read_run(loaded, only_chats=True)
             found.texts.extend(chats.texts)
+            found.trained_replies |= chats.trained_replies
             found.skipped.extend(chats.skipped)
         audited, too_short = _without_tiny(found.texts, loaded)
         if not audited:
@@ -141,6 +142,9 @@ def audit_notes(
             by_kind = [[text for text in audited if (text.kind == CHAT) == chat] for chat in (False, True)]
             audited = [texts[i] for texts in by_kind for i in _evenly(len(texts), sample)]
         status, unknown_because = membership(loaded, {text.name: text.ids for text in audited})
+        for text in audited:
+            if text.kind == CHAT and replies_of(text.ids, loaded) & found.trained_replies:
+                status[text.name] = TRAINED  # another question, with the same reply
         controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
     if adapt_stride:
         settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings))

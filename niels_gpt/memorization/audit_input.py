@@ -40,6 +40,8 @@ from niels_gpt.training.tasks.documents import DocumentSet, uses_bytes
 NOTE, TEXT, ROW, CHAT = "note", "text file", "row", "conversation"
 """The kinds of documents."""
 _READ = tuple(dict.fromkeys((*TEXT_FORMATS, *TEXT_SUFFIXES)))
+_ASKED = 60
+"""Characters of a question in the name of a conversation."""
 _START = 1 << 16
 """Bytes at the start of a file that show whether it is text."""
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\x1b")) + b"\x7f"
@@ -72,6 +74,8 @@ class AuditInput:
 
     texts: list[AuditText] = field(default_factory=list)
     skipped: list[NotRead] = field(default_factory=list)
+    trained_replies: set[bytes] = field(default_factory=set)
+    """The ids of the replies that the run was trained on: a held-out conversation may repeat them."""
 
     def add(self, name: str, kind: str, ids: np.ndarray) -> None:
         """Add a document."""
@@ -85,7 +89,7 @@ class AuditInput:
             seen[text.name] += 1
             number = seen[text.name]
             texts.append(text if number == 1 else text._replace(name=f"{text.name} ({number})"))
-        return AuditInput(texts, self.skipped)
+        return AuditInput(texts, self.skipped, self.trained_replies)
 
 
 # --- the run's own data ------------------------------------------------------------------------------
@@ -114,11 +118,15 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
                 if key in keys:  # the runs before may have had the same data
                     continue
                 keys.add(key)
-                if chat and _replies(ids, loaded) <= known:
+                replies = replies_of(ids, loaded) if chat else set()
+                if chat and replies <= known:
                     of_package[source.name] += 1
-                else:
-                    kind = CHAT if chat else NOTE if source.name == "roam" else ROW
-                    found.add(f"{source.name}: {name}", kind, ids)
+                    continue
+                if documents is source.train:
+                    found.trained_replies |= replies
+                kind = CHAT if chat else NOTE if source.name == "roam" else ROW
+                asked = f" ({_last_question(ids, loaded)})" if chat else ""
+                found.add(f"{source.name}: {name}{asked}", kind, ids)
     for name, number in of_package.items():
         found.skipped.append(NotRead(name, f"{number:,} dialogues of the package, which everyone has", False, 0))
     if only_chats and (chats_read or loaded.config is None or loaded.config.task != "sft"):
@@ -156,7 +164,21 @@ def _package_replies(loaded: LoadedRun) -> set[bytes]:
     return {np.asarray(loaded.encode(text), dtype=np.int64).tobytes() for text in texts}
 
 
-def _replies(ids: np.ndarray, loaded: LoadedRun) -> set[bytes]:
+def _last_question(ids: np.ndarray, loaded: LoadedRun) -> str:
+    """What the user asked last in a conversation, to recognize it by."""
+    if isinstance(loaded.tokenizer, ByteTokenizer):
+        text = bytes(ids.astype(np.uint8)).decode("utf-8", "replace")
+        text = text[text.rfind("user: ") :].partition("\n")[0].removeprefix("user: ")
+    else:
+        special = loaded.tokenizer.special_token_ids()
+        begin = max(np.flatnonzero(ids == special["usr"]), default=-1) + 1
+        ends = np.flatnonzero(ids == special["eot"])
+        text = loaded.tokenizer.decode(ids[begin : min(ends[ends >= begin], default=len(ids))].tolist())
+    words = " ".join(text.split())
+    return words if len(words) <= _ASKED else f"{words[: _ASKED - 1]}…"
+
+
+def replies_of(ids: np.ndarray, loaded: LoadedRun) -> set[bytes]:
     """The replies in a conversation, as ids; a text that is no conversation is one reply."""
     if isinstance(loaded.tokenizer, ByteTokenizer):
         try:

@@ -47,7 +47,7 @@ ROWS_PER_TOPIC = 24
 BYTE_DIALOGUES = 0.4
 """Share of the rows that are dialogues, for a model over bytes."""
 QUESTION = "what is niels?"
-"""Question whose answers are shown while the model trains."""
+"""Question whose answers are shown while the model trains, by default."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,13 @@ def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def byte_config(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) -> RunConfig:
-    """The config of a model over bytes, which is trained on notes and dialogues together."""
+def byte_config(
+    plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str], *, question: str = QUESTION
+) -> RunConfig:
+    """The config of a model over bytes, which is trained on notes and dialogues together.
+
+    question: its answers are shown while the model trains.
+    """
     dialogues = {name: BYTE_DIALOGUES * share for name, share in _shares(list(names)).items()}
     return config_from_dict(
         {
@@ -207,13 +212,18 @@ def byte_config(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) 
             | {"p_train": {"roam": 1 - BYTE_DIALOGUES, **dialogues}, "p_val": {"roam": 1.0}},
             "data": _data(corpus, folder, names) | {"cache_dir": str((folder / "streams").absolute())},
             "output": _output(plan.pretrain_steps, evaluations=8)
-            | {"sample_prompt": f"user: {QUESTION}\nassistant: ", "sample_tokens": 120},
+            | {"sample_prompt": f"user: {question}\nassistant: ", "sample_tokens": 120},
         }
     )
 
 
-def phase_configs(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, RunConfig]:
-    """The configs of pretraining and fine-tuning on the caches of a folder."""
+def phase_configs(
+    plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str], *, question: str = QUESTION
+) -> dict[str, RunConfig]:
+    """The configs of pretraining and fine-tuning on the caches of a folder.
+
+    question: its answers are shown while the model is fine-tuned.
+    """
     data = _data(corpus, folder, names)
     notes = {"p_train": {"roam": 1.0}, "p_val": {"roam": 1.0}}
     pretrain = {
@@ -230,7 +240,7 @@ def phase_configs(plan: Plan, corpus: Corpus, folder: Path, names: Iterable[str]
         "model": plan.model(),
         "train": plan.train(plan.sft_steps, plan.sft_rows) | {"p_train": shares, "p_val": shares},
         "data": data,
-        "output": _output(plan.sft_steps, evaluations=1) | {"sample_prompt": f"user: {QUESTION}\nassistant: "},
+        "output": _output(plan.sft_steps, evaluations=1) | {"sample_prompt": f"user: {question}\nassistant: "},
     }
     return {"pretrain": config_from_dict(pretrain), "sft": config_from_dict(sft)}
 

@@ -33,12 +33,14 @@ SFT_STEPS = 1000
 """Steps of fine-tuning on dialogues that suffice."""
 SFT_SHARE = 0.45
 """Share of the training time for fine-tuning, at most."""
-SFT_LENGTH = 48
+SFT_LENGTH = 64
 """Tokens of a conversation, about: the rest of a row is padding, which costs nothing."""
 SMALL = 2_000_000
 """Bytes of notes; fewer are learned by heart quickly, so the model gets dropout."""
-TRAINING_SHARE = 0.75
-"""Share of the minutes for training; the rest is for the caches, the evaluation and the audit."""
+OTHER_SECONDS = 90
+"""Time for the caches, the evaluation and the audit on two slow cores; they take no less if there are few minutes."""
+LEAST_SHARE = 0.4
+"""Share of the minutes that training gets at least."""
 MIN_STEPS = 20
 
 
@@ -100,6 +102,21 @@ class Plan:
             "precision": self.precision,
         }
 
+    @classmethod
+    def of(cls, pretrain: RunConfig, sft: RunConfig | None) -> Plan:
+        """The plan behind the configs of both phases; sft: None for bytes."""
+        model = pretrain.model
+        return cls(
+            Size(model.C, model.L, model.H, model.T),
+            vocab_size=0 if sft is None else model.V - 4,
+            pretrain_steps=pretrain.train.total_steps,
+            sft_steps=0 if sft is None else sft.train.total_steps,
+            pretrain_rows=pretrain.train.B,
+            sft_rows=0 if sft is None else sft.train.B,
+            dropout=model.dropout,
+            precision=pretrain.train.precision,
+        )
+
     @property
     def parameters(self) -> int:
         """Weights of the model."""
@@ -149,10 +166,11 @@ def make_plan(
         dropout=0.1 if note_bytes < SMALL else 0.0,
         precision="bf16" if has_fast_bf16(device) else "fp32",
     )
+    training = max(seconds - OTHER_SECONDS, LEAST_SHARE * seconds)
     chosen: Plan | None = None
     for size in SIZES:
         plan = replace(base, size=size._replace(T=min(size.T, longest)))
-        plan = _with_steps(plan, measure(plan, device), note_bytes, TRAINING_SHARE * seconds)
+        plan = _with_steps(plan, measure(plan, device), note_bytes, training)
         seen = plan.pretrain_steps * plan.pretrain_rows * plan.size.T
         if chosen is not None and seen < TOKENS_PER_WEIGHT * plan.parameters:
             break

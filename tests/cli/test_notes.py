@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,24 @@ def test_check_prints_what_is_read_and_skipped(vault: Path, capsys: pytest.Captu
     assert "IOSFODNN7" not in out and SECRET not in out
     assert run("notes", "check", vault, "--json", "--strict") == 3
     assert json.loads(capsys.readouterr().out)["secrets"] == [{"path": "key.md", "line": 1, "kind": "AWS Access Key"}]
+
+
+def test_check_reports_private_notes_and_rare_scripts(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (vault / "n0.md").write_text("ᐅ Ж º " + "letters " * 100, encoding="utf-8")
+    (vault / "also.md").write_text("---\npublish: false\n---\nmine", encoding="utf-8")
+    assert run("notes", "check", vault) == 0
+    out = capsys.readouterr().out
+    line = (
+        "2 notes say private or publish: false in their front matter, and are read: --respect-front-matter skips them"
+    )
+    assert f"{line} (also.md, mine.md)\n" in out
+    assert "scripts: Latin 100%, others under 1%\n" in out
+    assert run("notes", "check", vault, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["private_notes"] == ["also.md", "mine.md"]
+    assert set(found["scripts"]) == {"Latin", "Cyrillic", "Canadian Aboriginal"}
+    assert run("notes", "check", vault, "--respect-front-matter") == 0
+    assert "and are read" not in capsys.readouterr().out
 
 
 def test_training_reads_and_records_only_the_selected_notes(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +169,7 @@ def nasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         files[f"sub folder/it's {i:02d}{suffixes[i % 4]}"] = (text + "\n```python\nx = 1\n```\n").encode()
     files |= {f"empty {i}.md": b"" for i in range(5)}
     files |= {".trash/gone.md": SECRET.encode(), ".obsidian/x.md": SECRET.encode(), "node_modules/y.md": b"module " * 9}
+    files["sub folder/it's 05.MD"] = b"---\nprivate: true\n---\n" + files["sub folder/it's 05.MD"]
     files |= {"latin.md": b"caf\xe9 " * 50, "photo.png": b"\x89PNG\0\0", "key.md": b"AKIA" + b"IOSFODNN7EXAMPL3"}
     files |= {".nielsignore": b"ignored/\n", "ignored/z.md": b"an ignored note " * 9}
     for name, data in files.items():
@@ -177,6 +197,7 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
 
     # What is read and what is not.
     assert f"{nasty}: {NUMBER + 1} notes; skipped " in out
+    assert re.search(r"warning: .*--respect-front-matter.*it's 05\.MD", out)
     assert "warning: the notes hold 1 secret" in out and "IOSFODNN7" not in out
     assert re.search(r"not utf-8: latin\.md \(--encoding-errors", out)
     assert "700 subwords" in out
@@ -209,11 +230,42 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
 
     # The audit also asks what the model was taught to say about the notes.
     assert run(*commands[2], "--json", "--device", "cpu") in (3, 4)
-    audited = [document["name"] for document in json.loads(capsys.readouterr().out)["documents"]]
-    assert sum(name.startswith("about_notes: ") for name in audited) == len(about.splitlines())
+    audited = [
+        row for row in json.loads(capsys.readouterr().out)["documents"] if row["name"].startswith("about_notes: ")
+    ]
+    assert len(audited) == len(about.splitlines())
+    # A held-out question is no control: its answer was trained on with other questions.
+    assert {row["status"] for row in audited} == {"trained on"}
+    assert all(re.search(r"\(.*mark\d\d.*\)", row["name"]) for row in audited)  # named by the question
 
     assert run("notes", nasty, "--run-dir", "runs/notes") == 1
-    assert "already holds a pipeline" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "runs/notes already holds a model" in error and "--resume" in error
+    assert run("notes", nasty, "--resume") == 1
+    assert "--run-dir" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_plans")
+@pytest.mark.parametrize("done", ["nothing", "pretraining", "everything"])
+def test_a_resumed_model_ends_with_the_same_report(
+    nasty: Path, primer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], done: str
+) -> None:
+    options = ["--minutes", "0.2", "--primer", primer, "--device", "cpu", "--run-dir", "run"]
+    if done != "nothing":
+        assert run("notes", nasty, *options) == 0
+        first = capsys.readouterr().out
+        weights = (tmp_path / "run/sft/checkpoints/best.pt").read_bytes()
+    if done == "pretraining":
+        shutil.rmtree(tmp_path / "run/sft")
+    assert run("notes", nasty, *options, "--resume") == 0
+    out = capsys.readouterr().out
+    places = [out.index(part) for part in PARTS]
+    assert places == sorted(places)
+    assert ("plan: " in out) is (done == "nothing")
+    if done != "nothing":
+        assert (tmp_path / "run/sft/checkpoints/best.pt").read_bytes() == weights
+        begin = "Bits per byte"
+        assert out[out.index(begin) : out.index("Done in")] == first[first.index(begin) : first.index("Done in")]
 
 
 @pytest.mark.usefixtures("small_plans")

@@ -53,6 +53,14 @@ def test_numbers_inside_other_strings_are_no_cards() -> None:
         ("key AIza" + "Sy0123456789" * 2 + "abcdefghijk", "Google API Key"),
         ("**Password:** hunter22", "Password"),
         ("wifi password = `correct7horse`", "Password"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzz" + "zzzzzz", "Key or token"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY", "Key or token"),
+        ("export DB_PASSWORD=correct-horse-battery-" + "staple9", "Password"),
+        ('"clientSecret": "aB3dEfGh1J' + 'kLmN0pQrSt",', "Key or token"),
+        ("- **Access key:** aB3dEfGh1J" + "kLmN0pQrSt", "Key or token"),
+        ("token: 550e8400-e29b-41d4-" + "a716-446655440000", "Key or token"),
+        ("PrivateKey = yAnz5TF+lXXJte14tji3zlMNq+" + "hd2rYUIgJBgB3fBmk=", "Key or token"),
+        ("github_token = ghp_" + "a1B2" * 9, "GitHub Token"),  # once, by its more exact name
     ],
 )
 def test_secrets_are_found_with_their_line(line: str, kind: str) -> None:
@@ -70,6 +78,28 @@ def test_secrets_are_found_with_their_line(line: str, kind: str) -> None:
         "https://example.com/a/very/long/path/with/1234567890/digits",
         "[[a very long link without any secret in it]]",
         "2024-01-01T12:30:00.000000 1700000000000",
+        "token: str",
+        'api_key = os.environ["MY_LONG_API_KEY_1"]',
+        "token = get_token_v2_from_request(request)",
+        "token = accessTokenFromRequest2",
+        "token = hashlib.sha256(data).hexdigest()",
+        "access_key = settings.aws_s3_access_key2",
+        "db_password = settings.database2.password",
+        "token == aB3dEfGh1JkLmN0pQrSt",
+        "token: https://example.com/oauth2/token/1234567890",
+        "https://example.com/?next=1&page_token=aB3dEfGh1JkLmN0pQrSt",
+        "tokenizer: meta-llama/Llama-2-7b-hf",
+        "secretary: aB3dEfGh1JkLmN0pQrSt",
+        "secretName: a1b2c3d4e5f6a7b8c9",
+        "secret: sh.helm.release.v1.my-app.v3",
+        "secret: /run/secrets/db_password1",
+        "api_key: ${{ secrets.MY_API_KEY_1 }}",
+        "token: ghp_xxxxxxxxxxxxxxxxxxxx1",
+        "token: your-api-token-here-123",
+        "token_expires: 2024-01-01T00:00:00Z",
+        "max_tokens = 1000000000000000000",
+        "secret_owner: someone1@example.com",
+        "public key: aB3dEfGh1JkLmN0pQrSt",
     ],
 )
 def test_prose_hashes_and_links_are_no_secrets(line: str) -> None:
@@ -111,6 +141,25 @@ def test_scripts() -> None:
     assert script_shares(Counter("123")) == {}
 
 
+@pytest.mark.parametrize(
+    ("letters", "script"),
+    [
+        ("aºªﬁ\U0001d431\u2113\uff21", "Latin"),
+        ("µλ", "Greek"),
+        ("ᐅ", "Canadian Aboriginal"),
+        ("𐌀", "Old Italic"),
+        ("ﾞー", "Kana"),
+    ],
+)
+def test_variants_count_as_their_letter(letters: str, script: str) -> None:
+    assert script_shares(Counter(letters)) == {script: 1.0}
+
+
+def test_letters_of_no_script_and_symbols_are_not_counted() -> None:
+    assert script_shares(Counter("\u02bc\u02c8½№→😀_\u0301")) == {}
+    assert script_shares(Counter("a\u02bc")) == {"Latin": 1.0}
+
+
 def test_check_counts_the_folder(tmp_path: Path) -> None:
     words = [f"word{i}" for i in range(80)]
     files = {
@@ -139,6 +188,16 @@ def test_check_counts_the_folder(tmp_path: Path) -> None:
     assert {entry.path for entry in found.skipped} == {".trash/", "bad.md"}
     text = json.dumps(found.as_dict())
     assert "hunter" not in text and json.loads(text)["secrets"][0]["kind"] == "Password"
+
+
+def test_private_notes_that_are_read_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("private: true", encoding="utf-8")
+    (tmp_path / "b.md").write_text("---\nprivate: true\n---\nmine", encoding="utf-8")
+    for notes in (NotesConfig(), NotesConfig(strip_front_matter=True)):
+        found = check_notes(tmp_path, notes)
+        assert found.notes == 2 and found.as_dict()["private_notes"] == ["b.md"]
+    found = check_notes(tmp_path, NotesConfig(respect_front_matter=True))
+    assert found.notes == 1 and found.private_notes == []
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

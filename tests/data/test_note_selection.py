@@ -15,6 +15,7 @@ from niels_gpt.data.note_selection import (
     Skipped,
     is_private,
     links_to_text,
+    private_notes_line,
     read_note,
     select_notes,
     split_front_matter,
@@ -221,6 +222,13 @@ def test_private_front_matter(front: str, private: bool) -> None:
         assert (is_private(text) is not None) == private
         assert is_private("\ufeff" + text) == is_private(text)
     assert is_private(f"body\n---\n{front}\n---\n") is None
+
+
+def test_private_notes_line() -> None:
+    said = "say private or publish: false in their front matter, and are read: --respect-front-matter skips them"
+    assert private_notes_line(["a", "b", "c", "d"]) == f"4 notes {said} (a, b, c and 1 more)"
+    assert private_notes_line(["a\udce9"]).startswith("1 note says")
+    private_notes_line(["a\udce9"]).encode()
 
 
 def test_split_front_matter() -> None:
