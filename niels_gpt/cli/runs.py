@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from niels_gpt.cli.options import JsonOption, OptionalPath, output_option
+from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.runs.catalog import RunSummary
@@ -33,7 +34,7 @@ def list_(runs_dir: RunsDirOption = RUNS, json: JsonOption = False) -> None:
     elif found:
         _show_table(found)
     else:
-        print(f"no runs in {runs_dir}/: niels-gpt demo or niels-gpt train makes one")
+        print(_no_runs(runs_dir))
 
 
 @app.command("show")
@@ -45,7 +46,7 @@ def show(
     """Show a run: data, settings that differ from the defaults, checkpoints, results, next commands."""
     from json import dumps
 
-    from niels_gpt.runs.catalog import find_runs, resolve_runs, summarize
+    from niels_gpt.runs.catalog import find_runs, locate, pipeline_of, resolve_runs, summarize
     from niels_gpt.runs.describe import describe
 
     if run:
@@ -53,14 +54,19 @@ def show(
     else:
         paths = sorted(find_runs(runs_dir), key=lambda path: summarize(path).changed)[-1:]
         if not paths:
-            raise ValueError(f"no runs in {runs_dir}/: niels-gpt demo or niels-gpt train makes one")
+            raise ValueError(_no_runs(runs_dir))
     details = [describe(path) for path in paths]
     if json:
         print(dumps(details if len(details) > 1 else details[0], indent=2))
         return
+    named = locate(run, runs_dir) if run else None
+    pipeline = named if any(pipeline_of(path) == named for path in paths) else None
     for number, detail in enumerate(details):
         print("\n" * bool(number) + str(detail["path"]))
-        _print_details(detail)
+        _print_details(detail, show_next=pipeline is None)
+    if pipeline is not None:
+        print(f"\n{pipeline}")
+        _print_rows([("next", line) for line in dict.fromkeys(c for d in details[::-1] for c in d.get("next", []))])
 
 
 @app.command("compare")
@@ -78,11 +84,12 @@ def compare(
 
     from niels_gpt.report.curves import plot_comparison
     from niels_gpt.runs.catalog import resolve_runs, summarize
-    from niels_gpt.runs.describe import config_table, unique_names
+    from niels_gpt.runs.describe import config_table, unique_names, without_own_paths
 
     paths = list(dict.fromkeys(path for run in runs for path in resolve_runs(run, runs_dir)))
     if len(paths) < 2:
-        raise ValueError(f"compare needs two runs, got {', '.join(map(str, paths))}: niels-gpt runs list shows all")
+        got = ", ".join(map(str, paths))
+        raise ValueError(f"compare needs two runs, got {got}: {command('runs', 'list')} shows all")
     named = unique_names(paths, runs_dir)
     summaries = [summarize(path, name) for name, path in named.items()]
     for summary in summaries:
@@ -99,7 +106,12 @@ def compare(
         return
     _show_table(summaries)
     print()
-    _show_config_table(table, list(named))
+    if not table:
+        print("the configs are equal")
+    elif shown := without_own_paths(table, paths):
+        _show_config_table(shown, list(named))
+    else:
+        print("the configs are equal, except for paths inside the runs")
     print(f"curves: {out}")
 
 
@@ -161,8 +173,12 @@ def _show_table(runs: Sequence[RunSummary]) -> None:
             print(f"{run.name} is damaged: {run.problem}")
 
 
-def _print_details(detail: dict[str, Any]) -> None:
-    """Print what `describe` returns."""
+def _no_runs(runs_dir: Path) -> str:
+    return f"no runs in {runs_dir}/: {command('demo')} or {command('train')} makes one"
+
+
+def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
+    """Print what `describe` returns, with or without the next commands."""
     from datetime import datetime
 
     if detail["state"] == "damaged":
@@ -184,10 +200,18 @@ def _print_details(detail: dict[str, Any]) -> None:
         last = detail["last"]
         rows.append(("last", f"loss {last['loss']:.4f}, learning rate {last['lr']:.3g}" if "lr" in last else str(last)))
     rows += [("evals", f"{name} {value:.4f}") for name, value in detail["last_evals"].items()]
-    rows += [("checkpoint", f"{name}  {_size(size)}") for name, size in detail["checkpoints"].items()]
+    same = detail["same_files"]
+    for name, size in detail["checkpoints"].items():
+        rows.append(("checkpoint", f"{name}  " + (f"same file as {same[name]}" if name in same else _size(size))))
     rows.append(("disk", _size(detail["disk"])))
-    rows += [("changed", f"{key} = {new}  (default {old})") for key, (old, new) in detail["differences"].items()]
-    rows += [("next", command) for command in detail["next"]]
+    for key, (old, new) in detail["differences"].items():
+        rows.append(("changed", f"{key} = {_one_line(new)}  (default {_one_line(old)})"))
+    rows += [("next", line) for line in detail["next"] if show_next]
+    _print_rows(rows)
+
+
+def _print_rows(rows: list[tuple[str, str]]) -> None:
+    """Print labeled lines; a label that repeats is printed once."""
     before = ""
     for label, text in rows:
         print(f"  {'' if label == before else label:10}  {text}")
@@ -198,17 +222,30 @@ def _show_config_table(table: dict[str, list[Any]], names: list[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from niels_gpt.cli.tables import show_table
+    from niels_gpt.cli.tables import one_line_cell, show_table
 
-    if not table:
-        print("the configs are equal")
-        return
     shown = Table(box=None, pad_edge=False)
-    for name in ("config", *names):
+    shown.add_column("config", no_wrap=True)
+    for name in names:
         shown.add_column(escape(name), overflow="fold")
     for key, values in table.items():
-        shown.add_row(escape(key), *("" if value is None else escape(str(value)) for value in values))
+        shown.add_row(escape(key), *(one_line_cell("" if value is None else _one_line(value)) for value in values))
     show_table(shown, width=120)
+
+
+def _one_line(value: Any) -> str:
+    """Return a config value as one line: dicts and lists as in YAML, paths short, other texts escaped if need be."""
+    import yaml
+
+    from niels_gpt.system.files import display_path
+
+    if isinstance(value, str):
+        plain = value.isprintable() and value == value.strip() != ""
+        return display_path(value) if plain else repr(value)
+    if isinstance(value, (dict, list, tuple)):
+        value = list(value) if isinstance(value, tuple) else value
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip()
+    return str(value)
 
 
 def _size(number: int) -> str:

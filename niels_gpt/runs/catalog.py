@@ -97,6 +97,11 @@ def resolve_runs(name: str | Path, folder: Path = RUNS) -> list[Path]:
     return sorted(runs, key=lambda run: PHASES.index(run.name) if run.name in PHASES else 0)
 
 
+def pipeline_of(path: Path) -> Path | None:
+    """Return the folder of the pipeline that a run is a phase of; None if it is not part of one."""
+    return path.parent if path.name in PHASES and (path.parent / "pretrain.yaml").is_file() else None
+
+
 def summarize(path: Path, name: str | None = None) -> RunSummary:
     """Return the summary of a run; a damaged one is described as such, and never raises."""
     changed = max(_modified(path / file) for file in ("metrics.jsonl", "config.yaml")) or _modified(path)

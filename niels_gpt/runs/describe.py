@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
-from niels_gpt.runs.catalog import read_tree, summarize
+from niels_gpt.runs.catalog import PHASES, pipeline_of, read_tree, summarize
+from niels_gpt.system.program import command
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def describe(path: Path) -> dict[str, Any]:
         "last_evals": {name: value for name, value in _last_evals(path).items() if "/" not in name},
         "last": {key: value for key, value in last.items() if key != "evals"} or None,
         "checkpoints": _checkpoints(path),
+        "same_files": _same_files(path),
         "differences": _changes(config),
         "next": _next_commands(path, config, summary.state, bool(_checkpoints(path))),
     }
@@ -45,6 +46,33 @@ def config_table(runs: Mapping[str, Path]) -> dict[str, list[Any]]:
     trees = [read_tree(path) for path in runs.values()]
     keys = dict.fromkeys(key for tree in trees[1:] for key in differences(trees[0], tree))
     return {key: [_value(tree, key) for tree in trees] for key in keys}
+
+
+def without_own_paths(table: Mapping[str, Sequence[Any]], runs: Sequence[Path]) -> dict[str, list[Any]]:
+    """Return a `config_table` for people: without the paths of data inside the folder of each run or its pipeline.
+
+    Those paths are None, and keys without another value are dropped. Sources that not all runs have are dicts without
+    their empty values.
+    """
+    folders = [(pipeline_of(run) or run).resolve() for run in runs]
+    found = {}
+    for key, values in table.items():
+        parents = {key.rsplit(".", depth)[0] for depth in range(1, key.count(".") + 1)}
+        if not key.startswith("data."):
+            found[key] = list(values)
+        elif not parents & table.keys():  # else the parent has this value, too
+            shown = [_without_paths_in(folder, value) for folder, value in zip(folders, values, strict=True)]
+            if any(value is not None for value in shown):
+                found[key] = shown
+    return found
+
+
+def _without_paths_in(folder: Path, value: Any) -> Any:
+    """Return a config value, or None for a path inside a folder; dicts lose such paths and their empty values."""
+    if isinstance(value, Mapping):
+        inner = {key: _without_paths_in(folder, item) for key, item in value.items()}
+        return {key: item for key, item in inner.items() if item not in (None, "", [], {})} or None
+    return None if isinstance(value, str) and Path(value).is_relative_to(folder) else value
 
 
 def unique_names(paths: Sequence[Path], runs_dir: Path) -> dict[str, Path]:
@@ -91,6 +119,27 @@ def _path_of(config: RunConfig, source: str) -> str:
 
 def _checkpoints(path: Path) -> dict[str, int]:
     """Return {name: bytes} of the checkpoints, best and latest first."""
+    sizes = {}
+    for p in _checkpoint_paths(path):
+        files = [Path(root, name) for root, _, names in os.walk(p) for name in names] if p.is_dir() else [p]
+        sizes[p.name] = sum(file.stat().st_size for file in files)
+    return sizes
+
+
+def _same_files(path: Path) -> dict[str, str]:
+    """Return {name: earlier name} of the checkpoints that are links to another one: they take no more disk space."""
+    first: dict[tuple[int, int], str] = {}
+    same = {}
+    for p in _checkpoint_paths(path):
+        info = p.stat()
+        name = first.setdefault((info.st_dev, info.st_ino), p.name)
+        if name != p.name:
+            same[p.name] = name
+    return same
+
+
+def _checkpoint_paths(path: Path) -> list[Path]:
+    """Return the checkpoints of a run, files and folders: best and latest first."""
     folder = path / "checkpoints"
     found = (
         [p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "config.json"]
@@ -98,11 +147,7 @@ def _checkpoints(path: Path) -> dict[str, int]:
         else []
     )
     order = {"best.pt": 0, "latest.pt": 1, "latest": 1}
-    sizes = {}
-    for p in sorted(found, key=lambda p: (order.get(p.name, 2), p.name)):
-        files = [Path(root, name) for root, _, names in os.walk(p) for name in names] if p.is_dir() else [p]
-        sizes[p.name] = sum(file.stat().st_size for file in files)
-    return sizes
+    return sorted(found, key=lambda p: (order.get(p.name, 2), p.name))
 
 
 def _last_evals(path: Path) -> dict[str, float]:
@@ -117,16 +162,33 @@ def _last_evals(path: Path) -> dict[str, float]:
 
 
 def _next_commands(path: Path, config: RunConfig, state: str, has_checkpoint: bool) -> list[str]:
-    folder = shlex.quote(str(path))
+    """Return what to type next; for a phase of a pipeline, commands on the pipeline where they mean that phase."""
+    pipeline = pipeline_of(path)
     commands = []
-    if state == "stopped":
-        commands.append(f"niels-gpt train --run-dir {folder} --resume")
+    if pipeline is not None and _can_resume(pipeline):
+        commands.append(command("pipeline", pipeline, "--resume"))
+    elif pipeline is None and state == "stopped":
+        commands.append(command("train", path, "--resume"))
     if has_checkpoint:
         if config.task == "splice":
-            commands.append(f"niels-gpt memorize --run {folder}")
+            commands.append(command("memorize", path))
+        elif config.task == "pretrain":
+            commands += [command("generate", path, _opening(config)), command("eval", path)]
         else:
-            commands += [f"niels-gpt chat --run {folder}", f"niels-gpt eval --run {folder}"]
-    if state == "finished":
-        more = 2 * config.train.total_steps
-        commands.append(f"niels-gpt train --run-dir {folder} --resume --steps {more}")
+            named = path if pipeline is None else pipeline
+            commands += [command("chat", named), command("eval", named)]
+    if state == "finished" and (pipeline is None or config.task == "sft"):
+        commands.append(command("train", path, "--resume", "--steps", str(2 * config.train.total_steps)))
     return commands
+
+
+def _can_resume(pipeline: Path) -> bool:
+    """Whether a pipeline has steps left, and no process is training it."""
+    states = [summarize(pipeline / phase).state for phase in PHASES]
+    return "training" not in states and states != ["finished", "finished"]
+
+
+def _opening(config: RunConfig) -> str:
+    """Return a text to continue: the sample prompt if it is a single line, as those of chats are not."""
+    prompt = config.output.sample_prompt
+    return prompt if prompt.isprintable() else "The "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -9,8 +10,12 @@ import time
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from niels_gpt.system.console import format_duration, is_quiet, short_number
+from niels_gpt.system.files import display_path
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
+
     from niels_gpt.training.tasks.base import DataTask
 
 
@@ -112,7 +117,8 @@ class PlainLines:
         last = self._clock.done == self._clock.total
         if "evals" in line or last or time.monotonic() - self._printed >= self._every:
             self._printed = time.monotonic()
-            say(f"step {self._clock.done}/{self._clock.total}  {self._clock.text(line)}")
+            fields = [f"step {self._clock.done}/{self._clock.total}", *self._clock.fields(line), self._clock.left()]
+            say("  ".join(filter(None, fields)))
 
     def note(self, text: str) -> None:
         say(text)
@@ -124,20 +130,25 @@ class PlainLines:
     def close(self) -> None: ...
 
 
+NARROWEST_BAR = 10
+"""Columns of the terminal that the bar keeps, whatever stands beside it."""
+
+
 class ProgressBar:
-    """A live progress bar with loss, tokens/s and time left."""
+    """A live progress bar with loss, time left and tokens/s; on a narrow terminal, the fields that fit."""
 
     def __init__(self, *, show_samples: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         self._show_samples = show_samples
         self._console = Console(file=pipe_safe_stdout())
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),  # only the bar shrinks
+            TextColumn("{task.fields[text]}", markup=False),
             console=self._console,
         )
         self._clock = _Clock()
@@ -154,8 +165,21 @@ class ProgressBar:
     def step(self, line: dict[str, Any]) -> None:
         self._clock.tick(line)
         self._evals = line.get("evals", self._evals)
-        text = self._clock.text({**line, "evals": self._evals})
+        loss, *more = self._clock.fields({**line, "evals": self._evals})
+        text = self._fit([loss, self._clock.left(), *more])
         self._progress.update(self._task, completed=self._clock.done, text=text)
+
+    def _fit(self, fields: list[str]) -> str:
+        """Join the first fields that fit beside the title, the bar and the count; drop the others."""
+        count = 2 * len(str(self._clock.total)) + 1
+        free = self._console.width - len("training") - NARROWEST_BAR - count - 3  # a space between two columns
+        text = ""
+        for field in filter(None, fields):
+            longer = f"{text}  {field}" if text else field
+            if len(longer) > free:
+                break
+            text = longer
+        return text
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
@@ -181,27 +205,63 @@ def sample_line(step: int, prompt: str, text: str) -> str:
 
 
 def show_sources(task: DataTask) -> None:
-    """Print the table of a task's sources and its notes."""
+    """Print the table of a task's sources and its notes. On a terminal, paths are cut to its width."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    console = Console(highlight=False, file=pipe_safe_stdout())
+    if not console.is_terminal:
+        console.width = 10_000  # nothing is cut or wrapped; the table is as wide as its text
 
     table = Table(box=None, pad_edge=False)
     for name, justify in (("source", "left"), ("share", "right"), ("train", "right"), ("held out", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("documents", justify="right")
-    table.add_column("from", overflow="fold")
+    table.add_column("from")
     for row in task.describe():
         sizes = (f"{short_number(size)}{row.unit}" for size in (row.train, row.held_out))
-        table.add_row(row.source, f"{row.share:.1%}", *sizes, f"{row.documents:,}", escape(row.path))
-    Console(highlight=False, file=pipe_safe_stdout()).print(table)
+        path = _CutInTheMiddle(display_path(row.path))
+        table.add_row(escape(row.source), f"{row.share:.1%}", *sizes, f"{row.documents:,}", path)
+    console.print(table)
     for note in task.notes():
         say(note)
+
+
+class _CutInTheMiddle:
+    """A cell of a table whose text loses its middle where the column is too narrow: runs/no…/pretrain/roam."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        text, width = self._text, options.max_width
+        if len(text) > width:
+            end = width // 2
+            text = f"{text[: max(width - end - 1, 0)]}…{text[len(text) - end :]}"
+        yield Text(text, no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        return Measurement(1, cell_len(self._text))
 
 
 def headline_evals(evals: dict[str, float]) -> dict[str, float]:
     """The evaluations to display. Those with a / in their name are per-document details, for metrics.jsonl only."""
     return {name: value for name, value in evals.items() if "/" not in name}
+
+
+def _distinct(evals: dict[str, float]) -> dict[str, float]:
+    """The evaluations without those that equal an earlier one, as the mean over a single source does."""
+    found: dict[str, float] = {}
+    for name, value in evals.items():
+        if not any(math.isclose(value, earlier) for earlier in found.values()):
+            found[name] = value
+    return found
 
 
 SETTLING_STEPS = 4
@@ -228,19 +288,24 @@ class _Clock:
         rate = line["tokens_per_s"]
         self._rate = rate if self._rate == 0.0 else 0.9 * self._rate + 0.1 * rate
 
-    def text(self, line: dict[str, Any]) -> str:
-        fields = [f"loss {line['loss']:.3f}"]
-        fields += [f"{name} {value:.3f}" for name, value in headline_evals(line.get("evals") or {}).items()]
+    def fields(self, line: dict[str, Any]) -> list[str]:
+        """Return what a line of metrics.jsonl says, the most important first."""
+        evals = _distinct(headline_evals(line.get("evals") or {}))
+        fields = [f"loss {line['loss']:.3f}", *(f"{name} {value:.3f}" for name, value in evals.items())]
         fields.append(f"{short_number(self._rate)} tok/s")
         if "mfu" in line:
             fields.append(f"{line['mfu']:.0%} MFU")
         if "memory_gib" in line:
             fields.append(f"{line['memory_gib']:.1f} GiB")
-        if self.done > self._first + 1 or self.done == self.total:
-            began, step = self._since
-            per_step = (time.monotonic() - began) / max(self.done - step, 1)
-            fields.append(f"{format_duration(per_step * (self.total - self.done))} left")
-        return "  ".join(fields)
+        return fields
+
+    def left(self) -> str:
+        """Return the time left; empty after the first step, from which it cannot be told."""
+        if self.done <= self._first + 1 and self.done != self.total:
+            return ""
+        began, step = self._since
+        per_step = (time.monotonic() - began) / max(self.done - step, 1)
+        return f"{format_duration(per_step * (self.total - self.done))} left"
 
 
 def reporter(*, show_samples: bool = False) -> Reporter:

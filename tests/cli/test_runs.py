@@ -1,9 +1,12 @@
 """`niels-gpt runs`; tests/runs/test_catalog.py tests what the commands print."""
 
 import json
+import os
+import re
 
+from niels_gpt.system.program import command
 from tests.cli import call, error_of
-from tests.runs.test_catalog import P_VAL, make_run
+from tests.runs.test_catalog import P_VAL, make_pipeline, make_run
 
 EVALS = [(i, {"val_roam": 3.0 - i, "val_chat": 2.0}) for i in range(3)]
 
@@ -16,7 +19,7 @@ def make_runs(folder):
 def test_list_and_show(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert call("runs", "list") == 0
-    assert "no runs" in capsys.readouterr().out
+    assert command("demo") in capsys.readouterr().out
     make_runs(tmp_path)
     make_run(tmp_path / "runs" / "bad")
     (tmp_path / "runs" / "bad" / "config.yaml").write_text("[", encoding="utf-8")
@@ -31,6 +34,46 @@ def test_list_and_show(tmp_path, monkeypatch, capsys):
     assert call("runs", "show", "bad") == 0
     assert call("runs", "show", "c") == 1
     assert "no run c" in error_of(capsys)
+
+
+def test_every_value_and_checkpoint_is_one_true_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs/a", r'output.sample_prompt="a\nb"', P_VAL, evals=EVALS, checkpoints=["best.pt"])
+    os.link(run / "checkpoints/best.pt", run / "checkpoints/latest.pt")
+    assert call("runs", "show", "a") == 0
+    shown = capsys.readouterr().out
+    assert r"output.sample_prompt = 'a\nb'  (default 'user: what is niels?\nassistant: ')" in shown
+    assert "train.p_val = {roam: 0.25, primer: 0.75}  (default {wiki: 1.0})" in shown
+    assert "best.pt  1kB" in shown and "latest.pt  same file as best.pt" in shown
+
+
+def test_the_first_command_of_a_pipeline_is_to_chat_with_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_pipeline(tmp_path / "runs/notes")
+    for name in ("notes", "runs/notes"):
+        assert call("runs", "show", name) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("  next ") == 1
+        assert re.search(r"  next +(.*)", shown)[1] == command("chat", "runs/notes")
+        assert command("generate", "runs/notes/pretrain", "The ") in shown
+        assert command("chat", "runs/notes/pretrain") not in shown
+    assert call("runs", "show", "notes/pretrain") == 0
+    assert re.search(r"  next +(.*)", capsys.readouterr().out)[1].endswith("generate runs/notes/pretrain 'The '")
+
+
+def test_compare_cuts_values_and_leaves_out_paths_inside_the_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("p", "q"):
+        make_pipeline(tmp_path / "runs" / name)
+    assert call("runs", "compare", "p/sft", "q/sft") == 0
+    assert "equal, except for paths" in capsys.readouterr().out
+    shares = ", ".join(f"source{i}: 0.05" for i in range(20))
+    make_run(tmp_path / "runs/r", "task=sft", f"train.p_train={{{shares}}}", f"data.token_cache={tmp_path}/shared")
+    assert call("runs", "compare", "p/sft", "r") == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    found = {row[0]: row[1].strip() for row in rows if len(row) == 2}
+    assert found["data.token_cache"] == "shared"
+    assert re.fullmatch(r"\{primer: 1.0\} +\{source0: 0.05, .*…", found["train.p_train"])
 
 
 def test_compare(tmp_path, monkeypatch, capsys):

@@ -13,8 +13,9 @@ import pytest
 from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import catalog
-from niels_gpt.runs.describe import config_table, describe, unique_names
+from niels_gpt.runs.describe import config_table, describe, unique_names, without_own_paths
 from niels_gpt.system import files
+from niels_gpt.system.program import command
 
 P_VAL = "train.p_val={roam: 0.25, primer: 0.75}"
 
@@ -124,6 +125,72 @@ def test_the_details_of_a_run(tmp_path):
     assert detail["checkpoints"] == {"best.pt": 1000, "step_00000003.pt": 1000}
     assert detail["last_evals"] == {"val_wiki": 2.0}
     assert any("--resume" in command for command in detail["next"])
+
+
+def test_checkpoints_that_are_the_same_file(tmp_path):
+    run = make_run(tmp_path / "a", checkpoints=["best.pt", "step_00000002.pt"])
+    os.link(run / "checkpoints/step_00000002.pt", run / "checkpoints/latest.pt")
+    assert describe(run)["same_files"] == {"step_00000002.pt": "latest.pt"}
+    (run / "checkpoints/latest.pt").unlink()
+    (run / "checkpoints/step_00000003").mkdir()
+    (run / "checkpoints/latest").symlink_to("step_00000003")  # a sharded checkpoint
+    assert describe(run)["same_files"] == {"step_00000003": "latest"}
+
+
+def make_pipeline(path, *, sft_steps=10):
+    for phase in catalog.PHASES:
+        steps, shares = (10, "{roam: 1.0}") if phase == "pretrain" else (sft_steps, "{primer: 1.0}")
+        overrides = [f"task={phase}", f"train.p_train={shares}", f"data.token_cache={path}/cache"]
+        make_run(path / phase, *overrides, steps=steps, checkpoints=["best.pt"])
+        shutil.copy(path / phase / "config.yaml", path / f"{phase}.yaml")
+    return path
+
+
+def test_the_next_commands_name_the_run_and_are_quoted(tmp_path):
+    run = make_run(tmp_path / "a b", steps=10, checkpoints=["best.pt"])
+    more = command("train", run, "--resume", "--steps", "20")
+    assert describe(run)["next"] == [command("chat", run), command("eval", run), more]
+    assert "'" in more
+    splice = make_run(tmp_path / "s", "task=splice", checkpoints=["best.pt"])
+    assert describe(splice)["next"] == [command("train", splice, "--resume"), command("memorize", splice)]
+    alone = make_run(tmp_path / "p", "task=pretrain", 'output.sample_prompt="# "', steps=10, checkpoints=["best.pt"])
+    assert describe(alone)["next"][:2] == [command("generate", alone, "# "), command("eval", alone)]
+
+
+def test_the_next_commands_of_a_pipeline(tmp_path):
+    pipe = make_pipeline(tmp_path / "pipe")
+    pretrain, sft = (describe(pipe / phase)["next"] for phase in catalog.PHASES)
+    assert pretrain == [command("generate", pipe / "pretrain", "The "), command("eval", pipe / "pretrain")]
+    more = command("train", pipe / "sft", "--resume", "--steps", "20")
+    assert sft == [command("chat", pipe), command("eval", pipe), more]
+    stopped = make_pipeline(tmp_path / "stopped", sft_steps=3)
+    resume = command("pipeline", stopped, "--resume")
+    assert [describe(stopped / phase)["next"][0] for phase in catalog.PHASES] == [resume, resume]
+    with files.lock(stopped / "sft" / "run.lock"):
+        assert resume not in describe(stopped / "pretrain")["next"]
+    shutil.rmtree(stopped / "sft")
+    assert describe(stopped / "pretrain")["next"][0] == resume
+
+
+def test_differences_without_paths_inside_the_runs(tmp_path):
+    runs = [make_pipeline(tmp_path / name) / "sft" for name in ("p", "q")]
+    table = config_table(dict(zip("pq", runs, strict=True)))
+    assert list(table) == ["data.token_cache"]
+    assert without_own_paths(table, runs) == {}
+    source = {"path": f"{tmp_path}/p/cache/x.jsonl", "kind": "chat", "field": "", "split": [], "columns": {}}
+    table = {
+        "init_from": [f"{tmp_path}/p/pretrain/checkpoints/best.pt", ""],
+        "data.token_cache": [f"{tmp_path}/p/cache", "/shared"],
+        "data.roam": [f"{tmp_path}/p2", "/notes"],
+        "data.sources.x": [source, None],
+        "data.sources.x.path": [source["path"], None],
+    }
+    assert without_own_paths(table, runs) == {
+        "init_from": table["init_from"],
+        "data.token_cache": [None, "/shared"],
+        "data.roam": table["data.roam"],
+        "data.sources.x": [{"kind": "chat"}, None],
+    }
 
 
 def test_the_differences_of_configs(tmp_path):

@@ -142,6 +142,51 @@ def test_the_bar_shows_loss_evaluation_and_speed(monkeypatch):
     assert "1k tok/s" in text
 
 
+def on_terminal(monkeypatch, width):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    return screen
+
+
+def lines_on(screen):
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).strip())
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "loss 5.997  0:00 left  val_roam 6.484  9.42k tok/s"),
+        (79, "loss 5.997  0:00 left  val_roam 6.484"),
+        (50, "loss 5.997"),
+        (30, ""),
+    ],
+)
+def test_the_bar_and_the_count_stay_on_a_narrow_terminal(monkeypatch, clock, width, shown):
+    screen = on_terminal(monkeypatch, width)
+    bar = ProgressBar()
+    bar.start(first=1402, total=1404)
+    evals = {"val_roam": 6.484, "val_pretrain": 6.484 * (1 + 1e-15)}
+    for step in (1402, 1403):
+        bar.step(line(step, loss=5.997, evals=evals) | {"tokens_per_s": 9420.0})
+    bar.close()
+    last = lines_on(screen)[-1]
+    assert len(last) <= width
+    title, drawn, count, *text = last.split(maxsplit=3)
+    assert (title, set(drawn), count, "".join(text)) == ("training", {"━"}, "1404/1404", shown)
+    assert len(drawn) >= min(10, width - 21)
+
+
+def test_equal_evaluations_are_printed_once(capsys, clock):
+    lines = PlainLines(every=0.0)
+    lines.start(first=0, total=3)
+    evals = {"val_roam": 6.484, "val_pretrain": 6.484, "val_sft": 6.4841}
+    lines.step(line(0, evals=evals))
+    assert capsys.readouterr().out == "step 1/3  loss 2.000  val_roam 6.484  val_sft 6.484  1k tok/s\n"
+    assert len(evals) == 3  # metrics.jsonl gets all of them
+
+
 def test_rates_are_smoothed_and_details_stay_in_the_file(capsys, clock):
     lines = PlainLines(every=0.0)
     lines.start(first=0, total=3)
@@ -153,17 +198,35 @@ def test_rates_are_smoothed_and_details_stay_in_the_file(capsys, clock):
     assert "1.1k tok/s" in second  # 0.9 * 1000 + 0.1 * 2000
 
 
+class Data:
+    def __init__(self, path):
+        self.path = str(path)
+
+    def describe(self):
+        return [SourceRow("roam", 0.25, 1234, 56, "B", 1000, self.path)]
+
+    def notes(self):
+        return ["a note"]
+
+
 def test_sources_are_printed_as_a_table(capsys):
-    class Data:
-        def describe(self):
-            return [SourceRow("roam", 0.25, 1234, 56, "B", 1000, "[notes] (built)")]
-
-        def notes(self):
-            return ["a note"]
-
     for kind in (PlainLines, ProgressBar):
-        kind().data(Data())
+        kind().data(Data("[notes] (built)"))
         header, row, note = capsys.readouterr().out.splitlines()
         assert header.split() == ["source", "share", "train", "held", "out", "documents", "from"]
         assert row.split() == ["roam", "25.0%", "1.23kB", "56B", "1,000", "[notes]", "(built)"]
         assert note == "a note"
+
+
+def test_paths_are_short_and_cut_in_the_middle_on_a_terminal(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = "/data/" + "x" * 100 + "/cache/pretrain/roam"
+    PlainLines().data(Data(path))
+    assert path in capsys.readouterr().out.splitlines()[1]
+    PlainLines().data(Data(tmp_path / "runs/notes/cache"))
+    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "runs/notes/cache"
+    screen = on_terminal(monkeypatch, 80)
+    ProgressBar().data(Data(path))
+    _, row, note = lines_on(screen)
+    assert len(row) == 80 and note == "a note"
+    assert re.search(r" /data/x+….*/pretrain/roam$", row)
