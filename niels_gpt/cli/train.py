@@ -182,8 +182,11 @@ def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> Non
     if result.best:
         say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} steps")
     say(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
-    names = ["memorize"] if config.task == "splice" else ["eval", "chat"]
-    show_next(*(command(name, run.path) for name in names))
+    after = {
+        "splice": [command("memorize", run.path)],
+        "pretrain": [command("eval", run.path), command("generate", run.path, "The ")],  # it has not learned to chat
+    }
+    show_next(*after.get(config.task, [command("eval", run.path), command("chat", run.path)]))
 
 
 def show_next(*commands: str) -> None:
