@@ -40,7 +40,7 @@ def test_a_run_takes_its_vocabulary_from_the_tokenizer(tmp_path, capsys, task, n
     assert "val_pretrain" in lines[1]["evals"]
     (tmp_path / "printed.yaml").write_text(resolved, encoding="utf-8")
     assert load_config(tmp_path / "out/config.yaml") == with_absolute_paths(load_config(tmp_path / "printed.yaml"))
-    assert "niels-gpt chat out" in output
+    assert ("niels-gpt chat out" if task == "sft" else "niels-gpt generate out") in output
 
 
 def test_verify_finds_damage_that_keeps_the_size(tmp_path, caches, capsys):
