@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.cache.build_cache import TrainEmpty, _shuffle
@@ -52,6 +52,8 @@ BUDGETS = st.integers(0, 60) | st.just(UNLIMITED)
 
 
 @settings(max_examples=80)
+@example(["ab", "", "cd"], [], 3, UNLIMITED, 1 << 20, 3, 1, False)  # the budget ends with an item; more follow
+@example(["ab", ""], [], 3, UNLIMITED, 1 << 20, 3, 1, False)
 @given(
     texts=DOCUMENTS,
     val_texts=st.none() | DOCUMENTS,

@@ -236,7 +236,7 @@ class PartialBuild:
                 break
             state.split = split.name
             rest = int(ends[-1]) - position
-            if rest <= split.tokens_left:
+            if rest < split.tokens_left:
                 stop, j = int(ends[-1]), count
             else:
                 stop = position + split.tokens_left
