@@ -95,7 +95,7 @@ def planned(folder: PipelineFolder) -> Plan | None:
 
 
 def resume_training(folder: PipelineFolder, *, device: str, resume_command: str) -> TrainedModel:
-    """Go on with the training in a folder that `planned` knows; a finished one is only loaded."""
+    """Continue the training in a folder that `planned` knows; a finished one is only loaded."""
     from niels_gpt.runs.folder import RunFolder
 
     if folder.exists:
@@ -137,7 +137,7 @@ def _train_both(
 def check_free(folder: PipelineFolder, *, resume: str = "") -> None:
     """Raise ValueError if the folder already holds a model, or under torchrun, before any work is done.
 
-    resume: what to type to go on with that model; default: the command of the pipeline or run.
+    resume: what to type to continue that model; default: the command of the pipeline or run.
     """
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system import files
@@ -153,7 +153,7 @@ def check_free(folder: PipelineFolder, *, resume: str = "") -> None:
         resume = resume or run.resume_command
     else:
         return
-    raise ValueError(f"{folder.path} already holds a model: choose another --run-dir, or go on with it: {resume}")
+    raise ValueError(f"{folder.path} already holds a model: choose another --run-dir, or continue it: {resume}")
 
 
 def show_scores_of(trained: TrainedModel) -> None:

@@ -84,7 +84,7 @@ def folder(
     ] = None,
     primer: PrimerOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted model in --run-dir, as it was planned.")
+        bool, typer.Option("--resume", help="Continue an interrupted model in --run-dir, as it was planned.")
     ] = False,
     no_questions: Annotated[
         bool, typer.Option("--no-questions", help="Teach it no answers about the notes; it then recites less of them.")
@@ -117,7 +117,7 @@ def folder(
     began = time.monotonic()
     device = resolve_device(device)
     if resume and run_dir is None:
-        raise ValueError("--resume needs --run-dir: the folder of the model to go on with")
+        raise ValueError("--resume needs --run-dir: the folder of the model to continue")
     run = PipelineFolder(run_dir if run_dir is not None else new_run("notes").path)
     begun = first_model.planned(run) if resume else None
     if begun is None:
