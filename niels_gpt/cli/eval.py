@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -100,8 +100,7 @@ def eval_(
         built_in = any((wiki, roam, primer))
         config = with_data(config, data, source)
         scores = score_byte_streams(loaded, config, options, built_in=built_in)
-    result = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
-    result |= {"precision": precision, "scores": scores}
+    result = score_result(loaded, scores, stride=stride, precision=precision)
     if loaded.run is not None and checkpoint is None and split == "val" and limit is None:
         store_scores(loaded.run.path, result)
     if json:
@@ -109,6 +108,14 @@ def eval_(
         return
     print(f"{loaded.path} after {loaded.step} steps; bits per byte, lower is better")
     show_scores(scores, wiki=config.data.wiki)
+
+
+def score_result(
+    loaded: LoadedRun, scores: Scores, *, stride: int | None = None, precision: str = "fp32"
+) -> dict[str, Any]:
+    """Return scores with the checkpoint and the settings they were measured with, for JSON and for `store_scores`."""
+    measured = {"checkpoint": str(loaded.path), "step": loaded.step, "stride": stride or loaded.model.config.T}
+    return {**measured, "precision": precision, "scores": scores}
 
 
 def ask_all(loaded: LoadedRun, questions: Sequence[Question]) -> tuple[list[Answer], list[Answer]]:

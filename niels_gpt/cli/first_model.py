@@ -159,7 +159,7 @@ def check_free(folder: PipelineFolder, *, resume: str = "") -> None:
 def show_scores_of(trained: TrainedModel) -> None:
     """Print the bits per byte on held-out text, beside general compressors."""
     from niels_gpt.cache.folder import CacheFolder
-    from niels_gpt.cli.eval import show_scores
+    from niels_gpt.cli.eval import score_result, show_scores
     from niels_gpt.runs.catalog import store_scores
     from niels_gpt.training.score_run import score_byte_streams, score_token_caches
 
@@ -171,8 +171,7 @@ def show_scores_of(trained: TrainedModel) -> None:
     show_scores(scores, wiki=config.data.wiki)
     writer = trained.writer
     if writer.run is not None:  # for `runs list`
-        result = {"step": writer.step, "stride": writer.model.config.T, "precision": "fp32", "scores": scores}
-        store_scores(writer.run.path, result)
+        store_scores(writer.run.path, score_result(writer, scores))
 
 
 def warn_of_secrets(corpus: Corpus) -> None:
@@ -244,18 +243,20 @@ ASKED = 50
 
 
 def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
-    """Ask about some of the notes in words that were not trained on, and print how many answers are right, and one."""
-    from niels_gpt.inference.questions import Question, as_second_questions, ask, share_on_topic
+    """Ask about some of the notes, and print how many answers are right, and one of them.
+
+    The form of each question ("remind me of my note on ...") was trained on for other topics, not for this one.
+    """
+    from niels_gpt.cli.eval import ask_all
+    from niels_gpt.inference.questions import Question, share_on_topic
 
     asked = topics[:: max(len(topics) // ASKED, 1)][:ASKED]
     questions = [Question(topic.name, topic.new_question, (topic.begin,)) for topic in asked]
-    answers = list(ask(trained.chat.model, questions, tokenizer=trained.chat.tokenizer))
-    if not answers:
+    if not questions:
         return
+    answers, second = ask_all(trained.chat, questions)
     right = [answer for answer in answers if answer.on_topic]
-    again, earlier = as_second_questions(answers)
-    second = list(ask(trained.chat.model, again, earlier=earlier, tokenizer=trained.chat.tokenizer))
-    print(f"\nQuestions about your notes, in words that it has never seen: {len(right)} of {len(answers)} are answered "
+    print(f"\nQuestions about your notes, not asked like this in training: {len(right)} of {len(answers)} are answered "
           f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
           "(in a chat, /reset forgets what was asked)")  # fmt: skip
     shown = (right or answers)[0]

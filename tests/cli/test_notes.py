@@ -135,7 +135,7 @@ NUMBER = 24
 PARTS = [
     "Bits per byte on notes that it has never seen",
     "A text that begins like one of your notes",
-    "Questions about your notes, in words that it has never seen: ",
+    "Questions about your notes, not asked like this in training: ",
     "What it knows by heart (a quick audit of ",
     "Try next:",
 ]
