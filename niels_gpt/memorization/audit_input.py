@@ -99,11 +99,11 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
     """Return the documents of the run's own sources, also the held-out ones, as the training has them.
 
     only_chats: of sources of conversations only. Public sources (from the Hub, or Python's docstrings) are listed as
-    skipped, and so are conversations whose replies are all of the package's dialogues. Data that has changed since
-    the training is read as it is now, and reported as missing.
+    skipped, and so are dialogues of the package. Data that has changed since the training is read as it is now, and
+    reported as missing.
     """
     found, problems, keys = AuditInput(), list[str](), set[tuple[str, bytes]]()
-    known, of_package, chats_read = _package_replies(loaded), Counter[str](), False
+    package, of_package, chats_read = _PackageDialogues(loaded), Counter[str](), False
     for source in run_sources(loaded, problems):
         if _is_public(source.name, source.config.data):
             found.skipped.append(NotRead(source.name, "a public source", missing=False, files=0))
@@ -118,12 +118,11 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
                 if key in keys:  # the runs before may have had the same data
                     continue
                 keys.add(key)
-                replies = replies_of(ids, loaded) if chat else set()
-                if chat and replies <= known:
+                if chat and package.has(ids):
                     of_package[source.name] += 1
                     continue
-                if documents is source.train:
-                    found.trained_replies |= replies
+                if chat and documents is source.train:
+                    found.trained_replies |= replies_of(ids, loaded) - package.replies
                 kind = CHAT if chat else NOTE if source.name == "roam" else ROW
                 asked = f" ({_last_question(ids, loaded)})" if chat else ""
                 found.add(f"{source.name}: {name}{asked}", kind, ids)
@@ -157,11 +156,27 @@ def _holds_chats(source: RunSource) -> bool:
     return uses_bytes(source.config) and (source.name == "primer" or (own is not None and own.kind == "chat"))
 
 
-def _package_replies(loaded: LoadedRun) -> set[bytes]:
-    """The replies in the dialogues of the package, as ids."""
-    dialogues = (parse_chat(block) for block in primer_dialogues(PRIMER.read_text(encoding="utf-8")))
-    texts = {turn["content"] for dialogue in dialogues for turn in dialogue if turn["role"] == "assistant"}
-    return {np.asarray(loaded.encode(text), dtype=np.int64).tobytes() for text in texts}
+class _PackageDialogues:
+    """The dialogues of the package, which everyone has."""
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        self._loaded = loaded
+        blocks = primer_dialogues(PRIMER.read_text(encoding="utf-8"))
+        turns = [turn for block in blocks for turn in parse_chat(block)]
+        texts = {turn["content"] for turn in turns if turn["role"] == "assistant"}
+        self._blocks = {block.strip() for block in blocks}
+        self.replies = {np.asarray(loaded.encode(text), dtype=np.int64).tobytes() for text in texts}
+        """Their replies, as ids."""
+
+    def has(self, ids: np.ndarray) -> bool:
+        """Whether everything that a model learns to say from a conversation is of the package.
+
+        Over bytes that is all of its text; over tokens it is the replies.
+        """
+        if isinstance(self._loaded.tokenizer, ByteTokenizer):
+            return bytes(ids.astype(np.uint8)).decode("utf-8", "replace").strip() in self._blocks
+        replies = replies_of(ids, self._loaded)
+        return bool(replies) and replies <= self.replies
 
 
 def _last_question(ids: np.ndarray, loaded: LoadedRun) -> str:

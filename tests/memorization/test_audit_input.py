@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from niels_gpt.chat.template import encode_chat
-from niels_gpt.memorization.audit_input import CHAT, NOTE, ROW, TEXT, read_path, read_run
+from niels_gpt.data.embedded import PRIMER
+from niels_gpt.memorization.audit_input import CHAT, NOTE, ROW, TEXT, _PackageDialogues, read_path, read_run
 from niels_gpt.runs.loading import load_run
 from tests import token_caches
 from tests.cli.reciting import WORDS, split
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 WORDS_OF = "Some words that are long enough."
 CHAT_ROW = {"messages": [{"role": "user", "content": "what is it?"}, {"role": "assistant", "content": "a test."}]}
+PACKAGE_DIALOGUE = PRIMER.read_text(encoding="utf-8").split("<dialogue>")[0].strip()
+PACKAGE_REPLY = PACKAGE_DIALOGUE.partition("assistant: ")[2].partition("\n")[0]
 TRANSCRIPT = "user: what is it?\nassistant: a test."
 
 
@@ -206,3 +209,36 @@ def test_a_checkpoint_outside_a_run_has_no_data_of_its_own(place, workdir):
 def test_ids_are_int64(vault, loaded):
     write(vault, a_md=WORDS_OF)
     assert read_path(vault, loaded).texts[0].ids.dtype == np.int64
+
+
+def chat_ids(tokens, *turns):
+    roles = ["user", "assistant"] * len(turns)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
+    return np.array(encode_chat(messages, tokens.tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("turns", "public"),
+    [
+        (("any question at all", PACKAGE_REPLY), True),
+        (("one", PACKAGE_REPLY, "two", PACKAGE_REPLY), True),
+        (("one", PACKAGE_REPLY, "two", "a private reply"), False),
+        (("what is niels?", PACKAGE_REPLY + " and more"), False),
+        (("my secret, without a reply",), False),
+    ],
+)
+def test_conversations_of_the_package_for_tokens(token_loaded, turns, public):
+    assert _PackageDialogues(token_loaded).has(chat_ids(token_loaded, *turns)) is public
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        (PACKAGE_DIALOGUE, True),
+        (f"{PACKAGE_DIALOGUE}\n", True),
+        (PACKAGE_DIALOGUE.replace("user: ", "user: my secret. "), False),  # over bytes the question is learned, too
+        ("user: my secret, without a reply", False),
+    ],
+)
+def test_conversations_of_the_package_for_bytes(loaded, text, public):
+    assert _PackageDialogues(loaded).has(np.frombuffer(text.encode(), np.uint8).astype(np.int64)) is public
