@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file exists where a folder is needed; choose another path"),
     errno.EISDIR: "a folder exists where a file is needed; remove it, or choose another path",
     errno.ENOENT: "check the path",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
 }
 
 
@@ -67,28 +69,93 @@ def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
 def atomic_write(path: str | Path, *, mode: int | None = None) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` when the block succeeds, and not at all when it fails.
 
+    A symbolic link is followed: the file that it names is replaced. A device or a pipe is written to directly. A file
+    that is replaced passes on its permissions, as far as the umask allows them.
+
     mode: the permissions of the file, such as 0o600; None: the default ones. Raises OSError that names the path and
     says that the previous file, if any, is intact.
     """
     path = Path(path)
+    try:
+        target = path.resolve() if path.is_symlink() else path
+        with target.open("wb") if _is_device(target) else _open_temporary(target, mode) as file:
+            yield file
+    except OSError as err:
+        if err.errno is None:
+            raise
+        raise _cannot_write(err, path, "; the previous file is intact" if path.is_file() else "") from err
+
+
+def _is_device(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a socket. Raises IsADirectoryError for a folder."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return not stat.S_ISREG(mode)
+
+
+@contextlib.contextmanager
+def _open_temporary(path: Path, mode: int | None) -> Iterator[IO[bytes]]:
+    """A temporary file that replaces `path` when the block succeeds. It is locked while it is written."""
+    _sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
     try:
         with temporary.open("xb") as file:
+            _try_lock(file.fileno())
+            if mode is None and path.exists():
+                mode = path.stat().st_mode & os.fstat(file.fileno()).st_mode & 0o777
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
         fsync_folder(path.parent)
-    except OSError as err:
-        temporary.unlink(missing_ok=True)
-        if err.errno is None:
-            raise
-        raise _cannot_write(err, path, "; the previous file is intact" if path.is_file() else "") from err
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sweep(path: Path) -> None:
+    """Delete temporary files for `path` that processes left which no longer exist."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path.parent):  # noqa: PTH208 (no Path object per file)
+            if name.startswith(f".{path.name}.") and _TEMPORARY.fullmatch(name):
+                temporary = path.with_name(name)
+                if not _is_running(int(name.rsplit(".", 3)[1])) and not _is_locked(temporary):
+                    temporary.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether this process now holds the lock of an open file; True where files have no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        pass
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process, perhaps on another machine, holds the lock of a file."""
+    with path.open("rb") as file:
+        return not _try_lock(file.fileno())
 
 
 def check_output_path(path: str | Path, option: str, *, folder: bool = False) -> None:
@@ -105,8 +172,9 @@ def check_output_path(path: str | Path, option: str, *, folder: bool = False) ->
             raise ValueError(f"{path} is a file, but {option} needs a folder: choose another {option}")
     elif not existing.is_dir():
         raise ValueError(f"{existing} is a file, so {path} cannot be created: choose another {option}")
-    writable = existing if existing.is_dir() else existing.parent
-    if not os.access(writable, os.W_OK | os.X_OK):
+    is_device = not existing.is_dir() and not existing.is_file()
+    writable = existing if existing.is_dir() or is_device else existing.resolve().parent
+    if not os.access(writable, os.W_OK if is_device else os.W_OK | os.X_OK):
         raise ValueError(f"no permission to write to {writable}, so {path} cannot be written: choose another {option}")
 
 

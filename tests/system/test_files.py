@@ -418,3 +418,54 @@ def test_expand_home(monkeypatch):
     assert files.expand_home("~") == Path("/home/someone")
     for name in ("~unknown-user/x", "~draft.txt", "a/~/b", "/a", "b"):
         assert files.expand_home(name) == Path(name)
+
+
+def test_a_device_is_written_to_and_stays_a_device(tmp_path):
+    """A replaced device would swallow all later output of the machine; a pipe has a reader."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write_text(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+    with pytest.raises(OSError, match="/dev/full"):
+        files.write_text("/dev/full", "text")
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/file")
+    for text in ("new", "replaced"):
+        files.write_text(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "folder" / "file").read_text(encoding="utf-8") == text
+    (tmp_path / "to a folder").symlink_to("folder")
+    with pytest.raises(IsADirectoryError, match="to a folder"):
+        files.write_text(tmp_path / "to a folder", "text")
+
+
+@pytest.mark.parametrize(("before", "umask", "after"), [(0o600, 0o022, 0o600), (0o644, 0o077, 0o600), (0o664, 0, 0o664)])
+def test_a_replaced_file_passes_on_its_permissions(tmp_path, before, umask, after):
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(before)
+    mask = os.umask(umask)
+    try:
+        files.write_text(path, "text")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == after
+
+
+def test_temporaries_of_dead_processes_are_swept(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left, living, other = (f".f.{dead.pid}.0.tmp", f".f.{os.getppid()}.0.tmp", f".g.{dead.pid}.0.tmp")
+    for name in (left, living, other):
+        (tmp_path / name).touch()
+    files.write_text(tmp_path / "f", "text")
+    assert sorted(os.listdir(tmp_path)) == sorted(["f", living, other])
