@@ -430,10 +430,10 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path):
         assert os.read(reader, 100) == b"text"
     finally:
         os.close(reader)
-    assert stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and names_in(tmp_path) == ["pipe"]
     with pytest.raises(OSError, match="/dev/full"):
         files.write_text("/dev/full", "text")
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
 
 
 def test_a_link_is_followed(tmp_path):
@@ -448,7 +448,9 @@ def test_a_link_is_followed(tmp_path):
         files.write_text(tmp_path / "to a folder", "text")
 
 
-@pytest.mark.parametrize(("before", "umask", "after"), [(0o600, 0o022, 0o600), (0o644, 0o077, 0o600), (0o664, 0, 0o664)])
+@pytest.mark.parametrize(
+    ("before", "umask", "after"), [(0o600, 0o022, 0o600), (0o644, 0o077, 0o600), (0o664, 0, 0o664)]
+)
 def test_a_replaced_file_passes_on_its_permissions(tmp_path, before, umask, after):
     path = tmp_path / "file"
     path.touch()
@@ -468,4 +470,4 @@ def test_temporaries_of_dead_processes_are_swept(tmp_path):
     for name in (left, living, other):
         (tmp_path / name).touch()
     files.write_text(tmp_path / "f", "text")
-    assert sorted(os.listdir(tmp_path)) == sorted(["f", living, other])
+    assert names_in(tmp_path) == sorted(["f", living, other])
