@@ -29,7 +29,7 @@ from niels_gpt.cli.main import main as niels_gpt
 
 ALLOWED = {"memory_mb": 0.02, "files": 0.0, "threads": 0.0, "temporaries": 0.0, "disk_mb": 0.02}
 """Growth from the second quarter of the rounds to the last that still counts as flat."""
-WORDS = "garden river winter letter bread window music paper stone morning market bicycle kitchen mountain".split()
+WORDS = ("garden", "river", "winter", "letter", "bread", "window", "music", "paper", "stone", "morning", "market")
 
 
 def write_notes(folder: Path, seed: int, count: int = 40) -> None:
@@ -45,7 +45,7 @@ def run(*arguments: str, typed: str = "", expect: tuple[int, ...] = (0,)) -> str
     """Run a command in this process; returns what it printed. Raises RuntimeError for another exit code."""
     printed = io.StringIO()
     before = sys.stdin
-    sys.stdin = io.TextIOWrapper(io.BytesIO(typed.encode()))
+    sys.stdin = io.TextIOWrapper(io.BytesIO(typed.encode()), encoding="utf-8")
     code = 0
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -74,7 +74,8 @@ def one_round(folder: Path, number: int) -> None:
     tokenizer = ("--vocab-size", "300") if not (cache / "tokenizer").exists() else ()
     run("cache", "build", "roam", "--path", str(notes), "--cache-dir", str(cache), *tokenizer)
     rebuilding = threading.Thread(target=_rebuild, args=(folder, number))
-    run("train", "--config", "debug", "--set", "task=pretrain", "--run-dir", str(tokens_run), "--set", f"data.token_cache={cache}",
+    run("train", "--config", "debug", "--set", "task=pretrain", "--run-dir", str(tokens_run),
+        "--set", f"data.token_cache={cache}",
         "--set", "train.p_train={roam: 1.0}", "--set", "train.p_val={roam: 1.0}", *SMALL)  # fmt: skip
     rebuilding.start()
     run("train", "--config", "debug", "--notes", str(notes), "--run-dir", str(bytes_run), *SMALL)
@@ -103,7 +104,7 @@ def _rebuild(folder: Path, number: int) -> None:
 def measure(folder: Path) -> dict[str, float]:
     """What must not grow from round to round."""
     gc.collect()
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text("ascii").splitlines())
     found = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     temporaries = [path for root in (folder, Path(tempfile.gettempdir())) for path in _temporaries(root)]
     return {
