@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from niels_gpt.runs.metrics import encode_line, parse_line, read_metrics, warn_of_damage
-from tests.flips import flipped
+from tests.faults import flipped
 
 LINES = [
     {"step": step, "loss": 5.5 / (step + 1), "lr": 3e-4, "tokens_per_s": 1234.5}

@@ -14,7 +14,7 @@ from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError, load_checkpoint, load_model, read_checkpoint
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
-from tests.flips import flipped
+from tests.faults import flipped
 from tests.training import same
 
 CONFIG = ModelConfig(V=11, T=8, C=8, L=2, H=2, dropout=0.0)

@@ -8,7 +8,7 @@ import pytest
 from niels_gpt.config import RunConfig
 from niels_gpt.runs.catalog import read_tree
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
-from tests.flips import flipped
+from tests.faults import flipped
 
 
 @pytest.fixture
