@@ -11,13 +11,12 @@ from typing import Any
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.report.memorization_page import memorization_page
 from niels_gpt.system import files
-from niels_gpt.system.checked_json import write_checked_json
 
 
 def write_report(folder: Path, report: dict[str, Any], measurements: Sequence[Measurement]) -> None:
     """Write report.json, documents.csv, windows.csv and report.html into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_checked_json(folder / "report.json", report)
+    files.write_json(folder / "report.json", report)
     write_documents_csv(folder / "documents.csv", report)
     write_windows_csv(folder / "windows.csv", measurements)
     files.write_text(folder / "report.html", memorization_page(report))
