@@ -1,8 +1,8 @@
 """One byte stream per source and split, cached on disk and verified.
 
 `Inputs` describes what the streams of a source depend on (cheap) and how to read them (slow). A cache entry
-`{source}_{split}.bin` is used only if its `.meta.json` records the same inputs and the file has the recorded size and
-sha256. Otherwise it is rebuilt.
+`{source}_{split}.bin` is used only if its `.meta.json` is intact and records the same inputs, and the file has the
+recorded size and sha256. Otherwise it is rebuilt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import bisect
 import contextlib
 import functools
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +38,8 @@ from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths
 from niels_gpt.data.wikitext import CONFIG, DATASET_ID, load_wikitext
 from niels_gpt.system import files, user_cache
+from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.private_files import keep_private, restrict
 
 BytesSources = dict[str, bytes]  # keys: "wiki" | "roam" | "primer"
 SPLITS = ("train", "val")
@@ -192,6 +193,7 @@ def load_streams(cfg: StreamBuildConfig, *, T: int | None = None) -> dict[str, d
                 problems.append(problem)
             else:
                 warnings.warn(f"source skipped: {problem}", stacklevel=3)
+        restrict((folder, *folder.iterdir()))  # what was created before a private source was read
     if problems:
         short = any("fewer than" in problem for problem in problems)
         remedy = ". Add text, hold out more of it (val_frac, split), or use a smaller T" if short else ""
@@ -222,18 +224,19 @@ def _load_or_build(cfg: StreamBuildConfig, source: str, split: str, inputs: Inpu
     # The .bin first: if the process dies between the writes, the new .bin does not match the sha256 in the old meta.
     files.write_bytes(bin_path, data)
     documents = {"names": names, "starts": starts}
-    files.write_json(meta_path, {**described, "bytes": len(data), "sha256": digest, "documents": documents})
+    write_checked_json(meta_path, {**described, "bytes": len(data), "sha256": digest, "documents": documents})
     return Stream(data=data, sha256=digest, cached=False, names=names, starts=starts, gap=_gap(described))
 
 
 def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> Stream | None:
     """The cached stream, or None if anything is missing, differs or is damaged."""
     try:
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        meta = read_checked_json(meta_path)
         if any(meta.get(key) != value for key, value in described.items()):
             return None
         if bin_path.stat().st_size != meta["bytes"]:
             return None
+        keep_private([bin_path])
         data = bin_path.read_bytes()
         if files.sha256_bytes(data) != meta["sha256"]:
             return None
@@ -243,7 +246,7 @@ def _read_valid(bin_path: Path, meta_path: Path, described: dict[str, Any]) -> S
         if not starts or (names is not None and len(names) != len(starts)):
             return None
         return Stream(data, meta["sha256"], True, names, starts, _gap(described))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -263,6 +266,7 @@ def _join(docs: list[str], names: list[str] | None, sep: str) -> Content:
 
 
 def _stat(path: str | Path) -> dict[str, Any]:
+    keep_private([path])
     status = Path(path).stat()
     return {"path": str(path), "mtime_ns": status.st_mtime_ns, "size": status.st_size}
 

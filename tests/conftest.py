@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import is_hypothesis_test, seed, settings
 
-from niels_gpt.system import program
+from niels_gpt.system import private_files, program
 
 TEST_SEED = os.environ.get("NIELS_GPT_TEST_SEED", "")
 settings.register_profile("repo", deadline=None, derandomize=True, max_examples=100)
@@ -48,6 +48,16 @@ def printed_commands():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "program", lambda: program.NAME)
         yield
+
+
+@pytest.fixture(autouse=True)
+def restored_umask(monkeypatch):
+    """Restore the umask: reading private files makes it stricter."""
+    monkeypatch.setattr(private_files, "_denied_so_far", 0)
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 def pytest_terminal_summary(terminalreporter):

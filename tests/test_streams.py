@@ -3,6 +3,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from niels_gpt.streams import (
     load_streams,
 )
 from tests.cache import split_rule
+from tests.faults import flipped, killed_at
 
 SOURCES = ("wiki", "roam", "primer")
 SPLITS = ("train", "val")
@@ -732,3 +736,44 @@ def test_skip_leaves_out_files_that_are_not_utf8(tmp_path):
     for notes in (None, NotesConfig()):
         names, _ = _selected(tmp_path, files, notes=notes, encoding_errors="skip")
         assert len(names["train"] + names["val"]) == 4
+
+
+@pytest.mark.parametrize("name", ["roam_train.meta.json", "primer_val.meta.json", "roam_train.bin"])
+def test_a_flipped_bit_is_rebuilt_or_changes_nothing(built, name):
+    path = built.cache / name
+    original = path.read_bytes()
+    intact = load_streams(built.cfg(), T=16)
+    for damaged in flipped(original):
+        path.write_bytes(damaged)
+        found = load_streams(built.cfg(), T=16)
+        for source in SOURCES:
+            for split in SPLITS:
+                assert replace(found[source][split], cached=True) == intact[source][split]
+        assert path.read_bytes() in (original, damaged)  # damaged: in the key of the checksum
+        path.write_bytes(original)
+
+
+def test_after_a_kill_the_next_build_gives_the_same_files(world, tmp_path):
+    def content():
+        return {path.name: path.read_bytes() for path in world.cache.iterdir() if path.suffix != ".lock"}
+
+    changes = {"enabled_sources": ("roam", "primer"), "required_sources": ("roam", "primer")}
+    world.build(**changes)
+    expected = content()
+    deaths = 0
+    while True:
+        shutil.rmtree(world.cache)
+        if not killed_at(deaths, lambda: world.build(**changes)):
+            break
+        deaths += 1
+        world.build(**changes)
+        assert content() == expected
+    assert deaths >= 16
+
+
+def test_an_existing_cache_of_private_notes_becomes_private(built):
+    assert {stat.S_IMODE(path.stat().st_mode) for path in built.cache.iterdir()} == {0o644}
+    next(Path(built.cfg().roam_root).rglob("*.md")).chmod(0o600)
+    built.build()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in built.cache.iterdir()} == {0o600}
+    assert stat.S_IMODE(built.cache.stat().st_mode) == 0o700

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from niels_gpt.config import NotesConfig
 from niels_gpt.data import embedded
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import FIELD, checksum
+from niels_gpt.system.private_files import keep_private
 
 IGNORE_FILE = ".nielsignore"
 """Patterns in gitignore syntax; in the folder of notes and in its sub-folders."""
@@ -120,23 +122,39 @@ def selection_lines(selections: Mapping[str, SelectedNotes]) -> list[str]:
 
 
 def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
-    """Write what was skipped, by source, to a JSON file that only its owner can read: it names private files."""
-    files.write_json(path, {name: selected.record() for name, selected in selections.items()}, mode=0o600)
+    """Write what was skipped, by source, to a JSON file that only its owner can read: it names private files.
+
+    The record of each source contains a checksum.
+    """
+    files.write_json(path, {name: _checked_record(name, selected) for name, selected in selections.items()}, mode=0o600)
+
+
+def _checked_record(name: str, selected: SelectedNotes) -> dict[str, Any]:
+    record = selected.record()
+    return {**record, FIELD: checksum({**record, "source": name})}
 
 
 def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
-    """Add sources to a file of `write_skipped`, or replace them in it, without those of which nothing is skipped."""
+    """Add sources to a file of `write_skipped`, or replace them in it, without those of which nothing is skipped.
+
+    Damaged records of other sources are dropped.
+    """
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
     known = known if isinstance(known, dict) else {}
-    known |= {name: selected.record() for name, selected in selections.items()}
+    known = {name: record for name, record in known.items() if _is_intact(name, record)}
+    known |= {name: _checked_record(name, selected) for name, selected in selections.items()}
     known = {name: record for name, record in known.items() if name not in selections or selections[name].skipped}
     if known:
         files.write_json(path, known, mode=0o600)
     else:
         path.unlink(missing_ok=True)
+
+
+def _is_intact(name: str, record: Any) -> bool:
+    return isinstance(record, dict) and (FIELD not in record or record[FIELD] == checksum({**record, "source": name}))
 
 
 def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:
@@ -379,6 +397,7 @@ def select_files(root: Path, notes: NotesConfig, *, is_note: Callable[[str], boo
                 skipped.append(Skipped(name, reason or _not_a_note(entry)))
 
     visit(str(root), "", ())
+    keep_private((root, *paths))
     return SelectedNotes(root, sorted(paths), sorted(skipped), excludes.unmatched())
 
 

@@ -13,6 +13,7 @@ from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.system import files
+from niels_gpt.system.private_files import keep_private
 
 
 def list_roam_paths(root_dir: str) -> list[str]:
@@ -38,7 +39,8 @@ def load_texts(paths: Sequence[str], *, errors: str = "strict") -> list[str]:
 
 
 def read_text(path: str | Path, *, errors: str = "strict") -> str:
-    """Return the text of one utf-8 file; see `load_texts`."""
+    """Return the text of one utf-8 file; see `load_texts`. What is made from a private file stays private."""
+    keep_private([path])
     return decode_utf8(Path(path).read_bytes(), where=str(path), errors=errors)
 
 

@@ -34,6 +34,7 @@ from niels_gpt.data.row_layout import RowLayout, layout_of
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.system import files
+from niels_gpt.system.private_files import keep_private
 
 TEXT_SUFFIXES = (".md", ".txt", ".txt.gz")
 ARCHIVES = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
@@ -305,6 +306,7 @@ def path_of_source(name: str, config: SourceConfig) -> Path:
             f"data.sources.{name}.path is {path}, but there is no such file or folder; set it to an existing one (to "
             f"train: --source {name}=PATH)"
         )
+    keep_private([path])
     return path
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from niels_gpt.system.checked_json import read_checked_json
 from niels_gpt.system.program import command
 
 
@@ -108,7 +107,7 @@ def law_points(run: Path) -> list[LawPoint]:
         raise ValueError(f"no run {run}")
     points: list[LawPoint] = []
     try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        report = read_checked_json(path)
         tokens, checkpoints = report["train_tokens"], report["checkpoints"]
         for checkpoint in checkpoints:
             trained = [d["mean_log_p"] for d in checkpoint["documents"] if not d["control"]]

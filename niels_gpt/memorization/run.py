@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from niels_gpt.memorization.selection import SelectedDocuments
 from niels_gpt.memorization.summary import build_report, curve_entry
 from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.system.checked_json import FIELD, checksum
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in total)."""
@@ -97,6 +99,7 @@ def measure_run(
         report["train_tokens"] = selected.train_tokens
     if interrupted:
         report["interrupted"] = interrupted
+    report[FIELD] = checksum(json.loads(json.dumps(report)))  # `law_points` reads the file again
     return RunMeasurement(report, measurements, interrupted)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -19,8 +18,11 @@ from typing import Any, Literal
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import with_defaults
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.runs.metrics import read_metrics, warn_of_damage
+from niels_gpt.runs.stored_config import warn_of_changes
 from niels_gpt.runs.validation import bits_per_byte, eval_name, selection_loss
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import read_checked_json, write_checked_json
 
 RUNS = Path("runs")
 PHASES = ("pretrain", "sft")
@@ -149,24 +151,16 @@ def read_tree(path: Path) -> dict[str, Any]:
         raise ValueError("config.yaml is not valid YAML") from None
     if not isinstance(tree, dict) or not all(isinstance(tree.get(key), dict) for key in ("model", "train")):
         raise ValueError("config.yaml is not the config of a run")
-    return with_defaults(tree)
+    tree = with_defaults(tree)
+    warn_of_changes(file, tree)
+    return tree
 
 
 def _read_metrics(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return the last line of metrics.jsonl, and the lines with an evaluation; truncated lines are skipped."""
-    last: dict[str, Any] | None = None
-    evaluated = []
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for text in reversed(lines):
-        if last is not None and b'"evals"' not in text:
-            continue
-        with contextlib.suppress(ValueError):
-            line = json.loads(text)
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                last = last or line
-                if isinstance(line.get("evals"), dict):
-                    evaluated.append(line)
-    return last, evaluated[::-1]
+    """Return the last line of metrics.jsonl, and the lines with an evaluation; warns of damaged lines."""
+    found = read_metrics(path, containing=b'"evals"')
+    warn_of_damage(path, found)
+    return found.lines[-1] if found.lines else None, [m for m in found.lines if isinstance(m.get("evals"), dict)]
 
 
 def _best(config: dict[str, Any], evaluated: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -183,7 +177,7 @@ def _best(config: dict[str, Any], evaluated: list[dict[str, Any]]) -> dict[str, 
 def _measured_bits(path: Path, config: dict[str, Any], best_step: int | None) -> float | None:
     """Return the bits per byte that `niels-gpt eval` has measured for the best checkpoint, weighted by p_val."""
     try:
-        stored = json.loads((path / EVAL_FILE).read_bytes())
+        stored = read_checked_json(path / EVAL_FILE)
         if stored["step"] != best_step or config["task"] == "splice":
             return None
         weights = {eval_name(name): w for name, w in config["train"]["p_val"].items() if w}
@@ -199,7 +193,7 @@ EVAL_FILE = "eval.json"
 def store_scores(path: Path, result: Mapping[str, Any]) -> None:
     """Store the scores of the best checkpoint in its run; a run that cannot be written to is left as it is."""
     with contextlib.suppress(OSError):
-        files.write_json(path / EVAL_FILE, {key: value for key, value in result.items() if key != "checkpoint"})
+        write_checked_json(path / EVAL_FILE, {key: value for key, value in result.items() if key != "checkpoint"})
 
 
 def disk_usage(path: Path) -> int:

@@ -25,6 +25,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
 from niels_gpt.system import files
+from niels_gpt.system.private_files import keep_private
 
 
 def save_checkpoint(
@@ -125,24 +126,23 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
         return read_folder(path, device)
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint {path}")
+    keep_private([path])
     try:
         _check_archive(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about odd pickles, which are rejected below
             payload = torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as err:
-        if zipfile.is_zipfile(path):
-            raise CheckpointError(f"{path} was rejected: it holds code or objects, not only weights") from err
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: torch.save did not write it") from err
+    except CheckpointError:
+        raise
     except Exception as err:  # a damaged file can raise any exception anywhere in the reader
-        reason = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
-        if path.stat().st_size == 0:
-            reason = "it is empty"
-        elif isinstance(err, OSError):  # a seek past the end
-            reason = "it is truncated"
-        elif isinstance(err, LookupError | EOFError):  # their messages tell the user nothing
-            reason = "torch.save did not write it"
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {reason}") from err
+        # torch's own messages are not passed on: they advise to load the file without the check.
+        if isinstance(err, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(err):
+            raise CheckpointError(f"{path} does not fit into the memory of {device}") from err
+        if not _is_zip(path):
+            raise CheckpointError(f"{path} is damaged or not a checkpoint: torch.save did not write it") from err
+        if isinstance(err, pickle.UnpicklingError) or "weights_only" in str(err):
+            raise CheckpointError(f"{path} was rejected: it holds code or objects, not only weights") from err
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: torch cannot read it") from err
     missing = {"model", "optimizer", "step", "config"} - set(payload if isinstance(payload, dict) else ())
     if missing:
         raise CheckpointError(f"{path} is not a niels-gpt checkpoint: it has no {', '.join(sorted(missing))}")
@@ -153,15 +153,40 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
 
 
 def _check_archive(path: Path) -> None:
-    """Raise ValueError for a .pt with a wrong CRC, which torch.load does not check."""
-    if not zipfile.is_zipfile(path):
-        return  # torch.load reports what is wrong with it
-    with zipfile.ZipFile(path) as archive:
-        bad = archive.testzip()
-        if bad is None:  # torch writes no attributes; with a flipped "folder" bit it would misread the file
-            bad = next((entry.filename for entry in archive.infolist() if entry.external_attr), None)
-    if bad is not None:
-        raise ValueError(f"the checksum of {bad} is wrong")
+    """Raise CheckpointError for a zip file that is damaged or that `torch.save` did not write; inflate nothing.
+
+    torch stores its records without compression, so a compressed record, or records larger than the file, would only
+    fill the memory. torch.load does not compare the checksums of the records.
+    """
+    problem = None
+    size = path.stat().st_size
+    if size == 0:
+        problem = "it is empty"
+    elif not _is_zip(path):  # perhaps the old format of torch.save, which is a row of pickles
+        with path.open("rb") as file:
+            problem = "it is truncated" if file.read(2) == b"PK" else None
+    else:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                    problem = "it has compressed records, which torch.save does not write"
+                elif sum(entry.file_size for entry in entries) > size:
+                    problem = f"its records are larger than the file ({size:,} bytes)"
+                elif bad := archive.testzip() or next((e.filename for e in entries if e.external_attr), None):
+                    # torch writes no attributes; with a flipped "folder" bit it would misread the file
+                    problem = f"the checksum of {bad} is wrong"
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, LookupError, EOFError, RuntimeError, OSError):
+            problem = "its zip directory is damaged"
+    if problem is not None:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {problem}")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # it has a zip directory, which is damaged
+        return True
 
 
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, int]:

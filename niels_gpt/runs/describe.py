@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
 from niels_gpt.runs.catalog import PHASES, pipeline_of, read_tree, summarize
+from niels_gpt.runs.metrics import read_metrics
 from niels_gpt.system.program import command
 
 
@@ -151,14 +151,8 @@ def _checkpoint_paths(path: Path) -> list[Path]:
 
 
 def _last_evals(path: Path) -> dict[str, float]:
-    lines = (path / "metrics.jsonl").read_bytes().splitlines() if (path / "metrics.jsonl").is_file() else []
-    for text in reversed(lines):
-        if b'"evals"' in text:
-            try:
-                return dict(json.loads(text)["evals"])
-            except (ValueError, LookupError, TypeError):
-                continue
-    return {}
+    lines = read_metrics(path / "metrics.jsonl", containing=b'"evals"').lines
+    return next((dict(m["evals"]) for m in reversed(lines) if isinstance(m.get("evals"), dict)), {})
 
 
 def _next_commands(path: Path, config: RunConfig, state: str, has_checkpoint: bool) -> list[str]:

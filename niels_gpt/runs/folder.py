@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,11 @@ from typing import Any
 import torch
 
 from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
-from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
+from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
+from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
@@ -85,7 +84,7 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         """Write config.yaml, with absolute paths: commands on the run work from any folder."""
-        files.write_text(self.config_path, dump_config(with_absolute_paths(config)))
+        write_stored_config(self.config_path, config)
 
     def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""
@@ -101,36 +100,28 @@ class RunFolder:
 
     def release(self) -> None:
         """Delete the files of a run that did no step, so that the folder can be used again."""
-        for path in (self.config_path, self.tokenizer_path, self.metrics_path, self.skipped_path):
+        config = (self.config_path, copy_path(self.config_path))
+        for path in (*config, self.tokenizer_path, self.metrics_path, self.skipped_path):
             path.unlink(missing_ok=True)
 
     def read_config(self) -> RunConfig:
-        """The config of the run. Raises ValueError if the folder holds no run."""
+        """The config of the run; warns if it has changed since the run wrote it. Raises ValueError for no run."""
         if not self.exists:
             raise ValueError(f"{self.path} is not a run: it has no config.yaml")
-        return load_config(self.config_path)
+        return read_stored_config(self.config_path)
 
     # --- metrics ---------------------------------------------------------------------------------
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl. Lines that are not those of a step (truncated by a kill) are skipped."""
-        lines = []
-        if self.metrics_path.exists():
-            for text in self.metrics_path.read_bytes().splitlines():
-                with contextlib.suppress(ValueError):
-                    line = json.loads(text.decode("utf-8"))
-                    if (
-                        isinstance(line, dict)
-                        and _is_number(line.get("step"), int)
-                        and _is_number(line.get("loss", 0.0))
-                    ):
-                        lines.append(line)
-        return lines
+        """The lines of metrics.jsonl. Damaged ones (by a kill, for example) are skipped with a warning."""
+        found = read_metrics(self.metrics_path)
+        warn_of_damage(self.metrics_path, found)
+        return found.lines
 
     def keep_metrics_before(self, step: int) -> None:
         """Drop the lines of steps that will run again."""
         earlier = [m for m in self.metrics() if m["step"] < step]
-        files.write_text(self.metrics_path, "".join(json.dumps(m) + "\n" for m in earlier))
+        files.write_bytes(self.metrics_path, b"".join(map(encode_line, earlier)))
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -279,10 +270,6 @@ class RunFolder:
         raise ValueError(f"{self.path} has no checkpoint yet: train first ({self.resume_command})")
 
 
-def _is_number(value: Any, kind: Any = int | float) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
 def _remove(path: Path) -> None:
     """Delete a file or a folder. A folder is renamed first, so that a partly deleted one never has its name."""
     if path.is_dir():
@@ -305,7 +292,7 @@ class MetricsLog:
             self._file = path.open("ab", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
-        rest = (json.dumps(line) + "\n").encode("utf-8")
+        rest = encode_line(line)
         with self._describing_errors():
             while rest:  # a full disk may accept only a part
                 rest = rest[self._file.write(rest) :]

@@ -151,7 +151,10 @@ def load_run(
     data = saved["extra"].get("data", {})
     found = _find_tokenizer(model, file, run, None if tokenizer is None else Path(tokenizer))
     if found.sha256 is not None and data.get("tokenizer", found.sha256) != found.sha256:
-        raise ValueError(f"{file} was trained with a different tokenizer: use tokenizer.model of its run")
+        raise ValueError(
+            f"{file} was trained with a different tokenizer, or tokenizer.model is damaged (its sha256 differs): use "
+            "tokenizer.model of its run, or restore it from spm.model of the token cache"
+        )
     return LoadedRun(model, saved["step"], file, run, found, data)
 
 

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from niels_gpt.config import RunConfig
-from niels_gpt.config.yaml_file import dump_config, load_config
-from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system import files
+from niels_gpt.runs.stored_config import read_stored_config, write_stored_config
 
 PHASES = ("pretrain", "sft")
 
@@ -39,13 +37,13 @@ class PipelineFolder:
         """Return the stored configs. Raises ValueError if there are none."""
         if not self.exists:
             raise ValueError(f"nothing to resume: {self.path} holds no pipeline (it has no pretrain.yaml)")
-        return {name: load_config(self._config_path(name)) for name in PHASES}
+        return {name: read_stored_config(self._config_path(name)) for name in PHASES}
 
     def write_configs(self, phases: Mapping[str, RunConfig]) -> None:
         """Store the configs of both phases."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name, phase in phases.items():
-            files.write_text(self._config_path(name), dump_config(with_absolute_paths(phase)))
+            write_stored_config(self._config_path(name), phase)
 
     def _config_path(self, phase: str) -> Path:
         return self.path / f"{phase}.yaml"

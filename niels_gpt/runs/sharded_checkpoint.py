@@ -1,14 +1,14 @@
 """Sharded checkpoints: a folder that several processes write together and any number of processes can read.
 
 torch.distributed.checkpoint writes the tensors, each shard once. `checkpoint.json` is written last: the step, the
-configs, and size and sha256 of every file. Like a .pt it is data: reading it runs no code, and it holds no path. The
-index of the shards (torch's `.metadata`) is a pickle, so only the few classes that it needs may be unpickled.
+configs, size and sha256 of every file, and a checksum of itself. Like a .pt it is data: reading it runs no code, and it
+holds no path. The index of the shards (torch's `.metadata`) is a pickle, so only the few classes that it needs may be
+unpickled. Only files of the folder are read, whatever checkpoint.json and the index name.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import warnings
 from collections.abc import Iterable, Mapping
@@ -22,6 +22,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.private_files import keep_private
 
 HEAD = "checkpoint.json"
 METADATA = ".metadata"
@@ -62,7 +64,7 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], *, rank: int
 def write_head(folder: Path, head: Mapping[str, Any], written: Iterable[Mapping[str, Any]]) -> None:
     """Complete a folder by writing checkpoint.json; `written` are the results of `write_shards` by rank."""
     listed = {name: entry for of_rank in written for name, entry in of_rank.items()}
-    files.write_json(folder / HEAD, {**head, "format": 1, "files": listed})
+    write_checked_json(folder / HEAD, {**head, "format": 1, "files": listed})
 
 
 def read_head(folder: Path, *, verify: bool = True) -> dict[str, Any]:
@@ -70,19 +72,24 @@ def read_head(folder: Path, *, verify: bool = True) -> dict[str, Any]:
 
     verify: read every file and compare its sha256."""
     try:
-        head: dict[str, Any] = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        head = read_checked_json(folder / HEAD)
         listed = dict(head["files"])
         expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in listed.items()}
         if not {"step", "config", "extra", "optimizer", "tied"} <= head.keys() or METADATA not in listed:
             raise ValueError("it is incomplete")
         if problem := invalid_entry(head) or (None if isinstance(head["tied"], dict) else "tied is not a dict"):
             raise ValueError(f"its {problem}")
+        if outside := next((name for name in expected if Path(name).name != name or name == ".."), None):
+            raise ValueError(f"it lists {outside!r}, which is not the name of a file in the folder")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {HEAD}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
         raise CheckpointError(f"{folder} is damaged: {HEAD} cannot be read ({err})") from None
+    keep_private(folder / name for name in (HEAD, *expected))
     for name, (size, sha256) in expected.items():
         path = folder / name
+        if path.is_symlink():
+            raise CheckpointError(f"{folder} was rejected: {name} is a link, not a file of the folder")
         if not path.is_file() or path.stat().st_size != size:
             raise CheckpointError(f"{folder} is damaged: {name} is missing or truncated")
         if verify and files.sha256_file(path) != sha256:
@@ -152,11 +159,16 @@ class _Reader(dcp.FileSystemReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._index = folder / METADATA
+        self._listed = set(read_head(folder, verify=False)["files"])
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         metadata = _Unpickler(io.BytesIO(self._index.read_bytes())).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f"{METADATA} is not an index of shards")
+        for shard in (metadata.storage_data or {}).values():
+            name = shard.relative_path
+            if name not in self._listed:
+                raise pickle.UnpicklingError(f"{METADATA} refers to {name!r}, which {HEAD} does not list")
         return metadata
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import DamagedJSON, read_checked_json
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
@@ -156,10 +157,27 @@ def _check_text(text: str) -> None:
 def load_tokenizer(model_path: str | Path) -> Tokenizer:
     """Load a tokenizer from `spm.model`, or from the folder that contains it.
 
-    Raises FileNotFoundError, or ValueError for a file that is not a tokenizer of this project.
+    Raises FileNotFoundError, or ValueError for a file that is not a tokenizer of this project, or that differs from the
+    `meta.json` beside it.
     """
     path = Path(model_path)
     path = path / "spm.model" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"no tokenizer {path}: train one with {command('tokenizer', 'train')}")
-    return Tokenizer(path.read_bytes(), where=str(path))
+    model = path.read_bytes()
+    if path.name == "spm.model":
+        _compare_with_meta(path, model)
+    return Tokenizer(model, where=str(path))
+
+
+def _compare_with_meta(path: Path, model: bytes) -> None:
+    """Raise ValueError if `meta.json` beside a model is damaged or records another model; accept it without one."""
+    meta_path = path.with_name("meta.json")
+    try:
+        recorded = read_checked_json(meta_path).get("sha256")
+    except FileNotFoundError:
+        return
+    except DamagedJSON as err:
+        raise ValueError(f"{meta_path} is damaged ({err}), so {path} cannot be checked: {_remedy()}") from None
+    if recorded != files.sha256_bytes(model):
+        raise ValueError(f"{path} is damaged: its sha256 differs from {meta_path}; {_remedy()}")

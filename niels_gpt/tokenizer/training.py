@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import write_checked_json
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 from niels_gpt.tokenizer.subword import BLOCK, Tokenizer
 
@@ -65,7 +66,6 @@ def train_tokenizer(
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spm.model"
-    files.write_bytes(path, tokenizer.model)
     meta = {
         "format": "niels-gpt tokenizer",
         "format_version": 1,
@@ -78,7 +78,9 @@ def train_tokenizer(
         "sample": {"chunks": len(sample), "bytes": sum(len(chunk.encode("utf-8")) for chunk in sample)},
         "versions": {"sentencepiece": version("sentencepiece")},
     }
-    files.write_json(folder / "meta.json", meta)
+    # The model last: after a kill in between, it is missing or does not match the meta, and is trained again.
+    write_checked_json(folder / "meta.json", meta)
+    files.write_bytes(path, tokenizer.model)
     return str(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from itertools import chain
@@ -108,6 +109,8 @@ def restore(
     damaged: list[str] = []
     with world.fail_together():
         if world.is_main:
+            with contextlib.suppress(ValueError):  # config.yaml is damaged, but the caller has a config
+                run.read_config()  # warns of changes
             path, saved, damaged = run.newest_checkpoint(read_to, tensors=not state.sharded)
     path, damaged = world.broadcast((path, damaged))
     for problem in damaged:

@@ -127,6 +127,7 @@ def test_sft_examples(caches):
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 def test_cache_of_another_tokenizer_raises(cache, other_tokenizer, kind):
     (cache / "tokenizer" / "spm.model").write_bytes(other_tokenizer.model)
+    (cache / "tokenizer" / "meta.json").unlink()
     folder = CacheFolder(cache)
     with pytest.raises(CacheError, match=r"another tokenizer.*build it again") as caught:
         folder.pretrain("notes", "train", T=8) if kind == "pretrain" else folder.sft("talk", "train", T=8)

@@ -15,6 +15,7 @@ import torch
 
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, save_checkpoint
+from niels_gpt.system.checked_json import read_checked_json
 from tests.cli import call, error_of, reciting
 from tests.cli.reciting import PROMPT, SMALL_WINDOWS, STEPS, WINDOW, naive_p, split
 from tests.report.pages import read
@@ -40,6 +41,7 @@ def report_of(capsys, *arguments):
     assert call("memorize", *arguments, "--json", "--out", "out") == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads(Path("out/report.json").read_text(encoding="utf-8"))
+    assert report.pop("checksum") and report == read_checked_json("out/report.json")
     return report
 
 

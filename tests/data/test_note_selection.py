@@ -12,17 +12,20 @@ import pytest
 
 from niels_gpt.config import NotesConfig
 from niels_gpt.data.note_selection import (
+    SelectedNotes,
     Skipped,
     is_private,
     links_to_text,
     private_notes_line,
     read_note,
+    record_skipped,
     select_notes,
     split_front_matter,
     utf8_problem,
     write_skipped,
 )
 from niels_gpt.data.roam import list_roam_paths
+from tests.faults import flipped
 
 
 def write(root: Path, files: dict[str, str | bytes]) -> Path:
@@ -269,3 +272,18 @@ def test_skipped_json_is_private_and_complete(tmp_path: Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))["roam"]
     assert record["notes"] == 1
     assert record["skipped"] == [{"path": ".trash/", "reason": "hidden", "files": 1}]
+
+
+def test_damaged_records_of_skipped_files_are_dropped(tmp_path):
+    selected = SelectedNotes(tmp_path, [], [Skipped("a.md", "empty"), Skipped("b.md", "hidden")])
+    path = tmp_path / "skipped.json"
+    record_skipped(path, {"one": selected})
+    record_skipped(path, {"two": selected})
+    records = json.loads(path.read_text(encoding="utf-8"))
+    assert set(records) == {"one", "two"} and records["one"]["skipped"] == records["two"]["skipped"]
+    for damaged in flipped(path.read_bytes()):
+        path.write_bytes(damaged)
+        record_skipped(path, {"new": selected})
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, record in found.items():
+            assert name in ("one", "two", "new") and record["skipped"] == records["one"]["skipped"]

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.memorization.law import LawPoint, fit_law, law_points
+from niels_gpt.system.checked_json import write_checked_json
+from tests.faults import flipped
 from tests.memorization.models import points
 
 
@@ -114,6 +116,13 @@ def test_points_are_the_trained_means_at_checkpoints_with_epochs(tmp_path):
     path = run / "memorization" / "report.json"
     path.write_text(json.dumps(report), encoding="utf-8")
     assert law_points(run) == [LawPoint(0.5, 700, -4.0, "my run, step 10")]
+    write_checked_json(path, report)
+    for damaged in flipped(path.read_bytes()):
+        path.write_bytes(damaged)
+        try:
+            assert law_points(run) == [LawPoint(0.5, 700, -4.0, "my run, step 10")]
+        except ValueError as err:
+            assert "report.json" in str(err)
     for wrong in ("{", "[]", '{"checkpoints": []}', '{"train_tokens": 1, "checkpoints": [{"documents": []}]}'):
         path.write_text(wrong, encoding="utf-8")
         with pytest.raises(ValueError, match=r"memorization/report\.json.*niels-gpt memorize"):

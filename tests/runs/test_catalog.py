@@ -16,6 +16,7 @@ from niels_gpt.runs import catalog
 from niels_gpt.runs.describe import config_table, describe, unique_names, without_own_paths
 from niels_gpt.system import files
 from niels_gpt.system.program import command
+from tests.faults import flipped
 
 P_VAL = "train.p_val={roam: 0.25, primer: 0.75}"
 
@@ -57,6 +58,9 @@ def test_bits_per_byte_of_tokens_come_from_a_stored_evaluation_of_that_checkpoin
     catalog.store_scores(run, {"step": 2, "scores": scores, "checkpoint": "/home/me/x.pt"})
     assert catalog.summarize(run).bits_per_byte == pytest.approx(1.5)
     assert "/home/me" not in (run / "eval.json").read_text(encoding="utf-8")
+    for damaged in flipped((run / "eval.json").read_bytes()):
+        (run / "eval.json").write_bytes(damaged)
+        assert catalog.summarize(run).bits_per_byte in (1.5, None)
     catalog.store_scores(run, {"step": 1, "scores": scores})  # of an older best checkpoint
     assert catalog.summarize(run).bits_per_byte is None
 

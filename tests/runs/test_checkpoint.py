@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import getpass
 import inspect
@@ -12,6 +13,7 @@ import pickle
 import platform
 import signal
 import socket
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -275,6 +277,49 @@ def test_not_a_torch_file(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "a.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"a\.pt is damaged .*{why}"):
         load_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+def test_a_file_that_inflates_is_rejected_before_it_is_read(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", make(), None, 1, CONFIG)
+    with (
+        zipfile.ZipFile(tmp_path / "a.pt") as source,
+        zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
+    ):
+        for entry in source.infolist():
+            with target.open(entry.filename, "w", force_zip64=True) as record:
+                for _ in range(64 if entry.filename.endswith("data/0") else 0):
+                    record.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"b\.pt is damaged .*compressed records"):
+            read_checkpoint(tmp_path / "b.pt", "cpu")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_records_that_share_their_bytes_are_rejected(tmp_path: Path) -> None:
+    """Stored records can point to the same bytes, so that they are larger than the file."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data/0", bytes(10_000))
+        first = archive.infolist()[0]
+        for number in range(1, 40):
+            again = copy.copy(first)
+            again.filename = f"a/data/{number}"
+            archive.filelist.append(again)
+    with pytest.raises(CheckpointError, match=r"a\.pt is damaged .*larger than the file"):
+        read_checkpoint(tmp_path / "a.pt", "cpu")
+
+
+def test_the_advice_of_torch_is_not_passed_on(tmp_path: Path) -> None:
+    """torch advises weights_only=False for code, and for archives of TorchScript."""
+    torch.save({"model": Path("x")}, tmp_path / "code.pt")
+    with pytest.warns(DeprecationWarning, match="jit"):
+        torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
+    for name in ("code.pt", "script.pt"):
+        with pytest.raises(CheckpointError, match=r"\.pt (was rejected|is damaged)") as caught:
+            read_checkpoint(tmp_path / name, "cpu")
+        assert "weights_only" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def payload(**entries: Any) -> dict[str, Any]:

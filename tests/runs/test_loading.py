@@ -24,6 +24,7 @@ from niels_gpt.runs.loading import (
 )
 from niels_gpt.tokenizer import ByteTokenizer
 from tests import token_caches
+from tests.faults import flipped
 from tests.training import small_config
 
 
@@ -222,3 +223,11 @@ def test_changed_data_is_rejected():
     check_unchanged({"roam": "a", "new": "b"}, {"roam": "a", "gone": "c"}, "runs/x")
     with pytest.raises(ValueError, match=r"runs/x.*: roam, wiki;"):
         check_unchanged({"roam": "a", "primer": "p", "wiki": "w"}, {"roam": "b", "primer": "p", "wiki": "v"}, "runs/x")
+
+
+def test_no_flipped_bit_of_the_tokenizer_is_loaded_in_silence(tmp_path):
+    run = token_run(tmp_path / "runs/a", data={"tokenizer": token_caches.tokenizer().sha256})
+    for damaged in flipped(run.tokenizer_path.read_bytes(), count=30):
+        run.tokenizer_path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"tokenizer\.model"):
+            load_run(run.path)

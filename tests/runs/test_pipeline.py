@@ -15,5 +15,6 @@ def test_configs_are_stored_beside_the_runs(tmp_path):
     phases = load_pipeline(overrides=["sft.train.total_steps=7", "sft.train.warmup_steps=1"])
     folder.write_configs(phases)
     assert folder.exists and folder.read_configs() == {name: with_absolute_paths(p) for name, p in phases.items()}
-    assert sorted(path.name for path in folder.path.iterdir()) == ["pretrain.yaml", "sft.yaml"]
+    names = [path.name for path in folder.path.iterdir() if not path.name.startswith(".")]
+    assert sorted(names) == ["pretrain.yaml", "sft.yaml"]
     assert [run.path for run in folder.runs.values()] == [folder.path / name for name in PHASES]

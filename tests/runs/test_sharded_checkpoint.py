@@ -1,6 +1,5 @@
 """Sharded checkpoints as files: intact, damaged, or hostile."""
 
-import json
 import os
 import pickle
 import shutil
@@ -14,6 +13,8 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError, load_checkpoint, load_model, read_checkpoint
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from tests.faults import flipped
 from tests.training import same
 
 CONFIG = ModelConfig(V=11, T=8, C=8, L=2, H=2, dropout=0.0)
@@ -175,9 +176,50 @@ def test_a_path_through_a_weight(copy, name):
 
 def rewrite(folder, change):
     """Change checkpoint.json."""
-    head = json.loads((folder / sharded_checkpoint.HEAD).read_text(encoding="utf-8"))
+    head = read_checked_json(folder / sharded_checkpoint.HEAD)
     change(head)
-    files.write_json(folder / sharded_checkpoint.HEAD, head)
+    write_checked_json(folder / sharded_checkpoint.HEAD, head)
+
+
+@pytest.mark.parametrize("name", [sharded_checkpoint.HEAD, ".metadata", "__0_0.distcp"])
+def test_no_flipped_bit_is_read_in_silence(made, copy, name):
+    intact = read_checkpoint(made[0], "cpu")
+    for damaged in flipped((copy / name).read_bytes()):
+        (copy / name).write_bytes(damaged)
+        try:
+            found = read_checkpoint(copy, "cpu")
+        except CheckpointError as err:
+            assert "\n" not in str(err)
+        else:
+            assert name == sharded_checkpoint.HEAD  # in the key of the checksum: nothing else may differ
+            assert same(found, intact)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "..", "sub/x", "."])
+def test_names_outside_the_folder_are_rejected(copy, name):
+    (copy.parent / "secret").write_bytes(b"secret")
+    rewrite(copy, lambda head: head["files"].update({name: {"bytes": 6, "sha256": files.sha256_bytes(b"secret")}}))
+    with pytest.raises(CheckpointError, match=r"copy is damaged: .*not the name of a file in the folder"):
+        read_checkpoint(copy, "cpu")
+
+
+def test_links_are_rejected(copy):
+    (copy / "__0_0.distcp").rename(copy.parent / "outside")
+    (copy / "__0_0.distcp").symlink_to("../outside")
+    with pytest.raises(CheckpointError, match=r"copy was rejected: __0_0\.distcp is a link"):
+        read_checkpoint(copy, "cpu")
+
+
+def test_an_index_cannot_refer_to_other_files(copy, tmp_path):
+    shutil.copy(copy / "__0_0.distcp", tmp_path / "outside")
+    index = pickle.loads((copy / ".metadata").read_bytes())
+    for place in index.storage_data.values():
+        place.relative_path = "../outside"
+    replace_index(copy, pickle.dumps(index))
+    with pytest.raises(CheckpointError, match=r"copy was rejected: \.metadata refers to '\.\./outside'"):
+        read_checkpoint(copy, "cpu")
+    with pytest.raises(CheckpointError, match=r"copy cannot be read: .*\.metadata refers to"):
+        sharded_checkpoint.fill_from_folder(copy, {"model/tok_emb.weight": torch.zeros(11, 8)}, group=None)
 
 
 class Harm:
@@ -205,9 +247,8 @@ def test_an_index_that_would_run_code_is_rejected(copy, content, monkeypatch, tm
 def replace_index(folder, metadata):
     """Write another index, with a checkpoint.json that matches it."""
     (folder / ".metadata").write_bytes(metadata)
-    head = json.loads((folder / sharded_checkpoint.HEAD).read_text(encoding="utf-8"))
-    head["files"][".metadata"] = {"bytes": len(metadata), "sha256": files.sha256_bytes(metadata)}
-    files.write_json(folder / sharded_checkpoint.HEAD, head)
+    entry = {"bytes": len(metadata), "sha256": files.sha256_bytes(metadata)}
+    rewrite(folder, lambda head: head["files"].update({".metadata": entry}))
 
 
 def test_an_unwritable_folder(tmp_path):

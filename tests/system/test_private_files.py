@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from niels_gpt.system import files
-from niels_gpt.system.private_files import keep_private
+from niels_gpt.system.private_files import keep_private, restrict
 
 
 @pytest.fixture
@@ -53,3 +53,17 @@ def test_the_umask_never_becomes_looser(tmp_path, umask):
     (tmp_path / "public").chmod(0o666)
     keep_private([tmp_path / "public"])
     assert _made(tmp_path) == ("0o700", "0o600")
+
+
+def test_existing_files_lose_only_what_was_denied(tmp_path, umask):
+    (tmp_path / "file").touch(mode=0o644)
+    restrict([tmp_path / "file", tmp_path / "missing"])
+    assert _mode(tmp_path / "file") == "0o644"
+    (tmp_path / "note").touch(mode=0o640)
+    keep_private([tmp_path / "note"])
+    restrict([tmp_path / "file", tmp_path / "missing"])
+    assert _mode(tmp_path / "file") == "0o640"
+
+
+def _mode(path):
+    return oct(stat.S_IMODE(path.stat().st_mode))

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer
+from tests.faults import flipped
 
 SYS, USR, ASST, EOT = SPECIAL_TOKENS
 NAMES = ["sys", "usr", "asst", "eot"]
@@ -335,3 +338,34 @@ def test_decode_of_one_id_and_of_several_rows(tokenizer):
     assert tokenizer.decode(torch.tensor(ids[0])) == tokenizer.decode(ids[:1])
     with pytest.raises(ValueError, match=r"shape \(2, 1\)"):
         tokenizer.decode(torch.tensor([ids[:1], ids[:1]]))
+
+
+# --- damage ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["spm.model", "meta.json"])
+def test_no_flipped_bit_is_loaded_in_silence(model_path, tokenizer, tmp_path, name):
+    folder = shutil.copytree(Path(model_path).parent, tmp_path / "copy")
+    for damaged in flipped((folder / name).read_bytes()):
+        (folder / name).write_bytes(damaged)
+        try:
+            assert load_tokenizer(folder).sha256 == tokenizer.sha256
+        except ValueError as err:
+            assert name in str(err) and "tokenizer train" in str(err)
+        else:
+            assert name == "meta.json"  # in the key of its checksum
+
+
+def test_a_model_that_differs_from_its_meta(model_path, tmp_path):
+    folder = shutil.copytree(Path(model_path).parent, tmp_path / "copy")
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta.pop("checksum")  # of an older version
+    meta["sha256"] = "0" * 64
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"spm\.model is damaged: its sha256 differs from .*meta\.json"):
+        load_tokenizer(folder)
+    (folder / "meta.json").unlink()
+    assert load_tokenizer(folder).sha256 == load_tokenizer(model_path).sha256
+    (folder / "meta.json").write_text("no JSON", encoding="utf-8")
+    (folder / "spm.model").rename(folder / "tokenizer.model")  # another file's meta.json
+    assert load_tokenizer(folder / "tokenizer.model").sha256 == load_tokenizer(model_path).sha256

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import string
 import subprocess
@@ -19,8 +20,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer, training
 from niels_gpt.tokenizer.training import _chunks, reservoir
+from tests.faults import killed_at
 
 from .conftest import VOCAB_SIZE
 
@@ -402,3 +404,24 @@ def test_ctrl_c_ends_a_training_in_c_plus_plus(tmp_path):
     output, errors = process.communicate(timeout=60)
     assert process.returncode != 0 and output == "" and "KeyboardInterrupt" in errors
     assert not (tmp_path / "out" / "spm.model").exists()
+
+
+def test_after_a_kill_the_next_training_gives_the_same_files(corpus, tokenizer, tmp_path, monkeypatch):
+    """The process dies at each rename and fsync in turn, in an empty folder and in one with another tokenizer."""
+    monkeypatch.setattr(training, "_train", lambda *_: tokenizer.model)
+    train_tokenizer(corpus, tmp_path / "whole", vocab_size=VOCAB_SIZE)
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert set(expected) == {"meta.json", "spm.model"}
+    folder = tmp_path / "killed"
+    deaths = 0
+    while killed_at(deaths, lambda: train_tokenizer(corpus, folder, vocab_size=VOCAB_SIZE)):
+        deaths += 1
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        assert names != {"spm.model"}  # a model without its meta would never be completed
+        if "spm.model" in names:
+            assert load_tokenizer(folder).sha256 == tokenizer.sha256
+        train_tokenizer(corpus, folder, vocab_size=VOCAB_SIZE)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+        if deaths % 2:
+            shutil.rmtree(folder)
+    assert deaths >= 4

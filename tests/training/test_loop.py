@@ -178,6 +178,7 @@ def test_bf16_training_multiplies_in_bf16_and_keeps_float32_weights(texts, tmp_p
 def test_the_folder_of_a_run(texts, full):
     found = sorted(str(path.relative_to(full.path)) for path in full.path.rglob("*") if path.is_file())
     assert found == [
+        ".config.yaml.json",
         "checkpoints/best.pt",
         "checkpoints/config.json",
         "checkpoints/latest.pt",

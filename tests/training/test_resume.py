@@ -2,10 +2,12 @@
 
 import contextlib
 import shutil
+import warnings
 
 import pytest
 import torch
 
+from niels_gpt.config.yaml_file import load_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint
@@ -268,3 +270,25 @@ def test_other_data_is_allowed_on_request(copy, data):
     with pytest.raises(ValueError, match=rf"{next(iter(data))};.*--allow-data-change"):
         resume(config, task, run)
     restore(fresh(config), config, task, run, "cpu", True, False, Silent(), SINGLE_PROCESS)
+
+
+def test_changed_settings_and_damaged_metrics_are_reported(copy):
+    """A resumed run uses an edited config.yaml, and says so; then it has intact metrics and no more to say."""
+    _, task, run, _ = copy
+    text = run.config_path.read_text(encoding="utf-8")
+    every = run.read_config().output.eval_every
+    run.config_path.write_text(text.replace(f"eval_every: {every}", "eval_every: 77"), encoding="utf-8")
+    first, *rest = run.metrics_path.read_bytes().splitlines(keepends=True)
+    run.metrics_path.write_bytes(b"".join([first.replace(b'"loss": ', b'"loss": 1'), *rest]))
+    config = load_config(run.config_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        train(config, run, task=task, resume=True)
+    told = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    assert len(told) == 2
+    assert f"output.eval_every was {every}, is 77" in told[0]
+    assert "metrics.jsonl has 1 damaged line (line 1): skipped" in told[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train(config, run, task=task, resume=True)
+    assert [line["step"] for line in run.metrics()] == [1]

@@ -204,6 +204,7 @@ def test_caches_of_another_tokenizer(run, tmp_path):
     with pytest.raises(ValueError, match=r"roam.*tokenizer"):
         score_token_caches(run, RunConfig(), caches(root), ScoreOptions(limit=10))
     (root / "tokenizer/spm.model").write_bytes(other.model)
+    (root / "tokenizer/meta.json").unlink()
     with pytest.raises(ValueError, match=r"caches.*tokenizer.*somewhere/best\.pt"):
         score_token_caches(run, RunConfig(), caches(root))
 

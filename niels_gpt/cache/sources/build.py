@@ -110,8 +110,8 @@ def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
         meta = found if found.get("sha256") == tokenizer.sha256 else meta
     meta |= {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size}
     meta["special_token_ids"] = tokenizer.special_token_ids()
-    files.write_bytes(target, tokenizer.model)
     write_meta(target.with_name("meta.json"), meta)
+    files.write_bytes(target, tokenizer.model)  # last: without it, the tokenizer counts as not installed
     return tokenizer
 
 

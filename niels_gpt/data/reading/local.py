@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from niels_gpt.system.files import expand_home
+from niels_gpt.system.private_files import keep_private
 
 VARIABLE = "NIELS_GPT_DATA"
 """Environment variable: a folder with one sub-folder per Hub id, or a YAML file with lines `id: path`."""
@@ -66,6 +67,7 @@ def find_files(path: Path, config: str | None = None, *, only: frozenset[str] | 
     if not path.is_dir():
         if not path.is_file():
             raise DataUnavailable(f"{path} is neither a file nor a folder; write the rows to a regular file")
+        keep_private([path])
         return {"": [str(path)]}
     folders = [path / part / config for part in ("", "data") if config] + [path]
     root = next(folder for folder in folders if folder.is_dir())
@@ -93,7 +95,7 @@ def list_files(root: Path, suffixes: tuple[str, ...], *, visible_only: bool = Fa
     """Return the paths of all regular files below a folder with one of the suffixes, sorted as strings.
 
     `visible_only` skips hidden files and folders, and ignores the case of suffixes.
-    Raises OSError for a sub-folder that cannot be read.
+    What is made from private files stays private (`keep_private`). Raises OSError for a sub-folder that cannot be read.
     """
 
     def refuse(err: OSError) -> None:
@@ -108,6 +110,7 @@ def list_files(root: Path, suffixes: tuple[str, ...], *, visible_only: bool = Fa
             path = os.path.join(folder, name)  # noqa: PTH118 (four times as fast as Path)
             if (name.lower() if visible_only else name).endswith(suffixes) and os.path.isfile(path):  # noqa: PTH113
                 paths.append(path)
+    keep_private((root, *paths))
     return sorted(paths)
 
 

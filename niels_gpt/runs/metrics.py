@@ -1,0 +1,92 @@
+"""The lines of metrics.jsonl: one JSON object per step, with a checksum of its text at the end."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_gpt.system.console import plural
+
+FIELD = "crc32"
+"""The last key of a line: CRC-32 of the text before it. An edit by hand is accepted if the key is deleted."""
+_MARK = f', "{FIELD}": '.encode("ascii")
+
+
+class Metrics(NamedTuple):
+    """The intact lines of a file, without their checksums, and where the others are."""
+
+    lines: list[dict[str, Any]]
+    damaged: list[int]
+    """Numbers of the damaged lines, from 1."""
+    torn: bool
+    """Whether the last line is incomplete: the process was killed, or is writing it."""
+
+
+def encode_line(line: dict[str, Any]) -> bytes:
+    """A line with its checksum and a line end."""
+    text = json.dumps(line)[:-1].encode("ascii")
+    return text + _MARK + b"%d}\n" % zlib.crc32(text)
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """A line without its checksum; None if it is damaged, or is not the line of a step.
+
+    Accepts a line without a checksum: one of an older version.
+    """
+    if not _checksum_fits(text):
+        return None
+    before, mark, _ = text.rpartition(_MARK)
+    try:
+        line = json.loads((before + b"}" if mark else text).decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or FIELD in line:
+        return None
+    return line if _is_number(line.get("step"), int) and _is_number(line.get("loss", 0.0)) else None
+
+
+def _checksum_fits(text: bytes) -> bool:
+    """Whether a line has the checksum of its text, or none."""
+    before, mark, after = text.rpartition(_MARK)
+    return not mark or after == b"%d}" % zlib.crc32(before)
+
+
+def read_metrics(path: Path, *, containing: bytes = b"") -> Metrics:
+    """The lines of a file; none if it does not exist.
+
+    containing: return only the last line and those with these bytes. The others are not parsed, which takes most of
+    the time; their checksums are compared.
+    """
+    data = path.read_bytes() if path.is_file() else b""
+    texts = data.splitlines()
+    lines: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    for number, text in reversed(list(enumerate(texts, 1))):
+        if lines and containing not in text and _checksum_fits(text):
+            continue
+        line = parse_line(text)
+        if line is None:
+            damaged.insert(0, number)
+        else:
+            lines.append(line)
+    torn = bool(damaged) and damaged[-1] == len(texts) and not data.endswith(b"\n")
+    return Metrics(lines[::-1], damaged[:-1] if torn else damaged, torn)
+
+
+def warn_of_damage(path: Path, metrics: Metrics) -> None:
+    """Warn once of lines that were skipped."""
+    found = []
+    if metrics.damaged:
+        numbers = ", ".join(map(str, metrics.damaged[:5])) + (", ..." if len(metrics.damaged) > 5 else "")
+        found.append(f"{plural(len(metrics.damaged), 'damaged line')} (line {numbers})")
+    if metrics.torn:
+        found.append("an incomplete last line")
+    if found:
+        warnings.warn(f"{path} has {' and '.join(found)}: skipped; the checkpoints are not affected", stacklevel=1)
+
+
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
