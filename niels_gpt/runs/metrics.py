@@ -1,4 +1,8 @@
-"""The lines of metrics.jsonl: one JSON object per step, with a checksum of its text at the end."""
+"""The lines of metrics.jsonl: one JSON object per step, and a checksum that JSON readers do not see.
+
+A line ends with 32 blanks: the bits of the CRC-32 of the text before them, a space for 0 and a tab for 1. JSON allows
+white space there. As a key, the checksum would differ between equal runs, because a line also contains its speed.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from typing import Any, NamedTuple
 
 from niels_gpt.system.console import plural
 
-FIELD = "crc32"
-"""The last key of a line: CRC-32 of the text before it. An edit by hand is accepted if the key is deleted."""
-_MARK = f', "{FIELD}": '.encode("ascii")
+BLANKS = 32
+"""Number of blanks at the end of a line. An edit by hand is accepted if they are deleted."""
+_TO_BLANKS = bytes.maketrans(b"01", b" \t")
 
 
 class Metrics(NamedTuple):
@@ -27,31 +31,34 @@ class Metrics(NamedTuple):
 
 def encode_line(line: dict[str, Any]) -> bytes:
     """A line with its checksum and a line end."""
-    text = json.dumps(line)[:-1].encode("ascii")
-    return text + _MARK + b"%d}\n" % zlib.crc32(text)
+    text = json.dumps(line).encode("ascii")
+    return text + _checksum(text) + b"\n"
+
+
+def _checksum(text: bytes) -> bytes:
+    return format(zlib.crc32(text), f"0{BLANKS}b").encode("ascii").translate(_TO_BLANKS)
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
-    """A line without its checksum; None if it is damaged, or is not the line of a step.
+    """A line; None if it is damaged, or is not the line of a step.
 
     Accepts a line without a checksum: one of an older version.
     """
     if not _checksum_fits(text):
         return None
-    before, mark, _ = text.rpartition(_MARK)
     try:
-        line = json.loads((before + b"}" if mark else text).decode("utf-8"))
+        line = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or FIELD in line:
+    if not isinstance(line, dict):
         return None
     return line if _is_number(line.get("step"), int) and _is_number(line.get("loss", 0.0)) else None
 
 
 def _checksum_fits(text: bytes) -> bool:
     """Whether a line has the checksum of its text, or none."""
-    before, mark, after = text.rpartition(_MARK)
-    return not mark or after == b"%d}" % zlib.crc32(before)
+    before = text.rstrip(b" \t")
+    return len(before) == len(text) or text[len(before) :] == _checksum(before)
 
 
 def read_metrics(path: Path, *, containing: bytes = b"") -> Metrics:
@@ -61,7 +68,7 @@ def read_metrics(path: Path, *, containing: bytes = b"") -> Metrics:
     the time; their checksums are compared.
     """
     data = path.read_bytes() if path.is_file() else b""
-    texts = data.splitlines()
+    texts = data.removesuffix(b"\n").split(b"\n") if data else []
     lines: list[dict[str, Any]] = []
     damaged: list[int] = []
     for number, text in reversed(list(enumerate(texts, 1))):

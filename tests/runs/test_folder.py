@@ -233,7 +233,6 @@ def test_lines_that_are_not_of_a_step_are_skipped(run):
     assert run.metrics() == [{"step": step, "loss": 1.0} for step in range(4)]
     run.keep_metrics_before(2)
     lines = [json.loads(line) for line in run.metrics_path.read_bytes().splitlines()]
-    assert [line.pop("crc32") > 0 for line in lines] == [True, True]
     assert lines == [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 1.0}]
 
 

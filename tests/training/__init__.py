@@ -69,10 +69,10 @@ def weights_sha256(checkpoint: Path) -> str:
 
 
 def metric_lines(run_dir: Path) -> list[dict]:
-    """metrics.jsonl without the speed, which differs between runs, and the checksum, which covers the speed."""
+    """metrics.jsonl without the speed, which differs between runs."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     for line in lines:
-        assert line.pop("tokens_per_s") > 0 and line.pop("crc32") > 0
+        assert line.pop("tokens_per_s") > 0
     return lines
 
 
