@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import json
 import os
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from niels_gpt.config import NotesConfig
 from niels_gpt.data import embedded
 from niels_gpt.system import files
+from niels_gpt.system.json_text import parse_json
 
 IGNORE_FILE = ".nielsignore"
 """Patterns in gitignore syntax; in the folder of notes and in its sub-folders."""
@@ -127,7 +127,7 @@ def write_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
 def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
     """Add sources to a file of `write_skipped`, or replace them in it, without those of which nothing is skipped."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
     known = known if isinstance(known, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.program import command
 
 
@@ -108,7 +108,7 @@ def law_points(run: Path) -> list[LawPoint]:
         raise ValueError(f"no run {run}")
     points: list[LawPoint] = []
     try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        report: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         tokens, checkpoints = report["train_tokens"], report["checkpoints"]
         for checkpoint in checkpoints:
             trained = [d["mean_log_p"] for d in checkpoint["documents"] if not d["control"]]

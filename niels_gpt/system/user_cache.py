@@ -6,7 +6,6 @@ $XDG_CACHE_HOME/niels-gpt, or ~/.cache/niels-gpt. It holds text of private notes
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from niels_gpt.system import files
+from niels_gpt.system.json_text import parse_json
 
 STREAMS = "streams"
 """Sub-folder of the byte streams: one folder per choice of sources."""
@@ -140,7 +140,7 @@ def _root_of(folder: Path, source: str) -> str:
     paths: list[str] = []
     for meta in folder.glob(f"{source}_*.meta.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            content = json.loads(meta.read_text(encoding="utf-8"))
+            content = parse_json(meta.read_text(encoding="utf-8"))
             listed = content.get("files") or [content]
             paths += [entry["path"] for entry in listed if "path" in entry]
     if not paths:
