@@ -77,6 +77,8 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         print(f"error: {error_message(err)}", file=sys.stderr)
         _leave_at_once_after(err, 1)
         sys.exit(1)
+    except KeyboardInterrupt:  # before or after what click runs
+        sys.exit(INTERRUPTED)
     except SystemExit as err:
         if err.code == INTERRUPTED:
             _leave_at_once_after(err, INTERRUPTED)
