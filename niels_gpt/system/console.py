@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files
+from niels_gpt.system import files, memory
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -42,12 +42,13 @@ class OtherProcessFailed(Exception):
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
     """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
-    A ValueError, OSError or ArithmeticError is a message to the user: it is printed as one line on stderr
-    (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute `leave_at_once`, the
-    process exits without clean-up. Any other exception is a bug and keeps its traceback.
+    A ValueError, OSError, ArithmeticError or error of memory is a message to the user: it is printed as one line on
+    stderr (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute
+    `leave_at_once`, the process exits without clean-up. Any other exception is a bug and keeps its traceback.
     """
     import warnings
 
+    memory.prepare_for_limit()
     set_quiet(False)
     # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
     # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
@@ -71,8 +72,8 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         app(args=arguments, prog_name=name)
     except OtherProcessFailed:
         sys.exit(1)
-    except (ValueError, OSError, ArithmeticError) as err:
-        if os.environ.get("NIELS_GPT_DEBUG"):
+    except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError, ImportError, SystemError) as err:
+        if os.environ.get("NIELS_GPT_DEBUG") or not _is_for_the_user(err):
             raise
         print(f"error: {error_message(err)}", file=sys.stderr)
         _leave_at_once_after(err, 1)
@@ -83,6 +84,12 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         if err.code == INTERRUPTED:
             _leave_at_once_after(err, INTERRUPTED)
         raise
+
+
+def _is_for_the_user(err: Exception) -> bool:
+    """Whether an error is a message to the user, and no bug."""
+    expected = isinstance(err, ValueError | OSError | ArithmeticError | RecursionError)
+    return expected or memory.is_out_of_memory(err)
 
 
 def _leave_at_once_after(err: BaseException, code: int) -> None:
@@ -116,6 +123,10 @@ def _check_values(arguments: list[str]) -> None:
 
 def error_message(err: BaseException) -> str:
     """Return an error as one line; errors of the system get a remedy."""
+    if memory.is_out_of_memory(err):
+        return memory.describe(err)
+    if isinstance(err, RecursionError):
+        return "something that was read is nested too deeply; NIELS_GPT_DEBUG=1 shows where"
     return files.describe_os_error(err) if isinstance(err, OSError) else str(err)
 
 
