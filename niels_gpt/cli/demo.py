@@ -66,7 +66,6 @@ def _chat_demo(
     steps: int, run_dir: Path | None, roam: str | None, primer: str | None, note_options: NoteOptions, device: str
 ) -> Path:
     """Train and show a model over subwords; return its folder."""
-    from rich.console import Console
     from rich.markup import escape
 
     from niels_gpt.cli.first_model import build_and_train, check_free, describe_plan, show_examination, show_scores_of
@@ -76,10 +75,11 @@ def _chat_demo(
     from niels_gpt.runs.loading import new_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.rng import generator
+    from niels_gpt.system.terminal import rich_console
     from niels_gpt.workflow import plan as plans
     from niels_gpt.workflow.chat_model import read_corpus
 
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     folder = PipelineFolder(run_dir if run_dir is not None else new_run("demo").path)
     check_free(folder)
     notes = embedded.NOTES if roam in (None, "embedded") else Path(str(roam))
@@ -117,7 +117,6 @@ def _byte_demo(
     device: str,
 ) -> Path:
     """Train and show a model over bytes; return its folder."""
-    from rich.console import Console
     from rich.markup import escape
 
     from niels_gpt.cli.eval import show_scores
@@ -131,9 +130,10 @@ def _byte_demo(
     from niels_gpt.system.console import short_number
     from niels_gpt.system.device import has_fast_bf16
     from niels_gpt.system.rng import generator
+    from niels_gpt.system.terminal import rich_console
     from niels_gpt.training.score_run import score_byte_streams
 
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     config = byte_demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     config = with_data(config, data)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files, memory
+from niels_gpt.system import files, memory, terminal
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -67,6 +67,11 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         if getattr(sys, stream) is None:  # the parent process closed it
             setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     arguments = [_expand_home_in(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    with terminal.neutralized_terminal():
+        _run(app, arguments, name)
+
+
+def _run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
     try:
         _check_values(arguments)
         app(args=arguments, prog_name=name)
