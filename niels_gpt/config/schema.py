@@ -22,6 +22,9 @@ LAST_SEED = 2**63 - 1
 MOST_TOKENS = 1_000_000
 """Most tokens of one continuation; the random numbers that sample them are drawn before the first token."""
 
+MOST = 1_000_000_000
+"""Upper limit of sizes and counts that have no other."""
+
 
 def default_p_train() -> dict[str, float]:
     """Return the share of training rows drawn from each source."""
@@ -81,7 +84,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
-            object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name)))
+            object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name), high=MOST))
         if self.C % self.H:
             raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = self.C // self.H
@@ -97,7 +100,7 @@ class ModelConfig:
                 raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
-        object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
+        object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff, high=MOST))
         self._check_dropout()
         self._check_attention()
 
@@ -207,7 +210,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
-            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low))
+            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low, MOST))
         object.__setattr__(self, "seed", check_int("train.seed", self.seed, 0, LAST_SEED))
         if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows are not divisible by train.accumulate={self.accumulate}")
@@ -409,7 +412,8 @@ class OutputConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             if f.type == "int":
-                low, high = int(f.name != "sample_every"), MOST_TOKENS if f.name == "sample_tokens" else None
+                low = int(f.name != "sample_every")
+                high = {"sample_tokens": MOST_TOKENS, "eval_steps": 1_000_000}.get(f.name, MOST)
                 object.__setattr__(self, f.name, check_int(f"output.{f.name}", getattr(self, f.name), low, high))
         if not self.sample_prompt:
             raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")

@@ -95,6 +95,7 @@ INVALID = {
         ({"C": 12, "H": 4}, ["12", "4", "3", "odd"]),
         ({"C": 64, "H": 4, "D": 32}, ["D=32", "64", "4", "16"]),
         ({"V": 0}, ["V", "0"]),
+        ({"T": 10**9 + 1}, ["T", "from 1 to 1000000000", "1000000001"]),
         ({"T": -1}, ["T", "-1"]),
         ({"L": 0}, ["L", "0"]),
         ({"H": 0}, ["H", "0"]),
@@ -173,6 +174,8 @@ def test_invalid_options_are_named(cls, changes, mentioned):
         ("sample_every", -1),
         ("sample_tokens", 0),
         ("sample_tokens", 1_000_001),
+        ("eval_steps", 1_000_001),
+        ("checkpoint_every", 1_000_000_001),
     ],
 )
 def test_invalid_output_options_are_named(name, value):
