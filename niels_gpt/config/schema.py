@@ -22,8 +22,8 @@ LAST_SEED = 2**63 - 1
 MOST_TOKENS = 1_000_000
 """Most tokens of one continuation; the random numbers that sample them are drawn before the first token."""
 
-MOST = 1_000_000_000
-"""Upper limit of sizes and counts that have no other."""
+MOST_STEPS = 1_000_000_000
+"""Most steps of a run. The sizes of models and batches are limited by the memory of the machine instead."""
 
 
 def default_p_train() -> dict[str, float]:
@@ -84,7 +84,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
-            object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name), high=MOST))
+            object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name)))
         if self.C % self.H:
             raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = self.C // self.H
@@ -100,7 +100,7 @@ class ModelConfig:
                 raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
-        object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff, high=MOST))
+        object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
         self._check_dropout()
         self._check_attention()
 
@@ -209,8 +209,13 @@ class TrainConfig:
     `train --resume --steps N`; the learning rate follows from it (docs/runs.md)."""
 
     def __post_init__(self) -> None:
-        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
-            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low, MOST))
+        for name, low, high in (
+            ("total_steps", 1, MOST_STEPS),
+            ("warmup_steps", 0, MOST_STEPS),
+            ("B", 1, None),
+            ("accumulate", 0, None),
+        ):
+            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low, high))
         object.__setattr__(self, "seed", check_int("train.seed", self.seed, 0, LAST_SEED))
         if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows are not divisible by train.accumulate={self.accumulate}")
@@ -413,7 +418,7 @@ class OutputConfig:
         for f in dataclasses.fields(self):
             if f.type == "int":
                 low = int(f.name != "sample_every")
-                high = {"sample_tokens": MOST_TOKENS, "eval_steps": 1_000_000}.get(f.name, MOST)
+                high = {"sample_tokens": MOST_TOKENS, "eval_steps": 1_000_000}.get(f.name, MOST_STEPS)
                 object.__setattr__(self, f.name, check_int(f"output.{f.name}", getattr(self, f.name), low, high))
         if not self.sample_prompt:
             raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")
