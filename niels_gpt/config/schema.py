@@ -392,7 +392,7 @@ class DataConfig:
             if name in ("wiki", "roam", "primer", "chat"):
                 raise ValueError(f"data.sources.{name}: the name {name} is reserved; choose another")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-                raise ValueError(f"data.sources.{name}: a name may have only letters, digits, - and _")
+                raise ValueError(f"data.sources.{name}: a name may have only letters, digits, - and _, got {name!r}")
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
     except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError, ImportError, SystemError) as err:
         if os.environ.get("NIELS_GPT_DEBUG") or not _is_for_the_user(err):
             raise
-        print(f"error: {error_message(err)}", file=sys.stderr)
+        print(f"error: {one_line(error_message(err))}", file=sys.stderr)
         _leave_at_once_after(err, 1)
         sys.exit(1)
     except KeyboardInterrupt:  # before or after what click runs
@@ -124,6 +124,11 @@ def _check_values(arguments: list[str]) -> None:
         option, equals, value = word.partition("=")
         if option.startswith("--") and (value if equals else following) == "":
             raise ValueError(f"the value of {option} is empty: give a value, or omit {option}")
+
+
+def one_line(text: str) -> str:
+    """Return a message that may quote names and texts of any kind as one line, without control characters."""
+    return terminal.neutralize(text).replace("\n", "\\n")
 
 
 def error_message(err: BaseException) -> str:

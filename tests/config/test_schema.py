@@ -265,3 +265,9 @@ def test_hub_sources_and_their_names():
     for name in ("wiki", "roam", "primer", "chat", "", "-a", "a b", "a/b"):
         with pytest.raises(ValueError, match=rf"data\.sources\.{name}"):
             DataConfig(sources={name: SourceConfig("x")})
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\tb", "a\n", "../a", ""])
+def test_names_of_sources_are_plain_words(name):
+    with pytest.raises(ValueError, match="a name may have only letters, digits, - and _"):
+        DataConfig(sources={name: SourceConfig(path="notes")})

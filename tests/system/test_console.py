@@ -85,6 +85,17 @@ def test_a_runtime_error_is_a_bug():
         run(app)
 
 
+def test_an_error_that_quotes_a_strange_name_is_one_line(capsys, monkeypatch):
+    monkeypatch.delenv("NIELS_GPT_DEBUG", raising=False)
+
+    def app(**_):
+        raise ValueError("no file a\nerror: b\x1b[2J")
+
+    with pytest.raises(SystemExit):
+        run(app)
+    assert capsys.readouterr().err == "error: no file a\\nerror: b\\x1b[2J\n"
+
+
 def test_a_failure_of_another_process_is_not_printed(capsys):
     def app(**_):
         raise console.OtherProcessFailed("rank 1 failed")
