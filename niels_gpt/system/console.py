@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files, memory, terminal
+from niels_gpt.system import files, memory, open_files, terminal
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -49,6 +49,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     import warnings
 
     memory.prepare_for_limit()
+    open_files.raise_limit()
     set_quiet(False)
     # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
     # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
@@ -137,7 +138,7 @@ def error_message(err: BaseException) -> str:
         return memory.describe(err)
     if isinstance(err, RecursionError):
         return "something that was read is nested too deeply; NIELS_GPT_DEBUG=1 shows where"
-    return files.describe_os_error(err) if isinstance(err, OSError) else str(err)
+    return files.describe_os_error(err) + open_files.remedy(err) if isinstance(err, OSError) else str(err)
 
 
 def short_number(number: float) -> str:
