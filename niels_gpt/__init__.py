@@ -7,8 +7,8 @@ The public API. Each name is loaded when it is first used: `import niels_gpt` al
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as `typing` has it, which takes longer to import than all else here
 if TYPE_CHECKING:
     from niels_gpt.batching import get_batch
     from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
@@ -167,7 +167,7 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker would take every misspelled name for Any
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'niels_gpt' has no attribute {name!r}")
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -257,12 +257,11 @@ def _run_build(
     as_json: bool,
 ) -> None:
     """Build the caches of these sources (None: all), one after the other; failures are reported at the end."""
-    from rich.console import Console
-
     from niels_gpt.cache.sources.build import choose_sources
     from niels_gpt.data.note_selection import selection_lines
+    from niels_gpt.system.terminal import rich_console
 
-    console = Console(highlight=False, stderr=as_json)
+    console = rich_console(highlight=False, stderr=as_json)
     if not console.is_terminal:  # a pipe has no width
         console.width = 120
     chosen = choose_sources(names, only, skip, config, settings)
@@ -457,11 +456,10 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show the metadata, the sizes and a decoded sample at a random offset."""
-    from rich.console import Console
-
     from niels_gpt.cache.formats import SPLITS, TEST
     from niels_gpt.cache.verify import find_caches
     from niels_gpt.system.rng import seeded_or_random
+    from niels_gpt.system.terminal import rich_console
 
     if split not in (*SPLITS, TEST):
         raise ValueError(f"--split must be train, val or test, got {split!r}")
@@ -470,7 +468,7 @@ def inspect(
     if json:
         print(json_format.dumps(entries, indent=2, ensure_ascii=False))
         return
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     for number, entry in enumerate(entries):
         if number:
             console.print()

@@ -102,7 +102,7 @@ def show(
     import dataclasses
     from json import dumps
 
-    from rich.console import Console
+    from niels_gpt.system.terminal import rich_console
 
     data = _data_config(config, note_options)
     source = _source(name, data, field, columns)
@@ -117,7 +117,7 @@ def show(
         errors=_errors(source, data, note_options),
         notes=data.notes,
     )
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     shown = 0
     if not json and (layout := source.layout(path, data.notes, data.encoding_errors)):
         console.print(f"{layout}\n", markup=False, soft_wrap=True)
@@ -217,12 +217,11 @@ def _with_progress(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
     """Yield the samples; on a terminal show their number and rate."""
     import time
 
-    from rich.console import Console
-
     from niels_gpt.system.console import is_quiet
+    from niels_gpt.system.terminal import rich_console
 
     began = time.monotonic()
-    with Console(stderr=True, quiet=is_quiet()).status(f"reading {name}") as status:
+    with rich_console(stderr=True, quiet=is_quiet()).status(f"reading {name}") as status:
         for number, sample in enumerate(samples, start=1):
             if number % 1000 == 0:
                 rate = number / max(time.monotonic() - began, 1e-9)
@@ -231,14 +230,14 @@ def _with_progress(samples: Iterator[Sample], name: str) -> Iterator[Sample]:
 
 
 def _print_stats(source: Source, summary: dict[str, Any], statistics: Statistics, take: int | None) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from niels_gpt.report.histogram import histogram_text
     from niels_gpt.system.console import short_number
+    from niels_gpt.system.terminal import rich_console
 
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     first = f" (the first {take:,})" if take and summary["samples"] == take else ""
     console.print(f"[bold]{source.name}[/], {summary['split']}: {summary['samples']:,} samples{first}")
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -296,10 +295,9 @@ def lint(
     import sys
     from json import dumps
 
-    from rich.console import Console
-
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.cache.meta import CacheError
+    from niels_gpt.system.terminal import rich_console
 
     folder = CacheFolder(cache_dir)
     names = names or folder.names("sft")
@@ -322,7 +320,7 @@ def lint(
         _print_target_counts(rows, context)
         if dataset is not None:
             print(f"\n{name}, {split} example {index}; supervised tokens are marked:")
-            console = Console(highlight=False)
+            console = rich_console(highlight=False)
             text = mark_targets(dataset, index, folder.tokenizer, brackets=not console.is_terminal)
             console.print(text, soft_wrap=True)
     for problem in refused:

@@ -13,6 +13,8 @@ from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
     from niels_gpt.config import RunConfig
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.pipeline import PipelineFolder
 
 STEPS = 1150
 BYTE_STEPS = 1600
@@ -43,19 +45,25 @@ def demo(
     answer from dialogues; the demo asks it questions that it has never seen, and prints how many of its answers are on
     topic.
     """
+    import contextlib
     import time
 
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.loading import claimed_run
+    from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
 
     began = time.monotonic()
     device = resolve_device(device)
-    if bytes_:
-        path = _byte_demo(steps or BYTE_STEPS, run_dir, wiki, roam, primer, note_options, device)
-    elif wiki is not None:
+    if wiki is not None and not bytes_:
         raise ValueError("--wiki needs --bytes: the demo over subwords reads notes and dialogues only")
-    else:
-        path = _chat_demo(steps or STEPS, run_dir, roam, primer, note_options, device)
+    with contextlib.nullcontext(RunFolder(run_dir)) if run_dir is not None else claimed_run("demo") as run:
+        path = run.path
+        if bytes_:
+            _byte_demo(steps or BYTE_STEPS, run, wiki, roam, primer, note_options, device)
+        else:
+            _chat_demo(steps or STEPS, PipelineFolder(path), roam, primer, note_options, device)
     print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {path}. Try next:")
     print(f"  {command('chat', path)}")
     print(f"  {command('eval', path, '--questions')}")
@@ -63,24 +71,21 @@ def demo(
 
 
 def _chat_demo(
-    steps: int, run_dir: Path | None, roam: str | None, primer: str | None, note_options: NoteOptions, device: str
-) -> Path:
-    """Train and show a model over subwords; return its folder."""
-    from rich.console import Console
+    steps: int, folder: PipelineFolder, roam: str | None, primer: str | None, note_options: NoteOptions, device: str
+) -> None:
+    """Train and show a model over subwords."""
     from rich.markup import escape
 
     from niels_gpt.cli.first_model import build_and_train, check_free, describe_plan, show_examination, show_scores_of
     from niels_gpt.data import embedded
     from niels_gpt.data.source_paths import primer_path
     from niels_gpt.inference.generation import generate
-    from niels_gpt.runs.loading import new_run
-    from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.rng import generator
+    from niels_gpt.system.terminal import rich_console
     from niels_gpt.workflow import plan as plans
     from niels_gpt.workflow.chat_model import read_corpus
 
-    console = Console(highlight=False)
-    folder = PipelineFolder(run_dir if run_dir is not None else new_run("demo").path)
+    console = rich_console(highlight=False)
     check_free(folder)
     notes = embedded.NOTES if roam in (None, "embedded") else Path(str(roam))
     corpus = read_corpus(notes, note_options.notes(), errors=note_options.encoding_errors or "strict")
@@ -104,20 +109,18 @@ def _chat_demo(
     console.print(escape(text), style="green")
     console.print("\n[bold]3. How does it answer?[/]  After fine-tuning on dialogues:")
     show_examination(trained.chat)
-    return folder.path
 
 
 def _byte_demo(
     steps: int,
-    run_dir: Path | None,
+    run: RunFolder,
     wiki: str | None,
     roam: str | None,
     primer: str | None,
     note_options: NoteOptions,
     device: str,
-) -> Path:
-    """Train and show a model over bytes; return its folder."""
-    from rich.console import Console
+) -> None:
+    """Train and show a model over bytes."""
     from rich.markup import escape
 
     from niels_gpt.cli.eval import show_scores
@@ -125,19 +128,18 @@ def _byte_demo(
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.config.yaml_file import with_data
     from niels_gpt.inference.generation import generate
-    from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.runs.loading import load_run, new_run
+    from niels_gpt.runs.loading import load_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import short_number
     from niels_gpt.system.device import has_fast_bf16
     from niels_gpt.system.rng import generator
+    from niels_gpt.system.terminal import rich_console
     from niels_gpt.training.score_run import score_byte_streams
 
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     config = byte_demo_config(steps=steps, precision="bf16" if has_fast_bf16(device) else "fp32")
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     config = with_data(config, data)
-    run = RunFolder(run_dir) if run_dir is not None else new_run("demo")
     check_free(PipelineFolder(run.path))
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT over bytes, into {escape(str(run.path))}\n")
     result = train_and_report(config, run, device=device, show_samples=True)
@@ -153,7 +155,6 @@ def _byte_demo(
     console.print(escape(text), style="green")
     console.print("\n[bold]3. How does it answer?[/]")
     show_examination(loaded, most=64)
-    return run.path
 
 
 def byte_demo_config(*, steps: int = BYTE_STEPS, precision: str = "fp32") -> RunConfig:

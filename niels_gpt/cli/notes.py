@@ -99,13 +99,14 @@ def folder(
     --encoding-errors says otherwise. Some notes are held out, and the best checkpoint is the one that predicts them
     best.
     """
+    import contextlib
     import dataclasses
     import time
 
     from niels_gpt.cli import first_model
     from niels_gpt.data import embedded
     from niels_gpt.data.source_paths import primer_path
-    from niels_gpt.runs.loading import new_run
+    from niels_gpt.runs.loading import claimed_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
@@ -118,47 +119,48 @@ def folder(
     device = resolve_device(device)
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: the folder of the model to continue")
-    run = PipelineFolder(run_dir if run_dir is not None else new_run("notes").path)
-    begun = first_model.planned(run) if resume else None
-    if begun is None:
-        first_model.check_free(run, resume="--resume")
-    notes = dataclasses.replace(note_options.notes(), formats="text")
-    with status_line("reading notes"):
-        corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
-    say(f"{corpus.selected.root}: {corpus.selected.summary()}")
-    words = [*note_options.words(), *(["--no-questions"] if no_questions else [])]
-    resume_command = command("notes", corpus.selected.root, *words, "--run-dir", run.path, "--resume")
-    if begun is not None:
-        topics = [] if no_questions else topics_of(corpus, begun)
-        trained = first_model.resume_training(run, device=device, resume_command=resume_command)
-    else:
-        first_model.warn_of_secrets(corpus)
-        first_model.warn_of_private_notes(corpus)
-        with status_line("measuring the speed of this machine"):
-            plan = make_plan(
-                note_bytes=corpus.size,
-                held_out_bytes=corpus.held_out_size,
-                characters=corpus.characters,
-                seconds=60 * minutes,
-                device=device,
+    with contextlib.ExitStack() as new_folder:
+        run = PipelineFolder(run_dir if run_dir is not None else new_folder.enter_context(claimed_run("notes")).path)
+        begun = first_model.planned(run) if resume else None
+        if begun is None:
+            first_model.check_free(run, resume="--resume")
+        notes = dataclasses.replace(note_options.notes(), formats="text")
+        with status_line("reading notes"):
+            corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
+        say(f"{corpus.selected.root}: {corpus.selected.summary()}")
+        words = [*note_options.words(), *(["--no-questions"] if no_questions else [])]
+        resume_command = command("notes", corpus.selected.root, *words, "--run-dir", run.path, "--resume")
+        if begun is not None:
+            topics = [] if no_questions else topics_of(corpus, begun)
+            trained = first_model.resume_training(run, device=device, resume_command=resume_command)
+        else:
+            first_model.warn_of_secrets(corpus)
+            first_model.warn_of_private_notes(corpus)
+            with status_line("measuring the speed of this machine"):
+                plan = make_plan(
+                    note_bytes=corpus.size,
+                    held_out_bytes=corpus.held_out_size,
+                    characters=corpus.characters,
+                    seconds=60 * minutes,
+                    device=device,
+                )
+            say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
+            dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+            topics = [] if no_questions else topics_of(corpus, plan)
+            trained = first_model.build_and_train(
+                corpus, dialogues, topics, plan, run, device=device, resume_command=resume_command
             )
-        say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
-        dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
-        topics = [] if no_questions else topics_of(corpus, plan)
-        trained = first_model.build_and_train(
-            corpus, dialogues, topics, plan, run, device=device, resume_command=resume_command
-        )
-    print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
-    first_model.show_scores_of(trained)
-    first_model.show_continuation(trained, corpus)
-    first_model.show_answers(trained, topics)
-    first_model.show_quick_audit(trained, corpus)
-    for line in first_model.unreadable_lines(corpus):
-        say(line)
-    print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
-    print(f"  {command('chat', run.path)}")
-    print(f"  {command('generate', trained.writer.path.parent.parent, first_model.opening(corpus))}")
-    print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
+        print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
+        first_model.show_scores_of(trained)
+        first_model.show_continuation(trained, corpus)
+        first_model.show_answers(trained, topics)
+        first_model.show_quick_audit(trained, corpus)
+        for line in first_model.unreadable_lines(corpus):
+            say(line)
+        print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
+        print(f"  {command('chat', run.path)}")
+        print(f"  {command('generate', trained.writer.path.parent.parent, first_model.opening(corpus))}")
+        print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
 
 
 def _print_check(found: NoteCheck) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from pathlib import Path
@@ -48,13 +49,13 @@ def pipeline(
     """
     from niels_gpt.cli.train import check_run_dir, chosen_run_dir, print_notes
     from niels_gpt.config.yaml_file import dump_config
-    from niels_gpt.runs.loading import find_unfinished_pipeline, new_run
+    from niels_gpt.runs.loading import claimed_run, find_unfinished_pipeline
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import hint
     from niels_gpt.system.processes import open_world
     from niels_gpt.training.loop import check_start
 
-    with open_world("cpu" if print_config else device) as world:
+    with contextlib.ExitStack() as new_folder, open_world("cpu" if print_config else device) as world:
         with world.fail_together():
             run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
             if resume and run_dir is None and world.size == 1:
@@ -72,7 +73,9 @@ def pipeline(
                 print(f"# {name}\n{dump_config(phase)}")
             return
         print_notes(notes, world)
-        folder = folder or PipelineFolder(new_run(config.stem if config else "pipeline").path)
+        if folder is None:
+            new = new_folder.enter_context(claimed_run(config.stem if config else "pipeline"))
+            folder = PipelineFolder(new.path)
         with world.fail_together():
             for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
                 check_start(phases[name], run, device=world.device, world=world, resume=run.exists)

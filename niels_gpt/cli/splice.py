@@ -51,6 +51,8 @@ _LISTED = 10
 """Documents that a policy's column lists."""
 _PRINTED = 50
 """Chosen documents that are printed."""
+_MOST_EXAMPLES = 1_000_000_000
+"""Most examples whose coverage is counted: a few minutes."""
 
 
 @app.command("select")
@@ -116,9 +118,9 @@ def splice_coverage(
     config: ConfigOption = None,
     set_: SetOption = [],  # noqa: B006
     steps: Annotated[
-        Count, typer.Option("--steps", min=1, help="Count the first N steps instead of full epochs.")
+        Count, typer.Option("--steps", min=1, max=1_000_000, help="Count the first N steps instead of full epochs.")
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs to count.")] = 1,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, max=100_000, help="Epochs to count.")] = 1,
     png: PngOption = None,
     html: HtmlOption = None,
     wiki: WikiOption = None,
@@ -145,6 +147,9 @@ def splice_coverage(
         spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
         title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
     else:
+        if epochs * len(dataset) > _MOST_EXAMPLES:
+            counted = f"{plural(epochs, 'epoch')} of {plural(len(dataset), 'example')}"
+            raise ValueError(f"{counted} are more than {_MOST_EXAMPLES:,} examples: count --steps N instead")
         spans = (chunk for epoch in range(epochs) for chunk in epoch_spans(dataset, epoch))
         title = plural(epochs, "epoch")
     lengths: list[np.ndarray] = []

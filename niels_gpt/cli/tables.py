@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 def show_table(table: Table, *, width: int = 140) -> None:
     """Print a table as wide as the terminal, or `width` characters wide if the output is piped."""
-    from rich.console import Console
+    from niels_gpt.system.terminal import rich_console
 
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     if not console.is_terminal:
         console.width = width
     console.print(table)

@@ -210,13 +210,13 @@ def _row(name: str, found: Compression) -> dict[str, Any]:
 
 
 def _print_report(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from niels_gpt.system.console import short_number
+    from niels_gpt.system.terminal import rich_console
 
-    console = Console(highlight=False)
+    console = rich_console(highlight=False)
     console.print(f"[bold]{found['tokenizer']}[/]: {found['vocab_size']:,} ids, sha256 {found['sha256'][:12]}...")
     table = Table(box=None, pad_edge=False)
     table.add_column("source")

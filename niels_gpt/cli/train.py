@@ -80,7 +80,7 @@ def train(
     """
     from niels_gpt.config.yaml_file import dump_config, load_config, with_data
     from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.runs.loading import find_run, find_unfinished_run, new_run
+    from niels_gpt.runs.loading import claimed_run, find_run, find_unfinished_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import hint
     from niels_gpt.system.processes import open_world
@@ -91,7 +91,7 @@ def train(
     overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
     overrides += ["engine.deterministic=true"] if deterministic else []
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
-    with open_world("cpu" if print_config else device) as world:
+    with contextlib.ExitStack() as new_folder, open_world("cpu" if print_config else device) as world:
         with world.fail_together():
             run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
             if resume and run_dir is None and world.size == 1:
@@ -119,7 +119,7 @@ def train(
         if roam not in (None, "embedded") and not resume:
             notes += _about_shares(resolved, str(roam))
         print_notes(notes, world)
-        run = run or new_run(config.stem if config else "train")
+        run = run or new_folder.enter_context(claimed_run(config.stem if config else "train"))
         result = train_and_report(
             resolved,
             run,

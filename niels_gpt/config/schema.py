@@ -22,6 +22,9 @@ LAST_SEED = 2**63 - 1
 MOST_TOKENS = 1_000_000
 """Most tokens of one continuation; the random numbers that sample them are drawn before the first token."""
 
+MOST_STEPS = 1_000_000_000
+"""Most steps of a run. The sizes of models and batches are limited by the memory of the machine instead."""
+
 
 def default_p_train() -> dict[str, float]:
     """Return the share of training rows drawn from each source."""
@@ -206,8 +209,13 @@ class TrainConfig:
     `train --resume --steps N`; the learning rate follows from it (docs/runs.md)."""
 
     def __post_init__(self) -> None:
-        for name, low in (("total_steps", 1), ("warmup_steps", 0), ("B", 1), ("accumulate", 0)):
-            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low))
+        for name, low, high in (
+            ("total_steps", 1, MOST_STEPS),
+            ("warmup_steps", 0, MOST_STEPS),
+            ("B", 1, None),
+            ("accumulate", 0, None),
+        ):
+            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low, high))
         object.__setattr__(self, "seed", check_int("train.seed", self.seed, 0, LAST_SEED))
         if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows are not divisible by train.accumulate={self.accumulate}")
@@ -384,7 +392,7 @@ class DataConfig:
             if name in ("wiki", "roam", "primer", "chat"):
                 raise ValueError(f"data.sources.{name}: the name {name} is reserved; choose another")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-                raise ValueError(f"data.sources.{name}: a name may have only letters, digits, - and _")
+                raise ValueError(f"data.sources.{name}: a name may have only letters, digits, - and _, got {name!r}")
 
 
 @dataclass(frozen=True)
@@ -409,7 +417,8 @@ class OutputConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             if f.type == "int":
-                low, high = int(f.name != "sample_every"), MOST_TOKENS if f.name == "sample_tokens" else None
+                low = int(f.name != "sample_every")
+                high = {"sample_tokens": MOST_TOKENS, "eval_steps": 1_000_000}.get(f.name, MOST_STEPS)
                 object.__setattr__(self, f.name, check_int(f"output.{f.name}", getattr(self, f.name), low, high))
         if not self.sample_prompt:
             raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")

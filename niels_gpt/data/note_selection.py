@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import json
 import os
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from niels_gpt.config import NotesConfig
 from niels_gpt.data import embedded
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import FIELD, checksum
+from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
 
 IGNORE_FILE = ".nielsignore"
@@ -140,7 +140,7 @@ def record_skipped(path: Path, selections: Mapping[str, SelectedNotes]) -> None:
     Damaged records of other sources are dropped.
     """
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
     known = known if isinstance(known, dict) else {}

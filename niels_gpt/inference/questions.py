@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from niels_gpt.inference.generation import continue_batch
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system import files
+from niels_gpt.system.json_text import parse_json
 from niels_gpt.tokenizer import AnyTokenizer
 
 MAX_TOKENS = 80
@@ -63,7 +63,7 @@ def load_questions(path: str | Path | None = None) -> list[Question]:
 
 def _question(line: str, *, where: str) -> Question:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         topic, text, words = row.get("topic", ""), row["question"], row["words"]
         if not (isinstance(topic, str) and isinstance(text, str) and isinstance(words, list)):
             raise TypeError

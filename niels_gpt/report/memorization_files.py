@@ -11,6 +11,9 @@ from typing import Any
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.report.memorization_page import memorization_page
 from niels_gpt.system import files
+from niels_gpt.system.terminal import neutralize
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def write_report(folder: Path, report: dict[str, Any], measurements: Sequence[Measurement]) -> None:
@@ -51,10 +54,17 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]
             yield f"{prefix}{key}", "" if value is None else value
 
 
+def _cell(value: Any) -> Any:
+    """Return a value as a cell that no spreadsheet executes: text that would begin a formula gets an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = neutralize(value)  # csv does not quote a \r, and spreadsheets skip one before a formula
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
 def _write_csv(path: Path, header: list[str], rows: Iterable[list[Any]]) -> None:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([_cell(value) for value in row] for row in (header, *rows))
     # A file name that is not utf-8 keeps its escape.
     files.write_text(path, out.getvalue().encode("utf-8", errors="backslashreplace").decode("utf-8"))

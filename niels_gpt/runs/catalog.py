@@ -144,10 +144,14 @@ def read_tree(path: Path) -> dict[str, Any]:
 
     file = path / "config.yaml"
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        text = file.read_text(encoding="utf-8")
+        # The C parser overflows the stack for deep nesting. Each level needs a bracket, or a column of some line.
+        deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
+        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        tree = yaml.load(text, Loader=fast if deepest < 1000 else yaml.SafeLoader)
     except FileNotFoundError:
         raise ValueError("it has no config.yaml") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise ValueError("config.yaml is not valid YAML") from None
     if not isinstance(tree, dict) or not all(isinstance(tree.get(key), dict) for key in ("model", "train")):
         raise ValueError("config.yaml is not the config of a run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -292,10 +293,24 @@ class MetricsLog:
             self._file = path.open("ab", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
+        self._open_again_if_replaced()
         rest = encode_line(line)
         with self._describing_errors():
             while rest:  # a full disk may accept only a part
                 rest = rest[self._file.write(rest) :]
+
+    def _open_again_if_replaced(self) -> None:
+        """Open the file at the path if it is not the open one. Raises OSError if the whole run is gone."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                return
+        folder = self._path.parent
+        if not RunFolder(folder).exists:
+            problem = f"{folder} was deleted or moved while the run was training, so nothing more can be saved"
+            raise OSError(errno.ENOENT, f"{problem}: restore it and resume the run, or start again")
+        self.close()
+        with self._describing_errors():
+            self._file = self._path.open("ab", buffering=0)
 
     def sync(self) -> None:
         """Flush all lines to disk; called with every checkpoint."""

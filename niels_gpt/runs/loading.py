@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -58,6 +59,32 @@ def new_run(name: str) -> RunFolder:
     """The first free run folder of runs/NAME, runs/NAME-2, ..."""
     names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
     return next(run for run in (RunFolder(RUNS / n) for n in names) if not run.path.exists())
+
+
+@contextlib.contextmanager
+def claimed_run(name: str) -> Iterator[RunFolder]:
+    """A `new_run` whose folder exists from now on, so that no other process chooses it; removed if it stays empty."""
+    with contextlib.ExitStack() as unused:
+        run = new_run(name)
+        while True:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    run.path.parent.mkdir()
+                    unused.callback(_remove_empty, run.path.parent)
+                run.path.mkdir()
+            except (FileExistsError, FileNotFoundError):  # another process took the name, or removed an empty runs/
+                run = new_run(name)
+                continue
+            except OSError:  # whoever writes into the folder reports it
+                break
+            unused.callback(_remove_empty, run.path)
+            break
+        yield run
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def list_runs(root: Path = RUNS) -> list[RunFolder]:

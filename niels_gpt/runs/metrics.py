@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.system.console import plural
+from niels_gpt.system.json_text import parse_json
 
 BLANKS = 32
 """Number of blanks at the end of a line. An edit by hand is accepted if they are deleted."""
@@ -47,8 +48,8 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
     if not _checksum_fits(text):
         return None
     try:
-        line = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError):
+        line = parse_json(text)
+    except ValueError:
         return None
     if not isinstance(line, dict):
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.system import files
+from niels_gpt.system.json_text import parse_json
 
 FIELD = "checksum"
 """Key of the checksum: `sha256:` and the hash of the other fields as compact JSON with sorted keys."""
@@ -44,9 +45,7 @@ def read_checked_json(path: str | Path) -> dict[str, Any]:
 def parse_checked_json(data: bytes) -> dict[str, Any]:
     """`read_checked_json` of bytes already read."""
     try:
-        value = json.loads(data.decode("utf-8"))
-    except RecursionError:
-        raise DamagedJSON("nested too deeply") from None
+        value = parse_json(data)
     except ValueError as err:
         raise DamagedJSON(str(err)) from None
     if not isinstance(value, dict):

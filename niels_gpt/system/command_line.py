@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -9,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,6 +26,18 @@ OLD_NAMES = {
 """Former names of options: still accepted where a command has the new one, but not in the help."""
 POSITIONAL_NAMES = {"--run": "RUN", "--cache-dir": "CACHE"}
 """Option names under which the first positional argument (by its metavar) is accepted too, but not in the help."""
+MOST = 1_000_000_000
+"""Upper limit of every integer option that has no other: no typing error starts endless work."""
+MOST_BY_NAME = {
+    "--seed": 2**63 - 1,
+    "--threads": 4096,
+    "--number": 100_000,
+    "--shuffle-buffer": 10_000_000,
+    **dict.fromkeys(("--context", "--window", "--prompt", "--stride", "--greedy"), 1_000_000),
+    **dict.fromkeys(("--limit", "--train-tokens", "--val-tokens"), 10**12),
+    **{f"--{name}-{split}-tokens": 10**12 for name in ("fineweb", "gutenberg") for split in ("train", "val")},
+}
+"""Upper limits of integer options by their names; an option may also set its own."""
 _LONG_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*(=.*)?", re.DOTALL)
 
 
@@ -131,7 +144,14 @@ def _set_quiet(quiet: bool) -> bool:
 
 ThreadsOption = Annotated[
     Optional[int],  # noqa: UP045 (typer reads it at run time)
-    typer.Option("--threads", min=1, is_eager=True, callback=_set_threads, help="CPU threads; default: all cores."),
+    typer.Option(
+        "--threads",
+        min=1,
+        max=MOST_BY_NAME["--threads"],
+        is_eager=True,
+        callback=_set_threads,
+        help="CPU threads; default: all cores.",
+    ),
 ]
 QuietOption = Annotated[
     bool,
@@ -140,9 +160,27 @@ QuietOption = Annotated[
 _COMMON = {"threads": (ThreadsOption, None), "quiet": (QuietOption, False)}
 
 
+def _limited(name: str, annotation: Any) -> Any:
+    """Return the annotation of a parameter; that of an integer has an upper limit."""
+    kind, *declared = get_args(annotation) or [annotation]
+    if int not in (kind, *get_args(kind)):
+        return annotation
+    (option,) = declared
+    if option.max is None:
+        option = copy.copy(option)
+        names = [*(option.param_decls or ()), f"--{name.replace('_', '-')}"]
+        option.max = next((MOST_BY_NAME[each] for each in names if each in MOST_BY_NAME), MOST)
+    return Annotated[kind, option]
+
+
 def _with_common_options(function: Any) -> Any:
-    """Return the function with the parameters of `_COMMON` that it lacks; their callbacks do the work."""
+    """Return the function with limits for its counts, and with the parameters of `_COMMON` that it lacks.
+
+    The callbacks of those parameters do their work.
+    """
     signature = inspect.signature(function, eval_str=True)
+    limited = [p.replace(annotation=_limited(p.name, p.annotation)) for p in signature.parameters.values()]
+    signature = signature.replace(parameters=limited)
     added = {name: option for name, option in _COMMON.items() if name not in signature.parameters}
 
     @functools.wraps(function)

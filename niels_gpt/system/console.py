@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files
+from niels_gpt.system import files, memory, open_files, terminal
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -42,12 +42,14 @@ class OtherProcessFailed(Exception):
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
     """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
-    A ValueError, OSError or ArithmeticError is a message to the user: it is printed as one line on stderr
-    (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute `leave_at_once`, the
-    process exits without clean-up. Any other exception is a bug and keeps its traceback.
+    A ValueError, OSError, ArithmeticError or error of memory is a message to the user: it is printed as one line on
+    stderr (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute
+    `leave_at_once`, the process exits without clean-up. Any other exception is a bug and keeps its traceback.
     """
     import warnings
 
+    memory.prepare_for_limit()
+    open_files.raise_limit()
     set_quiet(False)
     # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
     # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
@@ -66,21 +68,34 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         if getattr(sys, stream) is None:  # the parent process closed it
             setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     arguments = [_expand_home_in(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    with terminal.neutralized_terminal():
+        _run(app, arguments, name)
+
+
+def _run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
     try:
         _check_values(arguments)
         app(args=arguments, prog_name=name)
     except OtherProcessFailed:
         sys.exit(1)
-    except (ValueError, OSError, ArithmeticError) as err:
-        if os.environ.get("NIELS_GPT_DEBUG"):
+    except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError, ImportError, SystemError) as err:
+        if os.environ.get("NIELS_GPT_DEBUG") or not _is_for_the_user(err):
             raise
-        print(f"error: {error_message(err)}", file=sys.stderr)
+        print(f"error: {one_line(error_message(err))}", file=sys.stderr)
         _leave_at_once_after(err, 1)
         sys.exit(1)
+    except KeyboardInterrupt:  # before or after what click runs
+        sys.exit(INTERRUPTED)
     except SystemExit as err:
         if err.code == INTERRUPTED:
             _leave_at_once_after(err, INTERRUPTED)
         raise
+
+
+def _is_for_the_user(err: Exception) -> bool:
+    """Whether an error is a message to the user, and no bug."""
+    expected = isinstance(err, ValueError | OSError | ArithmeticError | RecursionError)
+    return expected or memory.is_out_of_memory(err)
 
 
 def _leave_at_once_after(err: BaseException, code: int) -> None:
@@ -112,9 +127,18 @@ def _check_values(arguments: list[str]) -> None:
             raise ValueError(f"the value of {option} is empty: give a value, or omit {option}")
 
 
+def one_line(text: str) -> str:
+    """Return a message that may quote names and texts of any kind as one line, without control characters."""
+    return terminal.neutralize(text).replace("\n", "\\n")
+
+
 def error_message(err: BaseException) -> str:
     """Return an error as one line; errors of the system get a remedy."""
-    return files.describe_os_error(err) if isinstance(err, OSError) else str(err)
+    if memory.is_out_of_memory(err):
+        return memory.describe(err)
+    if isinstance(err, RecursionError):
+        return "something that was read is nested too deeply; NIELS_GPT_DEBUG=1 shows where"
+    return files.describe_os_error(err) + open_files.remedy(err) if isinstance(err, OSError) else str(err)
 
 
 def short_number(number: float) -> str:

@@ -25,10 +25,11 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int | No
         with _lines(line.text):
             yield line.update
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True, quiet=is_quiet()), transient=True) as bar:
+    from niels_gpt.system.terminal import rich_console
+
+    with Progress(console=rich_console(stderr=True, quiet=is_quiet()), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -46,10 +47,11 @@ def status_line(text: str) -> Iterator[Callable[[str], None]]:
         with _lines(lambda: f"{current} ({format_duration(time.monotonic() - began)} so far)"):
             yield update
         return
-    from rich.console import Console
     from rich.markup import escape
 
-    with Console(stderr=True, highlight=False, quiet=is_quiet()).status(escape(text)) as status:
+    from niels_gpt.system.terminal import rich_console
+
+    with rich_console(stderr=True, highlight=False, quiet=is_quiet()).status(escape(text)) as status:
         yield lambda text: status.update(escape(text))
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,11 +27,46 @@ def cache_folder() -> Path:
     return Path(given).expanduser().absolute() / "niels-gpt"
 
 
+def create_private(folder: Path) -> None:
+    """Create a folder, with its missing parents, that only its owner can read. Raises OSError."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.is_dir():
+            path.mkdir(exist_ok=True, mode=0o700)
+
+
+def why_unsafe(folder: Path) -> str:
+    """Why code must not be loaded from a folder, and the remedy; empty if only this user (and root) can replace files.
+
+    Checked are the folder and its parents up to the home folder, links resolved: whoever can write one of them can
+    put another folder in its place. A parent with the sticky bit (/tmp) is safe, because it protects what is inside.
+    """
+    folder, home = folder.resolve(), Path.home().resolve()
+    user = os.getuid()
+    for path in (folder, *folder.parents):
+        status = path.stat()
+        if status.st_uid != user and (path == folder or status.st_uid not in _system_users()):
+            return f"{path} belongs to another user (id {status.st_uid}): chown it"
+        sticky = status.st_mode & stat.S_ISVTX and path != folder
+        if status.st_mode & 0o022 and not sticky:
+            return f"other users can write {path}: chmod go-w {shlex.quote(str(path))}"
+        if path == home:
+            break
+    return ""
+
+
+def _system_users() -> set[int]:
+    """Root, and the user that stands for all users outside a container."""
+    try:
+        return {0, int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))}
+    except (OSError, ValueError):
+        return {0}
+
+
 def private_folder(*parts: str) -> Path:
     """Create a sub-folder of the cache folder that only its owner can read, and return it. Raises OSError."""
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        create_private(folder)
         for part in parts:
             folder = folder / part
             folder.mkdir(exist_ok=True, mode=0o700)

@@ -26,7 +26,7 @@ from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.folder import MetricsLog, RunFolder
-from niels_gpt.runs.loading import new_run
+from niels_gpt.runs.loading import claimed_run
 from niels_gpt.system import files
 from niels_gpt.system.device import check_precision, resolve_device
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -104,11 +104,20 @@ def train(
     that ends in ValueError before its first step leaves the folder free.
     """
     if run_dir is None:
-        run = new_run("train")
-    elif isinstance(run_dir, RunFolder):
-        run = run_dir
-    else:
-        run = RunFolder(run_dir)
+        with claimed_run("train") as run:
+            return train(
+                config,
+                run,
+                device=device,
+                resume=resume,
+                task=task,
+                world=world,
+                verify=verify,
+                allow_data_change=allow_data_change,
+                allow_config_change=allow_config_change,
+                report=report,
+            )
+    run = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
     selections: dict[str, SelectedNotes] = {}
     config = with_absolute_paths(config)

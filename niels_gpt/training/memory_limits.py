@@ -6,10 +6,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-import torch
-
 from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.system import memory
+from niels_gpt.system.memory import gib, is_out_of_memory
 
 
 class OutOfMemory(ValueError):
@@ -20,12 +20,6 @@ MEMORY_ERRORS = (RuntimeError, MemoryError)
 """The types that out-of-memory errors have, on a GPU or on the CPU. Other errors share them: see `is_out_of_memory`."""
 
 
-def is_out_of_memory(err: Exception) -> bool:
-    """Whether an error means that memory ran out."""
-    signs = ("DefaultCPUAllocator", "bad_alloc", "out of memory", "a primitive")  # the last: oneDNN
-    return isinstance(err, torch.OutOfMemoryError | MemoryError) or any(sign in str(err) for sign in signs)
-
-
 @contextlib.contextmanager
 def reporting_out_of_memory(what: str, error: type[ValueError] = OutOfMemory) -> Iterator[None]:
     """Raise `error`, naming `what` the memory was needed for, if the block runs out of memory."""
@@ -34,7 +28,7 @@ def reporting_out_of_memory(what: str, error: type[ValueError] = OutOfMemory) ->
     except MEMORY_ERRORS as err:
         if not is_out_of_memory(err):
             raise
-        raise error(f"out of memory for {what}") from err
+        raise error(f"out of memory for {what}{memory.limit_text()}") from err
 
 
 def check_size(config: RunConfig, *, processes: int = 1) -> None:
@@ -61,8 +55,3 @@ def weights_text(config: ModelConfig) -> str:
     """The size of a model for a message: "3,213,824 weights (0.01 GiB)"."""
     weights = number_of_weights(config)
     return f"{weights:,} weights ({gib(4 * weights)})"
-
-
-def gib(size: int) -> str:
-    """A number of bytes as "1.50 GiB"."""
-    return f"{size / 2**30:,.2f} GiB" if size < 2**40 else f"{size // 2**30:,} GiB"

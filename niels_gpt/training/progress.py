@@ -38,6 +38,11 @@ class _PipeSafeStream:
         except OSError:
             self._discard()
 
+    @property
+    def rich_proxied_file(self) -> _PipeSafeStream:
+        """What rich writes to instead: see `terminal`."""
+        return _PipeSafeStream(getattr(self._stream, "rich_proxied_file", self._stream))
+
     def _discard(self) -> None:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, self._stream.fileno())  # buffered text goes there too, so a later flush does not fail
@@ -138,12 +143,13 @@ class ProgressBar:
     """A live progress bar with loss, time left and tokens/s; on a narrow terminal, the fields that fit."""
 
     def __init__(self, *, show_samples: bool = False) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.table import Column
 
+        from niels_gpt.system.terminal import rich_console
+
         self._show_samples = show_samples
-        self._console = Console(file=pipe_safe_stdout())
+        self._console = rich_console(file=pipe_safe_stdout())
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
@@ -206,11 +212,12 @@ def sample_line(step: int, prompt: str, text: str) -> str:
 
 def show_sources(task: DataTask) -> None:
     """Print the table of a task's sources and its notes. On a terminal, paths are cut to its width."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False, file=pipe_safe_stdout())
+    from niels_gpt.system.terminal import rich_console
+
+    console = rich_console(highlight=False, file=pipe_safe_stdout())
     if not console.is_terminal:
         console.width = 10_000  # nothing is cut or wrapped; the table is as wide as its text
 

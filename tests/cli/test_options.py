@@ -1,10 +1,14 @@
 """Shared options: choices, and output paths that are refused before any work."""
 
+import inspect
+import re
 import shlex
+import typing
 from pathlib import Path
 
 import pytest
 
+from niels_gpt.cli import main
 from tests.cli import call, error_of
 
 
@@ -78,3 +82,44 @@ def test_values_past_a_limit_are_wrong_usage(capsys, command, limit):
     assert call(*words) == 2
     errors = " ".join(capsys.readouterr().err.split())
     assert words[-2] in errors and limit in errors
+
+
+# --- limits ------------------------------------------------------------------------------------------
+
+
+def integer_options(group, path=()):
+    """(command, name of the option, its declaration) of every option that takes an integer."""
+    for command in group.registered_commands:
+        words = " ".join((*path, command.name or command.callback.__name__))
+        for parameter in inspect.signature(command.callback).parameters.values():
+            kind, *declared = typing.get_args(parameter.annotation) or [parameter.annotation]
+            if int in (kind, *typing.get_args(kind)):
+                name = f"--{parameter.name.replace('_', '-')}"
+                yield words, (*(declared[0].param_decls or ()), name)[-1] if declared else name, declared
+    for sub in group.registered_groups:
+        yield from integer_options(sub.typer_instance, (*path, sub.name))
+
+
+def test_every_count_of_every_command_has_an_upper_limit():
+    found = list(integer_options(main.app))
+    assert len(found) > 60 and ("splice coverage", "--steps") in [(command, name) for command, name, _ in found]
+    for command, name, declared in found:
+        assert declared and declared[0].max is not None, f"{command} {name}"
+        assert declared[0].max <= (2**63 - 1 if name == "--seed" else 10**12), f"{command} {name}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [
+        (["splice", "coverage", "--steps", "2147483648"], "1000000"),
+        (["train", "--steps", "2147483648"], "1000000000"),
+        (["generate", "-n", "2147483648", "a"], "100000"),
+        (["cache", "build-all", "--fineweb-train-tokens", "99999999999999999999"], "1000000000000"),
+        (["doctor", "--threads", "2147483648"], "4096"),
+        (["data", "show", "wiki", "--seed", str(2**63)], str(2**63 - 1)),
+    ],
+)
+def test_a_number_over_the_limit_is_refused_with_the_limit(arguments, limit, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(*arguments) == 2
+    assert re.search(rf"\b{limit}\b", capsys.readouterr().err)

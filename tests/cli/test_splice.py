@@ -253,3 +253,10 @@ def test_long_selections_are_abbreviated(place, capsys):
     assert "  and 2 more\n" in text
     chosen = text.split("\nchosen\n")[1].split("controls")[0].splitlines()
     assert len(chosen) == 51
+
+
+def test_endless_coverage_is_refused_at_once(capsys):
+    assert call("splice", "coverage", *options("splice.epoch_length=4611686018427387904")) == 1
+    message = error_of(capsys)
+    assert "1 epoch of 4,611,686,018,427,387,904 examples" in message and "1,000,000,000 examples" in message
+    assert "--steps" in message

@@ -247,6 +247,13 @@ def test_files_that_are_not_utf8(texts, capsys, no_plot):
     assert call(*train, "--encoding-errors", "replace") == 0
 
 
+def test_a_run_folder_deleted_under_the_run_ends_it(texts, tmp_path, capsys, monkeypatch):
+    report_to(monkeypatch, After(3, lambda: shutil.rmtree(tmp_path / "out")))
+    assert call("train", *SMALL, *data(texts), "--steps", 100, "--run-dir", tmp_path / "out") == 1
+    assert "out was deleted or moved while the run was training" in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "facts"),
     [("model.V=100", r"model\.V=100.*largest byte is \d+"), ("train.B=100000000000000000000", "rows")],

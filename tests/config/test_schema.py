@@ -109,6 +109,7 @@ INVALID = {
         ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
     ],
     TrainConfig: [
+        ({"total_steps": 10**9 + 1}, ["total_steps", "from 1 to 1000000000", "1000000001"]),
         ({"total_steps": 0}, ["total_steps", "0"]),
         ({"B": 0}, ["B", "0"]),
         ({"warmup_steps": -1}, ["warmup_steps", "-1"]),
@@ -173,6 +174,8 @@ def test_invalid_options_are_named(cls, changes, mentioned):
         ("sample_every", -1),
         ("sample_tokens", 0),
         ("sample_tokens", 1_000_001),
+        ("eval_steps", 1_000_001),
+        ("checkpoint_every", 1_000_000_001),
     ],
 )
 def test_invalid_output_options_are_named(name, value):
@@ -262,3 +265,9 @@ def test_hub_sources_and_their_names():
     for name in ("wiki", "roam", "primer", "chat", "", "-a", "a b", "a/b"):
         with pytest.raises(ValueError, match=rf"data\.sources\.{name}"):
             DataConfig(sources={name: SourceConfig("x")})
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\tb", "a\n", "../a", ""])
+def test_names_of_sources_are_plain_words(name):
+    with pytest.raises(ValueError, match="a name may have only letters, digits, - and _"):
+        DataConfig(sources={name: SourceConfig(path="notes")})

@@ -53,6 +53,7 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
     [
         "what is a seed?",
         "[]",
+        '{"question": ' + "[" * 100_000,
         "3",
         '{"question": "what?"}',
         '{"words": ["a"]}',

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from niels_gpt.report.memorization_files import write_documents_csv, write_report, write_windows_csv
 from niels_gpt.report.memorization_page import memorization_page
@@ -70,3 +71,14 @@ def test_unknown_values_are_empty(tmp_path: Path) -> None:
         tmp_path / "d.csv", {"documents": [{"name": "a", "greedy": {"share": None, "text": "x"}, "windows": 0}]}
     )
     assert (tmp_path / "d.csv").read_text(encoding="utf-8") == "name,greedy_share,windows\na,,0\n"
+
+
+@pytest.mark.parametrize("name", ["=cmd|'/c calc'!A1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "\r=1"])
+def test_no_cell_begins_a_formula(tmp_path: Path, name: str) -> None:
+    report = {"documents": [{"name": name, "log_p": -2.5, "plain": "a=b", "greedy": {"=x": 1}}]}
+    write_documents_csv(tmp_path / "d.csv", report)
+    with (tmp_path / "d.csv").open(encoding="utf-8", newline="") as file:
+        header, cells = csv.reader(file)
+    shown = f"'{name}" if name[0] != "\r" else "\\x0d=1"
+    assert cells == [shown, "-2.5", "a=b", "1"]  # a negative number is a number
+    assert header == ["name", "log_p", "plain", "greedy_=x"]

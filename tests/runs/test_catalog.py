@@ -86,6 +86,8 @@ def test_all_runs_of_a_folder_newest_first(tmp_path):
         lambda run: (run / "config.yaml").write_text("model: [", encoding="utf-8"),
         lambda run: (run / "config.yaml").write_text("just text", encoding="utf-8"),
         lambda run: (run / "config.yaml").write_text("model: {C: 3, H: 2}\ntrain: {}", encoding="utf-8"),
+        lambda run: (run / "config.yaml").write_text("model: " + "[" * 100_000, encoding="utf-8"),  # C parser: SIGSEGV
+        lambda run: (run / "config.yaml").write_text("- " * 100_000, encoding="utf-8"),
         lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\x00"),
         lambda run: (run / "config.yaml").unlink(),
         lambda run: (run / "config.yaml").write_text("model: {}\ntrain: {total_steps: many}", encoding="utf-8"),

@@ -210,6 +210,27 @@ def test_lines_of_steps_that_run_again_are_dropped(run, step):
     assert run.metrics() == [{"step": s, "loss": s / 8} for s in range(min(step, 6))]
 
 
+@pytest.mark.parametrize("how", [shutil.rmtree, lambda path: path.rename(path.with_name("moved"))])
+def test_a_run_that_is_gone_is_noticed_at_the_next_line(run, how):
+    run.config_path.touch()
+    with contextlib.closing(MetricsLog(run.metrics_path)) as log:
+        log.write({"step": 0, "loss": 1.0})
+        how(run.path)
+        with pytest.raises(OSError, match=f"{run.path} was deleted or moved .*: restore it"):
+            log.write({"step": 1, "loss": 1.0})
+    assert not run.path.exists()
+
+
+def test_lines_follow_a_replaced_file(run):
+    """An editor or a program that synchronizes folders replaces files."""
+    run.config_path.touch()
+    with contextlib.closing(MetricsLog(run.metrics_path)) as log:
+        log.write({"step": 0, "loss": 1.0})
+        run.keep_metrics_before(9)  # writes a new file
+        log.write({"step": 1, "loss": 1.0})
+    assert [line["step"] for line in run.metrics()] == [0, 1]
+
+
 def test_floats_round_trip_exactly(run):
     values = [0.1 + 0.2, 1e-300, 3.0000000000000004]
     run.keep_metrics_before(3)  # there is no file yet

@@ -9,11 +9,13 @@ import torch
 
 from niels_gpt.config.yaml_file import dump_config
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs import loading
 from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import (
     LoadedRun,
     check_unchanged,
+    claimed_run,
     find_run,
     find_unfinished_pipeline,
     find_unfinished_run,
@@ -76,6 +78,32 @@ def test_new_runs_are_numbered(tmp_path):
         assert str(run.path) == f"runs/{name}"
         run.path.mkdir(parents=True)
     assert str(new_run("other").path) == "runs/other"
+
+
+def test_a_claimed_run_is_nobody_elses(tmp_path, monkeypatch):
+    """Whoever saw the same free name takes the next one."""
+    with claimed_run("train") as first:
+        assert first.path.is_dir()
+        seen = iter([first.path, first.path])  # as two processes see it before the first one has created it
+        real = loading.new_run
+        monkeypatch.setattr(loading, "new_run", lambda name: RunFolder(next(seen, None) or real(name).path))
+        with claimed_run("train") as second:
+            assert (str(first.path), str(second.path)) == ("runs/train", "runs/train-2")
+            (second.path / "config.yaml").touch()
+        assert second.path.is_dir()
+    assert not first.path.exists()  # it stayed empty
+
+
+def test_an_unused_claim_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="mistake"), claimed_run("train"):
+        raise ValueError("mistake")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_claimed_is_left_to_the_writer(tmp_path):
+    (tmp_path / "runs").write_text("a file", encoding="utf-8")
+    with claimed_run("train") as run:
+        assert str(run.path) == "runs/train" and not run.path.exists()
 
 
 def test_the_newest_run_is_the_default(tmp_path, capsys):

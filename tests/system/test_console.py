@@ -61,6 +61,41 @@ def test_an_error_is_one_line_and_exit_code_1(error, capsys, monkeypatch):
         run(app)
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(MemoryError(), "error: out of memory"), (RecursionError("maximum"), "error: something that was read is nested")],
+)
+def test_errors_of_memory_and_nesting_are_messages_too(error, text, capsys, monkeypatch):
+    monkeypatch.delenv("NIELS_GPT_DEBUG", raising=False)
+
+    def app(**_):
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        run(app)
+    printed = capsys.readouterr().err
+    assert stopped.value.code == 1 and printed.startswith(text) and printed.count("\n") == 1
+
+
+def test_a_runtime_error_is_a_bug():
+    def app(**_):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(app)
+
+
+def test_an_error_that_quotes_a_strange_name_is_one_line(capsys, monkeypatch):
+    monkeypatch.delenv("NIELS_GPT_DEBUG", raising=False)
+
+    def app(**_):
+        raise ValueError("no file a\nerror: b\x1b[2J")
+
+    with pytest.raises(SystemExit):
+        run(app)
+    assert capsys.readouterr().err == "error: no file a\\nerror: b\\x1b[2J\n"
+
+
 def test_a_failure_of_another_process_is_not_printed(capsys):
     def app(**_):
         raise console.OtherProcessFailed("rank 1 failed")

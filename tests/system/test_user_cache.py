@@ -8,7 +8,16 @@ import pytest
 
 from niels_gpt.streams import StreamBuildConfig, load_streams
 from niels_gpt.system import files
-from niels_gpt.system.user_cache import STREAMS, CacheEntry, cache_folder, list_entries, private_folder, remove_entry
+from niels_gpt.system.user_cache import (
+    STREAMS,
+    CacheEntry,
+    cache_folder,
+    create_private,
+    list_entries,
+    private_folder,
+    remove_entry,
+    why_unsafe,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +100,32 @@ def test_a_link_is_not_followed(tmp_path):
     assert list_entries() == []
     remove_entry(CacheEntry(cache_folder() / STREAMS / "link", "x", 0, 0.0))
     assert Path(tmp_path / "precious/file").exists()
+
+
+def test_only_a_folder_that_this_user_alone_can_write_is_safe(tmp_path, monkeypatch):
+    folder = tmp_path / "a" / "b"
+    create_private(folder)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700  # parents too
+    assert why_unsafe(folder) == ""
+    (tmp_path / "a").chmod(0o757)
+    assert why_unsafe(folder) == f"other users can write {tmp_path}/a: chmod go-w {tmp_path}/a"
+    (tmp_path / "a").chmod(0o1777)  # sticky, as /tmp
+    assert why_unsafe(folder) == ""
+    folder.chmod(0o1777)  # files in the folder itself could be added
+    assert "chmod go-w" in why_unsafe(folder)
+    folder.chmod(0o700)
+    (tmp_path / "a").chmod(0o757)
+    monkeypatch.setattr("pathlib.Path.home", lambda: folder)  # what is above the home folder is not checked
+    assert why_unsafe(folder) == ""
+
+
+def test_a_link_is_judged_by_its_target(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to("open")
+    assert f"other users can write {tmp_path}/open" in why_unsafe(tmp_path / "link")
+
+
+def test_a_folder_of_another_user_is_unsafe(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert f"{tmp_path} belongs to another user" in why_unsafe(tmp_path)

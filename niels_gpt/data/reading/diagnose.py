@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from niels_gpt.data.reading.local import suffix
+from niels_gpt.system.json_text import parse_json
 
 
 def explain(files: Iterable[str | Path]) -> str | None:
@@ -61,7 +62,7 @@ def _problem(path: Path) -> str | None:
                 number += 1
                 text = line.decode("utf-8")
                 if suffix(path) == ".jsonl" and line.strip():
-                    json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
+                    json.dumps(parse_json(text), ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as err:
         return f"line {number or 1} is not utf-8 (byte {err.start} of the line); convert the file"
     except UnicodeEncodeError:

@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 from niels_gpt.data.reading.diagnose import explain
 from niels_gpt.data.reading.local import suffix
 from niels_gpt.data.split import shuffled
+from niels_gpt.system.json_text import NestedTooDeeply, check_nesting, parse_json
 
 SUFFIXES = (".jsonl", ".json", ".zip")
 """Formats that this module reads, as `local.suffix` returns them."""
@@ -154,12 +155,12 @@ def _lines(file: IO[bytes], where: str, errors: str) -> Iterator[Row]:
             yield from _values(file, where, errors, start=line)
             return
         try:
-            row = json.loads(line.decode("utf-8", errors))
+            row = parse_json(line.decode("utf-8", errors))
         except UnicodeDecodeError as err:
             problem = f"is not utf-8 (byte {err.start} of the line); convert the file"
             raise ValueError(f"cannot read {where}: line {number} {problem}") from None
-        except (ValueError, RecursionError) as err:
-            problem = f"is not JSON ({_reason(err)}); repair or remove the line"
+        except ValueError as err:
+            problem = f"{_reason(err)}; repair or remove the line"
             raise ValueError(f"cannot read {where}: line {number} {problem}") from None
         if not isinstance(row, dict):
             raise _no_object(row, where, number)
@@ -181,10 +182,11 @@ def _values(file: IO[bytes], where: str, errors: str, *, start: bytes = b"") -> 
                 return
             try:
                 row, end = _parse(text, at)
+                check_nesting(row)
             except (ValueError, RecursionError) as err:
-                if ended or isinstance(err, RecursionError):
+                if ended or not isinstance(err, json.JSONDecodeError):
                     line = lines + text.count("\n", 0, getattr(err, "pos", at)) + 1
-                    problem = f"is not JSON ({_reason(err)}); repair the file, or download it again"
+                    problem = f"{_reason(err)}; repair the file, or download it again"
                     raise ValueError(f"cannot read {where}: line {line} {problem}") from None
             else:
                 if not isinstance(row, dict):
@@ -209,7 +211,9 @@ def _values(file: IO[bytes], where: str, errors: str, *, start: bytes = b"") -> 
 
 
 def _reason(err: Exception) -> str:
-    return "nested too deeply" if isinstance(err, RecursionError) else str(getattr(err, "msg", err))
+    if isinstance(err, RecursionError | NestedTooDeeply):
+        return f"is {NestedTooDeeply()}"
+    return f"is not JSON ({getattr(err, 'msg', err)})"
 
 
 def _no_object(value: Any, where: str, line: int) -> ValueError:

@@ -168,7 +168,7 @@ def _read_map(path: Path) -> dict[str, str]:
 
     try:
         paths = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         paths = None
     if not isinstance(paths, dict) or not all(isinstance(value, str) for value in paths.values()):
         raise DataUnavailable(f"{VARIABLE} is {path}: neither a folder nor a YAML file with lines `dataset id: path`")

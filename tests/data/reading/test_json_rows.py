@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.data.reading import json_rows
 from niels_gpt.data.reading.json_rows import iter_json_rows, shuffled_rows, without_export_extras
+from niels_gpt.system import json_text
 
 
 def read(*paths, **options):
@@ -162,3 +163,18 @@ def test_an_encrypted_zip(tmp_path):
     data[data.index(b"PK\x01\x02") + 8] |= 1
     with pytest.raises(ValueError, match=r"a\.zip.*encrypted.*unpack"):
         read(write(path, bytes(data)))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_a_row_may_be_nested_only_as_deeply_as_all_code_can_walk(tmp_path, name, opening, closing):
+    """900 levels can be parsed but not written again."""
+    for depth in (json_text.DEEPEST - 1, json_text.DEEPEST, 900):
+        path = tmp_path / name
+        path.write_text('{"x": ' + opening * depth + "1" + closing * depth + "}", encoding="utf-8")
+        if depth < json_text.DEEPEST:
+            ((_, row),) = iter_json_rows([path])
+            assert json.loads(path.read_text(encoding="utf-8")) == row
+        else:
+            with pytest.raises(ValueError, match="line 1 is nested too deeply"):
+                list(iter_json_rows([path]))

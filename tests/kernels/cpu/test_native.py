@@ -1,14 +1,18 @@
 """C kernels are compiled once, cached and checked; without them there is a reason, and torch does the work."""
 
+import _ctypes
+import hashlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from niels_gpt.kernels.cpu import native
+from niels_gpt.kernels.cpu.native import kernel_file
 
 here = pytest.mark.skipif(not (shutil.which("gcc") and sys.platform.startswith("linux")), reason="needs Linux and gcc")
 
@@ -70,6 +74,98 @@ def test_a_file_that_others_may_write_is_compiled_again(fresh: Path) -> None:
     assert native.library("gelu") is not None
     assert path.stat().st_mode & 0o022 == 0
     assert len(path.read_bytes()) == len(good)
+
+
+@here
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "foreign", "foreign with its hash", "a link"])
+def test_a_damaged_or_foreign_kernel_is_compiled_again(fresh: Path, tmp_path: Path, damage: str) -> None:
+    """In a process of its own: a truncated library that is loaded ends the process with SIGBUS."""
+    assert native.library("gelu") is not None
+    (path,) = fresh.iterdir()
+    good = path.read_bytes()
+    foreign = Path(_ctypes.__file__).read_bytes()
+    bad = {
+        "truncated": good[: len(good) // 2],
+        "one bit": good[:9000] + bytes([good[9000] ^ 1]) + good[9001:],
+        "foreign": foreign,
+        "foreign with its hash": foreign + hashlib.sha256(foreign).digest(),
+        "a link": good,
+    }[damage]
+    path.unlink()
+    target = tmp_path / "elsewhere.so" if damage == "a link" else path
+    target.write_bytes(bad)
+    target.chmod(0o600)
+    if target != path:
+        path.symlink_to(target)
+    code = "from niels_gpt.kernels.cpu import native, ops\nassert ops._gelu_kernel() is not None, native.problem()\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.read_bytes()[-32:] == hashlib.sha256(path.read_bytes()[:-32]).digest()
+    assert b"gelu" in path.read_bytes() and not path.is_symlink()
+
+
+@here
+@pytest.mark.parametrize("which", ["folder", "parent"])
+def test_a_folder_that_others_can_write_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    inner = fresh / "inner"
+    monkeypatch.setenv(native.VARIABLE, str(inner))
+    assert native.library("gelu") is not None
+    (path,) = inner.iterdir()
+    path.write_bytes(b"planted")
+    open_folder = inner if which == "folder" else fresh
+    open_folder.chmod(0o770)
+    native.library.cache_clear()
+    native._warn.cache_clear()
+    with pytest.warns(UserWarning, match=f"chmod go-w {open_folder}") as printed:
+        assert native.library("gelu") is not None
+        assert native.library("attention", D=16) is not None
+    assert len(printed) == 1
+    assert path.read_bytes() == b"planted" and len(list(inner.iterdir())) == 1
+
+
+@here
+def test_what_was_checked_is_loaded(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is replaced between the check and the load has no effect."""
+    assert native.library("gelu") is not None
+    (path,) = fresh.iterdir()
+    load = kernel_file.load
+
+    def replaced_first(*arguments: Any) -> Any:
+        path.write_bytes(b"planted")
+        return load(*arguments)
+
+    monkeypatch.setattr(kernel_file, "load", replaced_first)
+    native.library.cache_clear()
+    assert native.library("gelu") is not None
+    assert native.problem() == "" and path.read_bytes() == b"planted"
+
+
+@here
+def test_without_anonymous_files_a_private_copy_is_loaded(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    library = native.library("gelu")
+    assert library is not None and "niels-gpt-" in library._name and not Path(library._name).exists()
+
+
+@here
+def test_a_kernel_that_cannot_be_stored_is_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, f"cannot write {fresh}: No space left on device: free some space")
+
+    monkeypatch.setattr(kernel_file, "store", full)
+    native._warn.cache_clear()
+    with pytest.warns(UserWarning, match="not stored: cannot write .* free some space"):
+        assert native.library("gelu") is not None
+
+
+@here
+def test_a_compiler_that_leaves_out_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other.c").write_text("int other(void) { return 0; }", encoding="utf-8")
+    body = f'case "$*" in *-shared*) exec gcc -shared -fPIC {tmp_path}/other.c -o "$4";; *) exec gcc "$@";; esac'
+    monkeypatch.setenv("CC", compiler(tmp_path / "other", body))
+    native._version.cache_clear()
+    assert native.library("gelu") is None
+    assert "undefined symbol: gelu" in native.problem()
 
 
 @here

@@ -8,12 +8,14 @@ serves AVX-512, AVX2, SSE and NEON.
 Kernels are compiled with -march=native in under a second and not shipped: a wheel would be per processor or slow. The
 cache is keyed by source, flags, compiler and processor, so that several machines may share a home folder. Before its
 first use a kernel is compared with torch. If it cannot be compiled or loaded, or computes something else, torch does
-the work, and `problem` says why. Threads are those of torch: a kernel is not linked with an OpenMP runtime but uses the
-one that torch has loaded, because two runtimes would spin against each other.
+the work, and `problem` says why. A stored kernel that is damaged or foreign is compiled again (`kernel_file`); a cache
+folder that other users can write is not used at all. Threads are those of torch: a kernel is not linked with an OpenMP
+runtime but uses the one that torch has loaded, because two runtimes would spin against each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -23,12 +25,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from niels_gpt.system.user_cache import cache_folder
+from niels_gpt.kernels.cpu.native import kernel_file
+from niels_gpt.system import files, user_cache
 
 VARIABLE = "NIELS_GPT_NATIVE"
 """The environment variable: 0 for no C kernels, or the folder of the compiled ones (`~/.cache/niels-gpt`)."""
@@ -36,6 +40,11 @@ _HERE = Path(__file__).parent
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-fopenmp")
 _SECONDS = 120
 """Time limit of a compiler."""
+_SYMBOLS = {
+    "gelu": ("gelu",),
+    "attention": ("attention_forward", "attention_backward", "attention_scratch_size"),
+}
+"""The functions of each source that Python calls."""
 
 
 def allowed() -> bool:
@@ -58,8 +67,9 @@ def library(name: str, **defines: int) -> ctypes.CDLL | None:
     if not allowed():
         return None
     try:
-        return _load(_built(name, [f"-D{key}={value}" for key, value in defines.items()]))
-    except (OSError, ValueError, subprocess.SubprocessError) as err:
+        _use_openmp_of_torch()
+        return _stored_or_built(name, [f"-D{key}={value}" for key, value in defines.items()])
+    except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as err:
         _problems[name] = f"{name}.c: {str(err).strip()[:300]}"
         return None
 
@@ -80,31 +90,59 @@ def agrees(name: str, ours: _Operation, torchs: _Operation, shape: tuple[int, ..
     return good
 
 
-def _built(name: str, macros: list[str]) -> Path:
-    """Path of the shared library, from the cache or the compiler.
+def _stored_or_built(name: str, macros: list[str]) -> ctypes.CDLL:
+    """The loaded library, from the cache or else from the compiler.
 
-    Raises ValueError without a compiler or if it fails, and OSError if the folder cannot be written.
+    Raises ValueError without a compiler or if it fails, AttributeError if what it wrote lacks a function, and OSError
+    if that cannot be loaded or the folder cannot be created.
     """
     compiler = find_compiler()
     if compiler is None:
         raise ValueError("no C compiler found: install gcc (apt install gcc), or set CC")
     flags = [*_FLAGS, *macros]
+    folder = kernel_folder()
+    user_cache.create_private(folder)
+    unsafe = user_cache.why_unsafe(folder)
+    if unsafe:
+        _warn(f"compiled kernels are not stored: {unsafe}, or set {VARIABLE} to a folder of your own")
+        return kernel_file.load(name, _compiled(name, compiler, flags), _SYMBOLS[name])
+    path = folder / f"{name}-{_key(compiler, flags)}.so"
+    stored = kernel_file.read_checked(path)
+    if stored is not None:
+        with contextlib.suppress(OSError, AttributeError):  # not a kernel after all: compile it again
+            return kernel_file.load(name, stored, _SYMBOLS[name])
+    built = _compiled(name, compiler, flags)
+    loaded = kernel_file.load(name, built, _SYMBOLS[name])
+    try:
+        kernel_file.store(path, built)
+    except OSError as err:
+        _warn(f"the compiled kernel is not stored: {files.describe_os_error(err)}")
+    return loaded
+
+
+def _key(compiler: list[str], flags: list[str]) -> str:
     key = hashlib.sha256()
     for text in (*compiler, *flags, _version(tuple(compiler)), _processor()):
         key.update(text.encode("utf-8") + b"\0")
     for source in sorted(_HERE.glob("*.[ch]")):
         key.update(source.read_bytes())
-    folder = kernel_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = folder / f"{name}-{key.hexdigest()[:20]}.so"
-    if not _trusted(path):
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            compiled, library_file = Path(work, "kernel.o"), Path(work, "kernel.so")
-            _run([*compiler, *flags, "-c", str(_HERE / f"{name}.c"), "-o", str(compiled)])
-            # Linked without -fopenmp: torch has loaded an OpenMP runtime.
-            _run([*compiler, "-shared", str(compiled), "-o", str(library_file), "-lm"])
-            library_file.replace(path)
-    return path
+    return key.hexdigest()[:20]
+
+
+def _compiled(name: str, compiler: list[str], flags: list[str]) -> bytes:
+    """Compile `name`.c in a new folder that only this user can read, and return the shared library."""
+    with tempfile.TemporaryDirectory(prefix="niels-gpt-") as work:
+        compiled, library_file = Path(work, "kernel.o"), Path(work, "kernel.so")
+        _run([*compiler, *flags, "-c", str(_HERE / f"{name}.c"), "-o", str(compiled)])
+        # Linked without -fopenmp: torch has loaded an OpenMP runtime.
+        _run([*compiler, "-shared", str(compiled), "-o", str(library_file), "-lm"])
+        return library_file.read_bytes()
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Print a warning, once per process: every kernel meets the same folder."""
+    warnings.warn(text, stacklevel=2)
 
 
 def find_compiler() -> list[str] | None:
@@ -138,20 +176,11 @@ def _processor() -> str:
 
 def kernel_folder() -> Path:
     """The folder of compiled kernels; it may not exist yet."""
-    return Path(os.environ.get(VARIABLE) or cache_folder()).expanduser()
+    return Path(os.environ.get(VARIABLE) or user_cache.cache_folder()).expanduser()
 
 
-def _trusted(path: Path) -> bool:
-    """Whether a file exists that belongs to this user and that no other user can write."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return False
-    return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    """Load a shared library. Raises OSError if torch has loaded no OpenMP runtime for it."""
+def _use_openmp_of_torch() -> None:
+    """Let kernels find the OpenMP runtime that torch has loaded. Raises OSError if there is none."""
     loaded = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in loaded if line.count("/") > 1)
     openmp = [p for p in paths if Path(p).name.startswith(("libgomp", "libiomp"))]
@@ -160,4 +189,3 @@ def _load(path: Path) -> ctypes.CDLL:
     if not openmp:
         raise OSError("torch has loaded no OpenMP runtime")
     ctypes.CDLL(openmp[0], mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
-    return ctypes.CDLL(str(path))
