@@ -33,6 +33,7 @@ from niels_gpt.data.note_selection import SelectedNotes, select_notes
 from niels_gpt.data.oasst1 import DATASET_ID as OASST1
 from niels_gpt.data.oasst1 import iter_oasst1_sft
 from niels_gpt.data.primer import iter_primer_sft, primer_layout
+from niels_gpt.data.reading.hub import MOVED
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.text_rows import check_take
 from niels_gpt.data.roam import iter_roam, list_roam_paths
@@ -294,10 +295,11 @@ def _cached(dataset_id: str, config: str | None) -> Path | None:
     """Return the folder where `datasets` cached the dataset, or None; does not import `datasets`."""
     home = expand_home(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     root = expand_home(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
+    ids = {dataset_id, MOVED.get(dataset_id, dataset_id)}
+    names = {name.replace("/", "___").lower() for name in ids}  # versions of `datasets` differ in upper and lower case
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         cached = folder / config if config else folder
-        # Versions of `datasets` differ in upper and lower case.
-        if folder.name.lower() == dataset_id.replace("/", "___").lower() and cached.is_dir():
+        if folder.name.lower() in names and cached.is_dir():
             return cached
     return None
 

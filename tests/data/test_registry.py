@@ -154,6 +154,12 @@ def test_other_configs_and_datasets_in_the_cache_do_not_count(tmp_path):
     assert get_source("wikitext").where().kind == get_source("oasst1").where().kind == "hub"
 
 
+def test_wikitext_in_the_cache_under_its_id_with_a_namespace(tmp_path):
+    folder = tmp_path / "hf" / "datasets" / "Salesforce___wikitext" / CONFIGS["wikitext"]
+    folder.mkdir(parents=True)
+    assert get_source("wikitext").where() == ("cache", str(folder))
+
+
 def fill_cache(root, folder, config, rows):
     """Fill the cache as `datasets` does after a download."""
     prepared = root.parent / "prepared"

@@ -29,6 +29,7 @@ from niels_gpt.cache.writing.partial_build import OnProgress
 from niels_gpt.config import DataConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.note_selection import SelectedNotes, record_skipped
+from niels_gpt.data.reading.hub import fixed_revisions
 from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
@@ -189,6 +190,7 @@ def train_on(
     )
 
 
+@fixed_revisions()
 def build(
     source: Source,
     settings: BuildSettings,

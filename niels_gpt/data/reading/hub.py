@@ -7,6 +7,7 @@ failures into messages with a remedy.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import hashlib
 import inspect
@@ -37,6 +38,11 @@ LONGEST_PAUSE = 60.0
 """Upper limit in seconds: pauses double from one second up to this. All are multiplied by one random factor of 0.5 to
 1.5, so that no pause is shorter than the previous one."""
 _jitter = random.Random()  # separate, so that retries do not change other random numbers
+LIBRARY_RETRIES = 3
+"""Retries of a read inside `datasets`, which continue at the same byte; each makes six requests. Its default of 20
+waits for more than an hour if the Hub answers 429, and then hides the reason."""
+MOVED = {"wikitext": "Salesforce/wikitext"}
+"""Ids that versions of `huggingface_hub` refuse, because they have no namespace -> ids of the same datasets."""
 TABLE_ROWS = 1000
 """Rows read at once from a dataset on disk."""
 
@@ -94,14 +100,8 @@ class HubReader:
             dataset: Any = None
             failures.start()
             try:
-                dataset = _load(request, files)
-                revision = revision_of(dataset)
-                if done and revision != self.revision:
-                    old, new = self.revision, revision
-                    raise DataUnavailable(
-                        f"{request} changed on the Hub while it was being read ({old}, now {new}): start again"
-                    )
-                self.revision = revision
+                dataset = _load_revision(request, files, self.revision if done else None)
+                self.revision = revision_of(dataset)
                 dataset = _shuffled_stream(dataset, request, self.shuffle)
                 for number, item in enumerate(_iterate(dataset, request, self.shuffle)):
                     if number >= done:
@@ -124,9 +124,28 @@ def open_dataset(request: HubRequest) -> Any:
     while True:
         failures.start()
         try:
-            return _load(request, files)
+            return _load_revision(request, files)
         except Exception as err:
             failures.wait_or_raise(err, after=0)
+
+
+@contextlib.contextmanager
+def fixed_revisions() -> Iterator[None]:
+    """Inside this context, read each dataset of the Hub at the commit at which it was first opened.
+
+    A build opens a dataset several times: for the tokenizer, for its revision, for each split. A commit pushed in
+    between would mix two versions.
+    """
+    global _fixed
+    before = _fixed
+    _fixed = {} if before is None else before
+    try:
+        yield
+    finally:
+        _fixed = before
+
+
+_fixed: dict[str, str] | None = None  # dataset id -> commit, inside `fixed_revisions`
 
 
 def go_offline() -> None:
@@ -174,19 +193,62 @@ def _local_files(request: HubRequest) -> Files | None:
     return files
 
 
+def _load_revision(request: HubRequest, files: Files | None, commit: str | None = None) -> Any:
+    """Load the dataset at this commit; None: at the one that `fixed_revisions` has recorded, or else as requested.
+
+    Raises DataUnavailable if the Hub no longer has the commit.
+    """
+    dataset = _load(request, files)
+    if files is not None:
+        return dataset
+    fixed = {} if _fixed is None or request.revision else _fixed
+    commit = commit or fixed.get(request.dataset_id)
+    found = revision_of(dataset)
+    if commit is not None and found != commit:
+        try:
+            dataset = _load(dataclasses.replace(request, revision=commit), files)
+        except Exception as err:
+            if is_transient(err):
+                raise
+            log.debug("%s at %s: %s", request, commit, reason(err))
+        if revision_of(dataset) != commit:
+            raise DataUnavailable(
+                f"{request} changed on the Hub while it was being read ({commit}, now {found}): start again"
+            )
+    elif found is not None:
+        fixed[request.dataset_id] = found
+    return dataset
+
+
 def _load(request: HubRequest, files: Files | None) -> Any:
     import datasets
 
+    if files is None:
+        from niels_gpt.data.reading.hub_files import check_files
+
+        check_files()
+        datasets.config.STREAMING_READ_MAX_RETRIES = min(datasets.config.STREAMING_READ_MAX_RETRIES, LIBRARY_RETRIES)
     with _quiet(datasets, local=files is not None):
         if files is None:
-            arguments = [request.dataset_id] + ([request.config] if request.config else [])
-            revision = {"revision": request.revision} if request.revision else {}
-            if request.split is None:
-                return datasets.load_dataset(*arguments, **revision)
-            return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming, **revision)
+            try:
+                return _load_id(request, request.dataset_id)
+            except Exception as err:
+                if request.dataset_id not in MOVED or is_transient(err):
+                    raise
+            return _load_id(request, MOVED[request.dataset_id])
         if request.split is not None:
             return _load_local(request, files, request.split)
         return {split: _load_local(request, {split: files[split]}, split) for split in files}
+
+
+def _load_id(request: HubRequest, dataset_id: str) -> Any:
+    import datasets
+
+    arguments = [dataset_id] + ([request.config] if request.config else [])
+    revision = {"revision": request.revision} if request.revision else {}
+    if request.split is None:
+        return datasets.load_dataset(*arguments, **revision)
+    return datasets.load_dataset(*arguments, split=request.split, streaming=request.streaming, **revision)
 
 
 def _load_local(request: HubRequest, files: Files, split: str) -> Any:
@@ -351,6 +413,10 @@ def _final(request: HubRequest, err: Exception, failures: int, after: int) -> Da
         remedy = f"Check the id ({page} should exist; if it is private, log in with `hf auth login`), "
     elif code in (401, 403):
         remedy = f"It is gated or private: request access at {page} and log in with `hf auth login`, "
+    elif code == 429:
+        remedy = (
+            "The Hub limits the rate of requests: wait a few minutes (or log in with `hf auth login`) and try again, "
+        )
     else:
         remedy = "Either connect to the Hub (without HF_HUB_OFFLINE and --offline) and try again, "
     attempts = f" ({failures} attempts, {after} rows read)" if failures > 1 else ""

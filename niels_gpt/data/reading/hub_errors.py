@@ -80,6 +80,6 @@ def retry_after(err: BaseException) -> float:
 def reason(err: BaseException) -> str:
     """Return the message of an error in one line."""
     lines = [text.splitlines()[0] for text in (str(e).strip() for e in chain(err)) if text]
-    if len(lines) > 1 and type(err).__name__ == "DatasetGenerationError":  # the message of its cause has the details
-        lines = lines[1:]
-    return lines[0] if lines else type(err).__name__
+    if len(lines) > 1 and (type(err).__name__ == "DatasetGenerationError" or lines[0] == "Server Disconnected"):
+        lines = lines[1:]  # the message of the cause has the details
+    return lines[0].rstrip(".") if lines else type(err).__name__

@@ -25,6 +25,7 @@ from niels_gpt.data.reading.hub import (
     HubReader,
     HubRequest,
     Shuffle,
+    fixed_revisions,
     go_offline,
     open_dataset,
     revision_of,
@@ -280,9 +281,56 @@ def test_a_new_revision_in_the_middle_is_an_error(fake):
         for _, row in HubReader(STREAM):
             found.append(row)
     assert found == numbered(4)
-    assert len(hub.calls) == 2  # no retry
+    assert [call[1].get("revision") for call in hub.calls] == [None, None, OLD]  # it asks for the old one, once
     for part in (NAME, OLD, NEW):
         assert part in str(caught.value)
+
+
+def test_a_stream_resumes_at_the_revision_it_began_with(fake):
+    hub = fake(numbered(10), [(4, reset())], revisions=[OLD, NEW, OLD])
+    reader = HubReader(STREAM)
+    assert [row for _, row in reader] == numbered(10)
+    assert reader.revision == OLD
+    assert [call[1].get("revision") for call in hub.calls] == [None, None, OLD]
+
+
+@pytest.mark.parametrize("request_", [STREAM, TABLE], ids=["stream", "table"])
+def test_fixed_revisions_read_the_first_one_again(fake, request_):
+    hub = fake(numbered(3), revisions=[OLD, NEW, OLD, NEW, NEW])
+    with fixed_revisions():
+        for _ in range(2):
+            with fixed_revisions():  # an inner context continues the outer one
+                reader = HubReader(request_)
+                assert len(list(reader)) == 3
+            assert reader.revision == OLD
+    assert [call[1].get("revision") for call in hub.calls] == [None, None, OLD]
+    reader = HubReader(request_)
+    list(reader)
+    assert reader.revision == NEW
+
+
+def test_fixed_revisions_keep_a_revision_that_the_request_names(fake):
+    hub = fake(numbered(3), revisions=[OLD, NEW])
+    with fixed_revisions():
+        open_dataset(TABLE)
+        assert revision_of(open_dataset(dataclasses.replace(TABLE, revision="next"))) == NEW
+    assert [call[1].get("revision") for call in hub.calls] == [None, "next"]
+
+
+def test_a_dataset_without_a_namespace_is_also_read_under_its_new_id(fake, monkeypatch):
+    hub = fake(numbered(3))
+    load = hub.load_dataset
+
+    def refuse(name, *args, **kwargs):
+        if "/" not in name:
+            raise ValueError(f"Repository id must be 'namespace/name', got '{name}'")
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    assert len(open_dataset(HubRequest("wikitext", "some-config"))) == 3
+    assert hub.calls[0][0] == ("Salesforce/wikitext", "some-config")
+    with pytest.raises(DataUnavailable, match=r"namespace/name.*squad"):
+        open_dataset(HubRequest("squad"))
 
 
 @pytest.mark.parametrize(("at", "revisions"), [(0, [OLD, NEW]), (4, [NEW, NEW])])

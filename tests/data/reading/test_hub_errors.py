@@ -86,3 +86,6 @@ def test_reason_is_the_first_line_of_the_first_message():
     generating = datasets.exceptions.DatasetGenerationError("An error occurred")
     assert reason(caused(generating, ValueError("the cause"))) == "the cause"
     assert reason(datasets.exceptions.DatasetGenerationError("alone")) == "alone"
+    assert reason(caused(ConnectionError("Server Disconnected"), Refused(429))) == str(Refused(429)).splitlines()[0]
+    assert reason(ConnectionError("Server Disconnected")) == "Server Disconnected"
+    assert reason(ValueError("403 Forbidden: None.")) == "403 Forbidden: None"
