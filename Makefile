@@ -6,7 +6,7 @@ PEERS := .venv-peers
 PEERS_LITGPT := .venv-peers-litgpt
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-fresh test-gpu check bench bench-peers clean help
+.PHONY: setup demo shell test test-fresh test-gpu campaign check bench bench-peers clean help
 
 help:
 	@echo "make demo         train, measure and chat with a small model, offline (three minutes on two fast cores)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
+	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
 	@echo "make check        ruff, mypy, and the layers (import-linter)"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
@@ -48,6 +49,12 @@ test-fresh: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+# Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
+MINUTES ?= 5
+
+campaign: setup
+	@$(BIN)/python -m tests.campaign --minutes $(MINUTES) --seed $(SEED) --jobs $(TEST_PROCESSES)
 
 check: setup
 	$(BIN)/ruff check .

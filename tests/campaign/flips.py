@@ -39,7 +39,7 @@ READERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("checkpoint config", r"runs/(bytes|tokens|sft)/checkpoints/config\.json",
      ("resume_bytes", "resume_tokens", "eval_bytes", "generate_bytes", "generate_tokens", "chat", "show_bytes")),
     ("sharded checkpoint", r"runs/sharded/checkpoints/.*(distcp|metadata|json)", ("resume_sharded", "generate_sharded")),
-    ("report", r"runs/bytes/memorization/report\.json", ("fit",)),
+    ("report", r"runs/splice/memorization/report\.json", ("fit",)),
     ("compiled kernel", r"native/.*", ("new_native",)),
     ("pipeline", r"runs/pipe/.*(yaml|json|jsonl|pt|model)", ("pipeline_again",)),
     ("partial build", r"cache/pretrain/\.web\.partial/.*", ("build_web",)),

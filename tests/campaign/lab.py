@@ -90,6 +90,9 @@ WRITERS: dict[str, Command] = {
     "memorize": Command(
         ("memorize", "runs/bytes", "--threads", "1", "--documents", "2", "--quiet"), ("runs/bytes/memorization",)
     ),
+    "memorize_splice": Command(
+        ("memorize", "runs/splice", "--threads", "1", "--quiet"), ("runs/splice/memorization",)
+    ),
     "audit": Command(("audit", "runs/bytes", "--out", "audit", "--threads", "1", "--quiet"), ("audit",)),
 }
 """Commands that write, in the order in which the lab is built."""
@@ -129,8 +132,10 @@ READERS: dict[str, Command] = {
     "stats": Command(("data", "stats", "web", "--config", "c.yaml", "--json")),
     "resume_sharded": Command(("train", "runs/sharded", "--resume", "--steps", "8", "--threads", "1", "--quiet")),
     "generate_sharded": Command(("generate", "runs/sharded", "the note", "--seed", "1", "--max-tokens", "8", "--json")),
-    "fit": Command(("splice", "fit", "runs/bytes", "runs/bytes", "--json")),
-    "new_native": Command(_train("runs/new").words, environment=(("NIELS_GPT_NATIVE", "native"),)),
+    "fit": Command(("splice", "fit", "runs/splice", "runs/splice", "--json")),
+    "new_native": Command(
+        _train("runs/new", "--set", "train.B=64", "--steps", "3").words, environment=(("NIELS_GPT_NATIVE", "native"),)
+    ),
     "pipeline_again": Command(("pipeline", "runs/pipe", "--resume", "--threads", "1", "--quiet")),
 }
 """Commands that read what the lab holds."""
@@ -183,7 +188,9 @@ class Lab:
             outcome = rank.wait()
             if outcome is None or outcome.code:
                 raise RuntimeError(f"cannot build the lab: a sharded run: {outcome}")
+        (self.folder / "native").mkdir(mode=0o700)
         self.run(READERS["new_native"])
+        self.run(READERS["eval_bytes"])  # builds a stream of the standard library, which takes seconds
         shutil.rmtree(self.folder / "runs/new")
         self.folder.rename(self.pristine)
 
