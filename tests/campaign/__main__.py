@@ -20,7 +20,8 @@ from tests.campaign.lab import Lab
 from tests.campaign.verdicts import Verdict, add_tables, count, failed, table
 
 KINDS = {
-    "kills": 2.0, "power_cuts": 2.0, "errors": 3.0, "flips": 3.0, "fuzz": 2.0, "concurrency": 1.0, "limits": 1.0, "ddp": 0.7,
+    "kills": 2.0, "power_cuts": 2.0, "errors": 3.0, "flips": 3.0, "fuzz": 2.0, "concurrency": 1.0, "limits": 1.0,
+    "ddp": 0.7,
 }  # fmt: skip
 """The kinds of cases, and their shares of the time."""
 NEED_SHIM = ("power_cuts", "errors")
@@ -32,7 +33,9 @@ def main() -> int:
         return 0
     options = _parser().parse_args()
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    kinds = [options.case.partition(":")[0]] if options.case else options.only.split(",") if options.only else list(KINDS)
+    kinds = (
+        [options.case.partition(":")[0]] if options.case else options.only.split(",") if options.only else list(KINDS)
+    )
     for kind in kinds:
         if kind not in KINDS:
             raise SystemExit(f"error: no kind {kind!r}: choose from {', '.join(KINDS)}")

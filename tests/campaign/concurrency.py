@@ -42,7 +42,7 @@ def rebuild_while_training(lab: Lab, rng: random.Random) -> Verdict:
     if refused(trained):
         return Verdict("noticed", told, trained.err.strip()[-300:])
     got = {path: value for path, value in snapshot(lab.folder).items() if path.startswith("runs/new/")}
-    wanted = {path: value for path, value in lab.reference_of("new_tokens").files.items() if path.startswith("runs/new/")}
+    wanted = {path: value for path, value in lab.reference("new_tokens").files.items() if path.startswith("runs/new/")}
     if _same(got, wanted):
         return Verdict("held", told)
     shutil.rmtree(lab.folder / "runs/new")  # or a run of the new cache, throughout
@@ -76,14 +76,15 @@ def many_trainings(lab: Lab, rng: random.Random) -> Verdict:
             return failed(told, reason)
     runs = [path for path in (lab.folder / "runs").iterdir() if path.name not in before]
     digests = {snapshot(path)["checkpoints/latest.pt"] for path in runs}
-    if len(runs) != 4 or digests != {lab.reference_of("new_bytes").files["runs/new/checkpoints/latest.pt"]}:
+    if len(runs) != 4 or digests != {lab.reference("new_bytes").files["runs/new/checkpoints/latest.pt"]}:
         return failed(told, f"{len(runs)} runs with {len(digests)} different results")
     return Verdict("held", told)
 
 
 def one_folder(lab: Lab, rng: random.Random) -> Verdict:
     """Two or three of the same command into the same folder: one does it, the others wait or refuse."""
-    name = rng.choice(("train_bytes", "train_tokens", "build_web", "build_chats", "build_new", "rebuild_web", "pipeline",
+    name = rng.choice(("train_bytes", "train_tokens", "build_web", "build_chats", "build_new", "rebuild_web",
+    "pipeline",
                        "tokenizer", "memorize", "audit"))  # fmt: skip
     lab.reference(name)
     command = COMMANDS[name]
@@ -127,12 +128,16 @@ def readers_while_writing(lab: Lab, rng: random.Random) -> Verdict:
             return failed(f"{reader} during {name}", f"refuses: {outcome.err.strip()[-300:]}")
     told = f"{name} with readers {', '.join(seen)}"
     outcome = writing.wait()
-    reason = unclear(outcome) or (outcome.err.strip() if outcome.code else "") or lab.differences(name, outcome, output=False)
+    reason = (
+        unclear(outcome)
+        or (outcome.err.strip() if outcome.code else "")
+        or lab.differences(name, outcome, output=False)
+    )
     return failed(told, reason) if reason else Verdict("held", told)
 
 
 def two_builders(lab: Lab, rng: random.Random) -> Verdict:
-    """Two different builds in one cache folder without a tokenizer: both end with the same tokenizer, or one refuses."""
+    """Two builds in one folder without a tokenizer: both use the same tokenizer, or one refuses."""
     lab.reset("cache")
     delay = rng.uniform(0, 0.3)
     told = f"two sources built into one new folder, {delay:.2f} s apart"
@@ -173,7 +178,7 @@ def streams_cleaned(lab: Lab, rng: random.Random) -> Verdict:
         return failed(told, reason)
     if refused(outcome):
         return Verdict("noticed", told, outcome.err.strip()[-300:])
-    wanted = lab.reference_of("new_bytes").files["runs/new/checkpoints/latest.pt"]
+    wanted = lab.reference("new_bytes").files["runs/new/checkpoints/latest.pt"]
     if snapshot(lab.folder)["runs/new/checkpoints/latest.pt"] != wanted:
         return failed(told, "silent: other weights")
     return Verdict("held", told)

@@ -25,7 +25,9 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     ranks = lab.start_ranks(words)
     victim, delay = rng.randrange(2), rng.uniform(0.0, 2.0)
     stop = rng.random() < 0.3
-    told = f"{name}{' sharded' if shard else ''}: process {victim} {'stopped' if stop else 'killed'} after {delay:.2f} s"
+    told = (
+        f"{name}{' sharded' if shard else ''}: process {victim} {'stopped' if stop else 'killed'} after {delay:.2f} s"
+    )
     time.sleep(delay)
     ranks[victim].signal(signal.SIGSTOP if stop else signal.SIGKILL)
     if stop:
@@ -51,7 +53,9 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
         if died.code == -signal.SIGKILL and other.code == 0 and (delay < 0.5):
             return failed(told, "the other process ends with exit code 0")
         outcomes = [rank.wait() for rank in lab.start_ranks(words)]
-        reason = next(filter(None, (_reason(outcome) or (outcome.err if outcome.code else "") for outcome in outcomes)), "")
+        reason = next(
+            filter(None, (_reason(outcome) or (outcome.err if outcome.code else "") for outcome in outcomes)), ""
+        )
         if reason:
             return failed(told, f"resumed: {reason}")
     got = _result(lab, run)

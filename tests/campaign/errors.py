@@ -30,7 +30,6 @@ NAMES = tuple(COMMANDS)
 def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     """Disturb one call. The case numbers of a command go through all its calls, in an order given by the seed."""
     name = NAMES[number % len(NAMES)]
-    lab.reference(name)
     counts = lab.counts(name)
     calls = [(call, n) for call in ERRORS for n in range(counts[call])]
     step = next(step for step in (7919, 7907, 7901) if len(calls) % step)  # a prime: visits every call once

@@ -55,7 +55,8 @@ INPUTS: tuple[tuple[str, Change, tuple[tuple[str, ...], ...], tuple[str, ...]], 
         ("data", "show", "roam", "--path", "notes", *NOTE_OPTIONS),
     ), ("cache/pretrain/roam",)),
     ("notes/note_04.md", BYTES, (("notes", "check", "notes"), COMMANDS["new_bytes"].words), ("streams",)),
-    ("notes/.nielsignore", lambda data, rng: TEXT(b"*.tmp\n!note_0*\n/x/**\n", rng), (("notes", "check", "notes"),), ()),
+    ("notes/.nielsignore", lambda data, rng: TEXT(b"*.tmp\n!note_0*\n/x/**\n", rng), (("notes", "check", "notes"),),
+    ()),
     ("q.jsonl", JSON, (COMMANDS["questions"].words,), ()),
     ("runs/bytes/checkpoints/best.pt", BYTES, (COMMANDS["generate_bytes"].words, COMMANDS["eval_bytes"].words), ()),
     ("runs/bytes/checkpoints/latest.pt", BYTES, (COMMANDS["resume_bytes"].words, COMMANDS["show_bytes"].words), ()),
@@ -92,10 +93,14 @@ INPUTS: tuple[tuple[str, Change, tuple[tuple[str, ...], ...], tuple[str, ...]], 
 )  # fmt: skip
 CHAT = b"hello\n/system be brief\nwhat is a note?\n/reset\n/help\nhi there\n/exit\n"
 OPTIONS = (
-    "--config", "--run-dir", "--steps", "--set", "--notes", "--primer", "--source", "--exclude", "--encoding-errors", "--device",
-    "--threads", "--json", "--quiet", "--seed", "--max-tokens", "--top-k", "--top-p", "--min-p", "--temperature", "-n", "--stop", "--window",
-    "--prompt", "--stride", "--greedy", "--documents", "--controls", "--select", "--text", "--top", "--out", "--cache-dir", "--limit",
-    "--split", "--precision", "--tokenizer", "--vocab-size", "--shard-bytes", "--val-frac", "--train-tokens", "--weights", "--threshold",
+    "--config", "--run-dir", "--steps", "--set", "--notes", "--primer", "--source", "--exclude", "--encoding-errors",
+    "--device",
+    "--threads", "--json", "--quiet", "--seed", "--max-tokens", "--top-k", "--top-p", "--min-p", "--temperature",
+    "-n", "--stop", "--window",
+    "--prompt", "--stride", "--greedy", "--documents", "--controls", "--select", "--text", "--top", "--out",
+    "--cache-dir", "--limit",
+    "--split", "--precision", "--tokenizer", "--vocab-size", "--shard-bytes", "--val-frac", "--train-tokens",
+    "--weights", "--threshold",
     "--control", "--step", "--chars", "--tokens", "--path", "--force", "--resume", "--verify", "--links",
 )  # fmt: skip
 SECONDS = 40.0
@@ -137,9 +142,12 @@ def _setting(rng: random.Random) -> str:
     keys = (
         "train.base_lr", "train.min_lr", "train.B", "train.seed", "train.betas", "train.p_train", "train.warmup_steps",
         "train.weight_decay", "train.optimizer", "train.precision", "model.dropout", "model.norm", "model.H", "model.D",
-        "model.n_kv_heads", "model.rope_theta", "data.roam", "data.primer", "data.seed", "data.sources", "data.notes.exclude",
-        "data.roam_val_frac", "output.keep", "output.eval_steps", "output.sample_prompt", "engine.prefetch", "engine.compile",
-        "train.grad_clip", "model.tie_embeddings", "model.positions", "model.mlp", "model.d_ff", "train", "data", "", "x.y",
+        "model.n_kv_heads", "model.rope_theta", "data.roam", "data.primer", "data.seed", "data.sources",
+        "data.notes.exclude",
+        "data.roam_val_frac", "output.keep", "output.eval_steps", "output.sample_prompt", "engine.prefetch",
+        "engine.compile",
+        "train.grad_clip", "model.tie_embeddings", "model.positions", "model.mlp", "model.d_ff", "train", "data", "",
+        "x.y",
     )  # fmt: skip
     values = (*mutations.NASTY, *(json.dumps(value) for value in mutations.VALUES))
     return f"{rng.choice(keys)}={rng.choice(values)}".replace("\0", "")

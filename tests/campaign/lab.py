@@ -20,7 +20,8 @@ from tests.campaign.verdicts import Verdict, failed, refused, unclear
 
 CONFIG = """\
 model: {T: 32, C: 16, L: 1, H: 2, dropout: 0.1}
-train: {B: 4, seed: 7, total_steps: 6, warmup_steps: 2, p_train: {roam: 0.6, primer: 0.4}, p_val: {roam: 0.5, primer: 0.5}}
+train:
+  {B: 4, seed: 7, total_steps: 6, warmup_steps: 2, p_train: {roam: 0.6, primer: 0.4}, p_val: {roam: 0.5, primer: 0.5}}
 data:
   roam: notes
   primer: primer.txt
@@ -41,10 +42,12 @@ sft:
 """
 QUESTIONS = '{"topic": "notes", "question": "what is a note?", "words": ["note", "text"]}\n'
 TOKENS = (
-    "--set", "task=pretrain", "--set", "train.p_train={roam: 0.5, web: 0.5}", "--set", "train.p_val={roam: 0.5, web: 0.5}",
+    "--set", "task=pretrain", "--set", "train.p_train={roam: 0.5, web: 0.5}", "--set",
+    "train.p_val={roam: 0.5, web: 0.5}",
 )  # fmt: skip
 SFT = (
-    "--set", "task=sft", "--set", "train.p_train={talk: 0.5, primer: 0.5}", "--set", "train.p_val={talk: 0.5, primer: 0.5}",
+    "--set", "task=sft", "--set", "train.p_train={talk: 0.5, primer: 0.5}", "--set",
+    "train.p_val={talk: 0.5, primer: 0.5}",
     "--set", "init_from=runs/tokens/checkpoints/best.pt", "--set", "model.V=304",
 )  # fmt: skip
 SPLICE = ("--set", "task=splice", "--set", "splice.dataset_name=roam", "--set", "splice.num_docs=2")
@@ -63,7 +66,18 @@ class Command(NamedTuple):
 
 
 def _train(run: str, *options: str) -> Command:
-    words = ("train", run, "--resume-if-there", "--config", "c.yaml", *options, "--threads", "1", "--offline", "--quiet")
+    words = (
+        "train",
+        run,
+        "--resume-if-there",
+        "--config",
+        "c.yaml",
+        *options,
+        "--threads",
+        "1",
+        "--offline",
+        "--quiet",
+    )
     return Command(words, (run,))
 
 
@@ -73,7 +87,9 @@ WRITERS: dict[str, Command] = {
         ("cache/tokenizer",),
         ("tokenizer", "train", "roam", "--path", "notes", "--out", "cache/tokenizer", "--force", *BUILD),
     ),
-    "build_new": Command(("cache", "build", "web", "--cache-dir", "fresh", "--shard-bytes", "1400", *BUILD), ("fresh",)),
+    "build_new": Command(
+        ("cache", "build", "web", "--cache-dir", "fresh", "--shard-bytes", "1400", *BUILD), ("fresh",)
+    ),
     "build_web": Command(("cache", "build", "web", "--shard-bytes", "1400", *BUILD), ("cache/pretrain/web",)),
     "build_notes": Command(("cache", "build", "roam", "--path", "notes", *BUILD), ("cache/pretrain/roam",)),
     "build_chats": Command(("cache", "build", "talk", *BUILD), ("cache/sft/talk",)),
@@ -90,9 +106,7 @@ WRITERS: dict[str, Command] = {
     "memorize": Command(
         ("memorize", "runs/bytes", "--threads", "1", "--documents", "2", "--quiet"), ("runs/bytes/memorization",)
     ),
-    "memorize_splice": Command(
-        ("memorize", "runs/splice", "--threads", "1", "--quiet"), ("runs/splice/memorization",)
-    ),
+    "memorize_splice": Command(("memorize", "runs/splice", "--threads", "1", "--quiet"), ("runs/splice/memorization",)),
     "audit": Command(("audit", "runs/bytes", "--out", "audit", "--threads", "1", "--quiet"), ("audit",)),
 }
 """Commands that write, in the order in which the lab is built."""
@@ -267,33 +281,31 @@ class Lab:
         return Result(CLOCK.sub("CLOCK", outcome.out), snapshot(self.folder))
 
     def reference(self, name: str) -> Result:
-        """Return the result of the undisturbed command, from a fresh lab."""
+        """Return the result of the undisturbed command, from a fresh lab; under the shim, also count its calls."""
         if name not in self._references:
-            command = COMMANDS[name]
+            command, fault = COMMANDS[name], None
+            if shim.loaded():
+                log, counters = self.base / "log", self.base / "counters"
+                shutil.rmtree(log, ignore_errors=True)
+                log.mkdir()
+                fault = shim.Fault(counters=str(counters), log=str(log))
             self.reset(*command.makes)
-            outcome = self.run(command)
+            outcome = self.run(command, fault=fault)
             if outcome.code:
                 raise RuntimeError(f"{' '.join(command.words)}: exit code {outcome.code}: {outcome.err}")
+            if fault is not None:
+                self._counts[name] = shim.read_counters(counters)
             self._references[name] = self.result(outcome)
         return self._references[name]
 
     def counts(self, name: str) -> dict[str, int]:
         """Return how often the undisturbed command makes each kind of system call under the lab."""
-        if name not in self._counts:
-            command, file = COMMANDS[name], self.base / "counters"
-            log = self.base / "log"
-            shutil.rmtree(log, ignore_errors=True)
-            log.mkdir()
-            self.reset(*command.makes)
-            outcome = self.run(command, fault=shim.Fault(counters=str(file), log=str(log)))
-            if outcome.code:
-                raise RuntimeError(f"{' '.join(command.words)} under the shim: {outcome.err}")
-            self._counts[name] = shim.read_counters(file)
-        return self._counts[name]
+        self.reference(name)
+        return self._counts.get(name, {})
 
     def differences(self, name: str, outcome: Outcome, *, output: bool = True) -> str:
         """Return how a result differs from the undisturbed one, in words; empty if it does not."""
-        reference, result = self.reference_of(name), self.result(outcome)
+        reference, result = self._references[name], self.result(outcome)
         changed = sorted(
             path
             for path in reference.files.keys() | result.files.keys()
@@ -309,11 +321,7 @@ class Lab:
             words.append("the output differs")
         return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
 
-    def reference_of(self, name: str) -> Result:
-        """The reference, which must have been computed before the lab was disturbed."""
-        return self._references[name]
-
-    def recover(self, name: str, case: str, *, result: str = "held", resets: bool = False) -> Verdict:
+    def recover(self, name: str, case: str, *, result: str = "held") -> Verdict:
         """Run the command again without a fault; it must give the undisturbed result."""
         command = COMMANDS[name]
         outcome = self.run(command.again or command.words)

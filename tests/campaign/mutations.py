@@ -7,15 +7,20 @@ import random
 from typing import Any
 
 NASTY = (
-    "", " ", "\0", "\n", "\r\n", "\t", "0", "-1", "1e999", "nan", "inf", "-inf", "null", "true", "~", "[]", "{}", "[[]]", "''",
-    "9" * 40, "18446744073709551616", "2147483648", "-9223372036854775809", "0x10", "1_000", "1e-400", "é", "\ufeff", "\u2028", "\u202e",
-    "\ud7ff", "🙂" * 50, "\x1b[31m", "\x1b]0;x\x07", "a" * 5000, "../..", "/", ".", "..", "/dev/null/x", "!!python/object:os.system [x]",
-    "&a [*a]", "*a", "<<: *a", "{a: {a: {a: 1}}}", "- " * 200, "[" * 3000, '{"a":' * 3000, "%s%n", "$(x)", "`x`", "'", '"', "\\", "---\n",
+    "", " ", "\0", "\n", "\r\n", "\t", "0", "-1", "1e999", "nan", "inf", "-inf", "null", "true", "~", "[]", "{}",
+    "[[]]", "''",
+    "9" * 40, "18446744073709551616", "2147483648", "-9223372036854775809", "0x10", "1_000", "1e-400", "é", "\ufeff",
+    "\u2028", "\u202e",
+    "\ud7ff", "🙂" * 50, "\x1b[31m", "\x1b]0;x\x07", "a" * 5000, "../..", "/", ".", "..", "/dev/null/x",
+    "!!python/object:os.system [x]",
+    "&a [*a]", "*a", "<<: *a", "{a: {a: {a: 1}}}", "- " * 200, "[" * 3000, '{"a":' * 3000, "%s%n", "$(x)", "`x`",
+    "'", '"', "\\", "---\n",
     "user:", "assistant:", "\n\n<dialogue>\n\n", "<|endoftext|>", "2024-13-45", "=cmd|' /C calc'!A0", "\x85", "\x0b",
 )  # fmt: skip
 """Strings that programs stumble over."""
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**40, 1.5, 1e308, float("nan"), float("inf"), "", "x", "0",
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**40, 1.5, 1e308, float("nan"), float("inf"), "",
+    "x", "0",
     [], [1], [[]], {}, {"a": 1}, "é" * 10, "../../x", "a\nb",
 )  # fmt: skip
 """JSON values of the wrong kind or size."""
@@ -56,7 +61,11 @@ def _change_text(text: str, rng: random.Random) -> str:
     if way == 7 and digits:
         i = rng.choice(digits)
         return text[:i] + rng.choice(("", "0", "9", "-", ".", "99999999999", "e9")) + text[i + 1 :]
-    return text[:start] + chr(rng.choice((0, 7, 9, 13, 27, 127, 0x85, 0xA0, 0x2028, 0xFEFF, 0xFFFD, 0x1F600))) + text[start:]
+    return (
+        text[:start]
+        + chr(rng.choice((0, 7, 9, 13, 27, 127, 0x85, 0xA0, 0x2028, 0xFEFF, 0xFFFD, 0x1F600)))
+        + text[start:]
+    )
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:

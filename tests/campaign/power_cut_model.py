@@ -85,7 +85,7 @@ def _content(old: bytes, new: bytes | None, rng: random.Random) -> tuple[bytes, 
     if new is None or new == old:
         return old, ""
     choice = rng.choice(("all", "none", "cut", "zeros"))
-    start = len(os.path.commonprefix([old, new]))
+    start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     if choice == "none":
         return old, "as of its last sync"
     if choice == "cut" and len(new) > start:

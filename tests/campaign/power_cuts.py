@@ -17,7 +17,6 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     """Cut the power at an event of a command (or after its end), then run it again."""
     name = NAMES[number % len(NAMES)]
     command = COMMANDS[name]
-    lab.reference(name)
     total = lab.counts(name)["event"]
     log, before = lab.base / "log", lab.base / "before"
     for folder in (log, before):
@@ -42,4 +41,8 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     if refused(outcome):
         return Verdict("noticed", told, outcome.err.strip()[-300:])
     difference = lab.differences(name, outcome, output=False)
-    return failed(told, f"after the cut: {difference}; {outcome.err.strip()[-300:]}") if difference else Verdict("held", told)
+    return (
+        failed(told, f"after the cut: {difference}; {outcome.err.strip()[-300:]}")
+        if difference
+        else Verdict("held", told)
+    )

@@ -67,7 +67,7 @@ class Running:
             for number, (path, mode) in enumerate(zip(self._paths, modes, strict=True)):
                 os.dup2(os.open(path, mode, 0o600), number)
             for stream, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-                setattr(sys, stream, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115, PTH123
+                setattr(sys, stream, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
             for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 default = signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL
                 signal.signal(signal_number, default)
@@ -141,11 +141,14 @@ def warm_up() -> None:
     import importlib
 
     for name in (
-        "torch", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "sentencepiece", "datasets", "pyarrow.parquet",
+        "torch", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "sentencepiece", "datasets",
+        "pyarrow.parquet",
         "jinja2", "filelock", "yaml", "pydantic", "rich.console", "rich.progress", "pathspec", "detect_secrets",
         "torch.distributed.checkpoint", "niels_gpt.cli.main", "niels_gpt.training.loop", "niels_gpt.cache.build_cache",
-        "niels_gpt.training.tasks.registry", "niels_gpt.training.tasks.token_task", "niels_gpt.training.tasks.splice_task",
-        "niels_gpt.training.tasks.byte_task", "niels_gpt.training.resume", "niels_gpt.runs.loading", "niels_gpt.runs.catalog",
+        "niels_gpt.training.tasks.registry", "niels_gpt.training.tasks.token_task",
+        "niels_gpt.training.tasks.splice_task",
+        "niels_gpt.training.tasks.byte_task", "niels_gpt.training.resume", "niels_gpt.runs.loading",
+        "niels_gpt.runs.catalog",
         "niels_gpt.memorization.run", "niels_gpt.memorization.audit", "niels_gpt.inference.engine.engine",
         "niels_gpt.cache.sources.build", "niels_gpt.cache.verify", "niels_gpt.report.memorization_page",
         "niels_gpt.training.score_run", "niels_gpt.cli.first_model", "niels_gpt.training.parallel.sharding",

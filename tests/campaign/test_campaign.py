@@ -135,7 +135,9 @@ def test_mutations_are_functions_of_the_seed():
         assert mutations.mutate_text(text, first) == mutations.mutate_text(text, second)
         assert repr(mutations.mutate_json(value, first)) == repr(mutations.mutate_json(value, second))
         assert mutations.mutate_bytes(b"x" * 99, first) == mutations.mutate_bytes(b"x" * 99, second)
-        assert mutations.mutate_words(("a", "b"), first, ("--x",)) == mutations.mutate_words(("a", "b"), second, ("--x",))
+        assert mutations.mutate_words(("a", "b"), first, ("--x",)) == mutations.mutate_words(
+            ("a", "b"), second, ("--x",)
+        )
 
 
 def test_tables_add_up(tmp_path):
