@@ -39,8 +39,9 @@ def main() -> int:
     for kind in kinds:
         if kind not in KINDS:
             raise SystemExit(f"error: no kind {kind!r}: choose from {', '.join(KINDS)}")
-    work = Path(options.work or os.environ.get("CAMPAIGN_WORK") or tempfile.mkdtemp(prefix="niels-gpt-campaign-"))
-    work = work.resolve()
+    given = options.work or os.environ.get("CAMPAIGN_WORK")
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # fsync costs nothing there
+    work = Path(given or tempfile.mkdtemp(prefix="niels-gpt-campaign-", dir=memory)).resolve()
     work.mkdir(parents=True, exist_ok=True)
     _run_under_shim(work, seed)
     print(f"campaign with --seed {seed}, in {work}", flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.campaign import shim
-from tests.campaign.processes import Outcome, Running, command_line
+from tests.campaign.processes import Outcome, Running, command_line, import_modules
 from tests.campaign.verdicts import Verdict, failed, refused, unclear
 
 CONFIG = """\
@@ -195,7 +195,10 @@ class Lab:
         for name, command in WRITERS.items():
             if name in ("build_new", "rebuild_web"):
                 continue
-            outcome = self.run(command)
+            modules = self.base / "modules"
+            outcome = self.run(command, work=command_line(*command.words, modules=modules))
+            if modules.exists():
+                import_modules(modules)
             if outcome.code:
                 raise RuntimeError(f"cannot build the lab: {' '.join(command.words)}: {outcome.err}")
         for rank in self.start_ranks((*_train("runs/sharded").words, "--set", "engine.shard=true")):
@@ -346,6 +349,16 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 def digest(path: Path) -> str:
     data = path.read_bytes()
+    raw = (path.name, hashlib.sha256(data).digest())
+    if raw not in _digests:
+        _digests[raw] = _digest(path, data)
+    return _digests[raw]
+
+
+_digests: dict[tuple[str, bytes], str] = {}
+
+
+def _digest(path: Path, data: bytes) -> str:
     if path.name == "metrics.jsonl":
         data = json.dumps(_metrics(data)).encode()
     elif path.suffix in (".html", ".json", ".txt"):

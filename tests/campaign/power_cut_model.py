@@ -77,6 +77,9 @@ def apply_power_cut(folder: Path, before: Path, log: Path, rng: random.Random) -
         if how:
             lost.append(f"{next(Path(p).name for p, i in names.items() if i == identity)} {how}")
     _write(folder, names, contents)
+    for path, identity in names.items():  # times of files that were not touched: stream metas record them
+        if identity == ("before", path) and contents[identity] == durable[identity]:
+            shutil.copystat(before / Path(path).relative_to(folder), path)
     return ", ".join(lost) or "nothing lost"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import resource
 import select
@@ -125,32 +127,33 @@ def limited(kind: int, value: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(kind, (value, value))
 
 
-def command_line(*arguments: str) -> Callable[[], None]:
-    """Return the work of a child: `niels-gpt ARGUMENTS`."""
+def command_line(*arguments: str, modules: Path | None = None) -> Callable[[], None]:
+    """Return the work of a child: `niels-gpt ARGUMENTS`. `modules`: a file that receives what it has imported."""
 
     def work() -> None:
         from niels_gpt.cli.main import main
 
-        main(list(arguments))
+        try:
+            main(list(arguments))
+        finally:
+            if modules is not None:
+                modules.write_text("\n".join(sys.modules), encoding="utf-8")
 
     return work
 
 
-def warm_up() -> None:
-    """Import what the commands import, once, before the first fork. It must not start threads."""
-    import importlib
+def import_modules(file: Path) -> None:
+    """Import what a child imported, so that the next one need not."""
+    for name in file.read_text(encoding="utf-8").splitlines():
+        if name not in sys.modules and not name.startswith(("__main__", "triton")):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
+
+def warm_up() -> None:
+    """Import what is large, once, before the first fork. It must not start threads."""
     for name in (
         "torch", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "sentencepiece", "datasets",
-        "pyarrow.parquet",
-        "jinja2", "filelock", "yaml", "pydantic", "rich.console", "rich.progress", "pathspec", "detect_secrets",
-        "torch.distributed.checkpoint", "niels_gpt.cli.main", "niels_gpt.training.loop", "niels_gpt.cache.build_cache",
-        "niels_gpt.training.tasks.registry", "niels_gpt.training.tasks.token_task",
-        "niels_gpt.training.tasks.splice_task",
-        "niels_gpt.training.tasks.byte_task", "niels_gpt.training.resume", "niels_gpt.runs.loading",
-        "niels_gpt.runs.catalog",
-        "niels_gpt.memorization.run", "niels_gpt.memorization.audit", "niels_gpt.inference.engine.engine",
-        "niels_gpt.cache.sources.build", "niels_gpt.cache.verify", "niels_gpt.report.memorization_page",
-        "niels_gpt.training.score_run", "niels_gpt.cli.first_model", "niels_gpt.training.parallel.sharding",
+        "pyarrow.parquet", "torch.distributed.checkpoint", "niels_gpt.cli.main", "niels_gpt.training.loop",
     ):  # fmt: skip
         importlib.import_module(name)
