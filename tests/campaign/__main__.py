@@ -116,8 +116,8 @@ def _work(
     base = work / str(job)
     base.mkdir(exist_ok=True)
     with (base / "verdicts.jsonl").open("w", encoding="utf-8") as file:
-        lab = Lab(base, seed)
         modules = {kind: importlib.import_module(f"tests.campaign.{kind}") for kind in kinds}
+        lab = Lab(base, seed)
         if options.case:
             kind, _, number = options.case.partition(":")
             _one(lab, modules[kind], kind, int(number), seed, file, work, verbose=True)

@@ -7,7 +7,7 @@ import random
 
 from tests.campaign import shim
 from tests.campaign.lab import COMMANDS, Lab
-from tests.campaign.verdicts import Verdict, failed, refused, unclear
+from tests.campaign.verdicts import Verdict, failed, refused, reports_a_problem, unclear
 
 ERRORS = {
     "open": (errno.EACCES, errno.EIO, errno.ENOSPC, errno.EMFILE),
@@ -49,6 +49,6 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     difference = lab.differences(name, outcome)
     if not difference:
         return Verdict("held", told)
-    if "warning: " not in outcome.err:
+    if not reports_a_problem(outcome):
         return failed(told, f"silent: exit code 0, no message: {difference}")
     return lab.recover(name, told, result="noticed")

@@ -8,7 +8,7 @@ import signal
 
 from tests.campaign import shim
 from tests.campaign.lab import COMMANDS, Lab
-from tests.campaign.verdicts import Verdict, failed, refused, unclear
+from tests.campaign.verdicts import Verdict, failed, refused, reports_a_problem, unclear
 
 READERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("token shard", r"cache/pretrain/(web|roam)/\w+/shard_\d+\.bin",
@@ -118,6 +118,6 @@ def _read(lab: Lab, name: str, path: str, damaged: bytes, told: str) -> Verdict:
     difference = lab.differences(name, outcome)
     if not difference:
         return Verdict("harmless", told)
-    if re.search(r"warning: |damaged|rebuil|again", outcome.err + outcome.out):
+    if reports_a_problem(outcome):
         return Verdict("noticed", told, outcome.err.strip()[-300:])
     return failed(told, f"silent: exit code 0, no message: {difference}")

@@ -69,7 +69,7 @@ INPUTS: tuple[tuple[str, Change, tuple[tuple[str, ...], ...], tuple[str, ...]], 
     ), ()),
     ("cache/pretrain/web/meta.json", JSON, (
         COMMANDS["verify"].words, COMMANDS["inspect"].words, COMMANDS["new_tokens"].words,
-        COMMANDS["build_again"].words, ("cache", "diff", "cache/pretrain/web", "cache/pretrain/roam"),
+        COMMANDS["build_again"].words,
     ), ()),
     ("cache/sft/talk/meta.json", JSON, (
         COMMANDS["verify"].words, COMMANDS["inspect_sft"].words, COMMANDS["lint"].words, COMMANDS["new_sft"].words,

@@ -8,7 +8,7 @@ import resource
 from tests.campaign.fuzz import _address_space
 from tests.campaign.lab import COMMANDS, Lab
 from tests.campaign.processes import limited
-from tests.campaign.verdicts import Verdict, failed, refused, unclear
+from tests.campaign.verdicts import Verdict, failed, refused, reports_a_problem, unclear
 
 NAMES = tuple(COMMANDS)
 
@@ -33,6 +33,6 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     difference = lab.differences(name, outcome)
     if not difference:
         return Verdict("held", told)
-    if "warning: " not in outcome.err:
+    if not reports_a_problem(outcome):
         return failed(told, f"silent: exit code 0, no message: {difference}")
     return lab.recover(name, told, result="noticed")

@@ -60,6 +60,13 @@ def refused(outcome: Outcome) -> bool:
     return outcome.code == 1 or outcome.code == 2
 
 
+def reports_a_problem(outcome: Outcome) -> bool:
+    """Whether a command that succeeded says that something is wrong: a warning, or a `problem` in its output."""
+    return "warning: " in outcome.err or bool(
+        re.search(r'"problem": "\w|damaged|not readable', outcome.out + outcome.err)
+    )
+
+
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no message"
