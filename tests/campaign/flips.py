@@ -20,7 +20,7 @@ READERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("SFT index", r"cache/sft/\w+/\w+_idx\.npy", ("new_sft", "resume_sft", "eval_sft", "batch_sft", "lint", "verify")),
     ("pretrain meta", r"cache/pretrain/(web|roam)/meta\.json",
      ("new_tokens", "resume_tokens", "eval_tokens", "memorize_tokens", "build_again", "verify")),
-    ("SFT meta", r"cache/sft/\w+/meta\.json", ("new_sft", "resume_sft", "eval_sft", "lint", "verify", "build_chats")),
+    ("SFT meta", r"cache/sft/\w+/meta\.json", ("new_sft", "resume_sft", "eval_sft", "lint", "verify", "build_chats_again")),
     ("stream", r"streams/\w+\.bin", ("new_bytes", "resume_bytes", "eval_bytes", "batch_bytes", "memorize", "audit")),
     ("stream meta", r"streams/\w+\.meta\.json",
      ("new_bytes", "resume_bytes", "eval_bytes", "batch_bytes", "memorize", "audit")),
@@ -74,7 +74,7 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     for name in rng.sample(fitting, min(2, len(fitting))):
         told = f"{what}: bit {bit} of byte {place} of {path}, read by {name}"
         lab.reference(name)
-        prepare(lab, what, cut)
+        prepare(lab, what, cut, *COMMANDS[name].makes)
         verdict = max(verdict, _read(lab, name, path, bytes(data), told), key=_rank)
         if verdict.result == "failed":
             break
@@ -85,10 +85,10 @@ def _rank(verdict: Verdict) -> int:
     return ("harmless", "held", "noticed", "failed").index(verdict.result)
 
 
-def prepare(lab: Lab, what: str, cut: int) -> None:
-    """Restore the lab; for a partial build, kill a build at an event."""
+def prepare(lab: Lab, what: str, cut: int, *without: str) -> None:
+    """Restore the lab, without what the reader will write; for a partial build, kill a build at an event."""
     if what != "partial build":
-        lab.reset()
+        lab.reset(*without)
         return
     lab.reset("cache/pretrain/web")
     log = lab.base / "log"

@@ -133,6 +133,7 @@ READERS: dict[str, Command] = {
     "inspect": Command(("cache", "inspect", "cache/pretrain/web", "--seed", "1", "--json")),
     "inspect_sft": Command(("cache", "inspect", "cache/sft/talk", "--seed", "1", "--json")),
     "build_again": Command(("cache", "build", "web", "--shard-bytes", "1400", *BUILD)),
+    "build_chats_again": Command(("cache", "build", "talk", *BUILD)),
     "build_table": Command(("cache", "build", "table", *BUILD)),
     "show_bytes": Command(("runs", "show", "runs/bytes")),
     "show_tokens": Command(("runs", "show", "runs/tokens")),

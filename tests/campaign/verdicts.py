@@ -48,10 +48,10 @@ def unclear(outcome: Outcome, *, baseline: int = 0) -> str:
 
 
 def is_clear(outcome: Outcome) -> bool:
-    """Whether a nonzero exit has one clear line: `error: ...`, typer's `Error: ...`, or a signal's own message."""
+    """Whether a nonzero exit has one clear line: `error: ...`, the usage, or a signal's own message."""
     lines = [line for line in outcome.err.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(error|Error): \S", line)]
-    if outcome.code in (130, 143, 129):
+    if outcome.code in (130, 143, 129) or (outcome.code == 2 and "Usage: " in outcome.err):
         return True
     return len(errors) == 1 and len(errors[0].strip()) > len("error: ")
 
