@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -100,22 +101,27 @@ def prepare(lab: Lab, what: str, cut: int, *without: str) -> None:
 
 def _read(lab: Lab, name: str, path: str, damaged: bytes, told: str) -> Verdict:
     file = lab.folder / path
-    intact = file.read_bytes()
-    file.write_bytes(damaged)
+    intact, times = file.read_bytes(), file.stat()
+
+    def write(data: bytes) -> None:
+        file.write_bytes(data)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # a disk that fails does not set the time
+
+    write(damaged)
     outcome = lab.run(COMMANDS[name])
     reason = unclear(outcome)
     if reason:
         return failed(told, reason)
     if refused(outcome):
         if file.parent.exists():
-            file.write_bytes(intact)
+            write(intact)
         again = lab.run(COMMANDS[name])
         difference = unclear(again) or (again.err if again.code else "") or lab.differences(name, again)
         if difference:
             return failed(told, f"noticed ({outcome.err.strip()[-200:]}), but with the file restored: {difference}")
         return Verdict("noticed", told, outcome.err.strip()[-300:])
     if file.is_file() and file.read_bytes() == damaged:
-        file.write_bytes(intact)  # untouched: only what else the command gave counts
+        write(intact)  # untouched: only what else the command gave counts
     difference = lab.differences(name, outcome)
     if not difference:
         return Verdict("harmless", told)
