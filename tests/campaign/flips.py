@@ -77,7 +77,7 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
         told = f"{what}: bit {bit} of byte {place} of {path}, read by {name}"
         lab.reference(name)
         prepare(lab, what, cut, *COMMANDS[name].makes)
-        verdict = max(verdict, _read(lab, name, path, bytes(data), told), key=_rank)
+        verdict = max(_read(lab, name, path, bytes(data), told), verdict, key=_rank)
         if verdict.result == "failed":
             break
     return verdict
