@@ -7,7 +7,7 @@ PEERS := .venv-peers
 PEERS_LITGPT := .venv-peers-litgpt
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-fresh test-gpu check bench bench-peers clean help
+.PHONY: setup demo shell test test-fresh test-gpu campaign soak check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -16,6 +16,8 @@ help:
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
+	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
+	@echo "make soak         train, rebuild, chat and audit in one process for MINUTES=5; memory and files must not grow"
 	@echo "make check        ruff, mypy, the layers (import-linter), licences and known vulnerabilities of dependencies"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
@@ -63,6 +65,15 @@ test-fresh: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+# Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
+MINUTES ?= 5
+
+campaign: setup
+	@$(BIN)/python -m tests.campaign --minutes $(MINUTES) --seed $(SEED) --jobs $(TEST_PROCESSES)
+
+soak: setup
+	@$(BIN)/python -m tests.campaign.soak --minutes $(MINUTES)
 
 check: setup
 	$(BIN)/ruff check .
