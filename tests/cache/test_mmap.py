@@ -15,7 +15,6 @@ def test_tokens_of_a_file(tmp_path):
     assert mapped.size == 6
     assert mapped.tokens.dtype.str == "<u2"
     assert mapped.tokens.tolist() == tokens
-    assert mapped.tokens is mapped.tokens  # mapped once
     with pytest.raises(ValueError, match="read-only"):
         mapped.tokens[0] = 5
 
@@ -33,12 +32,13 @@ def test_file_is_mapped_not_read(tmp_path):
 
 def test_bytes_of_a_file(tmp_path):
     mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 65_535, 258]))
-    assert bytes(mapped.data) == b"\x01\x00\xff\xff\x02\x01"
-    assert bytes(mapped.data[2:4]) == b"\xff\xff"
+    assert bytes(mapped.read(0, 6)) == b"\x01\x00\xff\xff\x02\x01"
+    assert bytes(mapped.read(2, 4)) == b"\xff\xff"
+    assert mapped.slice(1, 3).tolist() == [65_535, 258]
     with pytest.raises(TypeError, match="read-only"):
-        mapped.data[0] = 5
+        mapped.read(0, 6)[0] = 5
     empty = MappedTokens(write_tokens(tmp_path / "b.bin", []))
-    assert (empty.size, empty.tokens.tolist(), bytes(empty.data)) == (0, [], b"")
+    assert (empty.size, empty.tokens.tolist(), bytes(empty.read(0, 0))) == (0, [], b"")
     assert empty.tokens.dtype.str == "<u2"
     empty.release()
 
@@ -52,11 +52,14 @@ def test_odd_size_is_named(tmp_path, size):
         MappedTokens(write_tokens(tmp_path / "b.bin", [1, 2]), size)
 
 
-def test_file_truncated_before_first_use(tmp_path):
+def test_truncated_file_is_noticed(tmp_path):
     mapped = MappedTokens(write_tokens(tmp_path / "a.bin", [1, 2, 3]))
+    mapped.check_unchanged()
+    assert not mapped.is_truncated()
     os.truncate(tmp_path / "a.bin", 2)
-    with pytest.raises(CacheError, match=r"a\.bin.*truncated"):
-        mapped.tokens  # noqa: B018
+    assert mapped.is_truncated()
+    with pytest.raises(CacheError, match=r"a\.bin was truncated .*\b6 bytes, now 2\b"):
+        mapped.check_unchanged()
 
 
 def test_tokens_are_unchanged_after_release(tmp_path):

@@ -448,7 +448,9 @@ def test_a_link_is_followed(tmp_path):
         files.write_text(tmp_path / "to a folder", "text")
 
 
-@pytest.mark.parametrize(("before", "umask", "after"), [(0o600, 0o022, 0o600), (0o644, 0o077, 0o600), (0o664, 0, 0o664)])
+@pytest.mark.parametrize(
+    ("before", "umask", "after"), [(0o600, 0o022, 0o600), (0o644, 0o077, 0o600), (0o664, 0, 0o664)]
+)
 def test_a_replaced_file_passes_on_its_permissions(tmp_path, before, umask, after):
     path = tmp_path / "file"
     path.touch()
