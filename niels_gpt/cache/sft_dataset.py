@@ -61,7 +61,7 @@ class SFTExampleDataset:
         self.T, self.device, self.eot_id = T, device, eot_id
         open_unchanged(self.tokens_path.parent, lambda: self._open(asst_id, tokenizer_sha256, verify))
         self._files = MappedFiles([self._tokens])
-        self._padding = memoryview(np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes())
+        self._padding = np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes()
         self.num_examples = len(self.bounds) - 1
         self._spans, self._first_span = self._find_spans()
         self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
@@ -229,7 +229,7 @@ class SFTExampleDataset:
         index = np.asarray(examples, dtype=np.int64)
         starts = (TOKEN_DTYPE.itemsize * self.bounds[index]).tolist()
         ends = (TOKEN_DTYPE.itemsize * self.bounds[index + 1]).tolist()
-        read, padding = self._tokens.read, self._padding
+        read, padding = self._tokens.read, memoryview(self._padding)
         slices: list[memoryview] = []
         for start, end in zip(starts, ends, strict=True):
             row = read(start, min(end, start + width))

@@ -1,6 +1,7 @@
 """Block checksums: computed in pieces, stored in a table, loaded again."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def digests(data):
 def test_blocks_do_not_depend_on_the_pieces(cuts, size):
     hasher = BlockHasher()
     bounds = [0, *sorted(min(cut, size) for cut in cuts), size]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         hasher.update(DATA[begin:end])
     assert hasher.finish() == digests(DATA[:size])
 

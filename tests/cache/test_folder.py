@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import shutil
 
@@ -8,6 +9,7 @@ import torch
 from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.writing.partial_build import PartialBuild
+from niels_gpt.system import files
 from tests.cache import HELD_OUT, NOTES, chat_ids, conversations, meta_of, notes_cache, real_tokenizer, talk_cache
 
 # --- names -------------------------------------------------------------------------------------------
@@ -186,3 +188,36 @@ def test_fingerprint_changes_with_the_training_files(cache, change):
     assert after["pretrain", "notes"] != before["pretrain", "notes"]
     assert after["pretrain", "books"] == before["pretrain", "books"]
     assert after["sft", "talk"] == before["sft", "talk"]
+
+
+# --- permissions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "private", ["pretrain/notes/train/shard_00001.bin", "pretrain/notes", "sft/talk/train_idx.npy"]
+)
+def test_files_derived_from_a_private_cache_are_private(cache, tmp_path, private):
+    old = os.umask(0o022)
+    try:
+        folder = CacheFolder(cache)
+        folder.pretrain("notes", "train", T=8), folder.sft("talk", "train", T=8)
+        assert mode_of_new_file(tmp_path / "public") == 0o644
+        (cache / private).chmod(0o700 if (cache / private).is_dir() else 0o600)
+        folder.pretrain("notes", "train", T=8), folder.sft("talk", "train", T=8)
+        assert mode_of_new_file(tmp_path / "private") == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_private_umask_gives_a_private_cache(tmp_path):
+    old = os.umask(0o077)
+    try:
+        folder = notes_cache(tmp_path / "c")
+    finally:
+        os.umask(old)
+    assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
+
+
+def mode_of_new_file(path):
+    files.write_text(path, "derived")
+    return path.stat().st_mode & 0o777
