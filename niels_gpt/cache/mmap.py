@@ -77,7 +77,8 @@ class MappedTokens:
         file differs from `size` or `identity`.
         """
         self.path = path
-        if size is None or identity is None:
+        will_open = len(_open_files) < max_open()
+        if size is None or (identity is None and not will_open):
             status = path.stat()
             size = status.st_size if size is None else size
             identity = _identity(status) if identity is None else identity
@@ -85,7 +86,9 @@ class MappedTokens:
             raise CacheError(f"{path} has {size:,} bytes, an odd number: the file is truncated; build the cache again")
         self.size = size // TOKEN_DTYPE.itemsize
         """Number of tokens."""
-        self._bytes, self._identity = size, identity
+        self._bytes = size
+        self._identity = identity
+        """None until the file is opened for the first time."""
         self._checks = checks
         self._due = bytearray() if checks is None else bytearray(b"\1") * -(-size // checks.block_bytes)
         """Per block: 1 if it is still to be checked."""
@@ -94,10 +97,10 @@ class MappedTokens:
         self._lock = threading.Lock()  # for the two above
         self._map: mmap.mmap | None = None
         self._data: memoryview | None = None if size else memoryview(b"")
-        if size and len(_open_files) < max_open():
+        if size and will_open:
             self._open()
 
-    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int, BlockChecks | None, FileIdentity]]:
+    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int, BlockChecks | None, FileIdentity | None]]:
         """Pickle the path and the identity: the other process maps the file again, and notices another file."""
         return MappedTokens, (self.path, self._bytes, self._checks, self._identity)
 
@@ -117,6 +120,8 @@ class MappedTokens:
         """
         data = self._data
         if data is None:
+            while len(_open_files) >= max_open() and _unmap_oldest():
+                pass
             data = self._open()
         if self._unchecked:
             self._check(data, begin, end)
@@ -151,9 +156,12 @@ class MappedTokens:
         """Map the file. Raises CacheError if it is not the one that was opened, or if too many files are open."""
         while True:
             try:
-                with self.path.open("rb", buffering=0) as file:
-                    self._compare(os.fstat(file.fileno()))
-                    mapped = mmap.mmap(file.fileno(), self._bytes, access=mmap.ACCESS_READ)
+                descriptor = os.open(self.path, os.O_RDONLY)
+                try:
+                    self._compare(os.fstat(descriptor))
+                    mapped = mmap.mmap(descriptor, self._bytes, access=mmap.ACCESS_READ)
+                finally:
+                    os.close(descriptor)
                 break
             except OSError as err:
                 too_many = err.errno in (errno.EMFILE, errno.ENFILE)
@@ -166,8 +174,6 @@ class MappedTokens:
         data, key = self._data, id(self)
         with _open_files_lock:
             _open_files[key] = weakref.ref(self, lambda _: _open_files.pop(key, None))
-        while len(_open_files) > max_open():
-            _unmap_oldest()
         return data
 
     def _compare(self, status: os.stat_result) -> None:
@@ -177,7 +183,9 @@ class MappedTokens:
         """
         if status.st_size != self._bytes:
             raise self._changed(status.st_size)
-        if _identity(status) != self._identity:
+        if self._identity is None:
+            self._identity = _identity(status)
+        elif _identity(status) != self._identity:
             if self._checks is None:
                 raise CacheError(f"{self.path} was replaced or changed after it was opened: start again")
             self._identity = _identity(status)
@@ -195,7 +203,7 @@ class MappedTokens:
 
         A file that was replaced is not looked at: this one is still the old file.
         """
-        if self._map is None:
+        if self._map is None or self._identity is None:
             return
         try:
             status = os.stat(self.path)  # noqa: PTH116 (many files a second: no Path objects)

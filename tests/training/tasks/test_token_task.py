@@ -260,6 +260,19 @@ def read_file(root, kind, file, shares):
         task.evaluate(GPT(task.config.model), "cpu")
 
 
+@pytest.mark.parametrize(("kind", "name"), [("pretrain", "roam"), ("sft", "primer")])
+def test_a_cache_rebuilt_during_training_is_not_read(kind, name, tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    shares = [f"train.{option}={{{name}: 1.0}}" for option in ("p_train", "p_val")]
+    task, other = (open_task(token_caches.small_config(kind, *shares, root=root)) for _ in range(2))
+    wanted = [other.batch(step).x.tolist() for step in range(5)]
+    fingerprint = other.fingerprint()
+    build = {"pretrain": token_caches.build_pretrain, "sft": token_caches.build_sft}[kind]
+    build(root, name, token_caches.other_tokenizer())
+    assert [task.batch(step).x.tolist() for step in range(5)] == wanted
+    assert task.fingerprint() == fingerprint
+
+
 def test_a_cache_without_weight_in_the_validation_loss_is_verified_too(tmp_path):
     root = token_caches.copy_to(tmp_path / "caches")
     shares = ["train.p_train={roam: 0.5, fineweb_edu: 0.5}", "train.p_val={roam: 1.0, fineweb_edu: 0.0}"]
