@@ -19,6 +19,7 @@ ON_CPU = (
     "loaders",
     "startup",
     "pretrain_batch",
+    "checked_batch",
     "sft_batch",
     "build_cache",
     "open_cache",

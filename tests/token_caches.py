@@ -5,7 +5,6 @@ The readers and masks are naive references, written token by token.
 
 import atexit
 import functools
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
+from niels_gpt.cache.meta import read_meta, write_meta
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
@@ -222,4 +222,10 @@ def meta(kind: str, name: str, root: Path) -> Path:
 
 def change_meta(kind: str, name: str, root: Path, **changes: object) -> None:
     path = meta(kind, name, root)
-    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
+    write_meta(path, {**read_meta(path), **changes})
+
+
+def forget_checksums(kind: str, name: str, root: Path) -> None:
+    """Remove the list of files from a meta, so that changed tokens are read: only their ids are checked."""
+    path = meta(kind, name, root)
+    write_meta(path, {key: value for key, value in read_meta(path).items() if key != "files"})

@@ -14,7 +14,9 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import torch
 
+from niels_gpt.cache.checksums import BlockHasher, write_table
 from niels_gpt.cache.formats import (
+    CHECKSUMS,
     DOCUMENTS,
     FORMAT_VERSION,
     NO_LIMIT,
@@ -93,6 +95,7 @@ def build_pretrain_cache(
 ) -> None:
     """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin (uint16) and out_dir/meta.json.
 
+    Each split also has documents.npy (offsets) and checksums.npy, which readers check its tokens with.
     Every document is followed by one EOT. Complete documents go to val until its budget is full, then to train; the
     document that fills a budget is cut there. With `val_texts`, val is built from them, and all `texts` go to train.
     `test_texts` (only with `val_texts`) are a third split, out_dir/test, without a budget.
@@ -179,10 +182,11 @@ def build_pretrain_cache(
             for name, split in build.splits.items():
                 meta[f"{name}_tokens"] = split.tokens
                 meta[f"{name}_documents"] = len(split.starts)
-                split.write_documents()
+                split.write_tables()
                 for shard in split.shards:
                     listing[f"{name}/{shard['name']}"] = {k: shard[k] for k in ("bytes", "tokens", "sha256")}
-                listing[f"{name}/{DOCUMENTS}"] = _file_entry(split.folder / DOCUMENTS)
+                for table in (DOCUMENTS, CHECKSUMS):
+                    listing[f"{name}/{table}"] = _file_entry(split.folder / table)
             _write_meta(build, meta, listing, also_dropped)
         build.publish((*SPLITS, TEST, "meta.json"))
 
@@ -206,6 +210,7 @@ def build_sft_cache(
 ) -> None:
     """Write out_dir/{train,val}_tokens.bin (uint16), out_dir/{train,val}_idx.npy (int64 starts) and out_dir/meta.json.
 
+    out_dir/{train,val}_checksums.npy are what readers check the tokens with.
     An example is `[role] + content + [eot]` for each message. The split is by example, seeded, over the kept examples.
     Dropped and counted in the meta: examples without messages, with an unknown role, a message without content, or a
     special string in the text. Resuming, ValueError and OSError as for `build_pretrain_cache`.
@@ -249,13 +254,15 @@ def build_sft_cache(
             shards = [everything.folder / shard["name"] for shard in everything.shards]
             for name, kept in zip(SPLITS, (train, val), strict=True):
                 tokens, idx = build.folder / f"{name}_tokens.bin", build.folder / f"{name}_idx.npy"
-                lengths = _copy_examples(shards, bounds, np.array(kept, dtype=np.int64), tokens)
+                table = build.folder / f"{name}_{CHECKSUMS}"
+                lengths, checksums = _copy_examples(shards, bounds, np.array(kept, dtype=np.int64), tokens)
+                write_table(table, checksums)
                 with files.atomic_write(idx) as file:
                     np.save(file, (lengths.cumsum() - lengths).astype(OFFSET_DTYPE))
                 meta[f"{name}_examples"] = len(kept)
                 meta[f"{name}_tokens"] = int(lengths.sum())
                 listing[tokens.name] = {**_file_entry(tokens), "tokens": int(lengths.sum())}
-                listing[idx.name] = _file_entry(idx)
+                listing |= {path.name: _file_entry(path) for path in (idx, table)}
             _write_meta(build, meta, listing, also_dropped)
         build.publish((*(name for name in listing), "meta.json"))
 
@@ -273,11 +280,14 @@ def _write_meta(
     write_meta(build.folder / "meta.json", {**meta, **found})
 
 
-def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path) -> np.ndarray:
-    """Write the kept examples of the shards to one file; the lengths of these examples."""
+def _copy_examples(
+    shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path
+) -> tuple[np.ndarray, list[int]]:
+    """Write the kept examples of the shards to one file; the lengths of these examples, and the block checksums."""
     chosen = np.zeros(len(bounds) - 1, dtype=bool)
     chosen[kept] = True
     begin = 0
+    blocks = BlockHasher()
     with files.atomic_write(path) as file:
         for shard in shards:
             tokens = np.fromfile(shard, dtype=TOKEN_DTYPE)
@@ -285,10 +295,12 @@ def _copy_examples(shards: list[Path], bounds: np.ndarray, kept: np.ndarray, pat
             first = int(np.searchsorted(bounds, begin, side="right")) - 1
             last = int(np.searchsorted(bounds, end, side="left"))
             inside = np.diff(bounds[first : last + 1].clip(begin, end))  # tokens of each example in this shard
-            file.write(tokens[np.repeat(chosen[first:last], inside)].tobytes())
+            data = tokens[np.repeat(chosen[first:last], inside)].tobytes()
+            file.write(data)
+            blocks.update(data)
             begin = end
     lengths: np.ndarray = np.diff(bounds)[kept]
-    return lengths
+    return lengths, blocks.finish()
 
 
 def _shuffle(items: Iterable[str], size: int, seed: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from niels_gpt.cache.formats import SPLITS, cache_folders
-from niels_gpt.cache.meta import CacheError, listed_files, read_meta
+from niels_gpt.cache.meta import CacheError, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.system import files
@@ -67,12 +67,3 @@ class CacheFolder:
             tokenizer_sha256=self.tokenizer.sha256,
             verify=verify,
         )
-
-    def fingerprint(self, kind: str, name: str, split: str = "train") -> str:
-        """A sha256 that identifies the tokens of a split: the hash of the hashes of its files."""
-        folder = self.path / kind / name
-        listed = listed_files(read_meta(folder / "meta.json"), folder)
-        text = "".join(
-            f"{file} {entry['sha256']}\n" for file, entry in sorted(listed.items()) if file.startswith(split)
-        )
-        return files.sha256_bytes(text.encode("utf-8"))

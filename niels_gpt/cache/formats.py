@@ -1,11 +1,12 @@
 """File names and number formats of token caches.
 
-    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy   (val/ likewise, optional test/)   meta.json
-    sft/NAME/       train_tokens.bin  train_idx.npy                  (val_* likewise)                  meta.json
+    pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy  train/checksums.npy  (val/, test/)  meta.json
+    sft/NAME/       train_tokens.bin           train_idx.npy        train_checksums.npy  (val_*)        meta.json
 
 Tokens are little-endian uint16, offsets little-endian int64. The shards of a split are one stream; all but the last
 have exactly `shard_bytes` bytes. `documents.npy` and `*_idx.npy` hold the offset of the first token of each document or
-example within the stream of the split.
+example within the stream of the split. `checksums.npy` holds the checksums of the blocks of the token files; see
+checksums.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SPLITS = ("train", "val")
 TEST = "test"
 """A third split of a pretrain cache, for sources that come with one."""
 DOCUMENTS = "documents.npy"
+CHECKSUMS = "checksums.npy"
+"""Name of the table of a split of a pretrain cache; the end of the name for an SFT cache."""
 NO_LIMIT = 1 << 62
 """A token budget that is never reached."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.cache.formats import FORMAT_VERSION, TOKEN_DTYPE_NAME
+from niels_gpt.cache.formats import CHECKSUMS, FORMAT_VERSION, TOKEN_DTYPE_NAME
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
+from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
 FORMAT = "niels-gpt token cache"
@@ -27,23 +31,24 @@ def past_vocabulary(token: int, vocab_size: int, where: object, cache: Path) -> 
 
 
 def write_meta(path: str | Path, meta: dict[str, Any]) -> None:
-    """Write a meta.json atomically; the same content gives the same bytes."""
-    files.write_json(path, meta)
+    """Write a meta.json with its checksum, atomically; the same content gives the same bytes."""
+    write_checked_json(path, meta)
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """The content of a meta.json. Raises CacheError (a ValueError) if it is missing, damaged, or has a newer format."""
+    """The content of a meta.json, without its checksum.
+
+    Raises CacheError (a ValueError) if it is missing, damaged, or has a newer format.
+    """
     path = Path(path)
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = read_checked_json(path)
     except FileNotFoundError:
         raise CacheError(
             f"no {path}: this is not a finished cache; build it with {command('cache', 'build', 'SOURCE')}"
         ) from None
-    except (ValueError, RecursionError, IsADirectoryError) as err:
+    except (DamagedJSON, IsADirectoryError) as err:
         raise CacheError(f"{path} is damaged ({err}): build the cache again") from None
-    if not isinstance(meta, dict):
-        raise CacheError(f"{path} is damaged ({type(meta).__name__}, expected an object): build the cache again")
     version = meta.get("format_version", FORMAT_VERSION)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CacheError(
@@ -57,10 +62,56 @@ def sha256_file(path: str | Path) -> str:
     return files.sha256_file(path)
 
 
-def find_meta(folder: Path) -> dict[str, Any] | None:
-    """The meta of a cache folder, or None if there is none (files without a meta are read as they are)."""
+def open_meta(folder: Path, *, tokenizer_sha256: str | None) -> dict[str, Any] | None:
+    """The meta of a cache folder that is opened to read its tokens, checked; None if there is no meta.
+
+    Files without a meta are read as they are. If the folder is private, so is all that this process writes from now on.
+    Raises CacheError if the meta is damaged or does not fit, and if a build is replacing the cache.
+    """
     path = folder / "meta.json"
-    return read_meta(path) if path.exists() else None
+    keep_private((folder, path))
+    if not path.exists():
+        if (folder.parent / f".{folder.name}.partial" / "moving.json").exists():
+            raise CacheError(f"{folder} is being replaced by a build: wait for it, or run a killed build again")
+        if tokenizer_sha256 is not None:
+            raise CacheError(f"{folder} has no meta.json, so its tokenizer is unknown: build it again")
+        return None
+    try:
+        meta = read_meta(path)
+    except CacheError:
+        with contextlib.suppress(
+            OSError, UnicodeError, json.JSONDecodeError, RecursionError, AttributeError
+        ):  # the reason, if it was edited
+            check_meta(json.loads(path.read_bytes()), folder, tokenizer_sha256=tokenizer_sha256)
+        raise
+    check_meta(meta, folder, tokenizer_sha256=tokenizer_sha256)
+    return meta
+
+
+def open_unchanged(folder: Path, open_files: Callable[[], None]) -> None:
+    """Call `open_files`, which reads meta.json and opens the files; again if meta.json is replaced meanwhile.
+
+    Raises CacheError if it is replaced every time.
+    """
+    for _ in range(5):
+        before = _version(folder / "meta.json")
+        try:
+            open_files()
+        except (CacheError, OSError):
+            if _version(folder / "meta.json") == before:
+                raise
+        else:
+            if _version(folder / "meta.json") == before:
+                return
+    raise CacheError(f"{folder} changes all the time: wait for the builds that replace it")
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_meta(meta: dict[str, Any], folder: Path, *, tokenizer_sha256: str | None) -> None:
@@ -87,6 +138,13 @@ def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]
     ):
         raise CacheError(f"{folder / 'meta.json'} is damaged (field files): build the cache again")
     return listed
+
+
+def fingerprint(meta: dict[str, Any], folder: Path, split: str) -> str:
+    """A sha256 that identifies the tokens of a split: the hash of the hashes of its files."""
+    listed = listed_files(meta, folder)
+    names = sorted(name for name in listed if name.startswith(split) and not name.endswith(CHECKSUMS))
+    return files.sha256_bytes("".join(f"{name} {listed[name]['sha256']}\n" for name in names).encode("utf-8"))
 
 
 def split_tokens(meta: dict[str, Any], folder: Path, split: str) -> int:

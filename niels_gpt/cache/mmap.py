@@ -1,4 +1,7 @@
-"""Token files as memory-mapped arrays.
+"""Token files as memory-mapped arrays whose blocks are checked when they are first read.
+
+Files are mapped when they are opened, so a cache that is rebuilt (its files are replaced by renames) does not change
+what an open dataset reads. Only so many files are mapped at a time; a file that must be mapped again is checked again.
 
 Touched pages count as memory of this process until they are released. `MappedFiles` keeps the pages of a small cache
 and releases those of a large one from time to time; the page cache of the system keeps them in either case.
@@ -8,14 +11,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import mmap
+import os
 import threading
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 
+from niels_gpt.cache.bus_error import install_handler
+from niels_gpt.cache.checksums import BlockChecks
 from niels_gpt.cache.formats import TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError
+from niels_gpt.system.program import command
 
 KEEP_BYTES = 1 << 30
 """The pages of caches up to this size are never released."""
@@ -23,63 +33,199 @@ RELEASE_BYTES = 64 << 20
 """The pages of larger caches are released after about this much was touched."""
 FAULT_BYTES = 128 << 10
 """Upper bound of what one random read maps: Linux maps 64 KB around it, twice if the row crosses a boundary."""
+CHECK_SECONDS = 1.0
+"""How often sizes and times of the mapped files are compared with those at their opening."""
+
+MAX_OPEN = 1024
+"""Most files mapped at the same time, fewer if the system allows fewer open files: a mapping holds a descriptor."""
+_open_files: collections.OrderedDict[int, weakref.ref[MappedTokens]] = collections.OrderedDict()
+_open_files_lock = threading.RLock()
+
+FileIdentity = tuple[int, int, int]
+"""Device, inode and time of the last change (ns) of a file."""
 
 
-MAX_OPEN = 128
-"""Number of files mapped at the same time: each mapping holds a file descriptor, and their number is limited."""
-_open_files: collections.OrderedDict[int, MappedTokens] = collections.OrderedDict()
-_open_files_lock = threading.Lock()
+def open_file_limit() -> int | None:
+    """The most files that this process may have open; None if there is no limit."""
+    try:
+        import resource
+    except ImportError:  # not POSIX
+        return None
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def max_open() -> int:
+    """Most files mapped at the same time: at most a quarter of the files that this process may have open."""
+    limit = open_file_limit()
+    return MAX_OPEN if limit is None else max(min(MAX_OPEN, limit // 4), 1)
 
 
 class MappedTokens:
-    """The tokens of one file, mapped on first use and unmapped when many other files are used."""
+    """The tokens of one file. Only blocks that match their checksums are returned, if there are checksums."""
 
-    def __init__(self, path: Path, size: int | None = None) -> None:
-        """Raises CacheError for an odd number of bytes."""
+    def __init__(
+        self,
+        path: Path,
+        size: int | None = None,
+        checks: BlockChecks | None = None,
+        identity: FileIdentity | None = None,
+    ) -> None:
+        """size: the expected number of bytes. identity: of the file that another process opened.
+
+        The file is mapped at once unless `max_open` files are. Raises CacheError for an odd number of bytes, and if the
+        file differs from `size` or `identity`.
+        """
         self.path = path
-        size = path.stat().st_size if size is None else size
+        will_open = len(_open_files) < max_open()
+        if size is None or (identity is None and not will_open):
+            status = path.stat()
+            size = status.st_size if size is None else size
+            identity = _identity(status) if identity is None else identity
         if size % TOKEN_DTYPE.itemsize:
             raise CacheError(f"{path} has {size:,} bytes, an odd number: the file is truncated; build the cache again")
         self.size = size // TOKEN_DTYPE.itemsize
         """Number of tokens."""
+        self._bytes = size
+        self._identity = identity
+        """None until the file is opened for the first time."""
+        self._checks = checks
+        self._due = bytearray() if checks is None else bytearray(b"\1") * -(-size // checks.block_bytes)
+        """Per block: 1 if it is still to be checked."""
+        self._unchecked = bool(self._due)
+        """Whether a block is still to be checked."""
+        self._lock = threading.Lock()  # for the two above
         self._map: mmap.mmap | None = None
-        self._tokens: np.ndarray | None = None
-        self._data: memoryview | None = None
+        self._data: memoryview | None = None if size else memoryview(b"")
+        if size and will_open:
+            self._open()
+
+    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int, BlockChecks | None, FileIdentity | None]]:
+        """Pickle the path and the identity: the other process maps the file again, and notices another file."""
+        return MappedTokens, (self.path, self._bytes, self._checks, self._identity)
 
     @property
     def tokens(self) -> np.ndarray:
-        """All tokens, uint16, read-only. Raises CacheError if the file is shorter than it was."""
-        tokens = self._tokens
-        if tokens is None:
-            if self.size == 0:
-                return np.empty(0, dtype=TOKEN_DTYPE)
-            with self.path.open("rb") as file:
-                try:
-                    self._map = mmap.mmap(file.fileno(), self.size * TOKEN_DTYPE.itemsize, access=mmap.ACCESS_READ)
-                except ValueError as err:
-                    raise CacheError(f"{self.path} was truncated after it was opened") from err
-            tokens = self._tokens = np.frombuffer(self._map, dtype=TOKEN_DTYPE)
-            with _open_files_lock:
-                _open_files[id(self)] = self
-                if len(_open_files) > MAX_OPEN:
-                    _open_files.popitem(last=False)[1]._unmap()
-        return tokens
+        """All tokens, uint16, read-only. Raises CacheError if the file is damaged, or changed after it was opened."""
+        return self.slice(0, self.size)
 
-    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int]]:
-        """Pickle the path and size: the other process maps the file again."""
-        return MappedTokens, (self.path, self.size * TOKEN_DTYPE.itemsize)
+    def slice(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start .. stop - 1, uint16, read-only. Raises CacheError as `tokens`."""
+        return np.frombuffer(self.read(TOKEN_DTYPE.itemsize * start, TOKEN_DTYPE.itemsize * stop), dtype=TOKEN_DTYPE)
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Bytes begin .. end - 1, read-only. Joining such slices is faster than copying slices of an array.
+
+        Raises CacheError as `tokens`.
+        """
+        data = self._data
+        if data is None:
+            while len(_open_files) >= max_open() and _unmap_oldest():
+                pass
+            data = self._open()
+        if self._unchecked:
+            self._check(data, begin, end)
+        return data[begin:end]
+
+    def _check(self, data: memoryview, begin: int, end: int) -> None:
+        """Check the blocks of these bytes that were not checked before."""
+        assert self._checks is not None
+        width, due = self._checks.block_bytes, self._due
+        stop = (end - 1) // width + 1
+        if due.find(1, begin // width, stop) < 0:
+            return
+        with self._lock:
+            while (block := due.find(1, begin // width, stop)) >= 0:
+                first, last = block * width, min((block + 1) * width, self._bytes)
+                if not self._checks.matches(block, data[first:last]):
+                    raise CacheError(
+                        f"{self.path} is damaged or was rebuilt since it was opened (bytes {first:,} to {last - 1:,} "
+                        f"differ from their checksum): run {command('cache', 'verify', _cache_of(self.path))}, "
+                        "and build the cache again"
+                    )
+                due[block] = 0
+            self._unchecked = 1 in due
+
+    def _check_again(self) -> None:
+        """Check all blocks when they are next read."""
+        with self._lock:
+            self._due[:] = b"\1" * len(self._due)
+            self._unchecked = bool(self._due)
+
+    def _open(self) -> memoryview:
+        """Map the file. Raises CacheError if it is not the one that was opened, or if too many files are open."""
+        while True:
+            try:
+                descriptor = os.open(self.path, os.O_RDONLY)
+                try:
+                    self._compare(os.fstat(descriptor))
+                    mapped = mmap.mmap(descriptor, self._bytes, access=mmap.ACCESS_READ)
+                finally:
+                    os.close(descriptor)
+                break
+            except OSError as err:
+                too_many = err.errno in (errno.EMFILE, errno.ENFILE)
+                if too_many and _unmap_oldest():
+                    continue
+                remedy = f"; the limit is {open_file_limit()} and 2 more are needed: ulimit -n raises it"
+                raise CacheError(f"cannot open {self.path}: {err.strerror or err}{remedy * too_many}") from err
+        install_handler(_describe_truncated)
+        self._map, self._data = mapped, memoryview(mapped)
+        data, key = self._data, id(self)
+        with _open_files_lock:
+            _open_files[key] = weakref.ref(self, lambda _: _open_files.pop(key, None))
+        return data
+
+    def _compare(self, status: os.stat_result) -> None:
+        """Compare a file with the one that was opened. Raises CacheError if its content may differ.
+
+        A file with checksums and the same size may have been replaced: its blocks are checked again.
+        """
+        if status.st_size != self._bytes:
+            raise self._changed(status.st_size)
+        if self._identity is None:
+            self._identity = _identity(status)
+        elif _identity(status) != self._identity:
+            if self._checks is None:
+                raise CacheError(f"{self.path} was replaced or changed after it was opened: start again")
+            self._identity = _identity(status)
+            self._check_again()
+
+    def _changed(self, size: int) -> CacheError:
+        what = "was truncated" if size < self._bytes else "was replaced or changed"
+        return CacheError(
+            f"{self.path} {what} after it was opened (it had {self._bytes:,} bytes, now {size:,}): build the cache "
+            "again, or start again"
+        )
+
+    def check_unchanged(self) -> None:
+        """Raise CacheError if the mapped file has another size now; check its blocks again if it was written to.
+
+        A file that was replaced is not looked at: this one is still the old file.
+        """
+        if self._map is None or self._identity is None:
+            return
+        try:
+            status = os.stat(self.path)  # noqa: PTH116 (many files a second: no Path objects)
+        except OSError:
+            return
+        now = _identity(status)
+        if now[:2] != self._identity[:2]:
+            return
+        if status.st_size != self._bytes:
+            raise self._changed(status.st_size)
+        if now != self._identity:
+            self._identity = now
+            self._check_again()
+
+    def is_truncated(self) -> bool:
+        """Whether the mapped file is shorter than it was."""
+        return self._map is not None and self._map.size() < self._bytes
 
     def _unmap(self) -> None:
         """Unmap the file; slices in use stay valid until they are deleted."""
-        self._map = self._tokens = self._data = None
-
-    @property
-    def data(self) -> memoryview:
-        """All bytes, read-only. Joining slices of it is faster than copying slices of an array."""
-        data = self._data
-        if data is None:
-            data = self._data = self.tokens.data.cast("B") if self.size else memoryview(b"")
-        return data
+        if self._bytes:
+            self._map = self._data = None
 
     def release(self) -> None:
         """Release the touched pages; later reads come from the page cache again."""
@@ -88,19 +234,57 @@ class MappedTokens:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
 
+def _identity(status: os.stat_result) -> FileIdentity:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _cache_of(path: Path) -> Path:
+    """The cache folder of a token file."""
+    return path.parent if (path.parent / "meta.json").exists() else path.parent.parent
+
+
+def _unmap_oldest() -> bool:
+    """Unmap the file that was mapped first; whether there was one."""
+    with _open_files_lock:
+        if not _open_files:
+            return False
+        oldest = _open_files.popitem(last=False)[1]()
+    if oldest is not None:
+        oldest._unmap()
+    return True
+
+
+def _describe_truncated() -> str | None:
+    """A line that names a mapped file that was truncated, if there is one."""
+    for reference in list(_open_files.values()):
+        file = reference()
+        if file is not None and file.is_truncated():
+            return f"{file.path} was truncated while it was read: build the cache again, and resume"
+    return None
+
+
 class MappedFiles:
-    """Several mapped files with a bound on their touched pages."""
+    """Several mapped files: bounds their touched pages, and notices changes of the files."""
 
     def __init__(self, files: list[MappedTokens]) -> None:
         self.files = files
         self._bounded = sum(file.size for file in files) * TOKEN_DTYPE.itemsize > KEEP_BYTES
         self._touched = 0
+        self._next_check = time.monotonic() + CHECK_SECONDS
 
     def touched(self, rows: int, row_bytes: int) -> None:
-        """Record that rows were read; release all pages when there may be too many."""
+        """Record that rows were read; release all pages when there may be too many. Raises CacheError.
+
+        From time to time, checks that no file has changed.
+        """
         if self._bounded:
             self._touched += rows * (FAULT_BYTES + row_bytes)
             if self._touched > RELEASE_BYTES:
                 self._touched = 0
                 for file in self.files:
                     file.release()
+        if (began := time.monotonic()) >= self._next_check:
+            for file in self.files:
+                file.check_unchanged()
+            ended = time.monotonic()
+            self._next_check = ended + max(CHECK_SECONDS, 100 * (ended - began))  # at most 1 % on a slow file system

@@ -72,7 +72,7 @@ class PretrainTokenStreamDataset(TokenStream):
         for window in windows:
             i = bisect.bisect_right(ends, window)
             start = TOKEN_DTYPE.itemsize * (window + shifts[i])
-            slices.append(shards[i].data[start : start + width])
+            slices.append(shards[i].read(start, start + width))
         rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(windows), self.T + 1)
         self._files.touched(len(windows), width)
         return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))

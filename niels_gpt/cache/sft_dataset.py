@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from niels_gpt.cache.formats import MAX_VOCAB, TOKEN_DTYPE
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta
+from niels_gpt.cache.checksums import load_array, open_checks
+from niels_gpt.cache.formats import CHECKSUMS, MAX_VOCAB, TOKEN_DTYPE
+from niels_gpt.cache.meta import CacheError, check_file, fingerprint, listed_files, open_meta, open_unchanged
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
+from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
 IGNORE = -100
 _SCAN_TOKENS = 1 << 22  # tokens per chunk of the search for spans
+
+
+def open_sft_tokens(path: Path, meta: dict[str, Any] | None) -> MappedTokens:
+    """The tokens of a split of an SFT cache, checked against its meta when they are read. Raises CacheError."""
+    listed = listed_files(meta or {}, path.parent)
+    if path.name not in listed:
+        return MappedTokens(path)
+    table = f"{path.name.partition('_')[0]}_{CHECKSUMS}"
+    return MappedTokens(path, listed[path.name]["bytes"], open_checks(listed, path.parent, table, [path.name])[0])
 
 
 class SFTExampleDataset:
@@ -47,10 +59,26 @@ class SFTExampleDataset:
             raise ValueError(f"eot_id must be in 0..{MAX_VOCAB - 1}, got {eot_id}")
         self.tokens_path, self.idx_path = Path(tokens_path), Path(idx_path)
         self.T, self.device, self.eot_id = T, device, eot_id
-        folder = self.tokens_path.parent
-        self.meta = find_meta(folder)
+        open_unchanged(self.tokens_path.parent, lambda: self._open(asst_id, tokenizer_sha256, verify))
+        self._files = MappedFiles([self._tokens])
+        self._padding = np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes()
+        self.num_examples = len(self.bounds) - 1
+        self._spans, self._first_span = self._find_spans()
+        self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
+        """The examples that have a target within their first T + 1 tokens."""
+        self.num_excluded = self.num_examples - len(self.usable)
+        """Number of examples without one; they are never drawn."""
+        if not len(self.usable):
+            raise CacheError(
+                f"{self.tokens_path}: none of {self.num_examples} examples has an assistant token among its first "
+                f"T + 1 = {T + 1} tokens, so there is no target; use a larger T"
+            )
+
+    def _open(self, asst_id: int | None, tokenizer_sha256: str | None, verify: bool) -> None:
+        """Read the meta and the offsets, and map the tokens."""
+        folder, eot_id = self.tokens_path.parent, self.eot_id
+        self.meta = open_meta(folder, tokenizer_sha256=tokenizer_sha256)
         if self.meta is not None:
-            check_meta(self.meta, folder, tokenizer_sha256=tokenizer_sha256)
             for path in (self.tokens_path, self.idx_path):
                 check_file(self.meta, path.parent, path.name, verify=verify)
             splits = {path.name.partition("_")[0] for path in (self.tokens_path, self.idx_path)}
@@ -66,38 +94,29 @@ class SFTExampleDataset:
             if asst_id is not None and special.get("asst", asst_id) != asst_id:
                 raise CacheError(f"{folder} has assistant id {special['asst']}, expected {asst_id}")
             asst_id = special.get("asst") if asst_id is None else asst_id
-        elif tokenizer_sha256 is not None:
-            raise CacheError(f"{folder} has no meta.json, so its tokenizer is unknown: build it again")
         if asst_id is None:
             raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
         self.asst_id = asst_id
         if not self.tokens_path.is_file():
             raise CacheError(f"no {self.tokens_path}: build it with {command('cache', 'build', 'SOURCE')}")
-        self._tokens = MappedTokens(self.tokens_path)
-        self._files = MappedFiles([self._tokens])
-        self._padding = memoryview(np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes())
+        keep_private((self.tokens_path, self.idx_path))
+        self._tokens = open_sft_tokens(self.tokens_path, self.meta)
         self.bounds = self._read_bounds()
         """Offset of the first token of each example, and the end of the last."""
-        self.num_examples = len(self.bounds) - 1
-        self._spans, self._first_span = self._find_spans()
-        self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
-        """The examples that have a target within their first T + 1 tokens."""
-        self.num_excluded = self.num_examples - len(self.usable)
-        """Number of examples without one; they are never drawn."""
-        if not len(self.usable):
-            raise CacheError(
-                f"{self.tokens_path}: none of {self.num_examples} examples has an assistant token among its first "
-                f"T + 1 = {T + 1} tokens, so there is no target; use a larger T"
-            )
+
+    def fingerprint(self) -> str:
+        """A sha256 that identifies the tokens; see `meta.fingerprint`."""
+        return fingerprint(self.meta or {}, self.tokens_path.parent, self.tokens_path.name.partition("_")[0])
 
     def _read_bounds(self) -> np.ndarray:
+        listed = listed_files(self.meta or {}, self.idx_path.parent).get(self.idx_path.name)
         try:
-            starts = np.load(self.idx_path, allow_pickle=False)
+            starts = load_array(self.idx_path, listed)
         except FileNotFoundError:
             raise CacheError(f"no {self.idx_path}: build it with {command('cache', 'build', 'SOURCE')}") from None
-        except (OSError, ValueError, EOFError) as err:
+        except OSError as err:
             raise CacheError(f"{self.idx_path} is damaged ({err}): build the cache again") from None
-        if not isinstance(starts, np.ndarray) or starts.ndim != 1 or starts.dtype != np.int64:
+        if starts.ndim != 1 or starts.dtype != np.int64:
             raise CacheError(f"{self.idx_path} must be a 1-D array of int64 offsets: build the cache again")
         bounds = np.append(starts, self._tokens.size)
         if len(starts) == 0 and self._tokens.size:
@@ -134,7 +153,7 @@ class SFTExampleDataset:
         begin, end = int(self.bounds[i]), int(self.bounds[j])
         if j == i + 1:
             end = min(end, begin + self.T + 1)  # an example longer than a chunk: its rest is never used
-        tokens = self._tokens.tokens[begin:end]
+        tokens = self._tokens.slice(begin, end)
         marks = np.flatnonzero((tokens == self.asst_id) | (tokens == self.eot_id))
         of = np.searchsorted(self.bounds[i : j + 1], marks + begin, side="right") - 1
         # A span opens at an assistant mark, unless a span of the same example is open ...
@@ -180,8 +199,7 @@ class SFTExampleDataset:
 
     def example(self, number: int) -> np.ndarray:
         """All tokens of an example."""
-        tokens: np.ndarray = self._tokens.tokens[int(self.bounds[number]) : int(self.bounds[number + 1])]
-        return tokens
+        return self._tokens.slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
     def target_counts(self) -> dict[str, float]:
         """Numbers of examples and tokens, and of the supervised ones among the first T + 1 tokens of each example."""
@@ -211,10 +229,10 @@ class SFTExampleDataset:
         index = np.asarray(examples, dtype=np.int64)
         starts = (TOKEN_DTYPE.itemsize * self.bounds[index]).tolist()
         ends = (TOKEN_DTYPE.itemsize * self.bounds[index + 1]).tolist()
-        data, padding = self._tokens.data, self._padding
+        read, padding = self._tokens.read, memoryview(self._padding)
         slices: list[memoryview] = []
         for start, end in zip(starts, ends, strict=True):
-            row = data[start : min(end, start + width)]
+            row = read(start, min(end, start + width))
             slices += (row, padding[len(row) :])
         rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
         self._files.touched(len(examples), width)

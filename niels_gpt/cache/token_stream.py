@@ -8,9 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt.cache.formats import DOCUMENTS, TOKEN_DTYPE, list_shards
-from niels_gpt.cache.meta import CacheError, check_listed, check_meta, find_meta, listed_files, past_vocabulary
+from niels_gpt.cache.checksums import load_array, open_checks
+from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, TOKEN_DTYPE, list_shards
+from niels_gpt.cache.meta import (
+    CacheError,
+    check_listed,
+    fingerprint,
+    listed_files,
+    open_meta,
+    open_unchanged,
+    past_vocabulary,
+)
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
+from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
 
@@ -28,36 +38,38 @@ class TokenStream:
             raise CacheError(
                 f"no folder of shards at {self.folder}: build it with {command('cache', 'build', 'SOURCE')}"
             )
-        paths = list_shards(self.folder)
-        sizes: list[int | None] = [None] * len(paths)
-        self.meta = find_meta(self.folder.parent)
-        if self.meta is not None:
-            check_meta(self.meta, self.folder.parent, tokenizer_sha256=tokenizer_sha256)
-            sizes = list(self._check_files(paths, verify))
-        elif tokenizer_sha256 is not None:
-            raise CacheError(f"{self.folder.parent} has no meta.json, so its tokenizer is unknown: build it again")
-        self.shards = [MappedTokens(path, size) for path, size in zip(paths, sizes, strict=True)]
+        self._tokenizer_sha256, self._verify = tokenizer_sha256, verify
+        open_unchanged(self.folder.parent, self._open)
         self._files = MappedFiles(self.shards)
         self._bounds = [0, *itertools.accumulate(shard.size for shard in self.shards)]
         """Shard -> offset of its first token in the stream; the last entry is the number of tokens."""
         self.num_tokens = self._bounds[-1]
         self._starts: np.ndarray | None = None
 
-    def _check_files(self, paths: list[Path], verify: bool) -> list[int]:
-        """The sizes of the shards, checked against meta.json."""
-        assert self.meta is not None
-        split = self.folder.name
+    def _open(self) -> None:
+        """Read the meta and map the shards."""
+        cache, split = self.folder.parent, self.folder.name
+        self.meta = open_meta(cache, tokenizer_sha256=self._tokenizer_sha256)
+        paths = list_shards(self.folder)
+        keep_private((self.folder, *paths))
+        if self.meta is None or "files" not in self.meta:
+            self.shards = [MappedTokens(path) for path in paths]
+            return
+        files = listed_files(self.meta, cache)
         present = {path.name for path in paths}
-        files = listed_files(self.meta, self.folder.parent)
-        listed = [name.removeprefix(f"{split}/") for name in files if name.startswith(f"{split}/")]
-        for name in listed:
-            if name not in present and name != DOCUMENTS:
-                raise CacheError(f"{self.folder / name} is missing: build the cache again")
-        if verify and f"{split}/{DOCUMENTS}" in files:
+        for name in files:
+            if name.startswith(f"{split}/shard_") and name.removeprefix(f"{split}/") not in present:
+                raise CacheError(f"{cache / name} is missing: build the cache again")
+        names = [f"{split}/{path.name}" for path in paths]
+        sizes = [check_listed(cache / name, files.get(name), verify=self._verify) for name in names]
+        if self._verify and f"{split}/{DOCUMENTS}" in files:
             check_listed(self.folder / DOCUMENTS, files[f"{split}/{DOCUMENTS}"], verify=True)
-        if "files" not in self.meta:
-            return [path.stat().st_size for path in paths]
-        return [check_listed(path, files.get(f"{split}/{path.name}"), verify=verify) for path in paths]
+        checks = open_checks(files, cache, f"{split}/{CHECKSUMS}", names)
+        self.shards = [MappedTokens(*each) for each in zip(paths, sizes, checks, strict=True)]
+
+    def fingerprint(self) -> str:
+        """A sha256 that identifies the tokens; see `meta.fingerprint`."""
+        return fingerprint(self.meta or {}, self.folder.parent, self.folder.name)
 
     def read(self, start: int, out: np.ndarray) -> None:
         """Fill `out` with the tokens from offset `start` on, across shards. Raises ValueError past the end."""
@@ -69,7 +81,7 @@ class TokenStream:
         done = 0
         while done < len(out):
             at = start + done - self._bounds[i]
-            tokens = self.shards[i].tokens[at : at + len(out) - done]
+            tokens = self.shards[i].slice(at, min(at + len(out) - done, self.shards[i].size))
             out[done : done + len(tokens)] = tokens
             done += len(tokens)
             i += 1
@@ -97,12 +109,13 @@ class TokenStream:
 
     @property
     def documents(self) -> np.ndarray:
-        """Offset of the first token of each document, mapped from disk."""
+        """Offset of the first token of each document."""
         if self._starts is None:
             path = self.folder / DOCUMENTS
+            listed = listed_files(self.meta or {}, self.folder.parent).get(f"{self.folder.name}/{DOCUMENTS}")
             try:
-                starts = np.load(path, mmap_mode="r", allow_pickle=False)
-            except (OSError, ValueError, EOFError) as err:
+                starts = load_array(path, listed)
+            except OSError as err:
                 raise CacheError(f"{path} is missing or damaged: build the cache again") from err
             if starts.ndim != 1 or starts.dtype.kind != "i" or (np.diff(starts) <= 0).any():
                 raise CacheError(f"{path} is damaged (the offsets do not increase): build the cache again")

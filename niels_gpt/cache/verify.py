@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from niels_gpt.cache.checksums import load_array
 from niels_gpt.cache.formats import (
+    CHECKSUMS,
     DOCUMENTS,
     NO_LIMIT,
     SPLITS,
@@ -18,8 +20,10 @@ from niels_gpt.cache.formats import (
     list_shards,
     splits_of,
 )
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, read_meta, sha256_file
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, open_meta, read_meta, sha256_file
 from niels_gpt.cache.mmap import MappedTokens
+from niels_gpt.cache.sft_dataset import open_sft_tokens
+from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.system.program import command
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
@@ -89,25 +93,27 @@ def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
         if not isinstance(meta.get(key), int):
             raise CacheError(f"{folder / 'meta.json'} has no {key}: build the cache again")
     for split in splits:
-        tokens = 0
-        for path in list_shards(folder / split) if pretrain else [folder / f"{split}_tokens.bin"]:
-            tokens += _verify_ids(path, meta["vocab_size"])
+        if pretrain:
+            opened = TokenStream(folder / split).shards if (folder / split).is_dir() else []
+        else:
+            opened = [open_sft_tokens(folder / f"{split}_tokens.bin", meta)]
+        tokens = sum(_verify_ids(file, meta["vocab_size"]) for file in opened)
         _compare(folder, meta, f"{split}_tokens", tokens)
         name = f"{split}/{DOCUMENTS}" if pretrain else f"{split}_idx.npy"
-        offsets = np.load(folder / name, allow_pickle=False)
+        offsets = load_array(folder / name, listed_files(meta, folder).get(name))
         _compare(folder, meta, f"{split}_{unit}", len(offsets))
         if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= tokens):
             raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {tokens}")
 
 
-def _verify_ids(path: Path, vocab_size: int) -> int:
-    """Number of tokens of a file. Raises CacheError for an id past the vocabulary."""
-    file = MappedTokens(path)
+def _verify_ids(file: MappedTokens, vocab_size: int) -> int:
+    """Number of tokens of a file. Raises CacheError for an id past the vocabulary, or a block that is damaged."""
     for at in range(0, file.size, 1 << 24):
-        chunk = file.tokens[at : at + (1 << 24)]
+        chunk = file.slice(at, min(at + (1 << 24), file.size))
         if int(chunk.max()) >= vocab_size:
             where = int(np.argmax(chunk >= vocab_size))
-            raise CacheError(f"{path}: token {at + where} is {int(chunk[where])}, past the vocabulary of {vocab_size}")
+            token = int(chunk[where])
+            raise CacheError(f"{file.path}: token {at + where} is {token}, past the vocabulary of {vocab_size}")
         file.release()
     return file.size
 
@@ -145,7 +151,7 @@ def differences(a: Path, b: Path) -> Iterator[str]:
     if first.get("dropped") != second.get("dropped"):
         yield f"dropped: {first.get('dropped')} and {second.get('dropped')}"
     files, more = listed_files(first, a), listed_files(second, b)
-    for name in sorted({*files, *more}):
+    for name in sorted(name for name in {*files, *more} if not name.endswith(CHECKSUMS)):
         if name not in files or name not in more:
             yield f"{name} is only in {b if name not in files else a}"
             continue
@@ -165,13 +171,13 @@ def _first_difference(a: Path, b: Path, name: str) -> str | None:
     if a.suffix == ".npy":
         return None if a.read_bytes() == b.read_bytes() else f"{name}: the offsets differ"
     x, y = MappedTokens(a), MappedTokens(b)
-    for at in range(0, min(x.size, y.size), 1 << 22):
-        mine, theirs = x.tokens[at : at + (1 << 22)], y.tokens[at : at + (1 << 22)]
-        width = min(len(mine), len(theirs))
-        differing = np.flatnonzero(mine[:width] != theirs[:width])
+    width = min(x.size, y.size)
+    for at in range(0, width, 1 << 22):
+        mine, theirs = (file.slice(at, min(at + (1 << 22), width)) for file in (x, y))
+        differing = np.flatnonzero(mine != theirs)
         if len(differing):
-            i = at + int(differing[0])
-            return f"{name}: differ from token {i:,} on ({int(x.tokens[i])} and {int(y.tokens[i])})"
+            i = int(differing[0])
+            return f"{name}: differ from token {at + i:,} on ({int(mine[i])} and {int(theirs[i])})"
     if x.size != y.size:
         return f"{name}: {x.size:,} and {y.size:,} tokens; the shorter is a prefix of the longer"
     return None
@@ -182,14 +188,18 @@ def _short(sha: str | None) -> str:
 
 
 def stream_slice(folder: Path, split: str, start: int, length: int) -> np.ndarray:
-    """The tokens start .. start + length - 1 of a split, across shards."""
-    slices: list[np.ndarray] = []
-    paths = list_shards(folder / split) if (folder / split).is_dir() else [folder / f"{split}_tokens.bin"]
-    for path in paths:
-        file = MappedTokens(path)
-        if start < file.size and length > 0:
-            tokens = np.array(file.tokens[start : start + length])
-            slices.append(tokens)
-            length -= len(tokens)
-        start = max(start - file.size, 0)
-    return np.concatenate(slices) if slices else np.empty(0, dtype=TOKEN_DTYPE)
+    """The tokens start .. start + length - 1 of a split, across shards, as far as there are any. Raises CacheError."""
+    if (folder / split).is_dir():
+        stream = TokenStream(folder / split)
+        start, length = _within(start, length, stream.num_tokens)
+        tokens = np.empty(length, dtype=TOKEN_DTYPE)
+        stream.read(start, tokens)
+        return tokens
+    file = open_sft_tokens(folder / f"{split}_tokens.bin", open_meta(folder, tokenizer_sha256=None))
+    start, length = _within(start, length, file.size)
+    return np.array(file.slice(start, start + length))
+
+
+def _within(start: int, length: int, total: int) -> tuple[int, int]:
+    start = min(start, total)
+    return start, max(min(length, total - start), 0)

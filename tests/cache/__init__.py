@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import xxhash
 
 from niels_gpt.cache import build_cache
 from niels_gpt.cache.writing import encoding, input_batches
@@ -225,7 +226,17 @@ def digests(folder):
 
 
 def meta_of(folder):
-    return json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    """The content of a meta.json, without its checksum."""
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta.pop("checksum", None)
+    return meta
+
+
+def check_checksums(path, contents):
+    """Compare a table of checksums with the blocks of 64 KB of these files."""
+    blocks = [data[at : at + 65_536] for data in contents for at in range(0, len(data), 65_536)]
+    table = np.load(path)
+    assert table.dtype.str == "<u8" and table.tolist() == [xxhash.xxh3_64_intdigest(block) for block in blocks]
 
 
 def check_listing(folder):
@@ -253,7 +264,9 @@ def check_pretrain(folder, expected, shard_bytes):
         }
         found = tree(folder / split)
         found.pop("documents.npy")
+        found.pop("checksums.npy")
         assert found == shards
+        check_checksums(folder / split / "checksums.npy", shards.values())
         assert read_offsets(folder / split / "documents.npy") == expected.starts[split]
         assert meta[f"{split}_tokens"] == len(stream)
         assert meta[f"{split}_documents"] == len(expected.starts[split])
@@ -264,8 +277,8 @@ def check_pretrain(folder, expected, shard_bytes):
 
 def check_sft(folder, kept, *, tokenizer, val_frac, seed):
     """Compare an SFT cache with the reference; `kept` are the examples that are not dropped."""
-    names = ["meta.json", "train_idx.npy", "train_tokens.bin", "val_idx.npy", "val_tokens.bin"]
-    assert sorted(path.name for path in folder.iterdir()) == names
+    names = {f"{split}_{what}" for split in SPLITS for what in ("checksums.npy", "idx.npy", "tokens.bin")}
+    assert {path.name for path in folder.iterdir()} == names | {"meta.json"}
     meta = meta_of(folder)
     for split, examples in split_rule(kept, val_frac, seed).items():
         sequences = [chat_ids(example, tokenizer) for example in examples]
@@ -274,6 +287,7 @@ def check_sft(folder, kept, *, tokenizer, val_frac, seed):
             starts.append(len(stream))
             stream += sequence
         assert read_tokens(folder / f"{split}_tokens.bin") == stream
+        check_checksums(folder / f"{split}_checksums.npy", [(folder / f"{split}_tokens.bin").read_bytes()])
         assert read_offsets(folder / f"{split}_idx.npy") == starts
         assert meta[f"{split}_examples"] == len(examples)
         assert meta[f"{split}_tokens"] == len(stream)

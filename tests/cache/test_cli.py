@@ -168,11 +168,14 @@ def test_build_all(everything, succeed, tokenizer, caches):
         wanted |= {f"pretrain/{name}", f"pretrain/{name}/meta.json"}
         for split in SPLITS:
             shards = -(-meta_of(Path("cache/pretrain") / name)[f"{split}_tokens"] * 2 // 256)
-            wanted |= {f"pretrain/{name}/{split}", f"pretrain/{name}/{split}/documents.npy"}
+            wanted |= {f"pretrain/{name}/{split}"}
+            wanted |= {f"pretrain/{name}/{split}/{file}" for file in ("documents.npy", "checksums.npy")}
             wanted |= {f"pretrain/{name}/{split}/shard_{i:05d}.bin" for i in range(shards)}
     for name in SFT:
         wanted |= {f"sft/{name}", f"sft/{name}/meta.json"}
-        wanted |= {f"sft/{name}/{split}_{file}" for split in SPLITS for file in ("tokens.bin", "idx.npy")}
+        wanted |= {
+            f"sft/{name}/{split}_{file}" for split in SPLITS for file in ("tokens.bin", "idx.npy", "checksums.npy")
+        }
     assert names == wanted
 
 
@@ -430,7 +433,7 @@ def test_verify(cache, succeed, error):
         assert f" {len(meta_of(Path(folder))['files'])} files" in line
     assert succeed("verify") == succeed("verify", "cache")
     assert json.loads(succeed("verify", "cache", "--json")) == folders
-    assert succeed("verify", "cache/sft/primer").startswith("cache/sft/primer: 4 files")
+    assert succeed("verify", "cache/sft/primer").startswith("cache/sft/primer: 6 files")
     path = cache / "pretrain" / "wikitext" / "val" / "shard_00000.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     for options in ([], ["--json"]):
@@ -712,7 +715,7 @@ def test_another_vocab_size_than_that_of_the_tokenizer(run, succeed, tokenizer, 
 def test_a_meta_without_totals_is_a_clear_error(run, succeed, tokenizer):
     succeed("build", "primer", tokenizer)
     path = Path("cache/sft/primer/meta.json")
-    meta = json.loads(path.read_text(encoding="utf-8"))
+    meta = meta_of(path.parent)
     del meta["train_tokens"]
     path.write_text(json.dumps(meta), encoding="utf-8")
     for command in ("inspect", "verify"):

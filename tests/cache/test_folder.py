@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import shutil
 
@@ -8,6 +9,7 @@ import torch
 from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.writing.partial_build import PartialBuild
+from niels_gpt.system import files
 from tests.cache import HELD_OUT, NOTES, chat_ids, conversations, meta_of, notes_cache, real_tokenizer, talk_cache
 
 # --- names -------------------------------------------------------------------------------------------
@@ -140,7 +142,9 @@ def test_cache_of_another_tokenizer_raises(cache, other_tokenizer, kind):
 
 def fingerprints(root):
     folder = CacheFolder(root)
-    return {(kind, name): folder.fingerprint(kind, name) for kind in ("pretrain", "sft") for name in folder.names(kind)}
+    opened = {("pretrain", name): folder.pretrain(name, "train", T=8) for name in folder.names("pretrain")}
+    opened |= {("sft", name): folder.sft(name, "train", T=8) for name in folder.names("sft")}
+    return {name: dataset.fingerprint() for name, dataset in opened.items()}
 
 
 def test_fingerprint_depends_only_on_tokens(caches, cache):
@@ -151,10 +155,10 @@ def test_fingerprint_depends_only_on_tokens(caches, cache):
     for path in (cache / "pretrain" / "notes" / "meta.json", cache / "sft" / "talk" / "meta.json"):
         meta = meta_of(path.parent) | {"dataset_name": "other", "revision": "abc", "seed": 99}
         path.write_text(json.dumps(dict(reversed(meta.items()))), "utf-8")
-    assert fingerprints(cache).items() >= before.items()
-    folder = CacheFolder(cache)
-    assert folder.fingerprint("pretrain", "again") == before["pretrain", "notes"]
-    assert folder.fingerprint("sft", "again") == before["sft", "talk"]
+    after = fingerprints(cache)
+    assert after.items() >= before.items()
+    assert after["pretrain", "again"] == before["pretrain", "notes"]
+    assert after["sft", "again"] == before["sft", "talk"]
 
 
 def test_fingerprint_ignores_held_out_text(cache):
@@ -187,6 +191,34 @@ def test_fingerprint_changes_with_the_training_files(cache, change):
     assert after["sft", "talk"] == before["sft", "talk"]
 
 
-def test_fingerprint_of_a_missing_cache_raises(caches):
-    with pytest.raises(CacheError, match="radio"):
-        CacheFolder(caches).fingerprint("pretrain", "radio")
+# --- permissions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "private", ["pretrain/notes/train/shard_00001.bin", "pretrain/notes", "sft/talk/train_idx.npy"]
+)
+def test_files_derived_from_a_private_cache_are_private(cache, tmp_path, private):
+    old = os.umask(0o022)
+    try:
+        folder = CacheFolder(cache)
+        folder.pretrain("notes", "train", T=8), folder.sft("talk", "train", T=8)
+        assert mode_of_new_file(tmp_path / "public") == 0o644
+        (cache / private).chmod(0o700 if (cache / private).is_dir() else 0o600)
+        folder.pretrain("notes", "train", T=8), folder.sft("talk", "train", T=8)
+        assert mode_of_new_file(tmp_path / "private") == 0o600
+    finally:
+        os.umask(old)
+
+
+def test_private_umask_gives_a_private_cache(tmp_path):
+    old = os.umask(0o077)
+    try:
+        folder = notes_cache(tmp_path / "c")
+    finally:
+        os.umask(old)
+    assert {path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]} == {0}
+
+
+def mode_of_new_file(path):
+    files.write_text(path, "derived")
+    return path.stat().st_mode & 0o777

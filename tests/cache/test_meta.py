@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, find_meta, read_meta, write_meta
+from niels_gpt.cache.meta import CacheError, check_file, check_meta, open_meta, read_meta, write_meta
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -34,12 +34,14 @@ def test_write_and_read_the_same_bytes_for_any_order(path, meta):
     write_meta(path, dict(reversed(meta.items())))
     assert path.read_bytes() == first
     write_meta(path, {**meta, "format_version": 1})
-    assert find_meta(path.parent) == {**meta, "format_version": 1}
+    assert open_meta(path.parent, tokenizer_sha256=None) == {**meta, "format_version": 1}
 
 
 def test_format_is_readable_json(tmp_path):
     write_meta(tmp_path / "meta.json", {"b": 1, "a": "é"})
-    assert (tmp_path / "meta.json").read_text(encoding="utf-8") == '{\n  "a": "é",\n  "b": 1\n}\n'
+    text = (tmp_path / "meta.json").read_text(encoding="utf-8")
+    checksum = hashlib.sha256(b'{"a":"\\u00e9","b":1}').hexdigest()
+    assert text == f'{{\n  "a": "é",\n  "b": 1,\n  "checksum": "sha256:{checksum}"\n}}\n'
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):
@@ -54,13 +56,13 @@ def test_missing_meta_raises(tmp_path):
     with pytest.raises(CacheError, match=r"no .*meta\.json.*build") as error:
         read_meta(tmp_path / "meta.json")
     assert isinstance(error.value, ValueError)
-    assert find_meta(tmp_path) is None
+    assert open_meta(tmp_path, tokenizer_sha256=None) is None
 
 
 @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe{}", b"[]", b"{} {}", b"[" * 10**5])
 def test_damaged_meta_is_named(tmp_path, content):
     (tmp_path / "meta.json").write_bytes(content)
-    for read in (lambda: read_meta(tmp_path / "meta.json"), lambda: find_meta(tmp_path)):
+    for read in (lambda: read_meta(tmp_path / "meta.json"), lambda: open_meta(tmp_path, tokenizer_sha256=None)):
         with pytest.raises(CacheError, match=r"meta\.json.*damaged"):
             read()
 

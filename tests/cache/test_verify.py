@@ -1,8 +1,10 @@
 import hashlib
+import io
 import json
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +45,14 @@ def replace_file(folder, name, data):
     files = meta_of(folder)["files"]
     files[name] = files[name] | {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     rewrite_meta(folder, files=files)
+
+
+def rewrite_table(folder):
+    """Update the checksums of the train shards."""
+    data = io.BytesIO()
+    blocks = [path.read_bytes() for path in sorted((folder / "train").glob("shard_*.bin"))]
+    np.save(data, np.array([xxhash.xxh3_64_intdigest(block) for block in blocks], dtype="<u8"))
+    replace_file(folder, "train/checksums.npy", data.getvalue())
 
 
 def error_of(root):
@@ -195,12 +205,23 @@ def test_tokenizer_must_match_the_caches(cache, other_tokenizer):
     assert "another tokenizer" in error_of(cache)
 
 
+def test_table_that_does_not_match_the_tokens(cache):
+    folder = cache / "pretrain" / "notes"
+    table = bytearray((folder / "train" / "checksums.npy").read_bytes())
+    table[-8] ^= 1
+    replace_file(folder, "train/checksums.npy", bytes(table))
+    assert "differ from their checksum" in error_of(cache)
+    replace_file(folder, "train/checksums.npy", bytes(table[:-8]))
+    assert "checksums.npy is damaged" in error_of(cache)
+
+
 def test_tokens_past_the_vocabulary(cache):
     folder, size = cache / "pretrain" / "notes", real_tokenizer().vocab_size
     tokens = read_tokens(folder / "train" / "shard_00001.bin")
     for value in (size - 1, size, 65_535):
         tokens[37] = value
         replace_file(folder, "train/shard_00001.bin", np.array(tokens, dtype="<u2").tobytes())
+        rewrite_table(folder)
         if value < size:
             assert verify_cache(cache)
         else:
@@ -268,7 +289,7 @@ def test_first_differing_token(tmp_path):
     lines = list(differences(a, b))
     assert [line.split(":")[0] for line in lines[:1]] == ["input texts"]
     mine, theirs = tree(a / "train"), tree(b / "train")
-    (name,) = [f"train/{file}" for file in mine if mine[file] != theirs[file]]
+    (name,) = [f"train/{file}" for file in mine if mine[file] != theirs[file] and file != "checksums.npy"]
     at = first_difference(a / name, b / name)
     x, y = read_tokens(a / name)[at], read_tokens(b / name)[at]
     assert lines[1:] == [f"{name}: differ from token {at} on ({x} and {y})"]
@@ -369,6 +390,5 @@ def test_slices(caches, start, length):
 def test_a_missing_limit_is_named_so(tmp_path):
     a, b = notes_cache(tmp_path / "a"), notes_cache(tmp_path / "b")
     for folder, limit in ((a, 1 << 62), (b, 1000)):
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        (folder / "meta.json").write_text(json.dumps(meta | {"max_train_tokens": limit}), encoding="utf-8")
+        rewrite_meta(folder, max_train_tokens=limit)
     assert list(differences(a, b)) == ["max_train_tokens: no limit and 1000"]

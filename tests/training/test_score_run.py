@@ -217,5 +217,8 @@ def test_ids_past_the_vocabulary(run, tmp_path, file, token):
     data = bytearray((root / file).read_bytes())
     data[6:8] = token.to_bytes(2, "little")
     (root / file).write_bytes(data)
+    with pytest.raises(ValueError, match="differ from their checksum"):
+        score_token_caches(run, RunConfig(), caches(root))
+    token_caches.forget_checksums("pretrain", "roam", root)
     with pytest.raises(ValueError, match=rf"(?s){(root / file).parent}.*{token}|{token}.*{(root / file).parent}"):
         score_token_caches(run, RunConfig(), caches(root))

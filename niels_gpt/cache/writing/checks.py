@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from niels_gpt.cache.formats import DOCUMENTS, MAX_VOCAB, SPLITS, TEST
+from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, MAX_VOCAB, SPLITS, TEST
 from niels_gpt.cache.writing.shards import MARGIN_BYTES
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
@@ -66,7 +66,7 @@ def check_no_foreign_files(out_dir: Path) -> None:
     for folder in (out_dir / split for split in (*SPLITS, TEST)):
         entries = sorted(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
         for path in entries:
-            if path.is_dir() or not (path.name == DOCUMENTS or _SHARD.fullmatch(path.name)):
+            if path.is_dir() or not (path.name in (DOCUMENTS, CHECKSUMS) or _SHARD.fullmatch(path.name)):
                 raise ValueError(
                     f"{path} does not belong to a cache, and the build would replace {folder}: move it, or choose "
                     "another folder"

@@ -21,13 +21,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_gpt.cache.formats import OFFSET_DTYPE
 from niels_gpt.cache.writing.checks import check_same_file_system
 from niels_gpt.cache.writing.encoding import Encoded, in_order
 from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
 from niels_gpt.cache.writing.publish import publish_files, roll_back
-from niels_gpt.cache.writing.shards import MARGIN_BYTES, ShardWriter, starts_path, write_error
+from niels_gpt.cache.writing.shards import (
+    MARGIN_BYTES,
+    SavedSplit,
+    ShardWriter,
+    load_split,
+    starts_path,
+    write_error,
+)
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import read_checked_json, write_checked_json
 
 log = logging.getLogger("niels_gpt.cache")
 
@@ -50,6 +57,13 @@ def _empty_record() -> dict[str, Any]:
     """The record of an input of which nothing was read."""
     empty = hashlib.sha256().hexdigest()
     return {"items": 0, "within": 0, "sha256": empty, "next_sha256": "", "dropped": {}, "ended": ""}
+
+
+class _SavedBuild(NamedTuple):
+    """What a killed build wrote."""
+
+    runs: dict[str, dict[str, Any]]
+    splits: dict[str, SavedSplit]
 
 
 class PartialBuild:
@@ -104,38 +118,32 @@ class PartialBuild:
             split.abandon()
         self._stack.close()
 
-    def _saved_state(self) -> dict[str, Any] | None:
-        """The state of a killed build, if it can be resumed."""
+    def _saved_state(self) -> _SavedBuild | None:
+        """What a killed build wrote, if it can be resumed."""
         try:
-            state: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+            state = read_checked_json(self.folder / "state.json")
             if state["recipe"] != self._recipe or state["splits"].keys() != self._budgets.keys():
                 return None
             for run in state["runs"].values():
-                if not {"items", "within", "sha256", "next_sha256", "dropped", "ended"} <= run.keys():
+                if not _empty_record().keys() <= run.keys():
                     return None
-            for name, saved in state["splits"].items():
-                for shard in saved["shards"]:
-                    path = self.folder / name / shard["name"]
-                    if path.stat().st_size != shard["bytes"] or files.sha256_file(path) != shard["sha256"]:
-                        return None
-                if starts_path(self.folder / name).stat().st_size < saved["documents"] * OFFSET_DTYPE.itemsize:
-                    return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            splits = {name: load_split(self.folder / name, saved) for name, saved in state["splits"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return state
+        return _SavedBuild(state["runs"], splits)
 
-    def _open(self, state: dict[str, Any] | None) -> None:
-        """Continue from the state, or start from the beginning; remove everything else in the folder."""
+    def _open(self, saved: _SavedBuild | None) -> None:
+        """Continue what a killed build wrote, or start from the beginning; remove everything else in the folder."""
         kept = {self.folder / "build.lock"}
-        for name, saved in state["splits"].items() if state is not None else ():
+        for name, split in saved.splits.items() if saved is not None else ():
             kept |= {self.folder / "state.json", self.folder / name, starts_path(self.folder / name)}
-            kept |= {self.folder / name / shard["name"] for shard in saved["shards"]}
+            kept |= {self.folder / name / shard["name"] for shard in split.shards}
         for entry in [*self.folder.glob("*/*"), *self.folder.iterdir()]:
             if entry not in kept and (entry.exists() or entry.is_symlink()):
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        self._runs = {} if state is None else state["runs"]
+        self._runs = {} if saved is None else saved.runs
         self.splits = {
-            name: ShardWriter(self.folder / name, budget, self._shard_bytes, state["splits"][name] if state else None)
+            name: ShardWriter(self.folder / name, budget, self._shard_bytes, saved.splits[name] if saved else None)
             for name, budget in self._budgets.items()
         }
 
@@ -275,7 +283,8 @@ class PartialBuild:
 
     def _save(self) -> None:
         splits = {name: split.state() for name, split in self.splits.items()}
-        files.write_json(self.folder / "state.json", {"recipe": self._recipe, "runs": self._runs, "splits": splits})
+        state = {"recipe": self._recipe, "runs": self._runs, "splits": splits}
+        write_checked_json(self.folder / "state.json", state)
 
     def _check_space(self, needed: int) -> None:
         """Raise OSError before the disk is full, so that the finished shards stay usable."""

@@ -7,11 +7,12 @@ an error, by the next build after a kill. Neither the finished build nor the cac
 from __future__ import annotations
 
 import contextlib
-import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
 
 MOVING = "moving.json"
 OLD = "old"
@@ -24,7 +25,7 @@ def publish_files(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
     restores the previous state.
     """
     built = [name for name in names if (folder / name).exists()]
-    files.write_json(folder / MOVING, {"names": list(names), "made": built})
+    write_checked_json(folder / MOVING, {"names": list(names), "made": built})
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         (folder / OLD).mkdir()
@@ -44,9 +45,12 @@ def publish_files(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
 def roll_back(folder: Path, out_dir: Path) -> None:
     """Undo an unfinished `publish_files`; does nothing if there was none."""
     try:
-        moving = json.loads((folder / MOVING).read_text(encoding="utf-8"))
+        moving = read_checked_json(folder / MOVING)
         built, names = list(moving["made"]), list(moving["names"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError:
+        return
+    except (DamagedJSON, KeyError, TypeError):
+        _restore_old(folder, out_dir)
         return
     out_dir.mkdir(parents=True, exist_ok=True)
     for name in reversed(built):
@@ -57,3 +61,12 @@ def roll_back(folder: Path, out_dir: Path) -> None:
             (folder / OLD / name).rename(out_dir / name)
     files.fsync_folder(out_dir)
     (folder / MOVING).unlink()
+
+
+def _restore_old(folder: Path, out_dir: Path) -> None:
+    """Restore the old cache where the record of the move is damaged; the new one is lost, and is built again."""
+    for path in sorted((folder / OLD).iterdir(), reverse=True) if (folder / OLD).is_dir() else ():
+        new = out_dir / path.name
+        if new.is_dir():
+            shutil.rmtree(new)
+        path.replace(new)

@@ -8,36 +8,68 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_gpt.cache.formats import DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
+from niels_gpt.cache.checksums import BlockHasher, write_table
+from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
 from niels_gpt.system import files
 
 MARGIN_BYTES = 16 << 20
 """Disk space that a build leaves free."""
 
 
-class ShardWriter:
-    """Writes the shards and document offsets of one split; `saved` is the `state()` of an interrupted build."""
+class SavedSplit(NamedTuple):
+    """What an interrupted build wrote of a split."""
 
-    def __init__(self, folder: Path, budget: int, shard_bytes: int, saved: Mapping[str, Any] | None) -> None:
+    shards: list[dict[str, Any]]
+    starts: bytes
+    checksums: list[int]
+
+
+def load_split(folder: Path, state: Mapping[str, Any]) -> SavedSplit:
+    """What an interrupted build wrote; `state` is the `ShardWriter.state()` that it saved.
+
+    Raises ValueError, KeyError or OSError if a file differs from the state.
+    """
+    with starts_path(folder).open("rb") as file:
+        starts = file.read(state["documents"] * OFFSET_DTYPE.itemsize)
+    if files.sha256_bytes(starts) != state["starts_sha256"]:
+        raise ValueError(f"{starts_path(folder)} is damaged")
+    checksums = []
+    for shard in state["shards"]:
+        sha256, blocks = hashlib.sha256(), BlockHasher()
+        with (folder / shard["name"]).open("rb") as file:
+            while data := file.read(1 << 20):
+                sha256.update(data)
+                blocks.update(data)
+            if sha256.hexdigest() != shard["sha256"] or file.tell() != shard["bytes"]:
+                raise ValueError(f"{folder / shard['name']} is damaged")
+        checksums += blocks.finish()
+    return SavedSplit(list(state["shards"]), starts, checksums)
+
+
+class ShardWriter:
+    """Writes the shards, document offsets and checksums of one split."""
+
+    def __init__(self, folder: Path, budget: int, shard_bytes: int, saved: SavedSplit | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.name = folder, folder.name
         self._budget = budget
         self._shard_tokens = shard_bytes // TOKEN_DTYPE.itemsize
-        self.shards: list[dict[str, Any]] = list(saved["shards"]) if saved else []
+        self.shards: list[dict[str, Any]] = saved.shards if saved else []
         self.tokens = sum(shard["tokens"] for shard in self.shards)
         self._starts_path = starts_path(folder)
-        self.starts: list[int] = []
-        if saved:
-            self.starts = np.fromfile(self._starts_path, dtype=OFFSET_DTYPE, count=saved["documents"]).tolist()
+        stored = saved.starts if saved else b""
+        self.starts: list[int] = np.frombuffer(stored, dtype=OFFSET_DTYPE).tolist()
+        self._starts_hash = hashlib.sha256(stored)
+        self._checksums = saved.checksums if saved else []
         with self._starts_path.open("r+b" if saved else "wb") as file:
-            file.truncate(len(self.starts) * OFFSET_DTYPE.itemsize)
+            file.truncate(len(stored))
         self._stored_starts = len(self.starts)
         self._file: Any = None
-        self._hash = hashlib.sha256()
+        self._hash, self._blocks = hashlib.sha256(), BlockHasher()
         self._in_shard = 0
 
     @property
@@ -54,10 +86,11 @@ class ShardWriter:
         """Append tokens to the open shard; `starts` are the offsets of documents that begin in them."""
         if self._file is None:
             self._file = (self.folder / shard_name(len(self.shards))).open("wb")
-            self._hash = hashlib.sha256()
+            self._hash, self._blocks = hashlib.sha256(), BlockHasher()
         data = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).data
         self._file.write(data)
         self._hash.update(data)
+        self._blocks.update(data)
         self._in_shard += len(tokens)
         self.tokens += len(tokens)
         self.starts += starts.tolist()
@@ -78,9 +111,12 @@ class ShardWriter:
                 "sha256": self._hash.hexdigest(),
             }
         )
+        self._checksums += self._blocks.finish()
         self._in_shard = 0
+        starts = np.array(self.starts[self._stored_starts :], dtype=OFFSET_DTYPE).tobytes()
+        self._starts_hash.update(starts)
         with self._starts_path.open("ab") as file:
-            file.write(np.array(self.starts[self._stored_starts :], dtype=OFFSET_DTYPE).tobytes())
+            file.write(starts)
             file.flush()
             os.fsync(file.fileno())
         self._stored_starts = len(self.starts)
@@ -93,13 +129,15 @@ class ShardWriter:
             self._file = None
 
     def state(self) -> dict[str, Any]:
-        """The finished shards and the number of stored offsets, as saved in state.json."""
-        return {"shards": self.shards, "documents": self._stored_starts}
+        """The finished shards, and the number and hash of the stored offsets, as saved in state.json."""
+        sha256 = self._starts_hash.hexdigest()
+        return {"shards": self.shards, "documents": self._stored_starts, "starts_sha256": sha256}
 
-    def write_documents(self) -> None:
-        """Write documents.npy beside the shards."""
+    def write_tables(self) -> None:
+        """Write documents.npy and checksums.npy beside the shards."""
         with files.atomic_write(self.folder / DOCUMENTS) as file:
             np.save(file, np.array(self.starts, dtype=OFFSET_DTYPE))
+        write_table(self.folder / CHECKSUMS, self._checksums)
 
 
 def starts_path(folder: Path) -> Path:

@@ -146,7 +146,7 @@ def _token_documents(folder: CacheFolder, name: str, split: str) -> DocumentSet:
     if not path.is_dir():
         return EmptyDocumentSet()
     stream = TokenStream(path, tokenizer_sha256=tokenizer.sha256)
-    return TokenDocumentSet(stream, folder.fingerprint("pretrain", name, split), tokenizer.vocab_size)
+    return TokenDocumentSet(stream, stream.fingerprint(), tokenizer.vocab_size)
 
 
 class ChatDocumentSet:
@@ -176,8 +176,8 @@ def open_chats(config: RunConfig, source: str | None) -> SourceDocuments:
     def opened(split: str) -> DocumentSet:
         if not (folder.path / "sft" / name / f"{split}_tokens.bin").is_file():
             return EmptyDocumentSet()
-        fingerprint = folder.fingerprint("sft", name, split)
-        return ChatDocumentSet(folder.sft(name, split, T=config.model.T), fingerprint)
+        dataset = folder.sft(name, split, T=config.model.T)
+        return ChatDocumentSet(dataset, dataset.fingerprint())
 
     path = str(folder.path / "sft" / name)
     return SourceDocuments(name, path, " tokens", folder.tokenizer, opened("train"), opened("val"))

@@ -85,7 +85,7 @@ class _TokenTask(abc.ABC):
         return self._train.plan(self.config.train.B, generator(self.config.train.seed, "batch", step))
 
     def fingerprint(self) -> dict[str, str]:
-        shas = {name: self.folder.fingerprint(self.kind, name) for name in self._train.weights}
+        shas = {name: dataset.fingerprint() for name, dataset in self._train.datasets.items()}
         return {**shas, "tokenizer": str(self.tokenizer.sha256)}
 
     def _rows(self, step: int, share: RankShare) -> tuple[torch.Tensor, ...]:

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import threading
@@ -403,6 +404,25 @@ def test_damaged_state_restarts_the_build(tmp_path, complete, key, value):
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), key: value}), encoding="utf-8")
     case.build(folder)
     check_complete(folder, complete["pretrain"])
+
+
+@pytest.mark.parametrize("file", ["state.json", "train.starts", "train/shard_00000.bin"])
+def test_flipped_bits_of_a_partial_build_never_reach_the_cache(tmp_path, complete, file):
+    case, folder = CASES["pretrain"], tmp_path / "caches" / "c"
+    interrupt(case, folder, 50)
+    saved = tmp_path / "saved"
+    hidden(folder).rename(saved)
+    content = (saved / file).read_bytes()
+    assert content
+    draw = random.Random(3)
+    for at in draw.sample(range(8 * len(content)), 40):
+        shutil.copytree(saved, hidden(folder))
+        flipped = bytearray(content)
+        flipped[at // 8] ^= 1 << at % 8
+        (hidden(folder) / file).write_bytes(flipped)
+        case.build(folder)
+        check_complete(folder, complete["pretrain"])
+        shutil.rmtree(folder)
 
 
 def test_foreign_files_in_the_hidden_folder_are_removed(tmp_path, complete):

@@ -202,6 +202,18 @@ def test_roll_back_without_a_move_does_nothing(tmp_path):
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("after", range(1, 5))
+def test_damaged_record_of_a_killed_move_restores_the_old_cache(tmp_path, after):
+    folder, out_dir = folders(tmp_path)
+    before = tree(out_dir)
+    killed(folder, out_dir, after)
+    data = bytearray((folder / MOVING).read_bytes())
+    data[data.index(b"meta")] ^= 1
+    (folder / MOVING).write_bytes(data)
+    roll_back(folder, out_dir)
+    assert tree(out_dir).items() >= before.items()
+
+
 @pytest.mark.parametrize("after", range(5))
 def test_roll_back_after_the_output_folder_was_removed(tmp_path, after):
     """The parts of the old cache that were moved aside are restored."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_gpt.cache.writing.shards import ShardWriter, starts_path, write_error
-from tests.cache import read_offsets, read_tokens
+from niels_gpt.cache.writing.shards import ShardWriter, load_split, starts_path, write_error
+from tests.cache import check_checksums, read_offsets, read_tokens
 
 
 def append(writer, tokens, starts=()):
@@ -44,20 +44,25 @@ def test_state_and_resume(tmp_path):
     writer.close_shard()
     append(writer, [4, 5], [3])
     state = writer.state()
-    assert state == {"shards": [entry(0, [1, 2, 3])], "documents": 2}
+    starts_sha256 = hashlib.sha256(np.array([0, 2], dtype="<i8").tobytes()).hexdigest()
+    assert state == {"shards": [entry(0, [1, 2, 3])], "documents": 2, "starts_sha256": starts_sha256}
     open_shard = writer._file
     writer.abandon()
     assert open_shard.closed
     writer.abandon()  # nothing is open
 
-    resumed = ShardWriter(tmp_path / "train", 100, 6, state)
+    resumed = ShardWriter(tmp_path / "train", 100, 6, load_split(tmp_path / "train", state))
     assert (resumed.tokens, resumed.starts, resumed.tokens_left) == (3, [0, 2], 97)
     append(resumed, [7, 8, 65_535], [4])
     resumed.close_shard()
     resumed.close_shard()  # nothing is open
-    assert resumed.state() == {"shards": [entry(0, [1, 2, 3]), entry(1, [7, 8, 65_535])], "documents": 3}
+    starts_sha256 = hashlib.sha256(np.array([0, 2, 4], dtype="<i8").tobytes()).hexdigest()
+    shards = [entry(0, [1, 2, 3]), entry(1, [7, 8, 65_535])]
+    assert resumed.state() == {"shards": shards, "documents": 3, "starts_sha256": starts_sha256}
     assert read_tokens(tmp_path / "train" / "shard_00001.bin") == [7, 8, 65_535]
-    resumed.write_documents()
+    resumed.write_tables()
+    shards = sorted((tmp_path / "train").glob("shard_*"))
+    check_checksums(tmp_path / "train" / "checksums.npy", [path.read_bytes() for path in shards])
     assert read_offsets(tmp_path / "train" / "documents.npy") == [0, 2, 4]
     assert np.fromfile(starts_path(tmp_path / "train"), dtype="<i8").tolist() == [0, 2, 4]
 
@@ -68,7 +73,7 @@ def test_resume_truncates_offsets_past_the_state(tmp_path):
     writer.close_shard()
     with starts_path(tmp_path / "val").open("ab") as file:
         file.write(np.array([9, 9], dtype="<i8").tobytes())
-    resumed = ShardWriter(tmp_path / "val", 100, 4, writer.state())
+    resumed = ShardWriter(tmp_path / "val", 100, 4, load_split(tmp_path / "val", writer.state()))
     assert resumed.starts == [0, 1]
     assert starts_path(tmp_path / "val").stat().st_size == 16
 

@@ -576,6 +576,7 @@ def test_ids_past_the_vocabulary(tmp_path, split):
             tokens[place] = 65_000
             tokens.tofile(path)
         place -= len(tokens)
+    token_caches.forget_checksums("pretrain", "fineweb_edu", root)
     overrides = [f"data.token_cache={root}", f"splice.content_length={T}"]
     facts = rf"document {number} of .*fineweb_edu/{split} .*65000.*cache verify"
     if split == "val":

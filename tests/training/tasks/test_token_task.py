@@ -241,15 +241,36 @@ def test_ids_past_the_vocabulary(kind, file, shares, tmp_path):
     tokens = np.fromfile(root / file, dtype="<u2")
     tokens[4::2] = 65_535 if kind == "pretrain" else np.where(tokens[4::2] < 300, 60_000, tokens[4::2])
     tokens.tofile(root / file)
+    with pytest.raises(CacheError, match="differ from their checksum"):
+        read_file(root, kind, file, shares)
+    token_caches.forget_checksums(*file.split("/")[:2], root)
+    with pytest.raises(ValueError, match=r"65535|60000") as err:
+        read_file(root, kind, file, shares)
+    assert re.fullmatch(rf"(?=.*{root / file})(?=.*403).*niels-gpt cache verify.*", str(err.value))  # one line
+
+
+def read_file(root, kind, file, shares):
+    """Train or evaluate on the rows of a file."""
     only = f"{{{shares}: 1.0}}"
     overrides = [f"train.p_train={only}", f"train.p_val={only}", "data.retain={roam: 1.0}"]
     task = open_task(token_caches.small_config(kind, *overrides, root=root))
-    with pytest.raises(ValueError, match=r"65535|60000") as err:
-        if "/train" in file:
-            task.batch(0)
-        else:
-            task.evaluate(GPT(task.config.model), "cpu")
-    assert re.fullmatch(rf"(?=.*{root / file})(?=.*403).*niels-gpt cache verify.*", str(err.value))  # one line
+    if "/train" in file:
+        task.batch(0)
+    else:
+        task.evaluate(GPT(task.config.model), "cpu")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("pretrain", "roam"), ("sft", "primer")])
+def test_a_cache_rebuilt_during_training_is_not_read(kind, name, tmp_path):
+    root = token_caches.copy_to(tmp_path / "caches")
+    shares = [f"train.{option}={{{name}: 1.0}}" for option in ("p_train", "p_val")]
+    task, other = (open_task(token_caches.small_config(kind, *shares, root=root)) for _ in range(2))
+    wanted = [other.batch(step).x.tolist() for step in range(5)]
+    fingerprint = other.fingerprint()
+    build = {"pretrain": token_caches.build_pretrain, "sft": token_caches.build_sft}[kind]
+    build(root, name, token_caches.other_tokenizer())
+    assert [task.batch(step).x.tolist() for step in range(5)] == wanted
+    assert task.fingerprint() == fingerprint
 
 
 def test_a_cache_without_weight_in_the_validation_loss_is_verified_too(tmp_path):
