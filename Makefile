@@ -2,11 +2,13 @@
 PYTHON ?= python3
 PIP := pip install --quiet --disable-pip-version-check -c constraints.txt
 VENV := .venv
+TOOLS := .venv-tools
 PEERS := .venv-peers
 PEERS_LITGPT := .venv-peers-litgpt
 BIN := $(VENV)/bin
 
 .PHONY: setup demo shell test test-fresh test-gpu check bench bench-peers clean help
+.PHONY: setup-locked lock tools audit release
 
 help:
 	@echo "make demo         train, measure and chat with a small model, offline (three minutes on two fast cores)"
@@ -14,9 +16,11 @@ help:
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
-	@echo "make check        ruff, mypy, and the layers (import-linter)"
+	@echo "make check        ruff, mypy, the layers (import-linter), licences and known vulnerabilities of dependencies"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
+	@echo "make setup-locked the same with the versions and hashes of requirements-locked.txt (make lock writes it)"
+	@echo "make release      dist/: sdist, wheel, SBOM (CycloneDX) and sha256 sums"
 
 setup: $(VENV)/.ready
 
@@ -25,6 +29,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m $(PIP) -e '.[dev]'
 	@touch $@
+
+# Every download must have a hash of requirements-locked.txt. hatchling is one of them, so nothing else is downloaded to
+# build the project.
+setup-locked:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-locked.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.ready
+
+lock: setup
+	@$(BIN)/python -m scripts.lock_requirements
 
 demo: setup
 	@$(BIN)/niels-gpt demo
@@ -54,6 +69,28 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m scripts.licences --quiet
+	@$(MAKE) --no-print-directory audit
+
+# Without a network, both lines say that the audit is skipped; a vulnerability that another version fixes is an error.
+audit: setup
+	@$(MAKE) --no-print-directory --silent tools 2>/dev/null || echo "vulnerabilities: pip-audit cannot be installed now"
+	@$(BIN)/python -m scripts.audit_dependencies --tool $(TOOLS)/bin/pip-audit
+
+# Tools that the project does not import have a separate environment: they would add 30 packages to $(VENV).
+tools: $(TOOLS)/.ready
+
+$(TOOLS)/.ready:
+	@test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 15 pip-audit build
+	@touch $@
+
+release: setup tools
+	@rm -rf dist
+	@$(TOOLS)/bin/python -m build --outdir dist . >/dev/null
+	@$(BIN)/python -m scripts.sbom --output dist/sbom.cdx.json
+	@cd dist && { sha256sum niels_gpt* sbom.cdx.json 2>/dev/null || shasum -a 256 niels_gpt* sbom.cdx.json; } > SHA256SUMS
+	@cat dist/SHA256SUMS
 
 # litgpt requires numpy < 2, which breaks the pyarrow of datasets and TRL, so it has a separate environment.
 # bench/peers.py chooses the environment of each contender.
@@ -75,4 +112,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(PEERS_LITGPT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
