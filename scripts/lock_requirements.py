@@ -74,7 +74,11 @@ def lock(report: dict[str, Any], files: Callable[[str, str], list[dict[str, Any]
         name, version = canonicalize_name(entry["metadata"]["name"]), entry["metadata"]["version"]
         public = version.partition("+")[0]
         hashes = {entry["download_info"]["archive_info"]["hashes"]["sha256"]}
-        hashes |= {file["digests"]["sha256"] for file in files(name, public) if is_supported(file["filename"])}
+        for file in files(name, public):
+            # pip prefers a wheel of the index to a local build, and the one for Linux requires CUDA packages.
+            is_replaced = public != version and "linux" in file["filename"]
+            if is_supported(file["filename"]) and not is_replaced:
+                hashes.add(file["digests"]["sha256"])
         lines.append(f"{name}=={public} \\")
         lines.append(" \\\n".join(f"    --hash=sha256:{digest}" for digest in sorted(hashes)))
     return "\n".join(lines) + "\n"

@@ -37,7 +37,7 @@ def entry(name, version, digest):
     return {"metadata": {"name": name, "version": version}, "download_info": archive}
 
 
-def test_the_wheel_that_pip_chose_is_among_the_hashes():
+def test_the_wheel_that_pip_chose_is_among_the_hashes_and_replaces_those_of_linux():
     report = {
         "environment": {"python_version": "3.11", "platform_system": "Linux", "platform_machine": "aarch64"},
         "install": [entry("torch", "2.13.0+cpu", "c" * 64), entry("Jinja2", "3.1.6", "b" * 64)],
@@ -46,21 +46,29 @@ def test_the_wheel_that_pip_chose_is_among_the_hashes():
 
     def files(name, version):
         asked.append((name, version))
-        wheel = {"filename": f"{name}-{version}-py3-none-any.whl", "digests": {"sha256": "a" * 64}}
-        return [wheel, {"filename": f"{name}-{version}.tar.gz", "digests": {"sha256": "d" * 64}}]
+        names = {
+            "a": "cp311-cp311-macosx_14_0_arm64.whl",
+            "e": "cp311-cp311-manylinux_2_28_aarch64.whl",
+            "d": "x.tar.gz",
+        }
+        return [
+            {"filename": f"{name}-{version}-{rest}", "digests": {"sha256": digest * 64}}
+            for digest, rest in names.items()
+        ]
 
     text = lock(report, files)
     assert asked == [("jinja2", "3.1.6"), ("torch", "2.13.0")]
     assert [line for line in text.splitlines() if not line.startswith("#")] == [
         "jinja2==3.1.6 \\",
         f"    --hash=sha256:{'a' * 64} \\",
-        f"    --hash=sha256:{'b' * 64}",
+        f"    --hash=sha256:{'b' * 64} \\",
+        f"    --hash=sha256:{'e' * 64}",
         "torch==2.13.0 \\",
         f"    --hash=sha256:{'a' * 64} \\",
         f"    --hash=sha256:{'c' * 64}",
     ]
     assert locked_hashes(text) == {
-        ("jinja2", "3.1.6"): ["a" * 64, "b" * 64],
+        ("jinja2", "3.1.6"): ["a" * 64, "b" * 64, "e" * 64],
         ("torch", "2.13.0"): ["a" * 64, "c" * 64],
     }
 
