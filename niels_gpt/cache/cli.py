@@ -5,6 +5,7 @@ Heavy modules are imported inside the functions: `niels-gpt --help` imports this
 
 from __future__ import annotations
 
+import contextlib
 import json as json_format
 import sys
 import time
@@ -306,7 +307,26 @@ def _prepare_tokenizer(
     unreadable: dict[str, Exception],
     console: Console,
 ) -> Tokenizer:
-    """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on."""
+    """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on.
+
+    Several builds into one new folder train one tokenizer: the first trains, the others wait for it.
+    """
+    from niels_gpt.system import files
+
+    with contextlib.ExitStack() as stack:
+        if not (settings.cache_dir / "tokenizer" / "spm.model").exists():
+            files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
+            stack.enter_context(files.lock(settings.cache_dir / "tokenizer.lock"))
+        return _open_or_train_tokenizer(settings, given, chosen, unreadable, console)
+
+
+def _open_or_train_tokenizer(
+    settings: BuildSettings,
+    given: Path | None,
+    chosen: list[Source],
+    unreadable: dict[str, Exception],
+    console: Console,
+) -> Tokenizer:
     from rich.markup import escape
 
     from niels_gpt.cache.sources.build import (
@@ -316,12 +336,10 @@ def _prepare_tokenizer(
         open_tokenizer,
         train_on,
     )
-    from niels_gpt.system import files
     from niels_gpt.system.progress import status_line
 
     new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
     if new:
-        files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
         check_lost_tokenizer(settings.cache_dir, chosen, given)
     check_vocab_size(settings, given)
     if given is not None:

@@ -130,6 +130,10 @@ class RunFolder:
         """The path of the numbered checkpoint of a step."""
         return self.checkpoints / f"step_{step:08d}.pt"
 
+    def sample_path(self, step: int) -> Path:
+        """The path of the sample text of a step."""
+        return self.samples / f"step_{step:08d}.txt"
+
     @property
     def latest(self) -> Path:
         """The newest checkpoint: latest.pt, or `latest` if it is a sharded checkpoint (a folder)."""

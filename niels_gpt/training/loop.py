@@ -265,8 +265,25 @@ def _loop(
             saved = f" saved {run.latest} after {state.step} steps:"
         return OutOfMemory(f"{err}{saved} resume with {run.resume_command} {options}")
 
+    def sample_due(step: int) -> bool:
+        return step == total or bool(out.sample_every and step % out.sample_every == 0)
+
+    def sample(model: GPT) -> None:
+        try:
+            with reporting_out_of_memory("the sample text;"):
+                text = _write_sample(model, state.step, config, task, run)
+            report.sample(state.step, config.output.sample_prompt, text)
+        except OutOfMemory as err:
+            raise save_and_explain(err, "--set output.sample_every=0") from err
+
     def build(step: int) -> Batch:
         return task.batch(step, world.share)
+
+    if world.broadcast(state.step > 0 and sample_due(state.step) and not run.sample_path(state.step).exists()):
+        model = full_model(state.model)  # killed between the checkpoint and its sample
+        if world.is_main:
+            sample(model)
+        del model
 
     with Prefetcher(build, first=state.step, last=total, device=device, ahead=config.engine.prefetch) as batches:
         while state.step < total:
@@ -287,7 +304,7 @@ def _loop(
             state.step += 1
             last, stopping = state.step == total, _signal_on_any_rank(caught, world)
             evaluating = last or state.step % out.eval_every == 0
-            sampling = last or bool(out.sample_every and state.step % out.sample_every == 0)
+            sampling = sample_due(state.step)
             due = last or bool(stopping) or state.step % out.checkpoint_every == 0
             if not (evaluating or sampling or due):
                 record(lines)
@@ -319,12 +336,7 @@ def _loop(
             if due or improved:
                 save(model, numbered=due, best=improved)
             if sampling and world.is_main:  # after the save, so a failure here loses nothing
-                try:
-                    with reporting_out_of_memory("the sample text;"):
-                        text = _write_sample(model, state.step, config, task, run)
-                    report.sample(state.step, config.output.sample_prompt, text)
-                except OutOfMemory as err:
-                    raise save_and_explain(err, "--set output.sample_every=0") from err
+                sample(model)
             del model  # with engine.shard this is a full copy of the weights
             world.barrier()  # the main process may have taken longer than the timeout of a gradient exchange
             if stopping and not last:
@@ -370,7 +382,7 @@ def _write_sample(model: GPT, step: int, config: RunConfig, task: Task, run: Run
     )
     text = "".join(chunks)
     shown = prompt if isinstance(prompt, str) else config.output.sample_prompt
-    files.write_text(run.samples / f"step_{step:08d}.txt", f"{shown}{text}\n")
+    files.write_text(run.sample_path(step), f"{shown}{text}\n")
     return text
 
 

@@ -1,3 +1,4 @@
+import io
 import itertools
 import json
 import os
@@ -5,15 +6,22 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from niels_gpt.cache import cli as cache_cli
 from niels_gpt.cache.folder import CacheFolder
+from niels_gpt.cache.sources import build as build_module
+from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.cache.writing.shards import ShardWriter
 from niels_gpt.cli import main as full_cli
+from niels_gpt.data.registry import sources
 from niels_gpt.tokenizer import SPECIAL_TOKENS, train_tokenizer
 from tests.cache import SPLITS, digests, meta_of, read_tokens, real_tokenizer, split_rule, stream_of, tree
 from tests.cache.sources.inputs import (
@@ -721,3 +729,23 @@ def test_a_meta_without_totals_is_a_clear_error(run, succeed, tokenizer):
     for command in ("inspect", "verify"):
         code, _, err = run(command, "cache/sft/primer")
         assert code == 1 and "train_tokens" in err and "build the cache again" in err
+
+
+def test_builds_into_one_new_folder_train_one_tokenizer(tmp_path, monkeypatch):
+    """The second waits for the first, and uses its tokenizer."""
+    write_notes(tmp_path / "notes")
+    settings = BuildSettings(cache_dir=tmp_path / "cache", vocab_size=300, roam=tmp_path / "notes")
+    train_on, trainings = build_module.train_on, []
+
+    def slow_training(*arguments, **options):
+        trainings.append(threading.get_ident())
+        time.sleep(0.3)
+        return train_on(*arguments, **options)
+
+    monkeypatch.setattr(build_module, "train_on", slow_training)
+    chosen = [sources()["roam"]]
+    with ThreadPoolExecutor(2) as pool:
+        console = Console(file=io.StringIO())
+        jobs = [pool.submit(cache_cli._prepare_tokenizer, settings, None, chosen, {}, console) for _ in range(2)]
+        assert len({job.result().sha256 for job in jobs}) == 1
+    assert len(trainings) == 1

@@ -13,6 +13,7 @@ from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.processes import SINGLE_PROCESS
+from niels_gpt.training import loop
 from niels_gpt.training.loop import train
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.progress import Silent
@@ -23,7 +24,7 @@ from niels_gpt.training.resume import (
     sharded_content,
 )
 from niels_gpt.training.tasks.registry import open_task
-from tests.training import same, small_config
+from tests.training import Crash, same, small_config
 from tests.training.worlds import Notes
 
 SHORT = ["train.total_steps=2", "train.warmup_steps=1", "output.checkpoint_every=1", "output.eval_every=1"]
@@ -292,3 +293,28 @@ def test_changed_settings_and_damaged_metrics_are_reported(copy):
         warnings.simplefilter("error", UserWarning)
         train(config, run, task=task, resume=True)
     assert [line["step"] for line in run.metrics()] == [1]
+
+
+@pytest.mark.parametrize("killed_after", [1, 2])
+def test_a_sample_that_a_kill_prevented_is_written(texts, tmp_path, monkeypatch, killed_after):
+    """The sample follows its checkpoint. A kill between them is made up for, also when the run is finished."""
+    config = small_config(texts, *SHORT, "output.sample_every=1")
+    expected = RunFolder(tmp_path / "expected")
+    train(config, expected)
+
+    def killed(model, step, *rest):
+        if step == killed_after:
+            raise Crash
+        return write_sample(model, step, *rest)
+
+    write_sample = loop._write_sample
+    run = RunFolder(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(loop, "_write_sample", killed)
+        train(config, run)
+    assert len(list(run.samples.iterdir())) == killed_after - 1
+    train(config, run, resume=True)
+    names = ["step_00000001.txt", "step_00000002.txt"]
+    for folder in (run, expected):
+        assert sorted(path.name for path in folder.samples.iterdir()) == names
+    assert all((run.samples / name).read_bytes() == (expected.samples / name).read_bytes() for name in names)

@@ -25,7 +25,7 @@ from niels_gpt.cache.sources.texts import (
     texts_of,
     training_texts,
 )
-from niels_gpt.cache.writing.partial_build import OnProgress
+from niels_gpt.cache.writing.partial_build import OnProgress, remove_published
 from niels_gpt.config import DataConfig
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.data.note_selection import SelectedNotes, record_skipped
@@ -221,6 +221,7 @@ def build(
         options = {"seed": settings.seed, "shard_bytes": settings.shard_bytes, **budgets_of(source, settings)}
         options["shuffle_buffer"] = 0  # fineweb-edu is shuffled by its loader; the others keep their order
     if not force and _unchanged(folder, {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}):
+        remove_published(folder)
         return BuildResult(source.name, folder, "up to date", read_meta(folder / "meta.json"), selected=selected)
     files.check_output_path(folder.parent, "--cache-dir", folder=True)
     common: dict[str, Any] = {

@@ -24,7 +24,7 @@ import numpy as np
 from niels_gpt.cache.writing.checks import check_same_file_system
 from niels_gpt.cache.writing.encoding import Encoded, in_order
 from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
-from niels_gpt.cache.writing.publish import publish_files, roll_back
+from niels_gpt.cache.writing.publish import MOVING, OLD, publish_files, roll_back
 from niels_gpt.cache.writing.shards import (
     MARGIN_BYTES,
     SavedSplit,
@@ -37,6 +37,8 @@ from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
 
 log = logging.getLogger("niels_gpt.cache")
+STATE = "state.json"
+"""File of the hidden folder: what the build has finished."""
 
 
 class Progress(NamedTuple):
@@ -66,6 +68,21 @@ class _SavedBuild(NamedTuple):
     splits: dict[str, SavedSplit]
 
 
+def hidden_folder(out_dir: Path) -> Path:
+    """The folder in which a cache is built."""
+    return out_dir.parent / f".{out_dir.name}.partial"
+
+
+def remove_published(out_dir: Path) -> None:
+    """Remove the hidden folder of a build that was killed after it published the cache; keep one that can resume."""
+    folder = hidden_folder(out_dir)
+    if not folder.is_dir():
+        return
+    with contextlib.suppress(OSError), files.lock(folder / "build.lock", wait=False):
+        if not (folder / MOVING).exists() and (not (folder / STATE).exists() or (folder / OLD).exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class PartialBuild:
     """Writes the splits of a cache. Use as a context manager: `write_input` for each input, then `publish`."""
 
@@ -82,7 +99,7 @@ class PartialBuild:
     ) -> None:
         """`recipe` is everything the result depends on besides the input; only a build of the same recipe resumes."""
         self.out_dir = Path(out_dir).resolve() if Path(out_dir).is_symlink() else Path(out_dir)
-        self.folder = self.out_dir.parent / f".{self.out_dir.name}.partial"
+        self.folder = hidden_folder(self.out_dir)
         self._recipe = json.loads(json.dumps(recipe))
         self._shard_bytes = shard_bytes
         self._workers = workers
@@ -121,7 +138,7 @@ class PartialBuild:
     def _saved_state(self) -> _SavedBuild | None:
         """What a killed build wrote, if it can be resumed."""
         try:
-            state = read_checked_json(self.folder / "state.json")
+            state = read_checked_json(self.folder / STATE)
             if state["recipe"] != self._recipe or state["splits"].keys() != self._budgets.keys():
                 return None
             for run in state["runs"].values():
@@ -136,7 +153,7 @@ class PartialBuild:
         """Continue what a killed build wrote, or start from the beginning; remove everything else in the folder."""
         kept = {self.folder / "build.lock"}
         for name, split in saved.splits.items() if saved is not None else ():
-            kept |= {self.folder / "state.json", self.folder / name, starts_path(self.folder / name)}
+            kept |= {self.folder / STATE, self.folder / name, starts_path(self.folder / name)}
             kept |= {self.folder / name / shard["name"] for shard in split.shards}
         for entry in [*self.folder.glob("*/*"), *self.folder.iterdir()]:
             if entry not in kept and (entry.exists() or entry.is_symlink()):
@@ -284,7 +301,7 @@ class PartialBuild:
     def _save(self) -> None:
         splits = {name: split.state() for name, split in self.splits.items()}
         state = {"recipe": self._recipe, "runs": self._runs, "splits": splits}
-        write_checked_json(self.folder / "state.json", state)
+        write_checked_json(self.folder / STATE, state)
 
     def _check_space(self, needed: int) -> None:
         """Raise OSError before the disk is full, so that the finished shards stay usable."""
@@ -315,6 +332,7 @@ class PartialBuild:
         """
         with self.write_errors():
             publish_files(self.folder, self.out_dir, names)
+        (self.folder / STATE).unlink(missing_ok=True)  # first: what a kill leaves now is no build to resume
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def discard(self) -> None:

@@ -644,3 +644,23 @@ def test_failed_build_releases_the_lock(tmp_path, complete, monkeypatch):
     check_complete(folder, complete["pretrain"])
     assert error.value.errno == errno.EIO
     assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_kill_after_publishing_leaves_is_removed(tmp_path, name, monkeypatch):
+    folder = tmp_path / "c"
+    removed = []
+    with monkeypatch.context() as patch:
+        patch.setattr(partial_build.shutil, "rmtree", lambda path, **options: removed.append(path))
+        CASES[name].build(folder)
+    assert hidden(folder) in removed and hidden(folder).is_dir()
+    partial_build.remove_published(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_build_that_can_resume_is_not_removed(tmp_path):
+    interrupt(CASES["pretrain"], tmp_path / "c", after=40)
+    assert complete_shards(tmp_path / "c")
+    before = tree(hidden(tmp_path / "c"))
+    partial_build.remove_published(tmp_path / "c")
+    assert tree(hidden(tmp_path / "c")) == before
