@@ -28,8 +28,8 @@ PAGES = [
 ]
 OPTIONS = ["--train-tokens", "16000", "--val-tokens", "500", "--shuffle-buffer", "40", "--shard-bytes", "4096"]
 DATA = r"GET .*/train-0000"
-ORIGIN = {"source", "revision"}
-"""Fields of a meta.json that describe where the rows came from."""
+ORIGIN = {"source", "revision", "checksum"}
+"""Fields of a meta.json that describe where the rows came from, and the checksum over all fields."""
 
 
 def parquet(rows):
