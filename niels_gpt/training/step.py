@@ -144,7 +144,7 @@ class StepRunner:
             return self.step(batch, step=step, lr=lr)
         self._done += 1
         if self._done == 1 and (why := native.problem()):
-            self._note(f"attention and GELU run in torch, and steps are up to a fifth slower: {why}")
+            self._note(f"warning: attention and GELU run in torch, and steps are up to a fifth slower: {why}")
         if self._graphs and self._done == GRAPH_WARM_UP and not batch.structure():
             self._capture(batch)
         return result
@@ -172,7 +172,7 @@ class StepRunner:
                 raise
             why = first_line(err)
         self._compile = False
-        self._note(f"torch.compile failed, so the model runs uncompiled, which is slower: {why}")
+        self._note(f"warning: torch.compile failed, so the model runs uncompiled, which is slower: {why}")
         self.optimizer.zero_grad(set_to_none=True)
         return self._gradients(batch)
 
@@ -291,7 +291,8 @@ class StepRunner:
         except Exception as err:
             self._graphs = False
             self._free()
-            self._note(f"capturing a step as a CUDA graph failed, so Python launches each step: {first_line(err)}")
+            why = first_line(err)
+            self._note(f"warning: capturing a step as a CUDA graph failed, so Python launches each step: {why}")
 
 
 class _Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -150,7 +151,8 @@ def _one(
         kept = work / "failed" / f"{kind}-{number}"
         shutil.rmtree(kept, ignore_errors=True)
         if lab.folder.exists():
-            shutil.copytree(lab.folder, kept, symlinks=True)
+            with contextlib.suppress(shutil.Error):  # files that vanish, or that a fault made unreadable
+                shutil.copytree(lab.folder, kept, symlinks=True)
         print(f"FAILED {kind}:{number} {verdict.case}\n  {verdict.reason}", flush=True)
         print(f"  repeat: python -m tests.campaign --seed {seed} --case {kind}:{number}", flush=True)
     elif verbose:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import resource
+import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.campaign import mutations
 from tests.campaign.lab import BUILD, COMMANDS, TOKENS, Lab
-from tests.campaign.processes import limited
+from tests.campaign.processes import Running, limited
 from tests.campaign.verdicts import Verdict, failed, refused, unclear
 
 Change = Callable[[bytes, random.Random], bytes]
@@ -104,6 +108,10 @@ OPTIONS = (
     "--control", "--step", "--chars", "--tokens", "--path", "--force", "--resume", "--verify", "--links",
 )  # fmt: skip
 SECONDS = 40.0
+PROGRESS_SECONDS = 30.0
+"""Time in which a training must print or write something."""
+TRAIN = ("train", "pipeline")
+"""Commands that may rightly run longer than SECONDS: without options they train the defaults."""
 MEMORY = 6 << 30
 """Address space above that of the campaign: a command that asks for more must refuse, not be killed."""
 
@@ -128,13 +136,35 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     running = lab.start(words, stdin=stdin, before=limited(resource.RLIMIT_AS, _address_space() + MEMORY))
     outcome = running.wait(SECONDS)
     if outcome is None:
-        running.signal(9)
+        if words[0] in TRAIN and makes_progress(running, lab.folder):
+            return Verdict("held", told, "a training that makes progress")
+        running.signal(signal.SIGKILL)
         running.wait()
         return failed(told, f"hang: still running after {SECONDS:.0f} s")
     reason = unclear(outcome)
     if reason:
         return failed(told, reason)
     return Verdict("noticed" if refused(outcome) else "held", told, outcome.err.strip()[-200:])
+
+
+def makes_progress(running: Running, folder: Path) -> bool:
+    """Whether a command that still runs prints or writes something, or ends, in PROGRESS_SECONDS; kill it then."""
+    end = time.monotonic() + PROGRESS_SECONDS
+    before, moved = _sizes(folder, running), False
+    while not moved and time.monotonic() < end:
+        moved = running.wait(0.5) is not None or _sizes(folder, running) != before
+    running.signal(signal.SIGKILL)
+    running.wait()
+    return moved
+
+
+def _sizes(folder: Path, running: Running) -> dict[Path, tuple[int, int]]:
+    sizes = {}
+    for path in (*folder.rglob("*"), *running.outputs):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            sizes[path] = (status.st_size, status.st_mtime_ns)
+    return sizes
 
 
 def _setting(rng: random.Random) -> str:

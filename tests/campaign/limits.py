@@ -29,10 +29,10 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     if reason:
         return failed(told, reason)
     if refused(outcome):
-        return lab.recover(name, told, result="noticed")
+        return lab.recover(name, told, result="noticed", after=outcome)
     difference = lab.differences(name, outcome)
     if not difference:
         return Verdict("held", told)
     if not reports_a_problem(outcome):
         return failed(told, f"silent: exit code 0, no message: {difference}")
-    return lab.recover(name, told, result="noticed")
+    return lab.recover(name, told, result="noticed", after=outcome)

@@ -92,6 +92,11 @@ class Running:
             finally:
                 os._exit(code)
 
+    @property
+    def outputs(self) -> list[Path]:
+        """The files of its stdout and stderr."""
+        return self._paths[1:]
+
     def wait(self, seconds: float | None = None) -> Outcome | None:
         """Return the outcome, or None if the command still runs after the seconds. Without a limit: kill it then."""
         if self._ended is not None:

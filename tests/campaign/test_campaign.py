@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign import errors, flips, kills, lab, mutations, power_cut_model, processes, shim, verdicts
+from tests.campaign import errors, flips, fuzz, kills, lab, mutations, power_cut_model, processes, shim, verdicts
 from tests.campaign.lab import Command, Lab, snapshot
 from tests.campaign.processes import Outcome, Running
 
@@ -117,6 +117,71 @@ def test_a_command_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "TIMEOUT", 0.2)
     outcome = Running(lambda: time.sleep(30), tmp_path, tmp_path / "o").wait()
     assert (outcome.code, outcome.hung) == (-9, True)
+
+
+def endless(writes):
+    import time
+
+    for number in range(600):
+        if writes:
+            Path("metrics.jsonl").write_text("line\n" * number, encoding="utf-8")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "writes", "result"),
+    [(("train",), True, "held"), (("train",), False, "failed"), (("cache", "verify"), True, "failed")],
+)
+def test_a_training_that_makes_progress_is_no_hang(tmp_path, monkeypatch, words, writes, result):
+    small = SmallLab(tmp_path, lambda: endless(writes))
+    monkeypatch.setattr(fuzz, "INPUTS", (("", fuzz.BYTES, (words,), ()),))
+    monkeypatch.setattr(fuzz, "SECONDS", 0.3)
+    monkeypatch.setattr(fuzz, "PROGRESS_SECONDS", 1.0)
+    verdict = fuzz.case(small, random.Random(1), 0)
+    assert verdict.result == result
+    assert ("hang" in verdict.reason) == (result == "failed")
+
+
+@pytest.mark.parametrize(
+    ("printed", "result"), [("warning: attention and GELU run in torch", "noticed"), ("", "failed")]
+)
+def test_weights_without_a_compiled_kernel_differ_if_that_was_printed(tmp_path, monkeypatch, printed, result):
+    def train(weights):
+        Path("runs/new/checkpoints").mkdir(parents=True)
+        Path("runs/new/checkpoints/best.pt").write_bytes(weights)
+
+    command = Command(("train",), environment=(("KERNELS", "native"),))
+    monkeypatch.setattr(lab, "COMMANDS", {"new_native": command})
+    small = SmallLab(tmp_path, lambda: train(b"native"))
+    small.reference("new_native")
+    small.reset()
+    small.work = lambda: train(b"torch")
+    small.run(command)
+    outcome = Outcome(0, "", printed + "\n", 0.1, 0)
+    small.work = lambda: print(os.environ["KERNELS"])
+    verdict = small.recover("new_native", "case", result="noticed", after=outcome)
+    assert verdict.result == result, verdict.reason
+    (small.folder / "runs/new/checkpoints/best.pt").unlink()
+    assert "is missing" in small.recover("new_native", "case", after=outcome).reason
+
+
+def test_a_file_that_vanishes_while_the_lab_is_listed(tmp_path, monkeypatch):
+    for name in ("kept", ".a.1.2.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+    read = Path.read_bytes
+
+    def vanish(path):
+        (tmp_path / ".a.1.2.tmp").unlink(missing_ok=True)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", vanish)
+    assert list(snapshot(tmp_path)) == ["kept"]
+
+
+def test_a_damaged_file_that_the_repeated_build_lacks(tmp_path, one_command):
+    small = SmallLab(tmp_path, careful)
+    small.reset()
+    assert flips._read(small, "verify", "cache/.web.partial/state.json", b"", "case").result == "harmless"
 
 
 def test_times_are_not_compared(tmp_path):

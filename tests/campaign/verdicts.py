@@ -67,6 +67,11 @@ def reports_a_problem(outcome: Outcome) -> bool:
     )
 
 
+def fell_back(outcome: Outcome) -> bool:
+    """Whether a training says that torch computes what a compiled kernel should: its weights are rounded otherwise."""
+    return bool(re.search(r"^warning: attention and GELU run in torch", outcome.err, re.MULTILINE))
+
+
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no message"

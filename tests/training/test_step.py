@@ -14,6 +14,7 @@ from niels_gpt.system import device as device_module
 from niels_gpt.training import step as step_module
 from niels_gpt.training.memory_limits import OutOfMemory
 from niels_gpt.training.optim.optimizer import make_optimizer
+from niels_gpt.training.progress import WarningsOnly
 from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.base import Batch
 
@@ -105,6 +106,15 @@ class BrokenBackward(torch.autograd.Function):
         raise RuntimeError("\n  no compiler here\nand much more")
 
 
+def test_a_kernel_that_is_missing_is_one_warning_even_with_quiet(monkeypatch, capsys):
+    monkeypatch.setattr(native, "_problems", {"gelu": "gelu.c: no C compiler found"})
+    runner = runner_of(config_of(), note=WarningsOnly().note)
+    for step in range(2):
+        runner.step(batch_of(step), step=step, lr=0.01)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: attention and GELU run in torch") and "gelu.c: no C compiler found" in line
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_failed_compilation_is_one_note(monkeypatch, where):
     def broken(function, **options):
@@ -120,7 +130,7 @@ def test_a_failed_compilation_is_one_note(monkeypatch, where):
     _, results = run(config_of({"compile": True}, accumulate=2), notes=notes)
     assert results == run(config_of(accumulate=2))[1]
     (note,) = notes
-    assert "torch.compile" in note and "no compiler here" in note
+    assert note.startswith("warning: torch.compile") and "no compiler here" in note
     assert "\n" not in note
 
 

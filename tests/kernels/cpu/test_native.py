@@ -1,7 +1,9 @@
 """C kernels are compiled once, cached and checked; without them there is a reason, and torch does the work."""
 
 import _ctypes
+import errno
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -218,13 +220,48 @@ def test_a_compiler_that_writes_no_library(monkeypatch: pytest.MonkeyPatch, tmp_
     assert native.problem()
 
 
-def test_a_folder_that_cannot_be_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "allowed", lambda: True)
+@here
+def test_without_a_folder_a_kernel_is_used_but_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    monkeypatch.setenv(native.VARIABLE, str(tmp_path / "file" / "folder"))
-    monkeypatch.setenv("CC", compiler(tmp_path / "fine", "exit 0"))
-    assert native.library("gelu") is None
-    assert "folder" in native.problem()
+    folder = tmp_path / "file" / "folder"
+    monkeypatch.setenv(native.VARIABLE, str(folder))
+    native._warn.cache_clear()
+    with pytest.warns(UserWarning, match=f"not stored: the folder {folder} cannot be used .{tmp_path}/file: File exists"):
+        assert native.library("gelu") is not None
+    assert native.problem() == ""
+
+
+@here
+@pytest.mark.parametrize("call", ["stat", "mkdir"])
+def test_a_folder_that_cannot_be_checked(fresh: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def broken(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    library = kernel_file.load("gelu", native._compiled("gelu", ["gcc"], list(native._FLAGS)), ("gelu",))
+    monkeypatch.setattr(native, "_compiled", lambda *_: b"compiled")
+    monkeypatch.setattr(kernel_file, "load", lambda *_: library)
+    monkeypatch.setattr(Path, call, broken)
+    native._warn.cache_clear()
+    with pytest.warns(UserWarning, match="not stored: the folder .* cannot be used .*: Input/output error"):
+        assert native.library("gelu") is library
+
+
+@here
+def test_a_stored_kernel_that_cannot_be_read_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.library("gelu") is not None
+    (path,) = fresh.iterdir()
+    before = path.stat().st_ino
+    native.library.cache_clear()
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as disk:
+        disk.setattr("os.fstat", broken)
+        assert kernel_file.read_checked(path) is None
+    monkeypatch.setattr(kernel_file, "read_checked", lambda _: None)
+    assert native.library("gelu") is not None and native.problem() == ""
+    assert path.stat().st_ino != before
 
 
 def test_the_variable_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:

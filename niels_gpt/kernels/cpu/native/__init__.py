@@ -94,17 +94,16 @@ def _stored_or_built(name: str, macros: list[str]) -> ctypes.CDLL:
     """The loaded library, from the cache or else from the compiler.
 
     Raises ValueError without a compiler or if it fails, AttributeError if what it wrote lacks a function, and OSError
-    if that cannot be loaded or the folder cannot be created.
+    if that cannot be loaded.
     """
     compiler = find_compiler()
     if compiler is None:
         raise ValueError("no C compiler found: install gcc (apt install gcc), or set CC")
     flags = [*_FLAGS, *macros]
     folder = kernel_folder()
-    user_cache.create_private(folder)
-    unsafe = user_cache.why_unsafe(folder)
-    if unsafe:
-        _warn(f"compiled kernels are not stored: {unsafe}, or set {VARIABLE} to a folder of your own")
+    unusable = _why_unusable(folder)
+    if unusable:
+        _warn(f"compiled kernels are not stored: {unusable}, or set {VARIABLE} to a folder of your own")
         return kernel_file.load(name, _compiled(name, compiler, flags), _SYMBOLS[name])
     path = folder / f"{name}-{_key(compiler, flags)}.so"
     stored = kernel_file.read_checked(path)
@@ -118,6 +117,15 @@ def _stored_or_built(name: str, macros: list[str]) -> ctypes.CDLL:
     except OSError as err:
         _warn(f"the compiled kernel is not stored: {files.describe_os_error(err)}")
     return loaded
+
+
+def _why_unusable(folder: Path) -> str:
+    """Why kernels are neither read from a folder nor stored there, and the remedy; empty if they are."""
+    try:
+        user_cache.create_private(folder)
+        return user_cache.why_unsafe(folder)
+    except OSError as err:
+        return f"the folder {folder} cannot be used ({err.filename}: {err.strerror}): repair it"
 
 
 def _key(compiler: list[str], flags: list[str]) -> str:

@@ -25,21 +25,23 @@ _held: list[int] = []
 
 
 def store(path: Path, library: bytes) -> None:
-    """Write a library and its sha256, atomically. Raises OSError."""
+    """Write a library and its sha256, atomically; replace a link, not the file that it names. Raises OSError."""
+    if path.is_symlink():
+        path.unlink()
     files.write_bytes(path, library + hashlib.sha256(library).digest(), mode=0o600)
 
 
 def read_checked(path: Path) -> bytes | None:
-    """The stored library; None if there is none, its sha256 does not match, or another user owns or can write it."""
+    """The stored library; None if it cannot be read, fails its sha256, or another user owns or can write it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+                return None
+            content = file.read(_MOST)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-            return None
-        content = file.read(_MOST)
     library, digest = content[:-_DIGEST], content[-_DIGEST:]
     return library if library and hashlib.sha256(library).digest() == digest else None
 
