@@ -86,7 +86,7 @@ def open_checks(
     try:
         checksums = load_array(folder / table, listed[table])
     except OSError as err:
-        raise CacheError(f"{folder / table} is missing ({err.strerror}): build the cache again") from None
+        raise CacheError(f"{folder / table} is missing ({err.strerror}): build the cache again") from err
     ends = np.cumsum([-(-listed[name]["bytes"] // BLOCK_BYTES) for name in names], dtype=np.int64).tolist()
     if checksums.ndim != 1 or checksums.dtype != CHECKSUM_DTYPE or len(checksums) != (ends[-1] if ends else 0):
         raise CacheError(f"{folder / table} does not match the token files: build the cache again")

@@ -168,8 +168,10 @@ def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = Fa
     """The size of a file, checked against its entry of `listed_files`. Raises CacheError if it differs."""
     try:
         status = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         status = None
+    except OSError as err:
+        raise CacheError(f"cannot read {path}: {err.strerror or err}") from err
     if status is None or not stat.S_ISREG(status.st_mode):
         raise CacheError(f"{path} is missing: build the cache again")
     size = status.st_size

@@ -115,7 +115,7 @@ class SFTExampleDataset:
         except FileNotFoundError:
             raise CacheError(f"no {self.idx_path}: build it with {command('cache', 'build', 'SOURCE')}") from None
         except OSError as err:
-            raise CacheError(f"{self.idx_path} is damaged ({err}): build the cache again") from None
+            raise CacheError(f"{self.idx_path} is damaged ({err}): build the cache again") from err
         if starts.ndim != 1 or starts.dtype != np.int64:
             raise CacheError(f"{self.idx_path} must be a 1-D array of int64 offsets: build the cache again")
         bounds = np.append(starts, self._tokens.size)

@@ -110,7 +110,7 @@ def _train_one(config: RunConfig, run: RunFolder, device: str, command: str | No
     from niels_gpt.runs.loading import load_run
 
     path, saved, _ = run.newest_checkpoint("cpu", tensors=False)
-    if path is None or saved["step"] < config.train.total_steps:
+    if path is None or saved["step"] < config.train.total_steps or not run.has_outputs_of(saved["step"]):
         result = train_and_report(config, run, device=device, show_samples=True, resume=resume)
         exit_if_stopped(result.stopped_by, result, run, command=command)
     loaded = load_run(run.path, None, device)

@@ -115,7 +115,9 @@ def check_and_store(
 ) -> list[str]:
     """Check the folder and the data of both phases, then store their configs. Return the finished phases.
 
-    Raises ValueError, before anything is stored, also for a phase that cannot be resumed with its config or data.
+    A phase that was killed after its last checkpoint, before its last sample or its plot, is not finished, unless its
+    data or config has changed since. Raises ValueError, before anything is stored, also for a phase that cannot be
+    resumed with its config or data.
     """
     from niels_gpt.training.resume import check_resumable, with_saved_schedule
     from niels_gpt.training.tasks.registry import open_task
@@ -130,10 +132,17 @@ def check_and_store(
         phase = phases[name]
         task = open_task(phase)
         path, saved, _ = run.newest_checkpoint("cpu", tensors=False)
-        if path is not None and saved["step"] >= phase.train.total_steps and run.best.exists():
-            finished.append(name)
-        elif path is not None:
-            check_resumable(path, saved["extra"], with_saved_schedule(phase, path, saved), task)
+        if path is not None:
+            trained = saved["step"] >= phase.train.total_steps and run.best.exists()
+            try:
+                check_resumable(path, saved["extra"], with_saved_schedule(phase, path, saved), task)
+            except ValueError:
+                if not trained:
+                    raise
+                finished.append(name)  # its data may be gone
+            else:
+                if trained and run.has_outputs_of(saved["step"]):
+                    finished.append(name)
         if verify:
             verify_caches(phase)
     folder.write_configs(phases)
@@ -166,7 +175,8 @@ def run_phases(
                 say(f"{name}: {run.path} is finished")
             continue
         if world.is_main:
-            say(f"{name}: into {run.path}")
+            trained = run.steps_saved >= phase.train.total_steps  # only its last sample or its plot is missing
+            say(f"{name}: {run.path} is finished" if trained else f"{name}: into {run.path}")
         started = world.broadcast(run.exists)
         result = train_and_report(
             phase, run, device=world.device, world=world, resume=started, show_samples=show_samples

@@ -133,8 +133,9 @@ def rm(
     if not yes and not typer.confirm(f"Remove {'it' if len(paths) == 1 else 'them'} for good?"):
         print("nothing removed")
         raise typer.Exit(1)
-    freed = sum(remove(path) for path in paths)
-    print(f"removed {', '.join(map(str, paths))}: {_size(freed)} freed")
+    freed = [remove(path) for path in paths]
+    total = None if None in freed else sum(size for size in freed if size)
+    print(f"removed {', '.join(map(str, paths))}: {_size(total)} freed")
 
 
 def _show_table(runs: Sequence[RunSummary]) -> None:
@@ -248,7 +249,7 @@ def _one_line(value: Any) -> str:
     return str(value)
 
 
-def _size(number: int) -> str:
+def _size(number: int | None) -> str:
     from niels_gpt.system.console import short_number
 
-    return f"{short_number(number)}B"
+    return "?" if number is None else f"{short_number(number)}B"

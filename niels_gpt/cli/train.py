@@ -235,6 +235,7 @@ def train_and_report(
 ) -> TrainResult:
     """Train with a progress display, and write loss.png however the training ends, unless it did not start."""
     from niels_gpt.report.curves import plot_losses
+    from niels_gpt.system.optional_writes import optional_write
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.training import loop, progress
 
@@ -260,7 +261,7 @@ def train_and_report(
         drawing = world.size == 1 or (world.is_main and sys.exc_info()[0] is None)
         if drawing and _modified(run.metrics_path) != metrics_before:
             after_signal = _ignore_signals() if result is not None and result.signal else contextlib.nullcontext()
-            with after_signal, contextlib.suppress(OSError, ImportError, MemoryError):  # the run itself is saved
+            with after_signal, optional_write(run.plot_path, ImportError, MemoryError):  # the run itself is saved
                 plot_losses(run)
 
 

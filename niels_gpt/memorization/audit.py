@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -210,6 +211,9 @@ def _nothing_to_audit(notes: Path | None, found: AuditInput) -> str:
 def _read_controls(folder: Path, loaded: LoadedRun, encoding_errors: str | None) -> tuple[list[AuditText], list[str]]:
     """Return (controls from a folder, names of its notes that were trained on and therefore skipped)."""
     found = read_path(folder, loaded, encoding_errors)
+    for entry in found.skipped:
+        if entry.missing:
+            warnings.warn(f"--control {folder}: {entry.name} is not a control: {entry.reason}", stacklevel=1)
     texts = [text for text in found.texts if len(text.ids) >= MIN_TOKENS]
     if not texts:
         raise ValueError(f"--control {folder}: no text of at least {MIN_TOKENS} tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
+from niels_gpt.system.console import error_message, one_line
 from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_chats, open_documents, uses_bytes
 from niels_gpt.training.tasks.splice_task import SpliceTask
 
@@ -48,7 +50,7 @@ def run_sources(loaded: LoadedRun, problems: list[str]) -> Iterator[RunSource]:
                 changed = any(data.get(key) != sha for key, sha in current.items())
                 chosen = task.chosen if task else range(len(documents.train.lengths))
             except (ValueError, OSError) as err:
-                problems.append(str(err))
+                problems.append(_problem(err))
                 continue
             problem = f"{documents.path} has changed since the training" if changed else ""
             if problem:
@@ -99,8 +101,20 @@ def _history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunConfig
         try:
             data = read_checkpoint(path, "cpu")["extra"].get("data", {})
         except (ValueError, OSError) as err:
-            problems.append(str(err))
+            problems.append(_problem(err))
             return
+
+
+def _problem(err: Exception) -> str:
+    """Return an error of reading data as one line; warn of it unless the data is only missing.
+
+    Data that exists but cannot be read may be read a moment later: what needs it twice would differ in silence.
+    """
+    problem = one_line(error_message(err))
+    system_error = next((e for e in (err, err.__cause__) if isinstance(e, OSError)), None)
+    if system_error is not None and not isinstance(system_error, FileNotFoundError | NotADirectoryError):
+        warnings.warn(f"data of the run cannot be read, so it is unknown what was trained on: {problem}", stacklevel=1)
+    return problem
 
 
 def _source_names(config: RunConfig) -> list[str | None]:

@@ -10,6 +10,8 @@ import dataclasses
 import math
 import os
 import shutil
+import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,9 @@ from niels_gpt.runs.metrics import read_metrics, warn_of_damage
 from niels_gpt.runs.stored_config import warn_of_changes
 from niels_gpt.runs.validation import bits_per_byte, eval_name, selection_loss
 from niels_gpt.system import files
-from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
+from niels_gpt.system.console import error_message, one_line
+from niels_gpt.system.optional_writes import optional_write
 
 RUNS = Path("runs")
 PHASES = ("pretrain", "sft")
@@ -40,8 +44,8 @@ class RunSummary:
     """`training`: a process holds its lock; `stopped`: it can be resumed."""
     changed: float
     """When it last wrote metrics or its config: seconds since 1970."""
-    disk: int
-    """Bytes on disk; a file with several names counts once."""
+    disk: int | None
+    """Bytes on disk; a file with several names counts once. None: the size of a file cannot be read."""
     task: str | None = None
     parameters: int | None = None
     steps: int | None = None
@@ -186,7 +190,11 @@ def _measured_bits(path: Path, config: dict[str, Any], best_step: int | None) ->
             return None
         weights = {eval_name(name): w for name, w in config["train"]["p_val"].items() if w}
         return math.fsum(w * stored["scores"][name]["bits_per_byte"] for name, w in weights.items())
-    except (OSError, ValueError, LookupError, TypeError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as err:
+        if isinstance(err, OSError | DamagedJSON):
+            _warn_unreadable(path / EVAL_FILE, "the measured bits per byte", err)
         return None
 
 
@@ -195,20 +203,41 @@ EVAL_FILE = "eval.json"
 
 
 def store_scores(path: Path, result: Mapping[str, Any]) -> None:
-    """Store the scores of the best checkpoint in its run; a run that cannot be written to is left as it is."""
-    with contextlib.suppress(OSError):
+    """Store the scores of the best checkpoint in its run; warns if the run cannot be written to."""
+    with optional_write(path / EVAL_FILE):
         write_checked_json(path / EVAL_FILE, {key: value for key, value in result.items() if key != "checkpoint"})
 
 
-def disk_usage(path: Path) -> int:
-    """Return the bytes of all files below a folder; hard links count once, symbolic links are not followed."""
+def disk_usage(path: Path) -> int | None:
+    """Return the bytes of a file, or of all files below a folder; None, with a warning, if a size cannot be read.
+
+    Hard links count once. Symbolic links in the folder are not followed. What disappears meanwhile has no bytes.
+    """
     seen: dict[tuple[int, int], int] = {}
-    for root, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                info = Path(root, name).lstat()
-                seen[info.st_dev, info.st_ino] = info.st_size
+    try:
+        if not stat.S_ISDIR((info := path.stat()).st_mode):
+            return info.st_size
+        for root, _, names in os.walk(path, onerror=_raise_unless_gone):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    info = Path(root, name).lstat()
+                    seen[info.st_dev, info.st_ino] = info.st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as err:
+        _warn_unreadable(path, "its size", err)
+        return None
     return sum(seen.values())
+
+
+def _raise_unless_gone(err: OSError) -> None:
+    if not isinstance(err, FileNotFoundError):
+        raise err
+
+
+def _warn_unreadable(path: Path, what: str, err: Exception) -> None:
+    reason = error_message(err)
+    warnings.warn(one_line(f"{path}: {what} cannot be read: {reason}"), stacklevel=1)
 
 
 def is_locked(path: Path) -> bool:
@@ -247,8 +276,11 @@ def check_removable(path: Path) -> list[Path]:
     return runs
 
 
-def remove(path: Path) -> int:
-    """Remove a run, pipeline or study, and return the bytes freed. Raises ValueError as `check_removable` does."""
+def remove(path: Path) -> int | None:
+    """Remove a run, pipeline or study, and return the bytes freed (`disk_usage`).
+
+    Raises ValueError as `check_removable` does.
+    """
     runs = check_removable(path)
     with contextlib.ExitStack() as stack:
         for run in runs:
@@ -275,13 +307,19 @@ def _looks_like_run(path: Path) -> bool:
     """Whether a folder is a run, damaged ones included: a config.yaml of a run, or metrics, or checkpoints."""
     if any(path.glob("checkpoints/*.pt")) or (path / "metrics.jsonl").is_file() or (path / "run.lock").is_file():
         return True
-    with contextlib.suppress(ValueError, OSError):
+    try:
         return bool(read_tree(path))
-    return False
+    except ValueError:
+        return False
+    except OSError:  # `summarize` reports it
+        return True
 
 
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:
+    except FileNotFoundError:
+        return 0.0
+    except OSError as err:
+        _warn_unreadable(path, "its time", err)
         return 0.0

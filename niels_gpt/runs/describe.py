@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
-from niels_gpt.runs.catalog import PHASES, pipeline_of, read_tree, summarize
+from niels_gpt.runs.catalog import PHASES, disk_usage, pipeline_of, read_tree, summarize
 from niels_gpt.runs.metrics import read_metrics
 from niels_gpt.system.program import command
 
@@ -27,6 +26,7 @@ def describe(path: Path) -> dict[str, Any]:
     except ValueError as err:
         return {**detail, "state": "damaged", "problem": str(err)}
     last = detail["last"] or {}
+    checkpoints = _checkpoints(path)
     return {
         **detail,
         "context": config.model.T,
@@ -34,10 +34,10 @@ def describe(path: Path) -> dict[str, Any]:
         "data": _data(config),
         "last_evals": {name: value for name, value in _last_evals(path).items() if "/" not in name},
         "last": {key: value for key, value in last.items() if key != "evals"} or None,
-        "checkpoints": _checkpoints(path),
+        "checkpoints": checkpoints,
         "same_files": _same_files(path),
         "differences": _changes(config),
-        "next": _next_commands(path, config, summary.state, bool(_checkpoints(path))),
+        "next": _next_commands(path, config, summary.state, bool(checkpoints)),
     }
 
 
@@ -117,13 +117,9 @@ def _path_of(config: RunConfig, source: str) -> str:
     return str(getattr(config.data, source, "?"))
 
 
-def _checkpoints(path: Path) -> dict[str, int]:
-    """Return {name: bytes} of the checkpoints, best and latest first."""
-    sizes = {}
-    for p in _checkpoint_paths(path):
-        files = [Path(root, name) for root, _, names in os.walk(p) for name in names] if p.is_dir() else [p]
-        sizes[p.name] = sum(file.stat().st_size for file in files)
-    return sizes
+def _checkpoints(path: Path) -> dict[str, int | None]:
+    """Return {name: bytes} of the checkpoints, best and latest first; None for a size that cannot be read."""
+    return {p.name: disk_usage(p) for p in _checkpoint_paths(path)}
 
 
 def _same_files(path: Path) -> dict[str, str]:
@@ -131,7 +127,10 @@ def _same_files(path: Path) -> dict[str, str]:
     first: dict[tuple[int, int], str] = {}
     same = {}
     for p in _checkpoint_paths(path):
-        info = p.stat()
+        try:
+            info = p.stat()
+        except OSError:  # `_checkpoints` warns
+            continue
         name = first.setdefault((info.st_dev, info.st_ino), p.name)
         if name != p.name:
             same[p.name] = name

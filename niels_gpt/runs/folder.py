@@ -134,6 +134,15 @@ class RunFolder:
         """The path of the sample text of a step."""
         return self.samples / f"step_{step:08d}.txt"
 
+    def has_outputs_of(self, step: int) -> bool:
+        """Whether the sample of a step exists, and loss.png is as new as the metrics.
+
+        Both are written after the checkpoint, so a kill can prevent them.
+        """
+        if not (self.sample_path(step).exists() and self.plot_path.exists() and self.metrics_path.exists()):
+            return False
+        return self.plot_path.stat().st_mtime_ns >= self.metrics_path.stat().st_mtime_ns
+
     @property
     def latest(self) -> Path:
         """The newest checkpoint: latest.pt, or `latest` if it is a sharded checkpoint (a folder)."""
@@ -176,7 +185,7 @@ class RunFolder:
             if best:
                 files.link_or_copy(path, self.best)
             self._point_to(path)
-            self._retain(keep)
+            self.retain(keep)
 
     def save_sharded(
         self, tensors: Mapping[str, torch.Tensor], head: dict[str, Any], world: World, *, keep: int
@@ -202,7 +211,7 @@ class RunFolder:
                 temporary.rename(folder)
                 files.fsync_folder(self.checkpoints)
                 self._point_to(folder)
-                self._retain(keep)
+                self.retain(keep)
 
     def _point_to(self, path: Path) -> None:
         """Point `latest` to a checkpoint, a file or a folder."""
@@ -217,9 +226,15 @@ class RunFolder:
             files.link_or_copy(path, self.checkpoints / "latest.pt")
             (self.checkpoints / "latest").unlink(missing_ok=True)  # left from when the run was sharded
 
-    def _retain(self, keep: int) -> None:
-        """Delete all but the newest `keep` numbered checkpoints."""
-        for old in self.step_files()[keep:]:
+    def retain(self, keep: int, *, up_to: int | None = None) -> None:
+        """Delete all but the newest `keep` numbered checkpoints.
+
+        up_to: count only those up to this step, from which the run resumes: newer ones may be damaged.
+        """
+        existing = self.step_files()
+        if up_to is not None:
+            existing = [path for path in existing if path.stem <= self.step_path(up_to).stem]
+        for old in existing[keep:]:
             _remove(old)
 
     def discard_from(self, step: int) -> Path | None:

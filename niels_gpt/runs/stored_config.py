@@ -16,6 +16,7 @@ from niels_gpt.config.yaml_file import differences, dump_config, load_config, to
 from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
+from niels_gpt.system.console import error_message
 
 
 def copy_path(path: Path) -> Path:
@@ -41,7 +42,10 @@ def warn_of_changes(path: Path, found: Mapping[str, Any]) -> None:
     """Warn once, with the keys, if a config differs from the one that was written; older runs have no copy of it."""
     try:
         written = with_defaults(read_checked_json(copy_path(path)))
-    except OSError:
+    except FileNotFoundError:
+        return
+    except OSError as err:
+        warnings.warn(f"{error_message(err)}: cannot tell whether {path} has changed", stacklevel=1)
         return
     except DamagedJSON as err:
         warnings.warn(f"{copy_path(path)} is damaged ({err}): cannot tell whether {path} has changed", stacklevel=1)

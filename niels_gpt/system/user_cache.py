@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json
+from niels_gpt.system.optional_writes import remove_folder
 
 STREAMS = "streams"
 """Sub-folder of the byte streams: one folder per choice of sources."""
@@ -118,7 +118,7 @@ def remove_entry(entry: CacheEntry) -> bool:
                     path.unlink(missing_ok=True)
     except BlockingIOError:
         return False
-    shutil.rmtree(entry.path, ignore_errors=True)
+    remove_folder(entry.path, consequence="run the command again")
     return True
 
 

@@ -158,12 +158,13 @@ def train(
             if world.is_main:
                 if resume:
                     run.keep_metrics_before(state.step)
+                    run.retain(config.output.keep, up_to=state.step)  # killed before it deleted old checkpoints
                 run.write_config(config)
                 run.write_tokenizer(task.tokenizer)
                 run.write_skipped(selections)
                 log = stack.enter_context(contextlib.closing(MetricsLog(run.metrics_path)))
         if resume and state.step >= config.train.total_steps:
-            report.note(f"all {state.step} steps are done: continue with a larger number of steps (--steps N)")
+            report.note(f"all {state.step} steps are done: for a larger number of steps, {run.extend_command}")
         report.start(first=state.step, total=config.train.total_steps)
         stack.callback(report.close)
         try:

@@ -1,12 +1,14 @@
+import errno
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, open_meta, read_meta, write_meta
+from niels_gpt.cache.meta import CacheError, check_file, check_listed, check_meta, open_meta, read_meta, write_meta
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -148,3 +150,15 @@ def test_damaged_list_of_files_raises(tmp_path, files):
     (tmp_path / "a.bin").write_bytes(b"12")
     with pytest.raises(CacheError):
         check_file({"files": files}, tmp_path, "a.bin", verify=True)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with pytest.raises(CacheError, match="is missing"):
+        check_listed(tmp_path / "shard", {"bytes": 1})
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(CacheError, match=r"cannot read .*shard: Permission denied") as error:
+        check_listed(tmp_path / "shard", {"bytes": 1})
+    assert isinstance(error.value.__cause__, PermissionError)

@@ -291,3 +291,8 @@ os.rename("late.tmp", "late")
         cut.rename(work)
     assert {"no name", b"", b"words"} <= seen
     assert any(isinstance(state, bytes) and b"\0" in state for state in seen)
+
+
+@pytest.mark.parametrize(("code", "err", "reported"), [(0, "", False), (0, "warning: x", True), (4, "", True)])
+def test_an_exit_code_of_incomplete_work_is_a_report(code, err, reported):
+    assert verdicts.reports_a_problem(Outcome(code, "the output", err, 0.0, 0)) == reported

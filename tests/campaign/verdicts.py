@@ -61,9 +61,15 @@ def refused(outcome: Outcome) -> bool:
 
 
 def reports_a_problem(outcome: Outcome) -> bool:
-    """Whether a command that succeeded says that something is wrong: a warning, or a `problem` in its output."""
-    return "warning: " in outcome.err or bool(
-        re.search(r'"problem": "\w|damaged|not readable', outcome.out + outcome.err)
+    """Whether a command reports that something is wrong: a warning, a `problem` in its output, or an exit code.
+
+    The code is 3 (partly done) or 4 (an audit that could not read all text); undisturbed, all commands of the lab exit
+    with 0.
+    """
+    return (
+        outcome.code in (3, 4)
+        or "warning: " in outcome.err
+        or bool(re.search(r'"problem": "\w|damaged|not readable', outcome.out + outcome.err))
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -51,7 +52,7 @@ def place(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def there(place, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr(curves, "plot_losses", lambda run: None)  # `whole` has its plots
+    monkeypatch.setattr(curves, "plot_losses", lambda run: run.plot_path.touch())  # `whole` has its plots
 
 
 def check_same(folder, whole):
@@ -305,3 +306,32 @@ def test_resuming_with_another_config_is_refused(place, monkeypatch, capsys):
     assert call("pipeline", *options) == 1
     assert re.search(r"train\.B.* 6.* 3", error_of(capsys))
     assert snapshot(place / "changed") == before  # with the stored configs, which --resume alone reads
+
+
+@pytest.mark.parametrize("phase", STEPS)
+def test_a_phase_killed_after_its_last_checkpoint_gets_its_sample_and_its_plot(place, monkeypatch, phase):
+    folder, step = f"unfinished-{phase}", STEPS[phase]
+    run = RunFolder(place / folder / phase)
+    shutil.copytree(place / "whole", place / folder)
+    temporary = run.samples / f".{run.sample_path(step).name}.1.1.tmp"
+    run.sample_path(step).rename(temporary)
+    run.plot_path.unlink()
+    drawn = []
+    monkeypatch.setattr(curves, "plot_losses", drawn.append)
+    assert call("pipeline", place / folder, "--resume") == 0
+    assert run.sample_path(step).read_bytes() == RunFolder(place / "whole" / phase).sample_path(step).read_bytes()
+    assert [other.path for other in drawn] == [run.path] and not temporary.exists()
+    check_same(place / folder, place / "whole")
+
+
+def test_a_plot_older_than_the_metrics_is_drawn_again_unless_the_phase_cannot_be_resumed(place, monkeypatch, capsys):
+    shutil.copytree(place / "whole", place / "old-plot")
+    run = RunFolder(place / "old-plot/sft")
+    os.utime(run.plot_path, (1, 1))
+    drawn = []
+    monkeypatch.setattr(curves, "plot_losses", drawn.append)
+    changed = ["--config", "c.yaml", "--set", "sft.train.base_lr=0.02"]
+    assert call("pipeline", place / "old-plot", "--resume", *changed) == 0  # finished with its former config
+    assert drawn == []
+    assert call("pipeline", place / "old-plot", "--resume", "--config", "c.yaml") == 0
+    assert [other.path for other in drawn] == [run.path]

@@ -1,5 +1,6 @@
 """`niels-gpt train`: the run it leaves, signals, resume, full disks, and data that cannot be trained on."""
 
+import errno
 import json
 import os
 import re
@@ -262,3 +263,13 @@ def test_impossible_values_are_refused_before_the_folder_is_created(texts, tmp_p
     assert call("train", *SMALL, *data(texts), "--steps", 2, "--run-dir", "out", "--set", option) == 1
     assert re.search(facts, error_of(capsys))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plot_that_cannot_be_written_is_a_warning(texts, tmp_path, capsys, monkeypatch):
+    def refuse(run):
+        raise OSError(errno.ENOSPC, f"cannot write {run.plot_path}: No space left on device")
+
+    monkeypatch.setattr(curves, "plot_losses", refuse)
+    assert call("train", *SMALL, *data(texts), "--steps", 1, "--run-dir", "out", "--quiet") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: out/loss.png was not written") and "No space left" in line

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -182,3 +184,22 @@ def test_the_own_data_of_a_chat_run(tokens):
     status, _ = membership(loaded, {text.name: text.ids for text in found.texts})
     assert set(status.values()) == {TRAINED, HELD_OUT}
     assert {status[text.name] for text in chats} == {TRAINED, HELD_OUT}
+
+
+def test_data_that_cannot_be_read_is_reported_and_missing_data_is_not(workdir, loaded, monkeypatch):
+    notes = {"x": np.arange(40)}
+
+    def refuse(error):
+        def opened(*_):
+            raise error
+
+        monkeypatch.setattr("niels_gpt.memorization.membership.SpliceTask", opened)
+
+    refuse(OSError(errno.EIO, "Input/output error", "shard"))
+    with pytest.warns(UserWarning, match=r"cannot be read.*Input/output error"):
+        status, why = membership(loaded, notes)
+    assert status == {"x": UNKNOWN} and "Input/output error" in why
+    refuse(FileNotFoundError("no folder of notes"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert membership(loaded, notes) == ({"x": UNKNOWN}, "no folder of notes")

@@ -1,5 +1,6 @@
 """The list of runs: from small files alone, damaged ones included; and removing runs."""
 
+import errno
 import json
 import math
 import os
@@ -257,3 +258,65 @@ def test_a_run_in_use_is_training(tmp_path):
     with files.lock(run / "run.lock"):
         assert catalog.summarize(run).state == "training"
     assert catalog.summarize(run).state == "stopped"
+
+
+def refuse_stat(monkeypatch, name):
+    """Let the size of files of this name be unreadable."""
+    stat = os.stat
+
+    def failing(path, **options):
+        if not isinstance(path, int) and os.path.basename(path) == name:  # noqa: PTH119
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+
+
+def test_sizes_that_cannot_be_read_are_unknown_and_reported(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", checkpoints=["best.pt", "latest.pt"])
+    refuse_stat(monkeypatch, "best.pt")
+    with pytest.warns(UserWarning, match=r"best\.pt.*Input/output error"):
+        detail = describe(run)
+    assert detail["disk"] is None
+    assert detail["checkpoints"] == {"best.pt": None, "latest.pt": 1000}
+
+
+def test_a_folder_that_cannot_be_listed_has_no_known_size(tmp_path, monkeypatch):
+    run, scandir = make_run(tmp_path / "a"), os.scandir
+
+    def failing(path):
+        if str(path).endswith("checkpoints"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.warns(UserWarning, match="checkpoints.*ermission"):
+        assert catalog.disk_usage(run) is None
+
+
+def test_files_that_disappear_meanwhile_have_no_size(tmp_path):
+    run = make_run(tmp_path / "a")
+    size = catalog.disk_usage(run)
+    (run / "link").symlink_to("nowhere")
+    assert catalog.disk_usage(run) == size + len("nowhere")
+    assert catalog.disk_usage(tmp_path / "gone") == 0
+
+
+def test_scores_that_cannot_be_stored_or_read_are_reported(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", "task=pretrain", evals=[(1, {"val_pretrain": 3.0})])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
+        with pytest.warns(UserWarning, match=r"eval\.json was not written: .*[Nn]o space"):
+            catalog.store_scores(run, {"step": 2, "scores": {}})
+    assert not (run / "eval.json").exists()
+    (run / "eval.json").write_text("{", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"eval\.json"):
+        assert catalog.summarize(run).bits_per_byte is None
+
+
+def test_a_run_whose_only_file_cannot_be_read_is_listed(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a")
+    (run / "metrics.jsonl").unlink()
+    monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "fault")))
+    (summary,) = catalog.summarize_all(tmp_path)
+    assert (summary.state, "fault" in summary.problem) == ("damaged", True)

@@ -344,3 +344,20 @@ def test_reading_without_tensors(run, monkeypatch):
     assert heads == [(folder, False)]
     with pytest.raises(FileNotFoundError):
         run.read(folder, "cpu")
+
+
+def test_retention_of_a_resumed_run_never_deletes_what_it_resumed_from(run):
+    for step in range(1, 7):
+        save(run, step, keep=9)
+    run.retain(2, up_to=4)  # 5 and 6 are damaged
+    assert [step_of(path) for path in run.step_files()] == [6, 5, 4, 3]
+
+
+def test_the_outputs_after_the_last_checkpoint(run):
+    run.samples.mkdir()
+    for path in (run.metrics_path, run.plot_path, run.sample_path(4)):
+        assert not run.has_outputs_of(4)
+        path.touch()
+    assert run.has_outputs_of(4) and not run.has_outputs_of(5)
+    os.utime(run.plot_path, (1, 1))
+    assert not run.has_outputs_of(4)

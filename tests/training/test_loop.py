@@ -439,6 +439,14 @@ def test_resuming_a_finished_run_changes_nothing(texts, full, run):
     check_same(run, full)
 
 
+def test_a_resumed_run_deletes_the_checkpoints_that_a_killed_one_left(texts, full, run):
+    shutil.copytree(full.path, run.path)
+    shutil.copy(run.step_path(12), run.step_path(1))
+    keep = len(full.step_files())
+    train(small_config(texts, f"output.keep={keep}"), run, resume=True)
+    assert [path.name for path in run.step_files()] == [path.name for path in full.step_files()]
+
+
 def test_a_damaged_checkpoint_is_skipped(texts, full, run):
     shutil.copytree(full.path, run.path)
     for path in (run.latest, run.step_path(12)):

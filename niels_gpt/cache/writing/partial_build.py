@@ -24,7 +24,7 @@ import numpy as np
 from niels_gpt.cache.writing.checks import check_same_file_system
 from niels_gpt.cache.writing.encoding import Encoded, in_order
 from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
-from niels_gpt.cache.writing.publish import MOVING, OLD, publish_files, roll_back
+from niels_gpt.cache.writing.publish import MOVING, OLD, is_published, publish_files, roll_back
 from niels_gpt.cache.writing.shards import (
     MARGIN_BYTES,
     SavedSplit,
@@ -35,6 +35,7 @@ from niels_gpt.cache.writing.shards import (
 )
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.optional_writes import remove_folder
 
 log = logging.getLogger("niels_gpt.cache")
 STATE = "state.json"
@@ -79,8 +80,13 @@ def remove_published(out_dir: Path) -> None:
     if not folder.is_dir():
         return
     with contextlib.suppress(OSError), files.lock(folder / "build.lock", wait=False):
-        if not (folder / MOVING).exists() and (not (folder / STATE).exists() or (folder / OLD).exists()):
-            shutil.rmtree(folder, ignore_errors=True)
+        can_resume = (folder / STATE).exists() and not (folder / OLD).exists()
+        if is_published(folder) if (folder / MOVING).exists() else not can_resume:
+            _remove_hidden(folder)
+
+
+def _remove_hidden(folder: Path) -> None:
+    remove_folder(folder, consequence="the next build of this cache removes it")
 
 
 class PartialBuild:
@@ -333,13 +339,13 @@ class PartialBuild:
         with self.write_errors():
             publish_files(self.folder, self.out_dir, names)
         (self.folder / STATE).unlink(missing_ok=True)  # first: what a kill leaves now is no build to resume
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove_hidden(self.folder)
 
     def discard(self) -> None:
         """Remove the hidden folder."""
         for split in self.splits.values():
             split.abandon()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove_hidden(self.folder)
 
     @contextlib.contextmanager
     def write_errors(self) -> Iterator[None]:

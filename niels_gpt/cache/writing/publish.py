@@ -42,6 +42,14 @@ def publish_files(folder: Path, out_dir: Path, names: Sequence[str]) -> None:
     (folder / MOVING).unlink()
 
 
+def is_published(folder: Path) -> bool:
+    """Whether `publish_files` has moved everything out of a hidden folder that has a moving.json."""
+    try:
+        return not any((folder / name).exists() for name in read_checked_json(folder / MOVING)["made"])
+    except (DamagedJSON, KeyError, TypeError):
+        return False
+
+
 def roll_back(folder: Path, out_dir: Path) -> None:
     """Undo an unfinished `publish_files`; does nothing if there was none."""
     try:

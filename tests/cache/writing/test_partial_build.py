@@ -664,3 +664,43 @@ def test_a_build_that_can_resume_is_not_removed(tmp_path):
     before = tree(hidden(tmp_path / "c"))
     partial_build.remove_published(tmp_path / "c")
     assert tree(hidden(tmp_path / "c")) == before
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_hidden_folder_that_cannot_be_removed_is_reported_and_removed_later(tmp_path, name, monkeypatch):
+    folder = tmp_path / "c"
+    CASES[name].build(folder)
+
+    def refuse(path, *, onerror):
+        onerror(os.unlink, str(path), (OSError, OSError(errno.EIO, "Input/output error"), None))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("niels_gpt.system.optional_writes.shutil.rmtree", refuse)
+        with pytest.warns(UserWarning, match=r"cannot remove .*\.c\.partial.*next build"):
+            CASES[name].build(folder)
+    assert hidden(folder).is_dir()
+    partial_build.remove_published(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kill_before_the_record_of_the_move_is_deleted_leaves_nothing(tmp_path, name, monkeypatch):
+    """All names are moved, so the cache is complete; with a name still to move, the next build rolls back."""
+    folder, unlink = tmp_path / "c", Path.unlink
+
+    def die_at_record(path, **options):
+        if path.name == "moving.json":
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", die_at_record)
+        with pytest.raises(KeyboardInterrupt):
+            CASES[name].build(folder)
+    assert (hidden(folder) / "moving.json").exists() and (folder / "meta.json").exists()
+    (folder / "meta.json").rename(hidden(folder) / "meta.json")
+    partial_build.remove_published(folder)
+    assert hidden(folder).is_dir()
+    (hidden(folder) / "meta.json").rename(folder / "meta.json")
+    partial_build.remove_published(folder)
+    assert list(tmp_path.iterdir()) == [folder]
