@@ -17,6 +17,8 @@ from niels_gpt.system.json_text import parse_json
 
 BLANKS = 32
 """Number of blanks at the end of a line. An edit by hand is accepted if they are deleted."""
+NUMBERS = ("loss", "lr", "grad_norm", "tokens_per_s")
+"""Fields of a line that are numbers, if it has them."""
 _TO_BLANKS = bytes.maketrans(b"01", b" \t")
 
 
@@ -51,9 +53,18 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
         line = parse_json(text)
     except ValueError:
         return None
-    if not isinstance(line, dict):
-        return None
-    return line if _is_number(line.get("step"), int) and _is_number(line.get("loss", 0.0)) else None
+    return line if isinstance(line, dict) and _is_step(line) else None
+
+
+def _is_step(line: dict[str, Any]) -> bool:
+    """Whether the fields that readers use have their types; a line without a checksum may hold anything."""
+    evals = line.get("evals", {})
+    return (
+        _is_number(line.get("step"), int)
+        and all(_is_number(line.get(name, 0.0)) for name in NUMBERS)
+        and isinstance(evals, dict)
+        and all(map(_is_number, evals.values()))
+    )
 
 
 def _checksum_fits(text: bytes) -> bool:

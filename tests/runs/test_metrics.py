@@ -63,7 +63,18 @@ def test_damage_is_counted_in_one_warning(path):
         warn_of_damage(path, read_metrics(path.with_name("none")))
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"5", b'{"step": 1, "loss": 1.0}  ', b"[" * 9999])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"5",
+        b'{"step": 1, "loss": 1.0}  ',
+        b'{"step": 1, "evals": []}',
+        b'{"step": 1, "lr": "x"}',
+        b"[" * 9999,
+    ],
+)
 def test_what_is_not_the_line_of_a_step(text):
     assert parse_line(text) is None
 
