@@ -25,6 +25,7 @@ from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.positions import token_positions
 from niels_gpt.model.rope import rope_cache, rotate
 from niels_gpt.model.segments import Segments
+from niels_gpt.system import threads
 from niels_gpt.system.allocator import keep_freed_memory
 
 
@@ -190,6 +191,7 @@ class GPT(nn.Module):
             # (T, 1, D/2) broadcasts over (B, n, heads, D/2). Derived from the config, so not saved.
             self.register_buffer("sin", sin[0, 0, :, None], persistent=False)
             self.register_buffer("cos", cos[0, 0, :, None], persistent=False)
+        threads.fit_torch()
         self._init_weights()
         keep_freed_memory()
 

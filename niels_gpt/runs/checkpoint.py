@@ -24,7 +24,7 @@ from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
-from niels_gpt.system import files
+from niels_gpt.system import files, memory
 from niels_gpt.system.private_files import keep_private
 
 
@@ -136,8 +136,8 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
         raise
     except Exception as err:  # a damaged file can raise any exception anywhere in the reader
         # torch's own messages are not passed on: they advise to load the file without the check.
-        if isinstance(err, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(err):
-            raise CheckpointError(f"{path} does not fit into the memory of {device}") from err
+        if memory.is_out_of_memory(err):
+            raise CheckpointError(f"{path} does not fit into the memory of {device}{memory.limit_text()}") from err
         if not _is_zip(path):
             raise CheckpointError(f"{path} is damaged or not a checkpoint: torch.save did not write it") from err
         if isinstance(err, pickle.UnpicklingError) or "weights_only" in str(err):

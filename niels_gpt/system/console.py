@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files, memory, open_files, terminal
+from niels_gpt.system import files, memory, open_files, terminal, threads
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -42,8 +42,8 @@ class OtherProcessFailed(Exception):
 def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
     """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
 
-    A ValueError, OSError, ArithmeticError or error of memory is a message to the user: it is printed as one line on
-    stderr (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute
+    A ValueError, OSError, ArithmeticError or error of memory or threads is a message to the user: it is printed as one
+    line on stderr (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute
     `leave_at_once`, the process exits without clean-up. Any other exception is a bug and keeps its traceback.
     """
     import warnings
@@ -95,7 +95,7 @@ def _run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
 def _is_for_the_user(err: Exception) -> bool:
     """Whether an error is a message to the user, and no bug."""
     expected = isinstance(err, ValueError | OSError | ArithmeticError | RecursionError)
-    return expected or memory.is_out_of_memory(err)
+    return expected or memory.is_out_of_memory(err) or threads.is_thread_error(err)
 
 
 def _leave_at_once_after(err: BaseException, code: int) -> None:
@@ -136,6 +136,8 @@ def error_message(err: BaseException) -> str:
     """Return an error as one line; errors of the system get a remedy."""
     if memory.is_out_of_memory(err):
         return memory.describe(err)
+    if threads.is_thread_error(err):
+        return threads.describe()
     if isinstance(err, RecursionError):
         return "something that was read is nested too deeply; NIELS_GPT_DEBUG=1 shows where"
     return files.describe_os_error(err) + open_files.remedy(err) if isinstance(err, OSError) else str(err)

@@ -6,7 +6,10 @@ import os
 import re
 import resource
 import sys
+from pathlib import Path
 from typing import Any
+
+from niels_gpt.system import allocator
 
 _SIGNS = (
     "DefaultCPUAllocator",
@@ -32,8 +35,8 @@ def is_out_of_memory(err: BaseException) -> bool:
 
 def describe(err: BaseException) -> str:
     """Return an error of memory as one line: the allocation that failed, and the limit of this process."""
-    if isinstance(err, _TooLittle):
-        return str(err) + limit_text()
+    if isinstance(err, TooLittle):
+        return str(err)
     asked = _ASKED.search(str(err))
     size = "" if asked is None else f": cannot allocate {_short(asked[1], asked[2])} at once"
     return f"out of memory{size}{limit_text() or '; use a smaller model, batch or context, or close other programs'}"
@@ -45,6 +48,18 @@ def limit_text() -> str:
     return "" if limit is None else f"; the limit of this process is {gib(limit)} (ulimit -v): raise it"
 
 
+def address_space_left() -> int | None:
+    """The bytes that this process may still map; None without a limit, or where the system does not tell."""
+    limit = _limit()
+    if limit is None:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError):
+        return None
+    return limit - pages * resource.getpagesize()
+
+
 def gib(size: float) -> str:
     """A number of bytes as "1.50 GiB"."""
     return f"{size / 2**30:,.2f} GiB" if size < 2**40 else f"{int(size // 2**30):,} GiB"
@@ -54,13 +69,14 @@ def prepare_for_limit() -> None:
     """Under a limit of the address space: reserve little of it, and raise MemoryError if numpy or torch cannot load."""
     if _limit() is None:
         return
+    allocator.share_one_arena()
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "64MiB")  # the allocator of torch on ARM reserves 1 GiB otherwise
     if not any(isinstance(finder, _Check) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Check())
 
 
-class _TooLittle(MemoryError):
-    """The limit of the address space is too small for a package; the message names the package and its need."""
+class TooLittle(MemoryError):
+    """A limit is too small for what is to come; the message names that, its need, the limit and the remedy."""
 
 
 class _Check:
@@ -69,7 +85,7 @@ class _Check:
     def find_spec(self, name: str, *_: Any) -> None:
         limit, need = _limit(), _NEED.get(name)
         if limit is not None and need is not None and limit < need:
-            raise _TooLittle(f"{name} needs {gib(need)} of address space")
+            raise TooLittle(f"{name} needs {gib(need)} of address space{limit_text()}")
 
 
 def _limit() -> int | None:

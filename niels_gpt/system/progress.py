@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from niels_gpt.system.console import format_duration, is_quiet
+from niels_gpt.system.threads import startable
 
 SECONDS_BETWEEN_LINES = 10.0
 """How often a line is printed where stderr is not a terminal; what ends sooner prints none."""
@@ -57,13 +58,18 @@ def status_line(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
-    """Print a line every SECONDS_BETWEEN_LINES, from a thread: the work itself may be one long call."""
+    """Print a line every SECONDS_BETWEEN_LINES, from a thread: the work itself may be one long call.
+
+    Prints nothing with --quiet, or if the limits of the process allow no further thread.
+    """
+    if is_quiet() or not startable(1):
+        yield
+        return
     ended = threading.Event()
 
     def run() -> None:
         while not ended.wait(SECONDS_BETWEEN_LINES):
-            if not is_quiet():
-                print(text(), file=sys.stderr, flush=True)
+            print(text(), file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

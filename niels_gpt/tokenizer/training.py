@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from niels_gpt.system import files
+from niels_gpt.system import files, threads
 from niels_gpt.system.checked_json import write_checked_json
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 from niels_gpt.tokenizer.subword import BLOCK, Tokenizer
@@ -26,6 +26,8 @@ SAMPLE_CHUNKS = 20_000
 MAX_VOCAB = 65_536 - len(SPECIAL_TOKENS)
 """Ids are stored in 16 bits."""
 _THREADS = 8  # fixed, not the number of cores: the result of float sums depends on the number of threads
+_MEMORY_PER_BYTE = 30
+"""Address space that SentencePiece takes per byte of the sample: 26 measured for 5 MB."""
 
 
 def train_tokenizer(
@@ -179,6 +181,8 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
         "num_threads": _THREADS,
         "minloglevel": 2,
     }
+    reserve = threads.MARGIN + _MEMORY_PER_BYTE * sum(len(chunk.encode("utf-8")) for chunk in sample)
+    threads.check(1 + _THREADS, "training a tokenizer", reserve=reserve)  # SentencePiece would abort the process
     errors: list[RuntimeError] = []
 
     def train() -> None:
@@ -197,6 +201,8 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
         err.leave_at_once = True  # type: ignore[attr-defined]  # the clean-up of the process would compete with it
         raise
     if errors:
+        if threads.is_thread_error(errors[0]):
+            raise errors[0]
         reason = " ".join(str(errors[0]).split())
         raise ValueError(f"SentencePiece could not train on this text: {reason}") from errors[0]
     return out.getvalue()

@@ -122,6 +122,23 @@ def test_content_that_could_not_be_loaded_is_rejected_and_the_old_file_stays(
     assert names(tmp_path) == ["a.pt", "config.json"]
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("std::bad_alloc"), MemoryError(), OSError(12, "Cannot allocate memory")]
+)
+def test_a_checkpoint_that_cannot_be_read_for_lack_of_memory_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise error
+
+    model, optimizer = trained(1)
+    save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, model.config)
+    monkeypatch.setattr(torch, "load", load)
+    monkeypatch.setattr("niels_gpt.system.memory._limit", lambda: 1 << 30)
+    with pytest.raises(CheckpointError, match=r"a\.pt does not fit into the memory of cpu; .* 1\.00 GiB .ulimit -v"):
+        read_checkpoint(tmp_path / "a.pt", "cpu")
+
+
 def test_the_format_is_the_dict_of_torch_save(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     save_checkpoint(tmp_path / "a.pt", model, optimizer, 4, CONFIG)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from niels_gpt.system.allocator import keep_freed_memory
+from niels_gpt.system.allocator import keep_freed_memory, share_one_arena
 
 
 class FakeLibc:
@@ -46,3 +46,11 @@ def test_nothing_changes_on_other_systems(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
     keep_freed_memory.__wrapped__()
     assert libc.calls == []
+
+
+def test_threads_share_one_arena_on_linux(monkeypatch):
+    libc = FakeLibc()
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
+    share_one_arena.__wrapped__()
+    assert libc.calls == [(-8, 1)]  # M_ARENA_MAX

@@ -17,6 +17,7 @@ import numpy as np
 from niels_gpt.cache.formats import TOKEN_DTYPE, as_tokens
 from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
 from niels_gpt.data.reading.drops import is_text
+from niels_gpt.system import threads
 from niels_gpt.tokenizer.special import find_special
 
 # Drop reasons. Stored in meta.json: another wording would change the bytes of caches.
@@ -26,6 +27,8 @@ NOT_TEXT = "that are no utf-8 text"
 NO_MESSAGES = "without messages"
 BAD_ROLE = "with an unknown role"
 NO_CONTENT = "with a message without content"
+
+_THREADS_PER_WORKER = 2  # SentencePiece starts a thread for each batch
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -140,8 +143,11 @@ def default_workers() -> int:
 def in_order(jobs: Iterable[Job], work: Callable[[Job], Result], workers: int) -> Iterator[tuple[Job, Result]]:
     """Yield (job, work(job)) for every job, in input order; `workers` run at once, and a few more are queued.
 
-    The results do not depend on the number of workers. Closing the generator waits for the running jobs.
+    Fewer workers run where the limits of the process allow no more threads; the results do not depend on their number.
+    Closing the generator waits for the running jobs. Raises MemoryError if not even one worker can be started.
     """
+    threads.check(_THREADS_PER_WORKER, "encoding")
+    workers = min(workers, threads.startable(_THREADS_PER_WORKER * workers) // _THREADS_PER_WORKER)
     pending: collections.deque[tuple[Job, Future[Result]]] = collections.deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
         try:

@@ -26,6 +26,7 @@ from niels_gpt.data.reading.diagnose import check_json_start, explain
 from niels_gpt.data.reading.hub_errors import chain, is_transient, reason, retry_after, status
 from niels_gpt.data.reading.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
 from niels_gpt.data.split import shuffled
+from niels_gpt.system import threads
 
 log = logging.getLogger("niels_gpt.data")
 
@@ -94,6 +95,7 @@ class HubReader:
 
     def __iter__(self) -> Iterator[tuple[int | None, dict[str, Any]]]:
         request, done = self.request, 0
+        threads.fit_datasets()
         files = _local_files(request)
         failures = _Failures(request, files)
         while True:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from niels_gpt.cache.writing import encoding
 from niels_gpt.cache.writing.encoding import default_workers, encode_chats, encode_texts, in_order
+from niels_gpt.system import threads
 from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, drop_reason, real_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab \r\n\té😀\u2581\ufeff\x00"), max_size=10)
@@ -152,6 +153,22 @@ def test_results_follow_the_order_of_jobs(workers):
 
     assert list(in_order(range(30), work, workers)) == [(job, job * job) for job in range(30)]
     assert list(in_order([], work, workers)) == []
+
+
+def test_fewer_workers_run_where_the_limits_allow_no_more_threads(monkeypatch):
+    names = set()
+
+    def work(job):
+        names.add(threading.current_thread().name)
+        time.sleep(0.002)
+        return job
+
+    monkeypatch.setattr(threads, "startable", lambda wanted, **_: min(wanted, 5))  # two per worker
+    assert list(in_order(range(30), work, 16)) == [(job, job) for job in range(30)]
+    assert names == {"encode_0", "encode_1"}
+    monkeypatch.setattr(threads, "startable", lambda wanted, **_: 1)
+    with pytest.raises(MemoryError, match="encoding needs 2 threads"):
+        list(in_order(range(30), work, 16))
 
 
 @pytest.mark.parametrize("workers", [1, 3])

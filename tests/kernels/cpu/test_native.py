@@ -226,8 +226,7 @@ def test_without_a_folder_a_kernel_is_used_but_not_stored(monkeypatch: pytest.Mo
     folder = tmp_path / "file" / "folder"
     monkeypatch.setenv(native.VARIABLE, str(folder))
     native._warn.cache_clear()
-    expected = f"not stored: the folder {folder} cannot be used .{tmp_path}/file: File exists"
-    with pytest.warns(UserWarning, match=expected):
+    with pytest.warns(UserWarning, match=f"not stored: the folder {folder} cannot be used .*/file: File exists"):
         assert native.library("gelu") is not None
     assert native.problem() == ""
 
