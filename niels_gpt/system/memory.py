@@ -70,6 +70,7 @@ def prepare_for_limit() -> None:
     if _limit() is None:
         return
     allocator.share_one_arena()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's; a buffer per thread, reserved when it loads
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "64MiB")  # the allocator of torch on ARM reserves 1 GiB otherwise
     if not any(isinstance(finder, _Check) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Check())

@@ -21,6 +21,10 @@ _BESIDE_STACK = 2 << 20
 """Address space of a thread without its stack: the guard page, thread-local data, and what it first allocates."""
 _SMALL_LIMIT = 4096
 """A larger limit of processes is not checked: counting those of the user takes long."""
+_TORCH_THREAD = 8
+"""Address space of a thread of torch, with its buffer for matmuls, in threads that only have a stack."""
+_TORCH_RESERVE = 384 << 20
+"""Address space that remains for what torch computes."""
 _ARROW_THREADS = 2
 """One that computes, one that reads."""
 _SIGNS = ("can't start new thread", "Resource temporarily unavailable")
@@ -56,7 +60,7 @@ def fit_torch() -> None:
     wanted = torch.get_num_threads()
     if wanted < 2:
         return
-    fitting = 1 + startable(wanted - 1)
+    fitting = 1 + startable((wanted - 1) * _TORCH_THREAD, reserve=_TORCH_RESERVE) // _TORCH_THREAD
     if fitting < wanted:
         torch.set_num_threads(fitting)
         warnings.warn(f"using {fitting} of {wanted} threads{_limit_text()}", stacklevel=2)

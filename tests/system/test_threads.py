@@ -73,7 +73,7 @@ def test_torch_uses_as_many_threads_as_fit(left, monkeypatch):
     left(1 << 40)
     threads.fit_torch()
     assert used == []
-    left(threads.MARGIN + (35 << 20))
+    left((384 << 20) + 3 * (80 << 20) + (5 << 20))  # what torch computes, and three further threads of 80 MB
     with pytest.warns(UserWarning, match=r"using 4 of 16 threads.*1\.50 GiB .ulimit -v"):
         threads.fit_torch()
     assert used == [4]
