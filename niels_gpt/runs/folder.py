@@ -135,11 +135,12 @@ class RunFolder:
         return self.samples / f"step_{step:08d}.txt"
 
     def has_outputs_of(self, step: int) -> bool:
-        """Whether the sample of a step exists, and loss.png is as new as the metrics.
+        """Whether the latest checkpoint and the sample of a step exist, and loss.png is as new as the metrics.
 
-        Both are written after the checkpoint, so a kill can prevent them.
+        They are written after the numbered checkpoint, so a kill can prevent them.
         """
-        if not (self.sample_path(step).exists() and self.plot_path.exists() and self.metrics_path.exists()):
+        needed = (self.latest, self.sample_path(step), self.plot_path, self.metrics_path)
+        if not all(path.exists() for path in needed):
             return False
         return self.plot_path.stat().st_mtime_ns >= self.metrics_path.stat().st_mtime_ns
 
@@ -225,6 +226,18 @@ class RunFolder:
         else:
             files.link_or_copy(path, self.checkpoints / "latest.pt")
             (self.checkpoints / "latest").unlink(missing_ok=True)  # left from when the run was sharded
+
+    def restore_links(self, path: Path, step: int, best: Mapping[str, Any] | None) -> None:
+        """Make the links to the checkpoint `path` of a step that a kill during its `save` prevented.
+
+        best: which step is the best one, according to the checkpoint.
+        """
+        if path not in self.step_files() or step == 0:
+            return
+        if path.is_file() and best is not None and best["step"] == step and not self.best.exists():
+            files.link_or_copy(path, self.best)
+        if not self.latest.exists():
+            self._point_to(path)
 
     def retain(self, keep: int, *, up_to: int | None = None) -> None:
         """Delete all but the newest `keep` numbered checkpoints.

@@ -17,7 +17,7 @@ from niels_gpt.system.json_text import parse_json
 
 BLANKS = 32
 """Number of blanks at the end of a line. An edit by hand is accepted if they are deleted."""
-NUMBERS = ("loss", "lr", "grad_norm", "tokens_per_s")
+NUMBERS = ("lr", "grad_norm", "tokens_per_s")
 """Fields of a line that are numbers, if it has them."""
 _TO_BLANKS = bytes.maketrans(b"01", b" \t")
 
@@ -61,6 +61,7 @@ def _is_step(line: dict[str, Any]) -> bool:
     evals = line.get("evals", {})
     return (
         _is_number(line.get("step"), int)
+        and _is_number(line.get("loss"))
         and all(_is_number(line.get(name, 0.0)) for name in NUMBERS)
         and isinstance(evals, dict)
         and all(map(_is_number, evals.values()))

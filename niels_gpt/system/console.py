@@ -89,7 +89,22 @@ def _run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
     except SystemExit as err:
         if err.code == INTERRUPTED:
             _leave_at_once_after(err, INTERRUPTED)
+        _flush_output()
         raise
+
+
+def _flush_output() -> None:
+    """Write what is left in the buffer of stdout. A full disk may show only now: exit with an error line."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # the reader is gone; Python ends quietly
+    except OSError as err:
+        print(f"error: cannot write the output: {err.strerror}", file=sys.stderr)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())  # Python flushes again when it exits
+        os.close(devnull)
+        sys.exit(1)
 
 
 def _is_for_the_user(err: Exception) -> bool:

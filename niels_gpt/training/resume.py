@@ -140,7 +140,9 @@ def restore(
         if saved["optimizer"] is not None:
             state.optimizer.load_state_dict(saved["optimizer"])
     state.step = saved["step"]
-    state.best = saved["extra"]["best"] if run.best.exists() else None
+    if world.is_main:
+        run.restore_links(path, saved["step"], saved["extra"]["best"])
+    state.best = world.broadcast(saved["extra"]["best"] if run.best.exists() else None)
     report.note(f"resuming {run.path} at step {state.step}")
     _report_schedule(config, saved, report)
     before = saved["extra"].get("processes", 1)

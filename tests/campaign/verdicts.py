@@ -74,8 +74,15 @@ def reports_a_problem(outcome: Outcome) -> bool:
 
 
 def fell_back(outcome: Outcome) -> bool:
-    """Whether a training says that torch computes what a compiled kernel should: its weights are rounded otherwise."""
-    return bool(re.search(r"^warning: attention and GELU run in torch", outcome.err, re.MULTILINE))
+    """Whether a training warns that it runs without compiled kernels or with fewer threads: its weights are rounded
+    otherwise."""
+    pattern = r"^warning: (attention and GELU run in torch|using \d+ of \d+ threads)"
+    return bool(re.search(pattern, outcome.err, re.MULTILINE))
+
+
+def has_other_tokenizer(outcome: Outcome) -> bool:
+    """Whether a build warns that a source was missing when it trained the tokenizer, which all later caches use."""
+    return "warning: the tokenizer was trained without" in outcome.err
 
 
 def _last_line(text: str) -> str:

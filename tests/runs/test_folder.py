@@ -355,9 +355,21 @@ def test_retention_of_a_resumed_run_never_deletes_what_it_resumed_from(run):
 
 def test_the_outputs_after_the_last_checkpoint(run):
     run.samples.mkdir()
-    for path in (run.metrics_path, run.plot_path, run.sample_path(4)):
+    for path in (run.checkpoints / "latest.pt", run.metrics_path, run.plot_path, run.sample_path(4)):
         assert not run.has_outputs_of(4)
         path.touch()
     assert run.has_outputs_of(4) and not run.has_outputs_of(5)
     os.utime(run.plot_path, (1, 1))
     assert not run.has_outputs_of(4)
+
+
+@pytest.mark.parametrize("best", [3, 1])
+def test_links_that_a_kill_prevented_are_restored(run, best):
+    """`save` writes the numbered checkpoint, then best.pt, then latest.pt."""
+    run.step_path(3).write_bytes(b"checkpoint")
+    run.restore_links(run.step_path(3), 3, {"step": best, "loss": 2.0})
+    assert run.latest.samefile(run.step_path(3))
+    assert run.best.exists() == (best == 3)
+    run.step_path(4).write_bytes(b"later")
+    run.restore_links(run.step_path(4), 4, {"step": 4, "loss": 1.0})
+    assert run.latest.samefile(run.step_path(3))  # an existing link stays

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -181,3 +183,17 @@ def test_environment_defaults_do_not_override_the_user(monkeypatch):
     run(lambda **_: None)
     assert (os.environ["GOMP_SPINCOUNT"], os.environ["MIMALLOC_PURGE_DELAY"]) == ("7", "-1")
     monkeypatch.delenv("MIMALLOC_PURGE_DELAY")
+
+
+def test_output_that_fits_the_buffer_but_not_the_disk_is_an_error():
+    """The buffer of stdout is written after the command has ended."""
+    code = "from niels_gpt.system.console import run_app\nimport sys\n"
+    code += "def app(**_):\n    print('short')\n    sys.exit(0)\n"
+    code += "run_app(app, [], name='x')"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, encoding="utf-8", env=env
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == ["error: cannot write the output: No space left on device"]
