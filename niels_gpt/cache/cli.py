@@ -316,7 +316,9 @@ def _prepare_tokenizer(
     with contextlib.ExitStack() as stack:
         if not (settings.cache_dir / "tokenizer" / "spm.model").exists():
             files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
-            stack.enter_context(files.lock(settings.cache_dir / "tokenizer.lock"))
+            lock = settings.cache_dir / "tokenizer.lock"
+            stack.enter_context(files.lock(lock))
+            stack.callback(lock.unlink, missing_ok=True)  # whoever waits for it then finds the tokenizer
         return _open_or_train_tokenizer(settings, given, chosen, unreadable, console)
 
 

@@ -261,7 +261,10 @@ def train_and_report(
         drawing = world.size == 1 or (world.is_main and sys.exc_info()[0] is None)
         if drawing and _modified(run.metrics_path) != metrics_before:
             after_signal = _ignore_signals() if result is not None and result.signal else contextlib.nullcontext()
-            with after_signal, optional_write(run.plot_path, ImportError, MemoryError):  # the run itself is saved
+            failures = (OSError, ImportError, MemoryError)
+            # The run itself is saved. After an error of the training, that error is the one line to print.
+            drawn = optional_write(run.plot_path, *failures) if result is not None else contextlib.suppress(*failures)
+            with after_signal, drawn:
                 plot_losses(run)
 
 
