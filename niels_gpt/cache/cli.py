@@ -9,6 +9,7 @@ import contextlib
 import json as json_format
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -311,24 +312,6 @@ def _prepare_tokenizer(
 
     Several builds into one new folder train one tokenizer: the first trains, the others wait for it.
     """
-    from niels_gpt.system import files
-
-    with contextlib.ExitStack() as stack:
-        if not (settings.cache_dir / "tokenizer" / "spm.model").exists():
-            files.check_output_path(settings.cache_dir, "--cache-dir", folder=True)
-            lock = settings.cache_dir / "tokenizer.lock"
-            stack.enter_context(files.lock(lock))
-            stack.callback(lock.unlink, missing_ok=True)  # whoever waits for it then finds the tokenizer
-        return _open_or_train_tokenizer(settings, given, chosen, unreadable, console)
-
-
-def _open_or_train_tokenizer(
-    settings: BuildSettings,
-    given: Path | None,
-    chosen: list[Source],
-    unreadable: dict[str, Exception],
-    console: Console,
-) -> Tokenizer:
     from rich.markup import escape
 
     from niels_gpt.cache.sources.build import (
@@ -340,37 +323,57 @@ def _open_or_train_tokenizer(
     )
     from niels_gpt.system.progress import status_line
 
-    new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
-    if new:
-        check_lost_tokenizer(settings.cache_dir, chosen, given)
-    check_vocab_size(settings, given)
-    if given is not None:
-        return install_tokenizer(given, settings.cache_dir)
-    if not new:
-        return open_tokenizer(settings.cache_dir)
-    began = time.monotonic()
-    listed = ", ".join(source.name for source in chosen)
-    console.print(
-        f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {escape(listed)}"
-    )
-    with status_line("training") as show:
-        try:
-            trained = train_on(chosen, settings, lambda source, err: unreadable.update({source.name: err}), show=show)
-        except ValueError as err:
-            if len(unreadable) < len(chosen):
-                raise
-            reasons = "; ".join(
-                f"{name}: {_without_name(error_message(reason), name)}" for name, reason in unreadable.items()
-            )
-            raise ValueError(f"no source can be read. {reasons}") from err
-    console.print(f"tokenizer: {trained.vocab_size:,} ids, in {format_duration(time.monotonic() - began)}")
-    if unreadable:
-        print(
-            f"warning: the tokenizer was trained without {', '.join(unreadable)}, which cannot be read now. To train "
-            f"it on them later, remove {settings.cache_dir} and build again: all its caches share the tokenizer",
-            file=sys.stderr,
+    with _one_new_tokenizer(settings.cache_dir):
+        new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
+        if new:
+            check_lost_tokenizer(settings.cache_dir, chosen, given)
+        check_vocab_size(settings, given)
+        if given is not None:
+            return install_tokenizer(given, settings.cache_dir)
+        if not new:
+            return open_tokenizer(settings.cache_dir)
+        began = time.monotonic()
+        listed = ", ".join(source.name for source in chosen)
+        console.print(
+            f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {escape(listed)}"
         )
-    return trained
+        with status_line("training") as show:
+            try:
+                trained = train_on(
+                    chosen, settings, lambda source, err: unreadable.update({source.name: err}), show=show
+                )
+            except ValueError as err:
+                if len(unreadable) < len(chosen):
+                    raise
+                reasons = "; ".join(
+                    f"{name}: {_without_name(error_message(reason), name)}" for name, reason in unreadable.items()
+                )
+                raise ValueError(f"no source can be read. {reasons}") from err
+        console.print(f"tokenizer: {trained.vocab_size:,} ids, in {format_duration(time.monotonic() - began)}")
+        if unreadable:
+            print(
+                f"warning: the tokenizer was trained without {', '.join(unreadable)}, which cannot be read now. "
+                f"To train it on them later, remove {settings.cache_dir} and build again: all its caches share it",
+                file=sys.stderr,
+            )
+        return trained
+
+
+@contextlib.contextmanager
+def _one_new_tokenizer(cache_dir: Path) -> Iterator[None]:
+    """Let one build at a time create the tokenizer of a folder; do nothing if there is one."""
+    from niels_gpt.system import files
+
+    if (cache_dir / "tokenizer" / "spm.model").exists():
+        yield
+        return
+    files.check_output_path(cache_dir, "--cache-dir", folder=True)
+    path = cache_dir / "tokenizer.lock"
+    with files.lock(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # whoever waits for it then finds the tokenizer
 
 
 def _without_name(reason: str, name: str) -> str:
