@@ -7,7 +7,7 @@ import random
 
 from tests.campaign import shim
 from tests.campaign.lab import COMMANDS, Lab
-from tests.campaign.verdicts import Verdict, failed, refused, reports_a_problem, unclear
+from tests.campaign.verdicts import Verdict
 
 ERRORS = {
     "open": (errno.EACCES, errno.EIO, errno.ENOSPC, errno.EMFILE),
@@ -41,14 +41,4 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     told = f"{name}: {call} {n} of {counts[call]} {what}"
     lab.reset(*COMMANDS[name].makes)
     outcome = lab.run(COMMANDS[name], fault=shim.Fault(call, n, action, error))
-    reason = unclear(outcome)
-    if reason:
-        return failed(told, reason)
-    if refused(outcome):
-        return lab.recover(name, told, result="noticed", after=outcome)
-    difference = lab.differences(name, outcome)
-    if not difference:
-        return Verdict("held", told)
-    if not reports_a_problem(outcome):
-        return failed(told, f"silent: exit code 0, no message: {difference}")
-    return lab.recover(name, told, result="noticed", after=outcome)
+    return lab.judge(name, told, outcome)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.campaign import shim
 from tests.campaign.processes import Outcome, Running, command_line, import_modules
-from tests.campaign.verdicts import Verdict, failed, fell_back, has_other_tokenizer, refused, unclear
+from tests.campaign.verdicts import Verdict, failed, fell_back, has_other_tokenizer, refused, reports_a_problem, unclear
 
 CONFIG = """\
 model: {T: 32, C: 16, L: 1, H: 2, dropout: 0.1}
@@ -331,6 +331,19 @@ class Lab:
         if output and reference.out != result.out:
             words.append("the output differs")
         return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
+
+    def judge(self, name: str, case: str, outcome: Outcome) -> Verdict:
+        """Judge the end of a disturbed command: it gave the undisturbed result, or reported the fault and recovers."""
+        reason = unclear(outcome)
+        if reason:
+            return failed(case, reason)
+        if not refused(outcome):
+            difference = self.differences(name, outcome)
+            if not difference:
+                return Verdict("held", case)
+            if not reports_a_problem(outcome):
+                return failed(case, f"silent: exit code 0, no message: {difference}")
+        return self.recover(name, case, result="noticed", after=outcome)
 
     def recover(self, name: str, case: str, *, result: str = "held", after: Outcome | None = None) -> Verdict:
         """Run the command again without a fault; it must give the undisturbed result.

@@ -8,7 +8,7 @@ import resource
 from tests.campaign.fuzz import _address_space
 from tests.campaign.lab import COMMANDS, Lab
 from tests.campaign.processes import limited
-from tests.campaign.verdicts import Verdict, failed, refused, reports_a_problem, unclear
+from tests.campaign.verdicts import Verdict
 
 NAMES = tuple(COMMANDS)
 
@@ -25,14 +25,4 @@ def case(lab: Lab, rng: random.Random, number: int) -> Verdict:
     lab.reset(*COMMANDS[name].makes)
     told = f"{name} with at most {value} {what}"
     outcome = lab.run(COMMANDS[name], before=limited(kind, value))
-    reason = unclear(outcome)
-    if reason:
-        return failed(told, reason)
-    if refused(outcome):
-        return lab.recover(name, told, result="noticed", after=outcome)
-    difference = lab.differences(name, outcome)
-    if not difference:
-        return Verdict("held", told)
-    if not reports_a_problem(outcome):
-        return failed(told, f"silent: exit code 0, no message: {difference}")
-    return lab.recover(name, told, result="noticed", after=outcome)
+    return lab.judge(name, told, outcome)

@@ -98,9 +98,10 @@ def test_a_thread_that_cannot_be_started_is_one_line(left, capsys, text):
 def test_progress_lines_need_no_thread_that_cannot_be_started(left, monkeypatch, quiet):
     left(1 << 40 if quiet else 0)
     monkeypatch.setattr(console, "_quiet", quiet)
-    monkeypatch.setattr(progress.threading, "Thread", None)
+    started = []
+    monkeypatch.setattr(progress.threading, "Thread", lambda **options: started.append(options))
     with progress._lines(lambda: "text"):
-        pass
+        assert started == []
 
 
 @linux
