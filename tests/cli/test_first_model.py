@@ -16,8 +16,9 @@ def test_a_run_killed_after_its_last_checkpoint_is_resumed_once(tmp_path, monkey
 
     def complete(*_, resume, **__):
         resumed.append(resume)
-        run.sample_path(4).touch()
-        run.plot_path.touch()
+        run.checkpoints.mkdir()
+        for path in (run.latest, run.sample_path(4), run.plot_path):
+            path.touch()
         return SimpleNamespace(stopped_by=None)
 
     monkeypatch.setattr("niels_gpt.cli.train.train_and_report", complete)
