@@ -4,7 +4,8 @@
 
 After every round it records its resident memory, the part of it that malloc has handed out, the number of Python's
 objects, open files, threads, temporary files and the bytes of its work folder. At the end it compares the last quarter
-of the rounds with the second: the first quarter is the warm-up. The commands run inside one process, because a leak ends with its process.
+of the rounds with the second: the first quarter is the warm-up. The commands run inside one process, because a leak
+ends with its process.
 """
 
 from __future__ import annotations
