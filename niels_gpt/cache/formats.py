@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from niels_gpt.system import files
+
 FORMAT_VERSION = 1
 TOKEN_DTYPE = np.dtype("<u2")
 OFFSET_DTYPE = np.dtype("<i8")
@@ -39,8 +41,8 @@ def splits_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 def cache_folders(root: Path, *kinds: str) -> list[Path]:
     """The folders of finished caches of these kinds (`pretrain`, `sft`; default: both) under a folder, sorted."""
-    metas = (path for kind in kinds or ("pretrain", "sft") for path in sorted((root / kind).glob("*/meta.json")))
-    return [path.parent for path in metas if not path.parent.name.startswith(".")]  # a dot: a build in progress
+    folders = (path for kind in kinds or ("pretrain", "sft") for path in files.matching(root / kind, "[!.]*"))
+    return [path for path in folders if (path / "meta.json").exists()]  # a dot: a build in progress
 
 
 def shard_name(number: int) -> str:
@@ -50,7 +52,7 @@ def shard_name(number: int) -> str:
 
 def list_shards(folder: Path) -> list[Path]:
     """The shards of a folder in order (99999 before 100000)."""
-    return sorted(folder.glob("shard_*.bin"), key=lambda path: (len(path.name), path.name))
+    return sorted(files.matching(folder, "shard_*.bin"), key=lambda path: (len(path.name), path.name))
 
 
 def as_tokens(ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

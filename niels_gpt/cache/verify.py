@@ -24,6 +24,7 @@ from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_file
 from niels_gpt.cache.mmap import MappedTokens
 from niels_gpt.cache.sft_dataset import open_sft_tokens
 from niels_gpt.cache.token_stream import TokenStream
+from niels_gpt.system import files
 from niels_gpt.system.program import command
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
@@ -81,7 +82,7 @@ def _verify_tokenizer(folder: Path) -> str:
 def _token_files(folder: Path) -> list[Path]:
     """The token files that readers open."""
     shards = (path for split in (*SPLITS, TEST) for path in list_shards(folder / split))
-    return [*shards, *sorted(folder.glob("*_tokens.bin"))]
+    return [*shards, *files.matching(folder, "*_tokens.bin")]
 
 
 def _verify_content(folder: Path, meta: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ class RunFolder:
         """A checkpoint or the metrics of a run that lost its config.yaml: a new run would mix with it."""
         if self.exists:
             return None
-        checkpoints = sorted(self.checkpoints.glob("[!.]*"))
+        checkpoints = files.matching(self.checkpoints, "[!.]*")
         return checkpoints[0] if checkpoints else self.metrics_path if self.metrics() else None
 
     @contextlib.contextmanager
@@ -161,7 +161,7 @@ class RunFolder:
 
     def step_files(self) -> list[Path]:
         """The numbered checkpoints, newest first: files, or folders of sharded checkpoints."""
-        return sorted(self.checkpoints.glob("step_*"), key=lambda path: path.stem, reverse=True)
+        return sorted(files.matching(self.checkpoints, "step_*"), key=lambda path: path.stem, reverse=True)
 
     def save(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import hashlib
 import itertools
 import json
@@ -213,6 +214,18 @@ def link_or_copy(existing: Path, path: Path) -> None:
     temporary.replace(path)
     temporary.unlink(missing_ok=True)  # rename does nothing if both names are the same file
     fsync_folder(path.parent)
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """The entries of a folder whose name matches, sorted; none if the folder does not exist.
+
+    Raises OSError for a folder that cannot be read; `Path.glob` would find nothing in it.
+    """
+    try:
+        entries = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(path for path in entries if fnmatch.fnmatchcase(path.name, pattern))
 
 
 def remove_temporaries(folder: Path, *, ours: bool = False) -> None:

@@ -471,3 +471,18 @@ def test_temporaries_of_dead_processes_are_swept(tmp_path):
         (tmp_path / name).touch()
     files.write_text(tmp_path / "f", "text")
     assert names_in(tmp_path) == sorted(["f", living, other])
+
+
+def test_matching_entries_of_a_folder(tmp_path, monkeypatch):
+    for name in ("b.bin", "a.bin", ".hidden.bin", "c.txt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in files.matching(tmp_path, "*.bin")] == [".hidden.bin", "a.bin", "b.bin"]
+    assert [path.name for path in files.matching(tmp_path, "[!.]*.bin")] == ["a.bin", "b.bin"]
+    assert files.matching(tmp_path / "absent", "*") == files.matching(tmp_path / "c.txt", "*") == []
+
+    def refuse(folder):
+        raise PermissionError(errno.EACCES, "denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(PermissionError):
+        files.matching(tmp_path, "*")
