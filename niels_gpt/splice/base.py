@@ -312,14 +312,20 @@ class SpliceDataset:
         dataset = self.first(documents)
         first_step = 0 if self.curriculum is None else (documents - 1) * self.curriculum
         positions = (step - first_step) * B + np.arange(rank, B, world_size)
-        epochs, within = np.divmod(positions, len(dataset))
-        indices = within
+        stage_seed = seed if self.curriculum is None else derive_seed(seed, "stage", documents)
+        indices, epochs = dataset.order(stage_seed, positions, shuffle=shuffle)
+        return StepPlan(indices, epochs, documents)
+
+    def order(
+        self, seed: int, positions: Sequence[int] | np.ndarray, *, shuffle: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(example index, epoch) at each position of the endless sequence of epochs. A curriculum is not applied."""
+        epochs, indices = np.divmod(np.asarray(positions, dtype=np.int64), len(self))
         if shuffle:
-            stage_seed = seed if self.curriculum is None else derive_seed(seed, "stage", documents)
             for epoch in np.unique(epochs).tolist():
                 rows = epochs == epoch
-                indices[rows] = dataset._order(stage_seed, epoch)(within[rows])
-        return StepPlan(indices, epochs, documents)
+                indices[rows] = self._order(seed, epoch)(indices[rows])
+        return indices, epochs
 
     def gather(self, plan: StepPlan) -> Frames:
         """The frames of a plan."""
