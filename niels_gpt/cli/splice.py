@@ -70,15 +70,18 @@ def splice_select(
 
     Prints the candidates, their lengths, and what each policy would select. Nothing is trained.
     """
+    import dataclasses
+
     from niels_gpt.training.tasks.documents import open_documents
     from niels_gpt.training.tasks.splice_task import SpliceTask, policy_choices
 
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     resolved = _splice_config(config, set_, data)
     library = open_documents(resolved)
-    documents, splice, S = library.train, resolved.splice, resolved.model.T
-    choices = policy_choices(splice, library, S)
-    candidates = splice.within_limits(documents.lengths, ends=documents.ends, S=S)
+    documents, splice = library.train, resolved.splice
+    choices = policy_choices(resolved, library)
+    limits = dataclasses.replace(splice.for_run(resolved.train.total_steps, resolved.train.B), doc_key=None)
+    candidates = limits.within_limits(documents.lengths, ends=documents.ends, S=resolved.model.T)
     if not json:  # before the selection: if it fails, this shows why
         _show_candidates(library, candidates)
         if not all(isinstance(choice, str) for choice in choices.values()):  # else one error says it
@@ -144,7 +147,7 @@ def splice_coverage(
     task = SpliceTask(resolved)
     dataset, train = task.dataset, resolved.train
     if steps is not None:
-        spans = step_spans(dataset, train.seed, steps, train.B, shuffle=resolved.splice.shuffle)
+        spans = step_spans(dataset, train.seed, steps, train.B)
         title = f"{plural(steps, 'step')} of {plural(train.B, 'example')}"
     else:
         if epochs * len(dataset) > _MOST_EXAMPLES:

@@ -62,6 +62,8 @@ MOST = 2**62
 _OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
              "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
 """Options that may be None."""
+_PER_DOCUMENT = {"content_stride", "offset_stride", "alpha"}
+"""Options that may also be one value per document."""
 _WHY = {
     "content_length": "a span needs two tokens to predict one of them",
     "min_copy_len": "a span needs two tokens to predict one of them",
@@ -86,6 +88,8 @@ def check_options(values: dict[str, Any], *, section: str = "") -> dict[str, Any
 def _checked(prefix: str, name: str, value: Any) -> Any:
     if value is None and name in _OPTIONAL:
         return None
+    if name in _PER_DOCUMENT and isinstance(value, list | tuple):
+        return tuple(_checked(prefix, name, each) for each in value)
     if name in _CHOICES and value not in get_args(_CHOICES[name]):
         raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
     if name in _AT_LEAST:
@@ -104,6 +108,23 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
     return float(value) if name in ("balance_tau", "alpha") else value
 
 
+def parse_axis_shuffle(name: str, value: Any, seed_name: str, seed: Any) -> tuple[bool, int | None]:
+    """(whether an axis is shuffled, its own seed) of `shuffle_offsets` or `shuffle_content`: a bool, or a seed.
+
+    Raises ValueError for other types and for two different seeds.
+    """
+    value = to_python_number(value)
+    seed = None if seed is None else check_int(seed_name, seed, -MOST, MOST)
+    if isinstance(value, bool):
+        if seed is not None and not value:
+            raise ValueError(f"{seed_name}={seed} has no effect without {name}: set {name} to true")
+        return value, seed
+    number = check_int(name, value, -MOST, MOST)
+    if seed is not None and seed != number:
+        raise ValueError(f"{name}={number} and {seed_name}={seed} are two seeds of one axis: set only one")
+    return True, number
+
+
 @dataclass(frozen=True)
 class _DocumentChoice:
     """Fields that the single- and multi-document configs share."""
@@ -112,24 +133,29 @@ class _DocumentChoice:
     """Folder of token caches; None: `data.token_cache`."""
     dataset_name: str | None = None
     """The pretrain cache (for bytes: the source) to choose documents from; None: the only one."""
+    tokenizer: str | None = None
+    """The tokenizer of the documents (spm.model, or its folder), if it must be checked; None: that of the cache."""
+    doc_key: str | None = None
+    """Choose only documents whose text contains this string."""
     min_doc_length: int | None = None
     """Choose only documents with at least this many tokens."""
     max_doc_length: int | None = None
     """Choose only documents with at most this many tokens."""
     content_length: int | None = None
     """K, the number of tokens in a span; at most S. None: S."""
-    content_stride: int = 1
-    """Tokens between the starts of spans within a document."""
-    offset_stride: int = 1
-    """Positions between the offsets of a span within the frame."""
+    content_stride: int | tuple[int, ...] = 1
+    """Tokens between the starts of spans within a document; or one number per chosen document."""
+    offset_stride: int | tuple[int, ...] = 1
+    """Positions between the offsets of a span within the frame; or one number per chosen document."""
     content_start_mode: ContentMode = "coverage_balanced"
     """`coverage_balanced`: spans of equal length at the right end of the frame. `anchor_start`: the beginning of the
     document at every offset. `slide_within`: every start at every offset. `cyclic_roll`: as `slide_within`, with the
     document wrapped around."""
     min_copy_len: int = 2
     """Shorter spans are skipped."""
-    alpha: float = 0.0
-    """Weight of spans near the ends of a document: (K / distance) ** alpha; 0: no extra weight."""
+    alpha: float | tuple[float, ...] = 0.0
+    """Weight of spans near the ends of a document: (K / distance) ** alpha; 0: no extra weight. Or one number per
+    chosen document."""
     adaptive_k: bool = True
     """Whether a document shorter than K gives one span of its full length; otherwise it gives none."""
     mode: FrameMode = "splice"
@@ -141,7 +167,21 @@ class _DocumentChoice:
     jitter_mode: JitterMode = "uniform"
     """How the distance to move is drawn."""
     shuffle: bool = True
-    """Use a new order in every epoch; otherwise the order of enumeration."""
+    """Shuffle the examples of an epoch; otherwise the order of enumeration."""
+    shuffle_offsets: bool | int = False
+    """Shuffle only the offsets s of each start; an integer is also the seed. Replaces `shuffle`."""
+    offset_seed: int | None = None
+    """Seed of shuffle_offsets; None: the seed of the run."""
+    shuffle_content: bool | int = False
+    """Shuffle only the starts t within each document; an integer is also the seed. Replaces `shuffle`."""
+    content_seed: int | None = None
+    """Seed of shuffle_content; None: the seed of the run."""
+    shuffle_per_epoch: bool = True
+    """Use a new order in every epoch; otherwise the order of the first epoch is repeated."""
+    eos_before_span: bool = False
+    """Put eos_token_id at position s - 1, before a span."""
+    trailing_segment_zero: bool = False
+    """Give the padding after a span segment 0, as the padding before it; otherwise it has the segment of the span."""
     restrict_to_training_subset: bool = False
     """Choose only documents within the first tokens of the cache: those that a short run trains on."""
     max_train_tokens: int | None = None
@@ -161,15 +201,12 @@ class _DocumentChoice:
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in check_options(options, section="splice").items():
             object.__setattr__(self, name, value)
+        for axis, seed in (("offsets", "offset_seed"), ("content", "content_seed")):
+            name = f"shuffle_{axis}"
+            parse_axis_shuffle(f"splice.{name}", getattr(self, name), f"splice.{seed}", getattr(self, seed))
         low, high = self.min_doc_length, self.max_doc_length
         if low is not None and high is not None and low > high:
             raise ValueError(f"splice.min_doc_length={low} is above splice.max_doc_length={high}")
-        by_batches = None not in (self.max_train_batches, self.initial_batch_size)
-        if self.restrict_to_training_subset and self.max_train_tokens is None and not by_batches:
-            raise ValueError(
-                "splice.restrict_to_training_subset needs splice.max_train_tokens (or max_train_batches and "
-                "initial_batch_size): the number of tokens that the run trains on"
-            )
 
     def _candidates(
         self, lengths: Sequence[int] | np.ndarray, ends: np.ndarray | None, S: int | None
@@ -177,6 +214,8 @@ class _DocumentChoice:
         """Return (all lengths, allowed indices, indices within the length limits, the limits as text)."""
         import numpy as np
 
+        if self.doc_key is not None:
+            raise ValueError("splice.doc_key needs the text of the documents: use from_cache, or choose without it")
         values = np.asarray(lengths, dtype=np.int64)
         if values.ndim != 1 or not len(values):
             raise ValueError("no document to choose from")
@@ -207,7 +246,11 @@ class _DocumentChoice:
         """Return the number of first tokens for restrict_to_training_subset. Raises ValueError if it needs S."""
         if self.max_train_tokens is not None:
             return self.max_train_tokens
-        assert self.max_train_batches is not None and self.initial_batch_size is not None
+        if self.max_train_batches is None or self.initial_batch_size is None:
+            raise ValueError(
+                "splice.restrict_to_training_subset needs splice.max_train_tokens, or max_train_batches and "
+                "initial_batch_size (a run fills them in from its own steps and rows): how much is trained on"
+            )
         if S is None:
             raise ValueError("splice.max_train_batches counts frames of S tokens: pass S, or set max_train_tokens")
         return self.max_train_batches * self.initial_batch_size * S
@@ -215,7 +258,9 @@ class _DocumentChoice:
     def dataset_options(self) -> dict[str, Any]:
         """Return the options of the dataset classes that this config sets."""
         names = ("content_length", "content_stride", "offset_stride", "content_start_mode", "min_copy_len", "alpha",
-                 "adaptive_k", "mode", "offset_bound", "offset_jitter", "jitter_mode")  # fmt: skip
+                 "adaptive_k", "mode", "offset_bound", "offset_jitter", "jitter_mode", "shuffle", "shuffle_offsets",
+                 "offset_seed", "shuffle_content", "content_seed", "shuffle_per_epoch", "eos_before_span",
+                 "trailing_segment_zero", "dataset_name")  # fmt: skip
         optional = {name: getattr(self, name) for name in ("pad_token_id", "eos_token_id", "seed")}
         options = {name: getattr(self, name) for name in names}
         return options | {name: value for name, value in optional.items() if value is not None}
@@ -323,8 +368,6 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
 
     doc_index: int | None = None
     """Train on this one document if its length is within the limits; num_docs is then 1."""
-    doc_key: str | None = None
-    """Choose only documents whose text contains this string."""
     documents: Literal["bytes", "tokens"] = "bytes"
     """`bytes`: documents of a byte source (notes, docstrings, dialogues), without a tokenizer. `tokens`: documents of a
     token cache."""
@@ -341,12 +384,21 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
         if self.doc_index is not None:
             object.__setattr__(self, "num_docs", 1)
 
-    def choose(self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int) -> list[int]:
-        """Return the documents to train on. Raises ValueError as `select` does."""
+    def select(
+        self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None
+    ) -> list[int]:
         if self.doc_index is None:
-            return self.select(lengths, ends=ends, S=S)
+            return super().select(lengths, ends=ends, S=S)
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(SpliceSingleDocumentLMConfig)}
         return SpliceSingleDocumentLMConfig(**shared).select(lengths, ends=ends, S=S)
+
+    def for_run(self, steps: int, rows: int) -> SpliceConfig:
+        """Return the config with the steps and rows of a run where restrict_to_training_subset has none of its own."""
+        return dataclasses.replace(
+            self,
+            max_train_batches=self.max_train_batches or steps,
+            initial_batch_size=self.initial_batch_size or rows,
+        )
 
 
 def _ranked(values: np.ndarray, candidates: np.ndarray, mode: str, number: int = 1) -> np.ndarray:

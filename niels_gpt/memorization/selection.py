@@ -87,7 +87,7 @@ def _spliced_documents(
     task = SpliceTask(config, library)
     check_unchanged(task.fingerprint(), loaded.data, str(loaded.path))
     train = config.train
-    epochs = passes(task.dataset, train.seed, train.total_steps, train.B, shuffle=config.splice.shuffle)
+    epochs = passes(task.dataset, train.seed, train.total_steps, train.B)
     documents = _documents(task.documents, task.chosen[:number], task.controls)
     return SelectedDocuments(documents, int(task.dataset.lengths.sum()), epochs)
 

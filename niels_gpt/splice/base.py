@@ -14,13 +14,22 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 
 from niels_gpt.config.checks import check_int
-from niels_gpt.config.splice import MOST, check_options, count, log
+from niels_gpt.config.splice import MOST, check_options, count, log, parse_axis_shuffle
+from niels_gpt.splice.axis_order import AxisOrder, AxisShuffles
 from niels_gpt.splice.documents import MAX_ID, Documents
 from niels_gpt.splice.frames import FrameBuilder, Frames, SpanOrigin, Spans, StepPlan
-from niels_gpt.splice.layout import Layout
+from niels_gpt.splice.layout import DocumentLayouts
 from niels_gpt.splice.packing import PackedFrames, pack
 from niels_gpt.splice.permutation import Permutation, draws, mix, uniform
-from niels_gpt.splice.weights import AliasTable, DocumentShares, EdgeWeights, parse_groups, parse_weights, spread
+from niels_gpt.splice.weights import (
+    AliasTable,
+    DocumentEdges,
+    DocumentShares,
+    parse_groups,
+    parse_weights,
+    per_document,
+    spread,
+)
 from niels_gpt.system.allocator import keep_freed_memory
 from niels_gpt.system.rng import derive_seed
 
@@ -42,7 +51,7 @@ class SpliceDataset:
         *,
         pad_token_id: int | None,
         eos_token_id: int | None,
-        alpha: float,
+        alpha: float | Sequence[float],
         offset_jitter: int,
         jitter_mode: str,
         seed: int | None,
@@ -53,12 +62,22 @@ class SpliceDataset:
         doc_weights: Sequence[float] | np.ndarray | None = None,
         groups: Sequence[Hashable] | None = None,
         curriculum: int | None = None,
+        shuffle: bool = True,
+        shuffle_offsets: bool | int = False,
+        offset_seed: int | None = None,
+        shuffle_content: bool | int = False,
+        content_seed: int | None = None,
+        shuffle_per_epoch: bool = True,
+        eos_before_span: bool = False,
+        trailing_segment_zero: bool = False,
+        dataset_name: str | None = None,
         **layout_options: Any,
     ) -> None:
-        self.layout = layout = Layout(**layout_options)
+        self.layouts = DocumentLayouts(documents.lengths, **layout_options)
+        self.layout = layout = self.layouts.first
+        """The layout of the first document; those of the others differ in their strides only."""
         checked = check_options(
             {
-                "alpha": alpha,
                 "balance_mode": balance_mode,
                 "balance_tau": balance_tau,
                 "sampler": sampler,
@@ -76,26 +95,48 @@ class SpliceDataset:
         self.S, self.documents = layout.S, documents
         self.pad_token_id = int(pad_token_id if pad_token_id is not None else eos_token_id)  # type: ignore[arg-type]
         self.eos_token_id = eos_token_id
-        self.alpha, self.balance_mode, self.balance_tau = checked["alpha"], balance_mode, checked["balance_tau"]
+        self.balance_mode, self.balance_tau = balance_mode, checked["balance_tau"]
         self.sampler, self.epoch_length, self.seed = sampler, checked["epoch_length"], seed or 0
         self._key = derive_seed(self.seed, "splice examples")
         self.offset_jitter, self.jitter_mode = checked["offset_jitter"], jitter_mode
         self.curriculum = checked["curriculum"]
         self.lengths = documents.lengths
+        self.dataset_name = dataset_name
         number = len(self.lengths)
+        alphas = per_document("alpha", alpha, number).astype(np.float64)
+        self.alpha = float(alphas.max(initial=0.0))
+        """The largest weight exponent of a document."""
+        self.shuffle, self.shuffle_per_epoch = bool(shuffle), bool(shuffle_per_epoch)
+        offset_axis, content_axis = (
+            parse_axis_shuffle(name, on, seed_name, own)
+            for name, on, seed_name, own in (
+                ("shuffle_offsets", shuffle_offsets, "offset_seed", offset_seed),
+                ("shuffle_content", shuffle_content, "content_seed", content_seed),
+            )
+        )
+        self.axis_shuffles = AxisShuffles(*offset_axis, *content_axis)
         self.doc_weights = None if doc_weights is None else parse_weights(doc_weights, number)
         self.groups = None if groups is None else parse_groups(groups, number)
         self._check_modes()
         if not number:
             raise ValueError("no examples: no document was selected")
-        counts = layout.counts(self.lengths)
+        counts = self.layouts.counts()
         self._usable = np.flatnonzero(counts)
         if not len(self._usable):
             raise ValueError(self._no_examples_message())
         self._counts = counts[self._usable]
-        self._edges = EdgeWeights(layout.K, layout.k_t, self.alpha) if self.alpha else None
+        self._edges = None
+        if self.alpha:
+            self._edges = DocumentEdges(self.lengths, layout.K, self.layouts.content_strides(), alphas)
         self._stages: dict[int, Self] = {}
-        self._builder = FrameBuilder(self.S, self.pad_token_id)
+        if eos_before_span and eos_token_id is None:
+            raise ValueError("eos_before_span needs eos_token_id: the token to put before each span")
+        self._builder = FrameBuilder(
+            self.S,
+            self.pad_token_id,
+            before=eos_token_id if eos_before_span else None,
+            trailing_segment=0 if trailing_segment_zero else 1,
+        )
         self._arrange()
         first = int(self._usable[0])
         if self.curriculum is not None and self.doc_weights is not None and not self.doc_weights[first]:
@@ -108,13 +149,15 @@ class SpliceDataset:
     def _check_modes(self) -> None:
         """Raise ValueError for options that contradict each other."""
         kind = self.layout.kind
-        alone = len(self.lengths) == 1 and self.sampler == "quota"
-        weighted = alone or self.sampler == "stream" or self.balance_mode == "by_temperature"
-        if self.alpha and (kind != "coverage_balanced" or not weighted):
+        if self.alpha and (kind != "coverage_balanced" or self.sampler == "enumerate"):
             raise ValueError(
                 f"alpha={self.alpha:g} weights the starts of coverage_balanced spans: use content_start_mode="
-                "'coverage_balanced' with balance_mode='by_temperature' or sampler='stream' (or a single document), "
-                f"not {kind}, {self.balance_mode}, sampler {self.sampler}"
+                f"'coverage_balanced' with sampler='quota' or 'stream', not {kind} with sampler='{self.sampler}'"
+            )
+        if self.axis_shuffles and self.sampler == "stream":
+            raise ValueError(
+                "shuffle_offsets and shuffle_content order the examples of an epoch, and sampler='stream' draws them "
+                "at random: use sampler='enumerate' or 'quota', or no axis shuffle"
             )
         if self.offset_jitter and kind != "coverage_balanced":
             raise ValueError(
@@ -163,6 +206,19 @@ class SpliceDataset:
             if self.sampler == "stream":
                 self._alias = AliasTable(shares.floats()[self._usable])
         self._ends = np.cumsum(self._quotas)
+        self._axis_order = AxisOrder(self.axis_shuffles, self._ends, self._row_widths(), self._starts_of)
+
+    def _row_widths(self) -> np.ndarray | None:
+        """Examples per start of each usable document; None if they differ within a document."""
+        if self.layout.kind in ("slide", "coverage_balanced"):
+            return np.ones(len(self._usable), dtype=np.int64)
+        widths = self.layouts.widths()
+        return None if widths is None or self.sampler != "enumerate" else widths[self._usable]
+
+    def _starts_of(self, at: int) -> np.ndarray:
+        """t of every example of a usable document, in enumeration order."""
+        end = int(self._ends[at])
+        return self.spans(np.arange(end - int(self._quotas[at]), end)).t
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -191,8 +247,7 @@ class SpliceDataset:
         else:
             at = np.searchsorted(self._ends, index, side="right")
             number = self._span_numbers(at, index - self._ends[at] + self._quotas[at])
-        lengths = self._lengths[at]
-        t, s, length = self.layout.spans(lengths, number)
+        t, s, length = self.layouts.spans(self._usable[at], number)
         if self.offset_jitter and s.any():
             s = s - self._jitter(index, epochs, np.minimum(self.offset_jitter, s))
         return Spans(self._usable[at], t, s, length)
@@ -205,7 +260,7 @@ class SpliceDataset:
         quotas = self._quotas[at]
         if self._edges is None:
             return spread(j, counts, quotas)
-        return self._edges.start(np.maximum(self._lengths[at], self.layout.K), (j + 0.5) / quotas)
+        return self._edges.start(self._usable[at], (j + 0.5) / quotas)
 
     def _draw(self, index: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(index among the usable documents, span number) of each example of the stream sampler."""
@@ -213,7 +268,7 @@ class SpliceDataset:
         at, third = self._alias.draw(uniform(bits, 0), uniform(bits, 1)), uniform(bits, 2)
         if self._edges is None:
             return at, np.minimum((third * self._counts[at]).astype(np.int64), self._counts[at] - 1)
-        return at, self._edges.start(np.maximum(self._lengths[at], self.layout.K), third)
+        return at, self._edges.start(self._usable[at], third)
 
     def _jitter(self, index: np.ndarray, epochs: np.ndarray, most: np.ndarray) -> np.ndarray:
         """How many positions to move each span left: 0 .. most."""
@@ -276,15 +331,19 @@ class SpliceDataset:
         Raises ValueError for a rank outside 0..world_size-1.
         """
         _check_rank(rank, world_size)
-        return self._walk(self._order(seed, epoch), rank, world_size)
+        return self._walk(seed, epoch, rank, world_size)
 
-    def _walk(self, order: Permutation, rank: int, world_size: int) -> Iterator[int]:
+    def _walk(self, seed: int, epoch: int, rank: int, world_size: int) -> Iterator[int]:
         positions = range(rank, len(self), world_size)
         for i in range(0, len(positions), 4096):
-            yield from order(np.asarray(positions[i : i + 4096])).tolist()
+            yield from self.order(seed, np.asarray(positions[i : i + 4096]) + epoch * len(self))[0].tolist()
 
-    def _order(self, seed: int, epoch: int) -> Permutation:
-        return Permutation(len(self), derive_seed(seed, "splice", epoch))
+    def _permuted(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """The example indices at positions of an epoch: one axis permuted, or the whole epoch."""
+        epoch = epoch if self.shuffle_per_epoch else 0
+        if self.axis_shuffles:
+            return self._axis_order(positions, seed, epoch)
+        return Permutation(len(self), derive_seed(seed, "splice", epoch))(positions)
 
     def stage(self, step: int) -> int:
         """Number of documents in use at a step: all usable ones, unless a curriculum adds them one by one.
@@ -297,7 +356,7 @@ class SpliceDataset:
         return min(1 + step // self.curriculum, len(self._usable))
 
     def plan(
-        self, seed: int, step: int, B: int, rank: int = 0, world_size: int = 1, *, shuffle: bool = True
+        self, seed: int, step: int, B: int, rank: int = 0, world_size: int = 1, *, shuffle: bool | None = None
     ) -> StepPlan:
         """The examples of a training step, a pure function of the arguments.
 
@@ -317,14 +376,17 @@ class SpliceDataset:
         return StepPlan(indices, epochs, documents)
 
     def order(
-        self, seed: int, positions: Sequence[int] | np.ndarray, *, shuffle: bool = True
+        self, seed: int, positions: Sequence[int] | np.ndarray, *, shuffle: bool | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(example index, epoch) at each position of the endless sequence of epochs. A curriculum is not applied."""
+        """(example index, epoch) at each position of the endless sequence of epochs. A curriculum is not applied.
+
+        `shuffle=False` is the order of enumeration; None: as the options of the dataset say.
+        """
         epochs, indices = np.divmod(np.asarray(positions, dtype=np.int64), len(self))
-        if shuffle:
+        if shuffle or (shuffle is None and (self.shuffle or self.axis_shuffles)):
             for epoch in np.unique(epochs).tolist():
                 rows = epochs == epoch
-                indices[rows] = self._order(seed, epoch)(indices[rows])
+                indices[rows] = self._permuted(indices[rows], seed, epoch)
         return indices, epochs
 
     def gather(self, plan: StepPlan) -> Frames:
@@ -360,12 +422,13 @@ class SpliceDataset:
         if not log.isEnabledFor(logging.INFO):
             return
         tag = self.tag
+        named = "" if self.dataset_name is None else f"dataset={self.dataset_name} "
         more = f" and {number - SHOWN} more" if number > SHOWN else ""
         log.info(
-            "[%s] num_docs=%d doc_lengths=%s%s S=%d content_length=%d content_stride=%d offset_stride=%d mode=%s "
+            "[%s] %snum_docs=%d doc_lengths=%s%s S=%d content_length=%d content_stride=%d offset_stride=%d mode=%s "
             "balance_mode=%s sampler=%s total_pairs=%d",
-            tag, number, self.lengths[:SHOWN].tolist(), more, layout.S, layout.K, layout.k_t, layout.k_s, layout.kind,
-            self.balance_mode, self.sampler, len(self),
+            tag, named, number, self.lengths[:SHOWN].tolist(), more, layout.S, layout.K, layout.k_t, layout.k_s,
+            layout.kind, self.balance_mode, self.sampler, len(self),
         )  # fmt: skip
         quotas = self._all_quotas()[:SHOWN]
         log.info("[%s] pairs_per_doc=%s%s", tag, quotas.tolist(), more)

@@ -32,10 +32,10 @@ def epoch_spans(dataset: SpliceDataset, epoch: int = 0) -> Iterable[Spans]:
         yield dataset.spans(np.arange(i, min(i + _CHUNK, len(dataset))), epoch)
 
 
-def step_spans(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> Iterable[Spans]:
+def step_spans(dataset: SpliceDataset, seed: int, steps: int, B: int) -> Iterable[Spans]:
     """The spans of the first `steps` steps of a run, one step at a time."""
     for step in range(steps):
-        yield dataset.planned(dataset.plan(seed, step, B, shuffle=shuffle))
+        yield dataset.planned(dataset.plan(seed, step, B))
 
 
 def cover(dataset: SpliceDataset, names: Sequence[str], spans: Iterable[Spans]) -> list[Coverage]:
@@ -79,9 +79,9 @@ def frames_needed(lengths: Iterable[np.ndarray], S: int, B: int, *, packed: bool
     return len(lengths), sum(frames)
 
 
-def passes(dataset: SpliceDataset, seed: int, steps: int, B: int, *, shuffle: bool = True) -> np.ndarray:
+def passes(dataset: SpliceDataset, seed: int, steps: int, B: int) -> np.ndarray:
     """(steps + 1,) how many times, on average, each token of the documents was predicted after each step."""
-    counts = dataset.layout.counts(dataset.lengths)
+    counts = dataset.layouts.counts()
     total = int((dataset.lengths[counts > 0] - 1).sum())
-    each = [int((part.length - 1).sum()) for part in step_spans(dataset, seed, steps, B, shuffle=shuffle)]
+    each = [int((part.length - 1).sum()) for part in step_spans(dataset, seed, steps, B)]
     return np.concatenate(([0.0], np.cumsum(each) / max(total, 1)))

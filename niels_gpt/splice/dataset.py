@@ -13,7 +13,7 @@ import numpy as np
 
 from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig, log
 from niels_gpt.splice.base import SHOWN, SpliceDataset
-from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, open_stream
+from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, OpenCache, select_from_cache
 
 if TYPE_CHECKING:
     from niels_gpt.cache.token_stream import TokenStream
@@ -30,11 +30,11 @@ class SpliceDocumentDataset(SpliceDataset):
         pad_token_id: int | None,
         eos_token_id: int | None = None,
         content_length: int | None = None,
-        content_stride: int = 1,
-        offset_stride: int = 1,
+        content_stride: int | Sequence[int] = 1,
+        offset_stride: int | Sequence[int] = 1,
         content_start_mode: str = "coverage_balanced",
         min_copy_len: int = 2,
-        alpha: float = 0.0,
+        alpha: float | Sequence[float] = 0.0,
         mode: str = "splice",
         offset_bound: str = "tight",
         adaptive_k: bool = True,
@@ -42,8 +42,10 @@ class SpliceDocumentDataset(SpliceDataset):
         jitter_mode: str = "uniform",
         seed: int | None = 0,
         documents: Documents | None = None,
+        **order_options: Any,
     ) -> None:
-        """`documents` replaces doc_tokens. Options as in SpliceSingleDocumentLMConfig.
+        """`documents` replaces doc_tokens. Options as in SpliceSingleDocumentLMConfig; `order_options` are its shuffle
+        options, eos_before_span, trailing_segment_zero and dataset_name.
 
         Raises ValueError for invalid options, and for a dataset without examples.
         """
@@ -66,6 +68,7 @@ class SpliceDocumentDataset(SpliceDataset):
             seed=seed,
             balance_mode="by_temperature" if alpha else "by_coverage",
             sampler="quota" if alpha else "enumerate",
+            **order_options,
         )
 
     def pairs(self, epoch: int = 0) -> np.ndarray:
@@ -75,7 +78,7 @@ class SpliceDocumentDataset(SpliceDataset):
     @classmethod
     def from_cache(
         cls,
-        cache_dir: str | Path,
+        cache_dir: str | Path | None = None,
         split: str = "train",
         *,
         S: int,
@@ -85,6 +88,8 @@ class SpliceDocumentDataset(SpliceDataset):
     ) -> SpliceDocumentDataset:
         """A document of a token cache (the folder with meta.json), by index or as `config` selects; it stays on disk.
 
+        Without cache_dir, `base` and `dataset_name` of the config name the cache.
+
         `options` are options of the config and of the class; they override the config. Raises CacheError (a ValueError)
         for a cache that is damaged or has no documents.npy.
         """
@@ -92,11 +97,11 @@ class SpliceDocumentDataset(SpliceDataset):
             config or SpliceSingleDocumentLMConfig(), ({} if doc_index is None else {"doc_index": doc_index}) | options
         )
         config = dataclasses.replace(config or SpliceSingleDocumentLMConfig(), **selection)
-        stream = open_stream(cache_dir, split)
-        chosen = config.select(stream.document_lengths(), ends=_ends(stream.documents, stream.num_tokens), S=S)
-        documents = CacheDocuments(stream, chosen)
+        cache = OpenCache(cache_dir, split, config)
+        chosen = select_from_cache(config, cache, S)
+        documents = CacheDocuments(cache.stream, chosen)
         log.info("[splice] Selected doc_idx=%d, length=%d", chosen[0], documents.lengths[0])
-        merged = _with_filler(stream, config.dataset_options() | options)
+        merged = _with_filler(cache.stream, config.dataset_options() | {"dataset_name": cache.name} | options)
         return cls(S=S, doc_tokens=(), documents=documents, **merged)
 
 
@@ -114,11 +119,11 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         pad_token_id: int | None,
         eos_token_id: int | None = None,
         content_length: int | None = None,
-        content_stride: int = 1,
-        offset_stride: int = 1,
+        content_stride: int | Sequence[int] = 1,
+        offset_stride: int | Sequence[int] = 1,
         content_start_mode: str = "coverage_balanced",
         min_copy_len: int = 2,
-        alpha: float = 0.0,
+        alpha: float | Sequence[float] = 0.0,
         balance_mode: str = "by_coverage",
         balance_tau: float = 1.0,
         epoch_length: int | None = None,
@@ -133,9 +138,10 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         curriculum: int | None = None,
         seed: int | None = 0,
         documents: Documents | None = None,
+        **order_options: Any,
     ) -> None:
-        """`documents` replaces doc_tokens_list. Options as in SpliceMultiDocumentLMConfig;
-        `groups` may be a key of doc_metadata.
+        """`documents` replaces doc_tokens_list. Options as in SpliceMultiDocumentLMConfig; `order_options` are its
+        shuffle options, eos_before_span, trailing_segment_zero and dataset_name. `groups` may be a key of doc_metadata.
 
         Raises ValueError for invalid options, and for a dataset without examples.
         """
@@ -144,10 +150,9 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         if doc_metadata is not None and len(doc_metadata) != len(documents.lengths):
             raise ValueError(f"doc_metadata has {len(doc_metadata)} entries for {len(documents.lengths)} documents")
         if sampler is None:
-            one_weighted = bool(alpha) and len(documents.lengths) == 1
             needs_quotas = (
                 balance_mode == "by_temperature"
-                or one_weighted
+                or bool(np.any(alpha))
                 or any(x is not None for x in (epoch_length, doc_weights, groups))
             )
             sampler = "quota" if needs_quotas else "enumerate"
@@ -175,6 +180,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
             jitter_mode=jitter_mode,
             curriculum=curriculum,
             seed=seed,
+            **order_options,
         )
 
     def _labels(self, key: str) -> list[Hashable]:
@@ -186,7 +192,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
     @classmethod
     def from_cache(
         cls,
-        cache_dir: str | Path,
+        cache_dir: str | Path | None = None,
         split: str = "train",
         *,
         S: int,
@@ -196,7 +202,8 @@ class MultiSpliceDocumentDataset(SpliceDataset):
     ) -> MultiSpliceDocumentDataset:
         """Documents of a token cache (the folder with meta.json): `doc_indices`, those `config` selects, or all.
 
-        The documents stay on disk; only spans are read. `options` are options of the class and of the selection
+        Without cache_dir, `base` and `dataset_name` of the config name the cache. The documents stay on disk; only
+        spans are read. `options` are options of the class and of the selection
         (`num_docs`, `min_doc_length`, ...); they override the config. `groups` may be a key of the metadata:
         `document`, `source` or `length` (in bins that double). Raises CacheError (a ValueError) for a cache that is
         damaged or has no documents.npy.
@@ -211,18 +218,20 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         )
         if config is not None or requested:
             selector = dataclasses.replace(config or default, **selection)
-        stream = open_stream(cache_dir, split)
+        cache = OpenCache(cache_dir, split, selector)
+        stream = cache.stream
         lengths = stream.document_lengths()
         if selector is not None and doc_indices is None:
-            doc_indices = selector.select(lengths, ends=_ends(stream.documents, stream.num_tokens), S=S)
+            doc_indices = select_from_cache(selector, cache, S)
         documents = CacheDocuments(stream, np.arange(len(lengths)) if doc_indices is None else doc_indices)
         chosen = documents.indices
         if log.isEnabledFor(logging.INFO):
             for i, length in itertools.islice(zip(chosen, documents.lengths, strict=True), SHOWN):
                 log.info("[multi_splice] Selected doc_idx=%d, length=%d", i, length)
-        merged = _with_filler(stream, ({} if config is None else config.dataset_options()) | options)
+        named = ({} if config is None else config.dataset_options()) | {"dataset_name": cache.name}
+        merged = _with_filler(stream, named | options)
         if isinstance(merged.get("groups"), str):
-            merged.setdefault("doc_metadata", metadata(chosen, documents.lengths, Path(cache_dir).name))
+            merged.setdefault("doc_metadata", metadata(chosen, documents.lengths, cache.name))
         return cls(S=S, doc_tokens_list=(), documents=documents, **merged)
 
 
@@ -251,8 +260,3 @@ def metadata(numbers: Sequence[int] | np.ndarray, lengths: np.ndarray, source: s
         {"document": int(i), "source": source, "length": int(length).bit_length()}
         for i, length in zip(numbers, lengths, strict=True)
     ]
-
-
-def _ends(starts: np.ndarray, total: int) -> np.ndarray:
-    """End offset of each document of a stream."""
-    return np.append(starts[1:], total)

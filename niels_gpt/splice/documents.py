@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig
+
 if TYPE_CHECKING:
     from niels_gpt.cache.token_stream import TokenStream
+    from niels_gpt.tokenizer import Tokenizer
+
+SelectionConfig = SpliceSingleDocumentLMConfig | SpliceMultiDocumentLMConfig
 
 MAX_ID = 2**31 - 1
 """Token ids are 32-bit integers."""
@@ -100,8 +106,100 @@ def _document_indices(indices: Sequence[int] | np.ndarray) -> np.ndarray:
     return given.astype(np.int64)
 
 
-def open_stream(cache_dir: str | Path, split: str) -> TokenStream:
-    """Open the token stream of a split of a pretrain cache. Raises CacheError."""
-    from niels_gpt.cache.token_stream import TokenStream
+def choose(
+    config: SelectionConfig,
+    lengths: np.ndarray,
+    ends: np.ndarray,
+    S: int,
+    text_of: Callable[[int], bytes],
+) -> list[int]:
+    """The indices of the documents that a config selects; `text_of(i)` is read only for doc_key.
 
-    return TokenStream(Path(cache_dir) / split)
+    Raises ValueError if there are too few, or doc_index does not contain doc_key.
+    """
+    if config.doc_key is None:
+        return config.select(lengths, ends=ends, S=S)
+    key = config.doc_key.encode("utf-8")
+    matches = [i for i in range(len(lengths)) if key in text_of(i)]
+    if not matches:
+        raise ValueError(f"splice.doc_key: none of {len(lengths):,} documents contains {config.doc_key!r}")
+    among = dataclasses.replace(config, doc_key=None)
+    index = getattr(config, "doc_index", None)
+    if index is not None:
+        if index not in matches:
+            raise ValueError(f"splice.doc_index={index}: this document does not contain {config.doc_key!r}")
+        among = dataclasses.replace(among, doc_index=matches.index(index))  # type: ignore[arg-type]
+    return [matches[i] for i in among.select(lengths[matches], ends=ends[matches], S=S)]
+
+
+def select_from_cache(config: SelectionConfig, cache: OpenCache, S: int) -> list[int]:
+    """The indices of the documents of a cache that a config selects. Raises ValueError if there are too few."""
+    from niels_gpt.tokenizer import text_bytes
+
+    stream = cache.stream
+    ends = np.append(stream.documents[1:], stream.num_tokens)
+    return choose(
+        config, stream.document_lengths(), ends, S, lambda i: text_bytes(cache.tokenizer(), stream.document(i))
+    )
+
+
+class OpenCache:
+    """A split of a pretrain cache, found by its folder or by the `base` and `dataset_name` of a config."""
+
+    def __init__(
+        self,
+        cache_dir: str | Path | None,
+        split: str,
+        config: SelectionConfig | None,
+    ) -> None:
+        """Raises CacheError for a missing or damaged cache, ValueError if the config names another cache or
+        tokenizer than that of `cache_dir`.
+        """
+        from niels_gpt.cache.token_stream import TokenStream
+
+        base, name, tokenizer = (
+            (None, None, None) if config is None else (config.base, config.dataset_name, config.tokenizer)
+        )
+        self.folder = _cache_folder(cache_dir, base, name)
+        self.name = self.folder.name
+        expected = None if tokenizer is None else _tokenizer_hash(tokenizer)
+        self.stream = TokenStream(self.folder / split, tokenizer_sha256=expected)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the cache's folder."""
+        from niels_gpt.cache.folder import CacheFolder
+
+        return CacheFolder(self.folder.parent.parent).tokenizer
+
+
+def _cache_folder(cache_dir: str | Path | None, base: str | None, name: str | None) -> Path:
+    """The folder of a pretrain cache. Raises ValueError if `base` and `name` name another than `cache_dir`."""
+    if cache_dir is None:
+        if base is None:
+            raise ValueError("pass cache_dir, the folder of a pretrain cache, or a config with base and dataset_name")
+        from niels_gpt.cache.folder import CacheFolder
+
+        have = CacheFolder(base).names("pretrain")
+        if name is None and len(have) == 1:
+            name = have[0]
+        if name not in have:
+            raise ValueError(f"dataset_name={name!r}: {base} has these pretrain caches: {', '.join(have) or 'none'}")
+        return Path(base) / "pretrain" / str(name)
+    folder = Path(cache_dir)
+    if name is not None and folder.resolve().name != name:
+        raise ValueError(f"dataset_name={name!r}, but cache_dir is {folder}: pass only one of them")
+    if base is not None and folder.resolve().parent.parent != Path(base).resolve():
+        raise ValueError(f"base={base!r}, but cache_dir is {folder}: pass only one of them")
+    return folder
+
+
+def _tokenizer_hash(path: str) -> str:
+    from niels_gpt.tokenizer import load_tokenizer
+
+    try:
+        return str(load_tokenizer(path).sha256)
+    except FileNotFoundError:
+        raise ValueError(
+            f"splice.tokenizer={path!r}: no such spm.model. Documents of a token cache keep its tokenizer: leave this "
+            "out, or give the spm.model of the cache to have it checked. Hugging Face tokenizers: niels_gpt.levanter"
+        ) from None

@@ -27,7 +27,8 @@ class Frames(NamedTuple):
     loss_mask: np.ndarray
     """1 where a position predicts the next token: on all tokens of the span but the last."""
     segment_ids: np.ndarray
-    """0 before the span, 1 from its first token on: the span does not attend to what precedes it."""
+    """0 before the span, 1 from its first token on: the span does not attend to what precedes it. With
+    trailing_segment_zero also 0 after the span."""
     origin: SpanOrigin
 
 
@@ -58,8 +59,9 @@ class FrameBuilder:
     templates, for all rows at once if all spans of a batch have the same position and length.
     """
 
-    def __init__(self, S: int, pad: int) -> None:
-        self.S, self.pad = S, pad
+    def __init__(self, S: int, pad: int, *, before: int | None = None, trailing_segment: int = 1) -> None:
+        """`before`: token at s - 1; None: padding. `trailing_segment`: segment of the padding after the span."""
+        self.S, self.pad, self._before, self._trailing_segment = S, pad, before, trailing_segment
         self._steps = np.repeat(np.array([0, 1], dtype=np.int32), S)
         self._mask_length, self._mask_template = 0, self._steps
 
@@ -82,10 +84,14 @@ class FrameBuilder:
         S = self.S
         if s:
             tokens[:s] = self.pad
+            if self._before is not None:
+                tokens[s - 1] = self._before
         if s + length < S:
             tokens[s + length :] = self.pad
         mask[:] = self._mask(length)[S - s : 2 * S - s]
         segments[:] = self._steps[S - s : 2 * S - s]
+        if not self._trailing_segment:
+            segments[..., s + length :] = 0
 
     def _mask(self, length: int) -> np.ndarray:
         """S zeros, length - 1 ones, zeros to 2 S; the template of the last length is reused."""

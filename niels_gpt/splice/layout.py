@@ -6,9 +6,12 @@ the requested length, m the minimum length, k_t and k_s are the strides of t and
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from niels_gpt.config.splice import check_options, log
+from niels_gpt.splice.weights import per_document
 
 
 class Layout:
@@ -88,6 +91,19 @@ class Layout:
             return np.where(K > 0, full * self._offsets(self.K) + tails, 0)
         return starts * self._offsets(K)
 
+    def distinct(self, lengths: np.ndarray) -> np.ndarray:
+        """Number of spans of each document that differ in more than their offset s: of distinct (t, length)."""
+        if self.tight or self.kind in ("slide", "coverage_balanced"):
+            return self.starts(lengths)
+        unique, which = np.unique(lengths, return_inverse=True)
+        numbers = np.zeros(len(unique), dtype=np.int64)
+        for i, (length, starts) in enumerate(zip(unique.tolist(), self.starts(unique).tolist(), strict=True)):
+            left = np.full(starts, length) if self.kind == "cyclic_roll" else length - np.arange(starts) * self.k_t
+            # Near the right end of the frame every offset truncates the span further, down to min_copy_len.
+            truncated = (self.S - self.m) // self.k_s - (self.S - np.minimum(self.K, left)) // self.k_s
+            numbers[i] = (1 + truncated).sum()
+        return numbers[which.reshape(-1)]
+
     def spans(self, lengths: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(t, s, length) of span `number` of a document of length `lengths`, for each pair."""
         K = self.content(lengths)
@@ -149,3 +165,60 @@ class Layout:
             offset[tail] = target - self._sums[at] + self._offset_counts[at]
             copied[tail] = first - (at - begin) * self.k_t
         return start * self.k_t, offset * self.k_s, copied
+
+
+class DocumentLayouts:
+    """The layout of each document: the same for all, except that strides can differ."""
+
+    def __init__(self, lengths: np.ndarray, *, content_stride: Any, offset_stride: Any, **options: Any) -> None:
+        """Raises ValueError for an option outside its limits, and for strides that are not one per document."""
+        strides = [
+            per_document(name, value, len(lengths))
+            for name, value in (("content_stride", content_stride), ("offset_stride", offset_stride))
+        ]
+        distinct, which = np.unique(np.stack(strides), axis=1, return_inverse=True)
+        self.lengths, self._which = lengths, which.reshape(-1)
+        self._layouts = [
+            Layout(content_stride=k_t, offset_stride=k_s, **options) for k_t, k_s in distinct.T.tolist() or [(1, 1)]
+        ]
+        self.first = self._layouts[0]
+
+    def counts(self) -> np.ndarray:
+        """Number of spans of each document."""
+        return self._each("counts")
+
+    def starts(self) -> np.ndarray:
+        """Number of different t of each document."""
+        return self._each("starts")
+
+    def distinct(self) -> np.ndarray:
+        """Number of spans of each document of distinct (t, length)."""
+        return self._each("distinct")
+
+    def content_strides(self) -> np.ndarray:
+        """The stride of t of each document."""
+        return np.array([layout.k_t for layout in self._layouts])[self._which]
+
+    def widths(self) -> np.ndarray | None:
+        """Number of offsets of each start of each document; None if it differs between the starts of a document."""
+        if self.first.kind == "slide_within" and self.first.tight:
+            return None
+        return self.counts() // np.maximum(self.starts(), 1)
+
+    def spans(self, docs: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(t, s, length) of span `numbers` of document `docs`, for each pair."""
+        if len(self._layouts) == 1:
+            return self.first.spans(self.lengths[docs], numbers)
+        t, s, length = (np.empty(len(docs), dtype=np.int64) for _ in range(3))
+        which = self._which[docs]
+        for i in np.unique(which).tolist():
+            rows = which == i
+            t[rows], s[rows], length[rows] = self._layouts[i].spans(self.lengths[docs[rows]], numbers[rows])
+        return t, s, length
+
+    def _each(self, name: str) -> np.ndarray:
+        values = np.zeros(len(self.lengths), dtype=np.int64)
+        for i, layout in enumerate(self._layouts):
+            rows = self._which == i
+            values[rows] = getattr(layout, name)(self.lengths[rows])
+        return values

@@ -9,6 +9,7 @@ the cycle of its start, which is below n, so it ends, and different starts end a
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -39,32 +40,48 @@ def uniform(bits: np.ndarray, draw: int) -> np.ndarray:
 
 
 class Permutation:
-    """A seeded bijection of 0..n-1."""
+    """Seeded bijections of 0..n-1: one, or with arrays `n` and `seed` a separate one for each position asked for."""
 
-    def __init__(self, n: int, seed: int) -> None:
+    def __init__(self, n: int | np.ndarray, seed: int | np.ndarray) -> None:
         """Raises ValueError for n below 1."""
-        if n < 1:
-            raise ValueError(f"a permutation needs n >= 1, got n={n}")
+        if np.any(np.asarray(n) < 1):
+            raise ValueError(f"a permutation needs n >= 1, got n={np.min(n)}")
         self.n = n
-        rows = math.isqrt(n - 1) + 1
-        self._rows, self._columns = np.uint64(rows), np.uint64(-(-n // rows))
-        self._keys = mix(np.arange(_ROUNDS, dtype=np.uint64) + mix(np.array([seed], dtype=np.uint64)))
+        self._rows: Any
+        self._columns: Any
+        if isinstance(n, np.ndarray):
+            rows = np.sqrt((n - 1).astype(np.float64)).astype(np.int64)
+            rows += 1 + ((rows + 1) ** 2 <= n - 1) - (rows**2 > n - 1)  # the float may be off by one
+            self._rows, self._columns = rows.astype(np.uint64), (-(-n // rows)).astype(np.uint64)
+        else:
+            side = math.isqrt(n - 1) + 1
+            self._rows, self._columns = np.uint64(side), np.uint64(-(-n // side))
+        rounds = np.arange(_ROUNDS, dtype=np.uint64)
+        self._keys = mix(rounds[:, None] + mix(np.atleast_1d(np.asarray(seed, dtype=np.uint64))))
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The elements at these positions, int64."""
-        images = self._once(np.asarray(positions, dtype=np.uint64))
+        positions = np.asarray(positions, dtype=np.uint64)
+        each = np.arange(len(positions)) if isinstance(self.n, np.ndarray) else None
+        images = self._once(positions, each)
         outside = np.flatnonzero(images >= self.n)
         while len(outside):
-            again = self._once(images[outside])
+            again = self._once(images[outside], None if each is None else outside)
             images[outside] = again
-            outside = outside[again >= self.n]
+            limit = self.n[outside] if isinstance(self.n, np.ndarray) else self.n
+            outside = outside[again >= limit]
         return images.astype(np.int64)
 
-    def _once(self, x: np.ndarray) -> np.ndarray:
-        row, column = np.divmod(x, self._columns)
-        for i, key in enumerate(self._keys):
+    def _once(self, x: np.ndarray, each: np.ndarray | None) -> np.ndarray:
+        """One pass of the network. `each`: which of the permutations applies to each number; None: the only one."""
+        rows, columns, keys = self._rows, self._columns, self._keys
+        if each is not None:
+            rows, columns = rows[each], columns[each]
+            keys = keys[:, each] if keys.shape[1] > 1 else keys
+        row, column = np.divmod(x, columns)
+        for i, key in enumerate(keys):
             if i % 2:
-                column = (column + mix(row ^ key) % self._columns) % self._columns
+                column = (column + mix(row ^ key) % columns) % columns
             else:
-                row = (row + mix(column ^ key) % self._rows) % self._rows
-        return row * self._columns + column
+                row = (row + mix(column ^ key) % rows) % rows
+        return row * columns + column

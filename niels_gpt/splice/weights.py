@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from niels_gpt.config.splice import check_options
+
 
 def parse_weights(given: Any, number: int) -> np.ndarray:
     """doc_weights as float64. Raises ValueError unless it is one finite number of at least 0 per document."""
@@ -22,6 +24,18 @@ def parse_weights(given: Any, number: int) -> np.ndarray:
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError(f"doc_weights must be finite numbers of at least 0, got {weights.tolist()}")
     return weights
+
+
+def per_document(name: str, given: Any, number: int) -> np.ndarray:
+    """An option that is one value, or one per document, as an array with a value per document.
+
+    Raises ValueError that names the first value outside the limits of the option.
+    """
+    if isinstance(given, list | tuple | np.ndarray):
+        if len(given) != number:
+            raise ValueError(f"{name} has {len(given)} values, but there are {number} documents")
+        return np.array([check_options({name: value})[name] for value in given])
+    return np.full(number, check_options({name: given})[name])
 
 
 def parse_groups(given: Any, number: int) -> list[Hashable]:
@@ -196,3 +210,23 @@ class EdgeWeights:
         near = self._number(zero, sums, "right", left - 1)
         far = number - 1 - self._number(row, total - sums, "left", np.maximum(number - left - 1, 0))
         return np.where((sums < from_left) | (number == left), near, far)
+
+
+class DocumentEdges:
+    """The edge weights of each document; alpha and the stride may differ between documents."""
+
+    def __init__(self, lengths: np.ndarray, K: int, strides: np.ndarray, alphas: np.ndarray) -> None:
+        distinct, which = np.unique(np.stack((strides.astype(np.float64), alphas)), axis=1, return_inverse=True)
+        self._lengths, self._which = np.maximum(lengths, K), which.reshape(-1)
+        self._edges = [EdgeWeights(K, int(stride), alpha) for stride, alpha in distinct.T.tolist()]
+
+    def start(self, docs: np.ndarray, quantile: np.ndarray) -> np.ndarray:
+        """The j of the start t = j * stride at each quantile of the weights of each document."""
+        if len(self._edges) == 1:
+            return self._edges[0].start(self._lengths[docs], quantile)
+        numbers = np.empty(len(docs), dtype=np.int64)
+        which = self._which[docs]
+        for i in np.unique(which).tolist():
+            rows = which == i
+            numbers[rows] = self._edges[i].start(self._lengths[docs[rows]], quantile[rows])
+        return numbers

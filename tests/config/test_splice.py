@@ -276,16 +276,18 @@ def test_the_training_subset_by_batches():
     assert config.within_limits([30, 30, 1], S=10).tolist() == [0, 1]
     assert config.within_limits([30, 30, 1], ends=np.array([61, 60, 59]), S=10).tolist() == [1, 2]
     for options in ({}, {"max_train_batches": 3}, {"initial_batch_size": 3}):
+        incomplete = SpliceConfig(restrict_to_training_subset=True, **options)
         with pytest.raises(ValueError, match="max_train_tokens"):
-            SpliceConfig(restrict_to_training_subset=True, **options)
+            incomplete.within_limits([30, 30, 1], S=10)
+        assert incomplete.for_run(3, 3).train_tokens(10) == 90
 
 
 def test_choose_one_document_or_several():
     assert SpliceConfig(doc_index=3).num_docs == 1
-    assert SpliceConfig(doc_index=3).choose(LENGTHS, S=8) == [3]
-    assert SpliceConfig(num_docs=2).choose(LENGTHS, S=8) == [2, 3]
+    assert SpliceConfig(doc_index=3).select(LENGTHS, S=8) == [3]
+    assert SpliceConfig(num_docs=2).select(LENGTHS, S=8) == [2, 3]
     with pytest.raises(ValueError, match=r"doc_index=8.*8 documents"):
-        SpliceConfig(doc_index=8).choose(LENGTHS, S=8)
+        SpliceConfig(doc_index=8).select(LENGTHS, S=8)
 
 
 def test_dataset_options():

@@ -96,7 +96,7 @@ def test_dataset_without_examples_raises(options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"balance_mode": "by_coverage"},
+        {"sampler": "enumerate"},
         {"balance_mode": "by_temperature", "content_start_mode": "cyclic_roll"},
         {"sampler": "stream", "content_start_mode": "slide_within"},
     ],

@@ -134,9 +134,9 @@ def test_epoch_in_chunks(monkeypatch):
 )
 def test_step_spans_are_the_training_batches(shuffle, options):
     lengths, steps, B = [9, 6, 4], 7, 5
-    dataset = multi(lengths, content_length=4, **options)
-    batches = [dataset.gather(dataset.plan(3, step, B, shuffle=shuffle)) for step in range(steps)]
-    spans = list(step_spans(dataset, 3, steps, B, shuffle=shuffle))
+    dataset = multi(lengths, content_length=4, shuffle=shuffle, **options)
+    batches = [dataset.gather(dataset.plan(3, step, B)) for step in range(steps)]
+    spans = list(step_spans(dataset, 3, steps, B))
     assert [len(part.doc) for part in spans] == [B] * steps
     found = cover(dataset, names(lengths), spans)
     check(found, lengths, count_frames(documents(lengths), batches))
@@ -195,7 +195,8 @@ def test_passes_ignore_documents_without_examples():
 def test_passes_follow_the_training_order():
     """Without shuffling, the short documents come last."""
     dataset = multi([8, 2, 2], content_length=None)
-    assert passes(dataset, 0, 3, 1, shuffle=False).tolist() == pytest.approx([0, 7 / 9, 8 / 9, 1])
+    in_order = multi([8, 2, 2], content_length=None, shuffle=False)
+    assert passes(in_order, 0, 3, 1).tolist() == pytest.approx([0, 7 / 9, 8 / 9, 1])
     shuffled = {tuple(np.round(np.diff(passes(dataset, seed, 3, 1)) * 9).tolist()) for seed in range(20)}
     assert len(shuffled) == 3  # the long document first, second or third
     assert all(math.isclose(sum(order), 9) for order in shuffled)

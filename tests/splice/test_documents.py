@@ -5,7 +5,7 @@ import pytest
 
 from niels_gpt.cache.build_cache import build_pretrain_cache
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.splice.documents import MAX_ID, ArrayDocuments, CacheDocuments, open_stream
+from niels_gpt.splice.documents import MAX_ID, ArrayDocuments, CacheDocuments, OpenCache
 from tests.cache import EOT, UNLIMITED, ByteTokenizer
 
 
@@ -68,7 +68,7 @@ def stream(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents") / "cache"
     options = {"tokenizer": ByteTokenizer(), "max_train_tokens": UNLIMITED, "max_val_tokens": 0, "seed": 1}
     build_pretrain_cache(["abc", "de", "fghij"], str(folder), shard_bytes=8, shuffle_buffer=None, **options)
-    return open_stream(folder, "train")
+    return OpenCache(folder, "train", None).stream
 
 
 def test_documents_of_a_cache(stream):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
-from niels_gpt.config.splice import SingleSelectMode, SpliceConfig
+from niels_gpt.config.splice import SingleSelectMode
 from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
 from niels_gpt.data.source_paths import display_name
@@ -21,6 +21,7 @@ from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.splice.dataset import metadata
+from niels_gpt.splice.documents import choose
 from niels_gpt.splice.frames import Spans
 from niels_gpt.splice.packing import PackedFrames, arrange, pack
 from niels_gpt.splice.tensors import to_tensors
@@ -76,8 +77,7 @@ class SpliceTask:
     def spans(self, step: int) -> Spans:
         """The spans of a step."""
         train = self.config.train
-        plan = self.dataset.plan(train.seed, step, train.B, shuffle=self.config.splice.shuffle)
-        return self.dataset.planned(plan)
+        return self.dataset.planned(self.dataset.plan(train.seed, step, train.B))
 
     def batch(self, step: int, share: RankShare = ALL_ROWS) -> Batch:
         """The batch of a share of the spans, packed separately: packing changes neither loss nor gradients."""
@@ -106,7 +106,7 @@ class SpliceTask:
 
     def _used_names(self) -> list[str]:
         """The names of the documents that have examples."""
-        return [self.names[i] for i in np.flatnonzero(self.dataset.layout.counts(self.dataset.lengths))]
+        return [self.names[i] for i in np.flatnonzero(self.dataset.layouts.counts())]
 
     def _measure(
         self, model: GPT, dataset: MultiSpliceDocumentDataset, device: str, world: World
@@ -140,7 +140,7 @@ class SpliceTask:
 
     def sample_prompt(self) -> str:
         """The start of the first document: how well does the model know it?"""
-        doc = int(np.flatnonzero(self.dataset.layout.counts(self.dataset.lengths))[0])
+        doc = int(np.flatnonzero(self.dataset.layouts.counts())[0])
         ids = self.documents.train.ids(self.chosen[doc])
         text = self.tokenizer.decode(ids[: min(PROMPT_TOKENS, len(ids) // 2)].tolist()).rstrip("\ufffd")
         return text or self.config.output.sample_prompt
@@ -182,7 +182,7 @@ class SpliceTask:
                 f"times less compute than one frame of {dataset.S} each, with the same loss and gradients"
             )
         if model.positions == "rope":
-            distinct, total = distinct_spans(dataset), int(dataset.layout.counts(dataset.lengths).sum())
+            distinct, total = int(dataset.layouts.distinct().sum()), int(dataset.layouts.counts().sum())
             effect = f"the {total:,} spans repeat {distinct:,} distinct ones" if distinct < total else ""
             if dataset.offset_jitter:
                 effect = f"offset_jitter={dataset.offset_jitter} has no effect"
@@ -199,35 +199,26 @@ class SpliceTask:
 
 def build_dataset(config: RunConfig, documents: SourceDocuments) -> tuple[list[int], MultiSpliceDocumentDataset]:
     """(indices of the chosen documents, their dataset). Raises ValueError if they cannot be chosen."""
-    chosen = choose_documents(config.splice, documents, config.model.T)
+    chosen = choose_documents(config, documents)
     return chosen, _dataset(config, documents, documents.train, chosen, config.splice.dataset_options())
 
 
-def choose_documents(splice: SpliceConfig, documents: SourceDocuments, S: int) -> list[int]:
+def choose_documents(config: RunConfig, documents: SourceDocuments) -> list[int]:
     """The indices of the documents to train on. Raises ValueError if they cannot be chosen."""
-    train = documents.train
-    if splice.doc_key is None:
-        return splice.choose(train.lengths, ends=train.ends, S=S)
-    key, tokenizer = splice.doc_key.encode("utf-8"), documents.tokenizer
-    matches = [i for i in range(len(train.lengths)) if key in text_bytes(tokenizer, train.ids(i))]
-    if not matches:
-        raise ValueError(f"splice.doc_key: none of {len(train.lengths):,} documents contains {splice.doc_key!r}")
-    if splice.doc_index is not None and splice.doc_index not in matches:
-        raise ValueError(f"splice.doc_index={splice.doc_index}: this document does not contain {splice.doc_key!r}")
-    index = None if splice.doc_index is None else matches.index(splice.doc_index)
-    among = dataclasses.replace(splice, doc_index=index)
-    return [matches[i] for i in among.choose(train.lengths[matches], ends=train.ends[matches], S=S)]
+    train, tokenizer = documents.train, documents.tokenizer
+    splice = config.splice.for_run(config.train.total_steps, config.train.B)
+    return choose(splice, train.lengths, train.ends, config.model.T, lambda i: text_bytes(tokenizer, train.ids(i)))
 
 
-def policy_choices(splice: SpliceConfig, documents: SourceDocuments, S: int) -> dict[str, list[int] | str]:
+def policy_choices(config: RunConfig, documents: SourceDocuments) -> dict[str, list[int] | str]:
     """The documents that each doc_select_mode would choose, or why it cannot. Nothing is logged."""
     choices: dict[str, list[int] | str] = {}
     selection_log.disabled = True
     try:
         for mode in get_args(SingleSelectMode):
-            policy = dataclasses.replace(splice, doc_index=None, doc_select_mode=mode)
+            policy = dataclasses.replace(config.splice, doc_index=None, doc_select_mode=mode)
             try:
-                choices[mode] = choose_documents(policy, documents, S)
+                choices[mode] = choose_documents(dataclasses.replace(config, splice=policy), documents)
             except ValueError as err:
                 choices[mode] = str(err)
     finally:
@@ -280,29 +271,13 @@ def unique_names(documents: DocumentSet, indices: Iterable[int]) -> list[str]:
 
 def grid(dataset: MultiSpliceDocumentDataset, examples: int) -> Spans:
     """Up to `examples` spans of every document, spread evenly over all its spans; the same at every evaluation."""
-    counts = dataset.layout.counts(dataset.lengths)
+    counts = dataset.layouts.counts()
     docs = np.flatnonzero(counts)
     sampled = np.minimum(counts[docs], examples)
     doc = np.repeat(docs, sampled)
     j = np.arange(len(doc)) - np.repeat(np.cumsum(sampled) - sampled, sampled)
     number = spread(j, counts[doc], np.repeat(sampled, sampled))
-    return Spans(doc, *dataset.layout.spans(dataset.lengths[doc], number))
-
-
-def distinct_spans(dataset: MultiSpliceDocumentDataset) -> int:
-    """The number of spans that differ in more than their offset s: of distinct (document, t, length)."""
-    layout, lengths = dataset.layout, dataset.lengths
-    if layout.tight or layout.kind in ("slide", "coverage_balanced"):
-        return int(layout.starts(lengths).sum())
-    distinct = 0
-    for length, number in zip(*np.unique(lengths, return_counts=True), strict=True):
-        starts = int(layout.starts(np.array([length]))[0])
-        remaining = length - np.arange(starts) * layout.k_t
-        copied = np.minimum(layout.K, np.full_like(remaining, length) if layout.kind == "cyclic_roll" else remaining)
-        # Near the right end of the frame every offset truncates the span further, down to min_copy_len.
-        truncated = (layout.S - layout.m) // layout.k_s - (layout.S - copied) // layout.k_s
-        distinct += int(number) * int((1 + truncated).sum())
-    return distinct
+    return Spans(doc, *dataset.layouts.spans(doc, number))
 
 
 def sizes(lengths: np.ndarray) -> str:

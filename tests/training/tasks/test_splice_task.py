@@ -19,7 +19,6 @@ from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.training.loop import train
 from niels_gpt.training.tasks.splice_task import (
     SpliceTask,
-    distinct_spans,
     grid,
     unique_names,
 )
@@ -463,7 +462,7 @@ def test_distinct_spans_are_counted(schedule, lengths):
     assume(found)
     dataset = MultiSpliceDocumentDataset(S=S, doc_tokens_list=documents(lengths), pad_token_id=NULL, **options)
     assert len(dataset) == len(found)
-    assert distinct_spans(dataset) == len({(doc, t, length) for doc, t, _, length in found})
+    assert int(dataset.layouts.distinct().sum()) == len({(doc, t, length) for doc, t, _, length in found})
 
 
 def test_without_a_sweep_there_is_no_warning(place):
@@ -542,9 +541,13 @@ REJECTED = [
     (["splice.doc_weights=[1.0, 2.0]"], ["doc_weights", "2", "3 documents"]),
     (["splice.groups=author"], ["groups", "author"]),
     (["splice.doc_index=500"], ["doc_index=500", str(len(PARTS["train"]))]),
-    (["splice.alpha=0.5", "splice.balance_mode=by_coverage"], ["alpha", "by_coverage"]),
+    (["splice.alpha=0.5", "splice.content_start_mode=anchor_start"], ["alpha", "anchor_start"]),
+    (["splice.alpha=[0.5, 0.1]"], ["alpha", "2", "3 documents"]),
+    (["splice.content_stride=[1, 2]"], ["content_stride", "2", "3 documents"]),
+    (["splice.shuffle_offsets=3", "splice.offset_seed=4"], ["shuffle_offsets=3", "offset_seed=4"]),
+    (["splice.content_seed=4"], ["content_seed=4", "shuffle_content"]),
+    (["splice.shuffle_content=true", "splice.sampler=stream"], ["shuffle_content", "stream"]),
     (["splice.curriculum=0"], ["curriculum", "0"]),
-    (["splice.restrict_to_training_subset=true"], ["max_train_tokens"]),
     (["splice.restrict_to_training_subset=true", "splice.max_train_tokens=3"], ["3 tokens"]),
     (["splice.eval_examples=0"], ["eval_examples", "0"]),
     (["splice.dataset_name=books"], ["books", "roam"]),
