@@ -285,14 +285,14 @@ def _splice_config(
     import dataclasses
 
     from niels_gpt.config.yaml_file import load_config, with_data
-    from niels_gpt.training.tasks.token_task import with_vocabulary
+    from niels_gpt.training.tasks.registry import with_derived_values
 
     resolved = with_data(load_config(config, overrides=overrides, notes=notes), data)
     if config is None:
         resolved = dataclasses.replace(resolved, task="splice")
     if resolved.task != "splice":
         raise ValueError(f"{config} has task {resolved.task}: it must be splice")
-    return with_vocabulary(resolved)
+    return with_derived_values(resolved)
 
 
 def _show_candidates(library: SourceDocuments, candidates: np.ndarray) -> None:

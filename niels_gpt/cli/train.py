@@ -84,10 +84,10 @@ def train(
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import hint
     from niels_gpt.system.processes import open_world
-    from niels_gpt.training.tasks.token_task import with_vocabulary
+    from niels_gpt.training.tasks.registry import with_derived_values
 
     overrides = list(set_)
-    overrides += [f"train.total_steps={steps}"] if steps is not None else []
+    overrides += [f"train.total_steps={steps}", "splice.epochs=null"] if steps is not None else []
     overrides += [f"output.checkpoint_every={checkpoint_every}"] if checkpoint_every is not None else []
     overrides += ["engine.deterministic=true"] if deterministic else []
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
@@ -112,7 +112,7 @@ def train(
             notes: list[str] = []
             resolved = with_data(load_config(config_path, overrides=overrides, notes=notes), data, source)
             if print_config:
-                resolved = with_vocabulary(resolved)
+                resolved = with_derived_values(resolved)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return

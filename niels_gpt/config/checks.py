@@ -47,9 +47,38 @@ def check_probabilities(p: Mapping[str, float], *, name: str = "p") -> None:
         raise ValueError(f"{name} must sum to 1 (within 1e-6), but {listed} sum to {total:.6g}")
 
 
+INSTEAD_IN_SPLICE = {
+    "K": "set content_length",
+    "S": "set model.T, the length of a frame",
+    "Pos": "set model.T, the length of a frame",
+    "seq_len": "set model.T, the length of a frame",
+    "k_t": "set content_stride",
+    "k_s": "set offset_stride",
+    "k_window": "set mode: slide and content_stride",
+    "window_stride": "set mode: slide and content_stride",
+    "max_offset": "set offset_bound (tight or truncate)",
+    "tau": "set balance_tau",
+    "rng_key": "set seed",
+    "doc_selector": "set min_doc_length, max_doc_length, doc_key and doc_select_mode",
+    "doc_tokens": "documents come from base and dataset_name; arrays are for Python (SpliceDocumentDataset)",
+    "doc_tokens_list": "documents come from base and dataset_name; arrays are for Python (MultiSpliceDocumentDataset)",
+    "doc_metadata": "set groups",
+    "type": "task: splice replaces it (niels_gpt.levanter.train_lm takes Levanter's data.type)",
+    "configs": "this is a part of Levanter's base: use niels_gpt.levanter, or base: FOLDER of token caches",
+    "train_weights": "this is a part of Levanter's base: set doc_weights for documents",
+    "train_urls": "build a token cache of the files first, and set base and dataset_name",
+    "validation_urls": "held-out documents come from the val split of the cache; set controls",
+    "cache_dir": "set base, the folder of token caches",
+    "format": "the cache is built from text already; see `niels-gpt cache build`",
+}
+"""Names of the splice specification that are not keys of the section `splice`: what to use instead."""
+
+
 def unknown_key_message(section: str, key: str, known: list[str]) -> str:
-    """Return the error message for an unknown key: with the nearest known key, or all of them."""
+    """Return the error message for an unknown key: with what to use instead, the nearest known key, or all of them."""
     full = f"{section}.{key}" if section else key
+    if section == "splice" and key in INSTEAD_IN_SPLICE:
+        return f"splice has no {key}: {INSTEAD_IN_SPLICE[key]}"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key {full}; {hint}"

@@ -59,6 +59,7 @@ _AT_LEAST = {
 }
 MOST = 2**62
 """Upper limit of every integer option, so that sums and products derived from it fit into 64 bits."""
+MOST_EPOCHS = 1_000_000
 _OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
              "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
 """Options that may be None."""
@@ -101,6 +102,12 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
     value = to_python_number(value)
     if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{prefix}{name} must be a number, got {value!r}")
+    if name == "epochs":
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_EPOCHS
+        ):
+            raise ValueError(f"{prefix}epochs must be a number above 0 and at most {MOST_EPOCHS:,}, got {value!r}")
+        return None if value is None else float(value)
     if name == "balance_tau" and not 0.0 <= value <= 1.0:
         raise ValueError(f"{prefix}balance_tau must be in [0, 1], got {value!r}: 1 is by length, 0 is equal shares")
     if name == "alpha" and not 0.0 <= value <= sys.float_info.max:
@@ -260,7 +267,7 @@ class _DocumentChoice:
         names = ("content_length", "content_stride", "offset_stride", "content_start_mode", "min_copy_len", "alpha",
                  "adaptive_k", "mode", "offset_bound", "offset_jitter", "jitter_mode", "shuffle", "shuffle_offsets",
                  "offset_seed", "shuffle_content", "content_seed", "shuffle_per_epoch", "eos_before_span",
-                 "trailing_segment_zero", "dataset_name")  # fmt: skip
+                 "trailing_segment_zero")  # fmt: skip
         optional = {name: getattr(self, name) for name in ("pad_token_id", "eos_token_id", "seed")}
         options = {name: getattr(self, name) for name in names}
         return options | {name: value for name, value in optional.items() if value is not None}
@@ -368,6 +375,8 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
 
     doc_index: int | None = None
     """Train on this one document if its length is within the limits; num_docs is then 1."""
+    epochs: float | None = None
+    """Train this many epochs; train.total_steps follows from it. None: train.total_steps."""
     documents: Literal["bytes", "tokens"] = "bytes"
     """`bytes`: documents of a byte source (notes, docstrings, dialogues), without a tokenizer. `tokens`: documents of a
     token cache."""
@@ -383,6 +392,17 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
         super().__post_init__()
         if self.doc_index is not None:
             object.__setattr__(self, "num_docs", 1)
+        if self.epochs is None:
+            return
+        if self.curriculum is not None:
+            raise ValueError(
+                "splice.epochs and splice.curriculum: each new document starts a new epoch, so set train.total_steps"
+            )
+        if self.restrict_to_training_subset and self.max_train_tokens is None and self.max_train_batches is None:
+            raise ValueError(
+                "splice.epochs and splice.restrict_to_training_subset: the steps depend on the documents, and these on "
+                "the steps: set splice.max_train_tokens or splice.max_train_batches"
+            )
 
     def select(
         self, lengths: Sequence[int] | np.ndarray, *, ends: np.ndarray | None = None, S: int | None = None

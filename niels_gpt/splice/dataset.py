@@ -100,7 +100,7 @@ class SpliceDocumentDataset(SpliceDataset):
         cache = OpenCache(cache_dir, split, config)
         chosen = select_from_cache(config, cache, S)
         documents = CacheDocuments(cache.stream, chosen)
-        log.info("[splice] Selected doc_idx=%d, length=%d", chosen[0], documents.lengths[0])
+        log_selected(cls.tag, chosen, documents.lengths)
         merged = _with_filler(cache.stream, config.dataset_options() | {"dataset_name": cache.name} | options)
         return cls(S=S, doc_tokens=(), documents=documents, **merged)
 
@@ -225,9 +225,7 @@ class MultiSpliceDocumentDataset(SpliceDataset):
             doc_indices = select_from_cache(selector, cache, S)
         documents = CacheDocuments(stream, np.arange(len(lengths)) if doc_indices is None else doc_indices)
         chosen = documents.indices
-        if log.isEnabledFor(logging.INFO):
-            for i, length in itertools.islice(zip(chosen, documents.lengths, strict=True), SHOWN):
-                log.info("[multi_splice] Selected doc_idx=%d, length=%d", i, length)
+        log_selected(cls.tag, chosen, documents.lengths)
         named = ({} if config is None else config.dataset_options()) | {"dataset_name": cache.name}
         merged = _with_filler(stream, named | options)
         if isinstance(merged.get("groups"), str):
@@ -252,6 +250,13 @@ def _with_filler(stream: TokenStream, options: dict[str, Any]) -> dict[str, Any]
     if options.get("pad_token_id") is None:
         options["pad_token_id"] = options["eos_token_id"] if options["eos_token_id"] is not None else 0
     return options
+
+
+def log_selected(tag: str, indices: Sequence[int] | np.ndarray, lengths: np.ndarray) -> None:
+    """Log (info) the index and length of the selected documents, at most SHOWN."""
+    if log.isEnabledFor(logging.INFO):
+        for i, length in itertools.islice(zip(indices, lengths, strict=True), SHOWN):
+            log.info("[%s] Selected doc_idx=%d, length=%d", tag, i, length)
 
 
 def metadata(numbers: Sequence[int] | np.ndarray, lengths: np.ndarray, source: str) -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ class OpenCache:
         )
         self.folder = _cache_folder(cache_dir, base, name)
         self.name = self.folder.name
-        expected = None if tokenizer is None else _tokenizer_hash(tokenizer)
+        expected = None if tokenizer is None else tokenizer_hash(tokenizer)
         self.stream = TokenStream(self.folder / split, tokenizer_sha256=expected)
 
     def tokenizer(self) -> Tokenizer:
@@ -193,7 +193,8 @@ def _cache_folder(cache_dir: str | Path | None, base: str | None, name: str | No
     return folder
 
 
-def _tokenizer_hash(path: str) -> str:
+def tokenizer_hash(path: str) -> str:
+    """The sha256 of a tokenizer (spm.model, or its folder). Raises ValueError if there is none."""
     from niels_gpt.tokenizer import load_tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""What all commands share: `-h`, `--threads` and `--quiet`, old names of options, and text that begins with a dash."""
+"""What all commands share: `-h`, `--threads`, `--quiet`, `--verbose`, old names of options, text that begins with -."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Command(TyperCommand):
 
 
 class App(typer.Typer):
-    """A group of commands; each has `-h`, `--threads` and `--quiet`."""
+    """A group of commands; each has `-h`, `--threads`, `--quiet` and `--verbose`."""
 
     def __init__(self, *, help: str, add_completion: bool = False, cls: type[TyperGroup] = TyperGroup) -> None:
         super().__init__(
@@ -142,6 +142,11 @@ def _set_quiet(quiet: bool) -> bool:
     return quiet
 
 
+def _set_verbose(verbose: bool) -> bool:
+    console.set_verbose(verbose)
+    return verbose
+
+
 ThreadsOption = Annotated[
     Optional[int],  # noqa: UP045 (typer reads it at run time)
     typer.Option(
@@ -157,7 +162,11 @@ QuietOption = Annotated[
     bool,
     typer.Option("--quiet", is_eager=True, callback=_set_quiet, help="Print results and errors only, no progress."),
 ]
-_COMMON = {"threads": (ThreadsOption, None), "quiet": (QuietOption, False)}
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", is_eager=True, callback=_set_verbose, help="Also print details of the data, on stderr."),
+]
+_COMMON = {"threads": (ThreadsOption, None), "quiet": (QuietOption, False), "verbose": (VerboseOption, False)}
 
 
 def _limited(name: str, annotation: Any) -> Any:

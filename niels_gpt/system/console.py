@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 _quiet = False
+_VERBOSE = "niels-gpt --verbose"
+"""Name of the log handler of --verbose."""
 
 
 def set_quiet(quiet: bool) -> None:
@@ -27,6 +30,18 @@ def set_quiet(quiet: bool) -> None:
 def is_quiet() -> bool:
     """Whether --quiet was given."""
     return _quiet
+
+
+def set_verbose(verbose: bool) -> None:
+    """Print the log of the package (details of the data) on stderr, or only its warnings."""
+    logger = logging.getLogger("niels_gpt")
+    logger.handlers = [handler for handler in logger.handlers if handler.get_name() != _VERBOSE]
+    logger.setLevel(logging.INFO if verbose else logging.NOTSET)
+    logger.propagate = not verbose
+    if verbose:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.set_name(_VERBOSE)
+        logger.addHandler(handler)
 
 
 def hint(text: str) -> None:
@@ -51,6 +66,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     memory.prepare_for_limit()
     open_files.raise_limit()
     set_quiet(False)
+    set_verbose(False)
     # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
     # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -41,8 +41,8 @@ from niels_gpt.training.progress import Reporter, Silent
 from niels_gpt.training.resume import TrainState, identity, initialize, restore, sharded_content
 from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.base import Batch, Task
-from niels_gpt.training.tasks.registry import open_task
-from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+from niels_gpt.training.tasks.registry import open_task, with_derived_values
+from niels_gpt.training.tasks.token_task import verify_caches
 from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
 
@@ -124,7 +124,7 @@ def train(
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
-            config = with_vocabulary(config)
+            config = with_derived_values(config)
         check_start(config, run, device=device, world=world, resume=resume)
         if verify and world.is_main:
             verify_caches(config)

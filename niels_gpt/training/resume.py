@@ -50,8 +50,9 @@ def identity(config: RunConfig) -> dict[str, Any]:
     full = to_dict(config)
     shared = {key: full[key] for key in ("task", "model", "train")}
     if config.task == "splice":
-        # doc_key is text of the documents: leave it out, because a checkpoint may be published.
-        shared["splice"] = {key: value for key, value in full["splice"].items() if key not in ("base", "doc_key")}
+        # doc_key is text of the documents: leave it out, because a checkpoint may be published. total_steps has epochs.
+        left_out = ("base", "tokenizer", "doc_key", "epochs")
+        shared["splice"] = {key: value for key, value in full["splice"].items() if key not in left_out}
     return shared
 
 
@@ -207,7 +208,8 @@ def check_resumable(
     changed.pop("train.accumulate", None)  # the same rows in other micro-batches
     for key in ("train.total_steps", "train.extended"):  # the schedule follows: `with_saved_schedule`
         changed.pop(key, None)
-    changed.pop("splice.doc_key", None)  # the fingerprint of the data covers the chosen documents
+    for key in ("splice.doc_key", "splice.tokenizer", "splice.epochs"):  # the fingerprint of the data covers documents
+        changed.pop(key, None)
     model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
     if changed and (model_changed or not allow_config_change):
         listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())

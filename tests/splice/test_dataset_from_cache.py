@@ -20,6 +20,7 @@ from niels_gpt.splice import (
     SpliceMultiDocumentLMConfig,
     SpliceSingleDocumentLMConfig,
 )
+from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
 from tests.cache import EOT, UNLIMITED, ByteTokenizer, no_waiting, quick_folder
 from tests.splice import CONTENT_MODES, NULL, check_dataset
 from tests.splice import spans as naive_spans
@@ -295,3 +296,42 @@ def test_option_none_removes_a_limit_of_the_config(cache):
     assert min(narrow.lengths) >= 20
     wide = MultiSpliceDocumentDataset.from_cache(cache, S=S, config=config, min_doc_length=None, num_docs=7)
     assert sorted(wide.lengths) == [2, 8, 10, 17, 19, 26, 71]
+
+
+def test_base_and_dataset_name_name_the_cache(tmp_path):
+    folder = build(tmp_path / "caches" / "pretrain" / "notes")
+    config = SpliceMultiDocumentLMConfig(num_docs=2, base=str(tmp_path / "caches"), dataset_name="notes")
+    named = MultiSpliceDocumentDataset.from_cache(folder, S=S, config=config)
+    assert named.dataset_name == "notes" and len(named.lengths) == 2
+    for wrong in ({"dataset_name": "books"}, {"base": str(tmp_path)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            MultiSpliceDocumentDataset.from_cache(folder, S=S, num_docs=2, **wrong)
+    with pytest.raises(ValueError, match="cache_dir"):
+        SpliceDocumentDataset.from_cache(S=S)
+
+
+def test_shuffle_of_the_config_is_honoured(tmp_path):
+    folder = build(tmp_path / "notes")
+    for options in ({"shuffle": False}, {"shuffle_content": 3}):
+        config = SpliceMultiDocumentLMConfig(num_docs=3, balance_mode="by_coverage", **options)
+        dataset = MultiSpliceDocumentDataset.from_cache(folder, S=S, config=config)
+        order = list(dataset.epoch(0, 0))
+        assert (order == sorted(order)) == ("shuffle" in options)
+        assert order == [i for step in range(len(order)) for i in dataset.plan(0, step, 1).indices.tolist()]
+
+
+def test_a_document_by_its_text(tmp_path):
+    """With a real folder of caches, whose tokenizer reads the text."""
+    base, name = tmp_path / "caches", "notes"
+    tokenizer = load_tokenizer(train_tokenizer(TEXTS * 20, base / "tokenizer", vocab_size=290))
+    build(base / "pretrain" / name, tokenizer=tokenizer)
+    for config, cls in ((SpliceSingleDocumentLMConfig, SpliceDocumentDataset),
+                        (SpliceMultiDocumentLMConfig, MultiSpliceDocumentDataset)):  # fmt: skip
+        several = {"num_docs": 1} if config is SpliceMultiDocumentLMConfig else {}
+        chosen = config(base=str(base), dataset_name=name, doc_key="paragraphs", **several)
+        dataset = cls.from_cache(config=chosen, S=S)
+        assert len(dataset.lengths) == 1
+        with pytest.raises(ValueError, match="doc_key"):
+            cls.from_cache(config=config(base=str(base), dataset_name=name, doc_key="absent", **several), S=S)
+    with pytest.raises(ValueError, match="doc_key"):
+        SpliceSingleDocumentLMConfig(doc_key="x").select([3, 4])

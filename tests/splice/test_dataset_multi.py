@@ -178,3 +178,46 @@ def test_edge_weights_of_one_document_equal_the_single_dataset(options):
     for invalid in ({"sampler": "enumerate"}, {"content_start_mode": "slide_within"}):
         with pytest.raises(ValueError, match="alpha"):
             MultiSpliceDocumentDataset(S=8, doc_tokens_list=[doc], pad_token_id=0, alpha=0.8, **invalid)
+
+
+@pytest.mark.parametrize(("mode", "tau"), [("by_document", 0.0), ("by_coverage", 1.0)])
+def test_alpha_with_the_older_balance_modes(mode, tau):
+    """The specification's own example: quotas at tau 0 and tau 1."""
+    docs = documents([40, 25, 11])
+    options = {"content_length": 6, "alpha": 0.8}
+    found = multi(docs, balance_mode=mode, **options)
+    expected = multi(docs, balance_mode="by_temperature", balance_tau=tau, **options)
+    assert found.quotas == expected.quotas and tuples(found.triples()) == tuples(expected.triples())
+    assert max(found.quotas) - min(found.quotas) <= 1 or mode == "by_coverage"
+
+
+@pytest.mark.parametrize("mode", ["coverage_balanced", "slide_within", "cyclic_roll", "anchor_start"])
+def test_strides_per_document(mode):
+    """Every document as if it were alone with its strides."""
+    lengths, k_t, k_s = [11, 11, 7, 9], [1, 2, 3, 2], [2, 1, 1, 3]
+    docs = documents(lengths)
+    options = {"content_length": 4, "content_start_mode": mode}
+    found = multi(docs, content_stride=k_t, offset_stride=tuple(k_s), **options)
+    expected = []
+    for number, doc in enumerate(docs):
+        alone = multi([doc], content_stride=k_t[number], offset_stride=k_s[number], **options)
+        expected += [(number, t, s) for _, t, s in tuples(alone.triples())]
+    assert tuples(found.triples()) == expected
+
+
+def test_alpha_per_document():
+    docs = documents([40, 40, 25])
+    options = {"content_length": 6, "balance_mode": "by_temperature", "balance_tau": 1.0}
+    found = multi(docs, alpha=[0.0, 1.5, 0.4], content_stride=[1, 2, 1], **options)
+    for number, (alpha, stride) in enumerate([(0.0, 1), (1.5, 2), (0.4, 1)]):
+        alone = multi(docs, alpha=alpha or 1e-12, content_stride=stride, epoch_length=len(found), **options)
+        mine, theirs = ([t for doc, t, _ in tuples(dataset.triples()) if doc == number] for dataset in (found, alone))
+        assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    "options", [{"alpha": [0.5]}, {"content_stride": [1, 0, 1]}, {"offset_stride": [1, 2]}, {"alpha": [0.1, -1, 0]}]
+)
+def test_options_per_document_are_checked(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        multi(**options)

@@ -60,3 +60,18 @@ def test_empty_batch():
     empty = np.empty(0, dtype=np.int64)
     frames = FrameBuilder(5, NULL).build(Spans(empty, empty, empty, empty), read)
     assert frames.tokens.shape == frames.loss_mask.shape == frames.segment_ids.shape == (0, 5)
+
+
+@given(batches())
+def test_a_token_before_the_span_and_a_segment_after_it(batch):
+    S, rows = batch
+    spans = Spans(*(np.array(column, dtype=np.int64) for column in zip(*[(0, *row) for row in rows], strict=True)))
+    plain = FrameBuilder(S, NULL).build(spans, read)
+    frames = FrameBuilder(S, NULL, before=99, trailing_segment=0).build(spans, read)
+    assert frames.loss_mask.tolist() == plain.loss_mask.tolist()
+    for i, (_, s, length) in enumerate(rows):
+        tokens = plain.tokens[i].tolist()
+        if s:
+            tokens[s - 1] = 99
+        assert frames.tokens[i].tolist() == tokens
+        assert frames.segment_ids[i].tolist() == [int(s <= at < s + length) for at in range(S)]

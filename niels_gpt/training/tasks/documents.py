@@ -15,7 +15,7 @@ from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
-from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
+from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, tokenizer_hash
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
 from niels_gpt.system.program import command
@@ -123,6 +123,8 @@ def open_documents(config: RunConfig, source: str | None = None) -> SourceDocume
     source: by default splice.dataset_name, else the only source there is, else roam."""
     name = source or config.splice.dataset_name
     if uses_bytes(config):
+        if config.splice.tokenizer is not None:
+            raise ValueError("splice.tokenizer needs splice.documents=tokens: documents of bytes have no tokenizer")
         return _byte_documents(config, name or "roam")
     folder = CacheFolder(config.splice.base or config.data.token_cache)
     have = folder.names("pretrain")
@@ -136,6 +138,11 @@ def open_documents(config: RunConfig, source: str | None = None) -> SourceDocume
             f"no pretrain cache {name} in {folder.path}: build it "
             f"({command('cache', 'build', name, '--cache-dir', folder.path)}), "
             f"or set splice.dataset_name to an existing one: {', '.join(have) or 'none'}"
+        )
+    if config.splice.tokenizer is not None and tokenizer_hash(config.splice.tokenizer) != folder.tokenizer.sha256:
+        raise ValueError(
+            f"splice.tokenizer={config.splice.tokenizer!r} is not the tokenizer of {folder.path}: leave it out, or "
+            "build the cache with it"
         )
     train, held_out = (_token_documents(folder, name, split) for split in ("train", "val"))
     return SourceDocuments(name, str(folder.path / "pretrain" / name), " tokens", folder.tokenizer, train, held_out)

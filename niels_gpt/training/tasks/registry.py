@@ -5,8 +5,16 @@ from __future__ import annotations
 from niels_gpt.config import RunConfig
 from niels_gpt.training.tasks.base import DataTask
 from niels_gpt.training.tasks.byte_task import open_byte_task
-from niels_gpt.training.tasks.splice_task import SpliceTask
-from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask
+from niels_gpt.training.tasks.splice_task import SpliceTask, with_steps_of_epochs
+from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
+
+
+def with_derived_values(config: RunConfig) -> RunConfig:
+    """The config with what follows from its data: model.V, and train.total_steps if splice.epochs is set.
+
+    Raises CacheError if a token cache is missing, ValueError if the documents cannot be chosen.
+    """
+    return with_steps_of_epochs(with_vocabulary(config))
 
 
 def open_task(config: RunConfig) -> DataTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, get_args
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
+from niels_gpt.config.schema import default_warmup
 from niels_gpt.config.splice import SingleSelectMode
 from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
@@ -20,7 +22,7 @@ from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
-from niels_gpt.splice.dataset import metadata
+from niels_gpt.splice.dataset import log_selected, metadata
 from niels_gpt.splice.documents import choose
 from niels_gpt.splice.frames import Spans
 from niels_gpt.splice.packing import PackedFrames, arrange, pack
@@ -39,8 +41,6 @@ from niels_gpt.training.tasks.documents import (
     open_documents,
 )
 
-MAX_DETAILS = 64
-"""The most documents whose own loss is written at each evaluation; the mean covers all."""
 PROMPT_TOKENS = 32
 """Tokens of the first document that prompt a sample."""
 
@@ -90,23 +90,22 @@ class SpliceTask:
     def evaluate(self, model: GPT, device: str, world: World = SINGLE_PROCESS) -> tuple[dict[str, float], float]:
         """The mean loss of the chosen documents (`splice`) and of the controls (`control`), on a fixed grid of spans.
 
-        `loss/NAME` and `bpb/NAME` are nats per token and bits per byte of single documents."""
+        `loss/NAME` and `bpb/NAME` are nats per token and bits per byte of single documents, `doc_loss/INDEX` the nats
+        of a chosen document by its index."""
         losses, bits = self._measure(model, self.dataset, device, world)
         evals = {"splice": float(np.mean(losses))}
-        details = list(zip(self._used_names(), losses, bits, strict=True))
+        used = np.flatnonzero(self.dataset.layouts.counts()).tolist()
+        details = list(zip([self.names[i] for i in used], losses, bits, strict=True))
+        by_index = {f"doc_loss/{self.chosen[i]}": float(loss) for i, loss in zip(used, losses, strict=True)}
         if self._control_set is not None:
             losses, bits = self._measure(model, self._control_set, device, world)
             evals["control"] = float(np.mean(losses))
             names = [f"control {name}" for name in unique_names(self.documents.held_out, self.controls)]
-            controls = list(zip(names, losses, bits, strict=True))[: MAX_DETAILS // 2]
-            details = details[: MAX_DETAILS - len(controls)] + controls
-        for name, loss, bpb in details[:MAX_DETAILS]:
+            details += zip(names, losses, bits, strict=True)
+        for name, loss, bpb in details:
             evals |= {f"loss/{name}": float(loss), f"bpb/{name}": float(bpb)}
+        evals |= by_index
         return evals, evals["splice"]
-
-    def _used_names(self) -> list[str]:
-        """The names of the documents that have examples."""
-        return [self.names[i] for i in np.flatnonzero(self.dataset.layouts.counts())]
 
     def _measure(
         self, model: GPT, dataset: MultiSpliceDocumentDataset, device: str, world: World
@@ -172,6 +171,11 @@ class SpliceTask:
             f"splice: {plural(len(self.chosen), 'document')} of {sizes(dataset.lengths)} tokens, "
             f"{len(dataset):,} examples per epoch, {plural(len(self.controls), 'held-out control')}",
         ]
+        train, epochs = self.config.train, self.config.splice.epochs
+        if epochs is not None:
+            lines.append(
+                f"epochs: {epochs:g} of {len(dataset):,} examples are {train.total_steps:,} steps of {train.B}"
+            )
         spans = self.spans(0)
         frame, start = arrange(spans.length, dataset.S)
         frames, width = int(frame.max()) + 1, int((start + spans.length).max())
@@ -195,6 +199,22 @@ class SpliceTask:
 
     def selections(self) -> dict[str, SelectedNotes]:
         return self.documents.selections
+
+
+def with_steps_of_epochs(config: RunConfig) -> RunConfig:
+    """The config with train.total_steps set to the steps of splice.epochs; unchanged without it."""
+    splice, train = config.splice, config.train
+    if config.task != "splice" or splice.epochs is None:
+        return config
+    examples = len(build_dataset(config, open_documents(config))[1])
+    steps = math.ceil(splice.epochs * examples / train.B)
+    warmup = train.warmup_steps if train.warmup_steps < steps else default_warmup(steps)
+    try:
+        changed = dataclasses.replace(train, total_steps=steps, warmup_steps=warmup)
+    except ValueError as err:
+        of = f"splice.epochs={splice.epochs:g} of {examples:,} examples, train.B={train.B}"
+        raise ValueError(f"{of}: {err}") from None
+    return dataclasses.replace(config, train=changed)
 
 
 def build_dataset(config: RunConfig, documents: SourceDocuments) -> tuple[list[int], MultiSpliceDocumentDataset]:
@@ -231,13 +251,15 @@ def _dataset(
 ) -> MultiSpliceDocumentDataset:
     special = source.tokenizer.special_token_ids()
     documents = split.documents(indices)
+    log_selected(MultiSpliceDocumentDataset.tag, indices, documents.lengths)
     return MultiSpliceDocumentDataset(
         S=config.model.T,
         doc_tokens_list=(),
         documents=documents,
         doc_metadata=metadata(indices, documents.lengths, source.source),
         **{"pad_token_id": special.get("eot", 0), "eos_token_id": special.get("eot"), "seed": config.train.seed}
-        | options,
+        | options
+        | {"dataset_name": source.source if split is source.train else f"{source.source} (held out)"},
     )
 
 

@@ -21,6 +21,7 @@ from niels_gpt.training.tasks.splice_task import (
     SpliceTask,
     grid,
     unique_names,
+    with_steps_of_epochs,
 )
 from tests import token_caches
 from tests.cache import no_waiting, split_rule
@@ -337,6 +338,7 @@ def test_evaluation_equals_that_of_single_frames(place, layout, positions, packe
     names = [*CHOSEN, *(f"control {name}" for name in controls_of(3))]
     for name, (loss, bits) in zip(names, [*chosen, *controls], strict=True):
         wanted |= {f"loss/{name}": loss, f"bpb/{name}": bits}
+    wanted |= {f"doc_loss/{i}": loss for i, (loss, _) in zip(task.chosen, chosen, strict=True)}
     assert found.keys() == wanted.keys()
     assert found == pytest.approx(wanted, rel=1e-4)
     assert value == found["splice"]
@@ -378,12 +380,12 @@ def test_equal_names_get_a_number():
     assert names == [f"note {i % 290}" + (f" ({i})" if i % 290 < 10 else "") for i in range(300)]
 
 
-def test_details_are_limited_to_64_documents(tmp_path):
-    """The mean covers all 70 documents."""
+def test_every_document_has_its_loss(tmp_path):
     write_notes(tmp_path, {f"{i}.md": sentence(i, 3) for i in range(110)})
     task = task_of(tmp_path, "splice.num_docs=70", "data.roam_val_frac=0.1", "splice.eval_examples=1")
     found, _ = task.evaluate(model_of(task.config), "cpu")
-    assert len(found) == 2 + 2 * 64
+    assert {key for key in found if key.startswith("doc_loss/")} == {f"doc_loss/{i}" for i in task.chosen}
+    assert len([key for key in found if key.startswith("loss/") and "control" not in key]) == 70
     docs = [list(task.documents.train.ids(i)) for i in task.chosen]
     losses = naive_losses(model_of(task.config).eval(), docs, lambda i: 1, 1)
     assert found["splice"] == pytest.approx(np.mean([loss for loss, _ in losses]), rel=1e-4)
@@ -671,3 +673,42 @@ def test_documents_are_chosen_by_their_text(tmp_path):
     other = next(i for i in range(len(task.documents.train.lengths)) if task.documents.train.name(i) not in having)
     with pytest.raises(ValueError, match=rf"doc_index={other}\b.*'naïve'"):
         task_of(tmp_path, *options, f"splice.doc_index={other}")
+
+
+def test_epochs_set_the_steps(place):
+    config = config_of(place, "splice.epochs=2.5", "train.B=4")
+    examples = len(SpliceTask(config).dataset)
+    derived = with_steps_of_epochs(config)
+    assert derived.train.total_steps == math.ceil(2.5 * examples / 4)
+    assert derived.train.warmup_steps < derived.train.total_steps
+    assert any(f"{derived.train.total_steps:,} steps" in note for note in SpliceTask(derived).notes())
+    assert with_steps_of_epochs(config_of(place)) == config_of(place)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["splice.epochs=0"], ["epochs", "0"]),
+        (["splice.epochs=1", "splice.curriculum=3"], ["epochs", "curriculum"]),
+        (["splice.epochs=1", "splice.restrict_to_training_subset=true"], ["epochs", "max_train_batches"]),
+        (["splice.tokenizer=x"], ["tokenizer", "documents=tokens"]),
+        (["splice.k_t=2"], ["k_t", "content_stride"]),
+        (["splice.doc_selector=x"], ["doc_selector", "min_doc_length"]),
+        (["splice.rng_key=1"], ["rng_key", "seed"]),
+    ],
+)
+def test_options_of_the_specification_that_do_not_fit(place, overrides, named):
+    with pytest.raises(ValueError) as error:
+        task_of(place, *overrides)
+    assert all(word in str(error.value) for word in named)
+
+
+def test_the_training_subset_of_the_run_itself(place):
+    """Without batches of its own, the subset has the tokens of the run: total_steps * B * T."""
+    limits = ["splice.restrict_to_training_subset=true", "splice.num_docs=1", "train.total_steps=3", "train.B=2"]
+    task = task_of(place, *limits)
+    T = task.config.model.T
+    explicit = task_of(place, "splice.restrict_to_training_subset=true", "splice.num_docs=1",
+                       f"splice.max_train_tokens={3 * 2 * T}")  # fmt: skip
+    assert task.chosen == explicit.chosen
+    assert int(task.documents.train.ends[task.chosen[0]]) <= 3 * 2 * T
