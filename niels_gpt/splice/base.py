@@ -127,7 +127,7 @@ class SpliceDataset:
         self._counts = counts[self._usable]
         self._edges = None
         if self.alpha:
-            self._edges = DocumentEdges(self.lengths, layout.K, self.layouts.content_strides(), alphas)
+            self._edges = DocumentEdges(self.lengths, layout.K, self.layouts.strides[0], alphas)
         self._stages: dict[int, Self] = {}
         if eos_before_span and eos_token_id is None:
             raise ValueError("eos_before_span needs eos_token_id: the token to put before each span")
@@ -422,13 +422,17 @@ class SpliceDataset:
         if not log.isEnabledFor(logging.INFO):
             return
         tag = self.tag
+        strides = (
+            values[0] if len(set(values)) == 1 else values[:SHOWN]
+            for values in map(np.ndarray.tolist, self.layouts.strides)
+        )
         named = "" if self.dataset_name is None else f"dataset={self.dataset_name} "
         more = f" and {number - SHOWN} more" if number > SHOWN else ""
         log.info(
-            "[%s] %snum_docs=%d doc_lengths=%s%s S=%d content_length=%d content_stride=%d offset_stride=%d mode=%s "
+            "[%s] %snum_docs=%d doc_lengths=%s%s S=%d content_length=%d content_stride=%s offset_stride=%s mode=%s "
             "balance_mode=%s sampler=%s total_pairs=%d",
-            tag, named, number, self.lengths[:SHOWN].tolist(), more, layout.S, layout.K, layout.k_t, layout.k_s,
-            layout.kind, self.balance_mode, self.sampler, len(self),
+            tag, named, number, self.lengths[:SHOWN].tolist(), more, layout.S, layout.K, *strides, layout.kind,
+            self.balance_mode, self.sampler, len(self),
         )  # fmt: skip
         quotas = self._all_quotas()[:SHOWN]
         log.info("[%s] pairs_per_doc=%s%s", tag, quotas.tolist(), more)

@@ -181,7 +181,9 @@ class DocumentLayouts:
         self._layouts = [
             Layout(content_stride=k_t, offset_stride=k_s, **options) for k_t, k_s in distinct.T.tolist() or [(1, 1)]
         ]
-        self.first = self._layouts[0]
+        self.first = self._layouts[self._which[0] if len(lengths) else 0]
+        self.strides = strides
+        """(content_stride, offset_stride) of each document."""
 
     def counts(self) -> np.ndarray:
         """Number of spans of each document."""
@@ -194,10 +196,6 @@ class DocumentLayouts:
     def distinct(self) -> np.ndarray:
         """Number of spans of each document of distinct (t, length)."""
         return self._each("distinct")
-
-    def content_strides(self) -> np.ndarray:
-        """The stride of t of each document."""
-        return np.array([layout.k_t for layout in self._layouts])[self._which]
 
     def widths(self) -> np.ndarray | None:
         """Number of offsets of each start of each document; None if it differs between the starts of a document."""

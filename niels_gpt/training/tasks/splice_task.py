@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -71,7 +72,8 @@ class SpliceTask:
         options = self.config.splice.dataset_options()
         options |= dict.fromkeys(("sampler", "epoch_length", "doc_weights", "groups", "curriculum"))
         options |= {"balance_mode": "by_coverage", "alpha": 0.0, "offset_jitter": 0}
-        options["content_length"] = self.dataset.layout.K
+        layout = self.dataset.layout
+        options |= {"content_length": layout.K, "content_stride": layout.k_t, "offset_stride": layout.k_s}
         return _dataset(self.config, self.documents, self.documents.held_out, self.controls, options)
 
     def spans(self, step: int) -> Spans:
@@ -206,7 +208,8 @@ def with_steps_of_epochs(config: RunConfig) -> RunConfig:
     splice, train = config.splice, config.train
     if config.task != "splice" or splice.epochs is None:
         return config
-    examples = len(build_dataset(config, open_documents(config))[1])
+    with _without_log():  # the task logs the same
+        examples = len(build_dataset(config, open_documents(config))[1])
     steps = math.ceil(splice.epochs * examples / train.B)
     warmup = train.warmup_steps if train.warmup_steps < steps else default_warmup(steps)
     try:
@@ -230,19 +233,26 @@ def choose_documents(config: RunConfig, documents: SourceDocuments) -> list[int]
     return choose(splice, train.lengths, train.ends, config.model.T, lambda i: text_bytes(tokenizer, train.ids(i)))
 
 
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Log no choice of documents."""
+    selection_log.disabled = True
+    try:
+        yield
+    finally:
+        selection_log.disabled = False
+
+
 def policy_choices(config: RunConfig, documents: SourceDocuments) -> dict[str, list[int] | str]:
     """The documents that each doc_select_mode would choose, or why it cannot. Nothing is logged."""
     choices: dict[str, list[int] | str] = {}
-    selection_log.disabled = True
-    try:
+    with _without_log():
         for mode in get_args(SingleSelectMode):
             policy = dataclasses.replace(config.splice, doc_index=None, doc_select_mode=mode)
             try:
                 choices[mode] = choose_documents(dataclasses.replace(config, splice=policy), documents)
             except ValueError as err:
                 choices[mode] = str(err)
-    finally:
-        selection_log.disabled = False
     return choices
 
 
