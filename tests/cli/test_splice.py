@@ -260,3 +260,22 @@ def test_endless_coverage_is_refused_at_once(capsys):
     message = error_of(capsys)
     assert "1 epoch of 4,611,686,018,427,387,904 examples" in message and "1,000,000,000 examples" in message
     assert "--steps" in message
+
+
+def test_verbose_prints_the_summary_of_the_dataset(place, capsys):
+    call("splice", "select", *options("splice.num_docs=2"), "--verbose")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[multi_splice] ")]
+    assert any("dataset=roam num_docs=2 " in line for line in lines)
+    assert sum("Selected doc_idx=" in line for line in lines) >= 2
+    assert any(line.startswith("[multi_splice] pairs_per_doc=[") for line in lines)
+    call("splice", "select", *options("splice.num_docs=2"))
+    assert "[multi_splice]" not in capsys.readouterr().err
+
+
+def test_steps_replace_epochs(place, capsys):
+    epochs = options("splice.num_docs=1", "splice.epochs=2", "task=splice", "train.B=4")
+    resolved = yaml.safe_load(output(capsys, "train", *epochs, "--print-config"))
+    examples = selected(capsys, "splice.num_docs=1")["examples_per_epoch"]
+    assert resolved["train"]["total_steps"] == math.ceil(2 * examples / 4)
+    resolved = yaml.safe_load(output(capsys, "train", *epochs, "--steps", "7", "--print-config"))
+    assert (resolved["train"]["total_steps"], resolved["splice"]["epochs"]) == (7, None)
