@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -208,6 +209,11 @@ class _DocumentChoice:
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in check_options(options, section="splice").items():
             object.__setattr__(self, name, value)
+        if self.base is not None and not isinstance(self.base, str | os.PathLike):
+            raise ValueError(
+                f"splice.base must be a folder of token caches, got {type(self.base).__name__}: the configs of "
+                "niels_gpt.levanter take a Levanter config"
+            )
         for axis, seed in (("offsets", "offset_seed"), ("content", "content_seed")):
             name = f"shuffle_{axis}"
             parse_axis_shuffle(f"splice.{name}", getattr(self, name), f"splice.{seed}", getattr(self, seed))

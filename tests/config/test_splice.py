@@ -297,3 +297,10 @@ def test_dataset_options():
     assert "pad_token_id" not in options and "num_docs" not in options
     assert "balance_mode" not in SpliceSingleDocumentLMConfig(pad_token_id=0).dataset_options()
     assert SpliceSingleDocumentLMConfig(pad_token_id=0).dataset_options()["pad_token_id"] == 0
+
+
+@pytest.mark.parametrize("cls", [SpliceSingleDocumentLMConfig, SpliceMultiDocumentLMConfig])
+def test_a_base_that_is_not_a_folder(cls):
+    with pytest.raises(ValueError, match=r"base.*levanter"):
+        cls(base={"type": "mixture"})
+    assert cls(base="caches", dataset_name="roam", tokenizer="t", doc_key="k", shuffle_per_epoch=False).doc_key == "k"
