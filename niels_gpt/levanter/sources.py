@@ -1,0 +1,138 @@
+"""Data configs that name where documents come from, and the registry of all values of `data.type`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from draccus import ChoiceRegistry
+from levanter.data.text import DatasetComponent, LmDataConfig, LmDatasetSourceConfigBase, UrlDatasetSourceConfig
+from levanter.data.text.formats import LmDatasetFormatBase, TextLmDatasetFormat
+from levanter.store.cache import TreeCache
+from levanter.tokenizers import MarinTokenizer
+
+from niels_gpt.levanter.documents import DocumentSource, LevanterDocuments, TokenCacheDocuments
+
+
+@dataclass(frozen=True)
+class DataConfig(LmDataConfig, ChoiceRegistry):
+    """What `data` of a run, and `base` of splice data, can be; without a `type`, Levanter's own data config."""
+
+    @classmethod
+    def default_choice_name(cls) -> str | None:
+        return "components"
+
+
+@DataConfig.register_subclass("components")
+@dataclass(frozen=True)
+class ComponentsConfig(DataConfig):
+    """Levanter's data config, unchanged: named components and their weights."""
+
+
+@DataConfig.register_subclass("mixture")
+@dataclass(frozen=True)
+class LMMixtureDatasetConfig(DataConfig):
+    """Named sources and their weights, as Levanter wrote them before components: `configs` become components."""
+
+    configs: dict[str, LmDatasetSourceConfigBase] = field(default_factory=dict)
+    shuffle_per_epoch: bool = False
+    """Accepted as a base of splice data, which has an order of its own."""
+
+    def __post_init__(self) -> None:
+        if self.configs and self.components:
+            raise ValueError("data has both configs and components: they are two names of the same, use one")
+        if self.configs:
+            object.__setattr__(self, "components", {name: _component(c) for name, c in self.configs.items()})
+        super().__post_init__()
+
+
+@DataConfig.register_subclass("url_single_dataset")
+@dataclass(frozen=True)
+class UrlSingleDatasetLMConfig(DataConfig):
+    """One dataset of files; its cache is in `cache_dir`/train."""
+
+    train_urls: list[str] = field(default_factory=list)
+    validation_urls: list[str] = field(default_factory=list)
+    format: LmDatasetFormatBase = field(default_factory=TextLmDatasetFormat)
+    tags: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.components:
+            source = UrlDatasetSourceConfig(
+                tags=self.tags,
+                cache_dir=self.cache_dir,
+                format=self.format,
+                train_urls=self.train_urls,
+                validation_urls=self.validation_urls,
+            )
+            object.__setattr__(self, "components", {"data": _component(source)})
+        super().__post_init__()
+
+
+def _component(source: LmDatasetSourceConfigBase) -> DatasetComponent:
+    """The component of a source. One without files or a name is only a cache that exists already."""
+    only_cache = isinstance(source, UrlDatasetSourceConfig) and not (source.train_urls or source.validation_urls)
+    return DatasetComponent(
+        source=None if only_cache else source, cache_dir=source.cache_dir, format=source.format, tags=source.tags
+    )
+
+
+@DataConfig.register_subclass("token_cache")
+@dataclass(frozen=True)
+class TokenCacheConfig(DataConfig):
+    """A folder of token caches that `niels-gpt cache build` wrote: the documents of splice data, token for token."""
+
+    path: str = ""
+    """The folder with tokenizer/ and pretrain/."""
+    tokenizer: str | None = None  # type: ignore[assignment]
+    """A Hugging Face tokenizer with as many ids; None: one that only knows the number of ids and the EOT."""
+
+    def train_set(self, *args: Any, **options: Any) -> Any:
+        raise ValueError("data.type=token_cache is a base of splice data: put it under data.base of a splice type")
+
+
+def open_source(base: LmDataConfig, name: str | None, tokenizer: MarinTokenizer) -> DocumentSource:
+    """The training documents of the dataset called `name`; None: the only one.
+
+    Raises ValueError if there is no such dataset, or if its vocabulary is not the tokenizer's.
+    """
+    if not isinstance(base, TokenCacheConfig):
+        name, caches = named_caches(base, name, tokenizer, "train")
+        if name not in caches:
+            raise ValueError(f"{name} has no training documents: give it train_urls, or a cache_dir with a train cache")
+        return LevanterDocuments(caches[name], name, tokenizer)
+    source = TokenCacheDocuments(base.path, name)
+    if source.vocabulary != len(tokenizer):
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} ids, but the token cache {source.name} in {base.path} has "
+            f"{source.vocabulary}: leave data.tokenizer out to use the cache's"
+        )
+    return source
+
+
+def named_caches(
+    base: LmDataConfig, name: str | None, tokenizer: MarinTokenizer, split: str
+) -> tuple[str, dict[str, TreeCache[dict]]]:
+    """(name of the dataset, its cache by that name, if it has this split). Other datasets are not built."""
+    names = [key for key, component in base.components.items() if isinstance(component, DatasetComponent)]
+    listed = ", ".join(names) or "none"
+    if isinstance(base, UrlSingleDatasetLMConfig):
+        key, name = names[0], name or names[0]
+    elif name is None and len(names) == 1:
+        key = name = names[0]
+    elif name is None:
+        raise ValueError(f"data.dataset_name is missing: the base has these datasets: {listed}")
+    elif name not in names:
+        raise ValueError(f"data.dataset_name={name}: the base has no such dataset, but these: {listed}")
+    else:
+        key = name
+    one = LmDataConfig(
+        tokenizer=tokenizer.name_or_path,
+        cache_dir=base.cache_dir,
+        cache_options=base.cache_options,
+        enforce_eos=base.enforce_eos,
+        auto_build_caches=base.auto_build_caches,
+        components={key: base.components[key]},
+    )
+    one.__dict__["the_tokenizer"] = tokenizer  # a cached property: loaded once
+    return name, {name: cache for cache in one.build_caches(split).values()}

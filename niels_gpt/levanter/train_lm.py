@@ -1,0 +1,91 @@
+"""Train a language model with Levanter on splice data: `python -m niels_gpt.levanter.train_lm config.yaml [--KEY VALUE]`.
+
+The config is that of `levanter.main.train_lm`, with `data.type: splice_single_document` or `splice_multi_document`;
+data of any other kind works as it does there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import levanter.config
+from levanter.compat.hf_checkpoints import HFCompatConfig
+from levanter.main import train_lm
+from levanter.tokenizers import load_tokenizer
+
+from niels_gpt.levanter.configs import SpliceDataConfig
+from niels_gpt.levanter.sources import ComponentsConfig, DataConfig
+
+log = logging.getLogger("niels_gpt.levanter")
+
+
+@dataclass
+class TrainLmConfig(train_lm.TrainLmConfig):
+    """Levanter's config of a run, with the data types of this package."""
+
+    data: DataConfig = field(default_factory=ComponentsConfig)
+
+
+def prepare(config: train_lm.TrainLmConfig) -> None:
+    """Fill in what splice data and the rest of the config know of each other.
+
+    The model takes the tokenizer of the data, the order of the data the seed of the run, and the run as many steps as
+    `data.epochs` take. Raises ValueError if the vocabularies of data and model differ.
+    """
+    data = config.data
+    if not isinstance(data, SpliceDataConfig):
+        return
+    tokenizer = data.the_tokenizer
+    if isinstance(config.model, HFCompatConfig) and getattr(config.model, "tokenizer", "") is None:
+        config.model = dataclasses.replace(config.model, tokenizer=tokenizer.name_or_path)
+    check_vocabulary(config, len(tokenizer))
+    if config.data_seed is None:
+        config.data_seed = config.trainer.seed
+    schedule = config.trainer.batch_schedule
+    if data.epochs is not None:
+        Pos = config.model.max_Pos.resize(config.train_seq_len or config.model.max_seq_len)
+        data.fit_run(batch_size=schedule.batch_size_at_step(0), steps=1)
+        examples = len(data.dataset(Pos, batch_size=1).core) * data.epochs
+        steps = schedule.find_step_containing_offset(examples - 1) + 1
+        config.trainer = dataclasses.replace(config.trainer, num_train_steps=steps)
+        print(f"data.epochs={data.epochs}: {examples:,} examples, so num_train_steps={steps:,}", flush=True)
+    data.fit_run(batch_size=schedule.batch_size_at_step(0), steps=config.trainer.num_train_steps)
+
+
+def check_vocabulary(config: train_lm.TrainLmConfig, size: int) -> None:
+    """Raise ValueError if the model's tokenizer or the initial weights have another number of ids than the data."""
+    model, fix = config.model, "use one tokenizer for data and model"
+    name = getattr(model, "tokenizer", None)
+    if name is not None and len(load_tokenizer(name)) != size:
+        other = len(load_tokenizer(name))
+        raise ValueError(f"the data has {size} token ids, but model.tokenizer={name} has {other}: {fix}")
+    if config.initialize_from_hf and not config.pad_tokenizer_to_match_model:
+        reference = config.initialize_from_hf
+        converter = model.hf_checkpoint_converter(*([reference] if isinstance(reference, str) else []))
+        other = converter.default_hf_config.vocab_size
+        if other != size:
+            raise ValueError(f"the data has {size} token ids, but the model {reference} has {other}: {fix}")
+
+
+def main(config: TrainLmConfig) -> None:
+    """Train. Raises ValueError for a config that does not fit together."""
+    prepare(config)
+    train_lm.main(config)
+
+
+def run(args: list[str]) -> None:
+    """Parse the command line and train; what the user can change is one line on stderr and exit code 1."""
+    if args and not args[0].startswith("-"):
+        args = ["--config_path", *args]
+    try:
+        levanter.config.main(main, args=args)()
+    except (ValueError, OSError) as err:
+        sys.exit(f"error: {str(err).splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
