@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import haliax as hax
+from draccus import ChoiceRegistry
 from levanter.data import AsyncDataset
 from levanter.data.text import LmDataConfig
 from levanter.models.lm_model import LmExample
@@ -26,7 +27,15 @@ from niels_gpt.config.splice import log
 from niels_gpt.levanter.datasets import MultiSpliceDocumentDataset, SpliceDocumentDataset, SpliceExamples
 from niels_gpt.levanter.documents import DocumentSource, TokenCacheDocuments
 from niels_gpt.levanter.id_tokenizer import temporary_id_tokenizer
-from niels_gpt.levanter.sources import DataConfig, TokenCacheConfig, named_caches, open_source
+from niels_gpt.levanter.sources import (
+    ComponentsConfig,
+    LMMixtureDatasetConfig,
+    SourceConfig,
+    TokenCacheConfig,
+    UrlSingleDatasetLMConfig,
+    named_caches,
+    open_source,
+)
 from niels_gpt.splice.base import SHOWN
 from niels_gpt.splice.dataset import metadata
 
@@ -41,13 +50,27 @@ _ANY_RUN = {"max_train_batches": 1, "initial_batch_size": 1}
 
 
 @dataclass(frozen=True)
+class DataConfig(LmDataConfig, ChoiceRegistry):
+    """What `data` of a run can be; without a `type`, Levanter's own data config."""
+
+    @classmethod
+    def default_choice_name(cls) -> str | None:
+        return "components"
+
+
+DataConfig.register_subclass("components", ComponentsConfig)
+DataConfig.register_subclass("mixture", LMMixtureDatasetConfig)
+DataConfig.register_subclass("url_single_dataset", UrlSingleDatasetLMConfig)
+
+
+@dataclass(frozen=True)
 class SpliceDataConfig(DataConfig):
     """What the single- and the multi-document config share."""
 
     core_config: ClassVar[type]
     dataset_class: ClassVar[type[SpliceExamples]]
 
-    base: DataConfig | None = None
+    base: SourceConfig | None = None
     """Where the documents come from; None: `components` of this config."""
     dataset_name: str | None = None
     """The dataset of the base to choose documents from; None: the only one."""

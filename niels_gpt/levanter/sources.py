@@ -1,4 +1,4 @@
-"""Data configs that name where documents come from, and the registry of all values of `data.type`."""
+"""Data configs that name where documents come from: the values of `data.base.type`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from niels_gpt.levanter.documents import DocumentSource, LevanterDocuments, Toke
 
 
 @dataclass(frozen=True)
-class DataConfig(LmDataConfig, ChoiceRegistry):
-    """What `data` of a run, and `base` of splice data, can be; without a `type`, Levanter's own data config."""
+class SourceConfig(LmDataConfig, ChoiceRegistry):
+    """The base of splice data; without a `type`, Levanter's own data config."""
 
     @classmethod
     def default_choice_name(cls) -> str | None:
         return "components"
 
 
-@DataConfig.register_subclass("components")
+@SourceConfig.register_subclass("components")
 @dataclass(frozen=True)
-class ComponentsConfig(DataConfig):
+class ComponentsConfig(SourceConfig):
     """Levanter's data config, unchanged: named components and their weights."""
 
 
-@DataConfig.register_subclass("mixture")
+@SourceConfig.register_subclass("mixture")
 @dataclass(frozen=True)
-class LMMixtureDatasetConfig(DataConfig):
+class LMMixtureDatasetConfig(SourceConfig):
     """Named sources and their weights, as Levanter wrote them before components: `configs` become components."""
 
     configs: dict[str, LmDatasetSourceConfigBase] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class LMMixtureDatasetConfig(DataConfig):
         super().__post_init__()
 
 
-@DataConfig.register_subclass("url_single_dataset")
+@SourceConfig.register_subclass("url_single_dataset")
 @dataclass(frozen=True)
-class UrlSingleDatasetLMConfig(DataConfig):
+class UrlSingleDatasetLMConfig(SourceConfig):
     """One dataset of files; its cache is in `cache_dir`/train."""
 
     train_urls: list[str] = field(default_factory=list)
@@ -77,9 +77,9 @@ def _component(source: LmDatasetSourceConfigBase) -> DatasetComponent:
     )
 
 
-@DataConfig.register_subclass("token_cache")
+@SourceConfig.register_subclass("token_cache")
 @dataclass(frozen=True)
-class TokenCacheConfig(DataConfig):
+class TokenCacheConfig(SourceConfig):
     """A folder of token caches that `niels-gpt cache build` wrote: the documents of splice data, token for token."""
 
     path: str = ""

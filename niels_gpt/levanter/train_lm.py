@@ -4,30 +4,24 @@ The config is that of `levanter.main.train_lm`, with `data.type: splice_single_d
 data of any other kind works as it does there.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import logging
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 import levanter.config
 from levanter.compat.hf_checkpoints import HFCompatConfig
 from levanter.main import train_lm
 from levanter.tokenizers import load_tokenizer
 
-from niels_gpt.levanter.configs import SpliceDataConfig
-from niels_gpt.levanter.sources import ComponentsConfig, DataConfig
-
-log = logging.getLogger("niels_gpt.levanter")
+from niels_gpt.levanter.configs import DataConfig, SpliceDataConfig
+from niels_gpt.levanter.sources import ComponentsConfig
 
 
 @dataclass
 class TrainLmConfig(train_lm.TrainLmConfig):
     """Levanter's config of a run, with the data types of this package."""
 
-    data: DataConfig = field(default_factory=ComponentsConfig)
+    data: DataConfig = field(default_factory=ComponentsConfig)  # type: ignore[assignment]
 
 
 def prepare(config: train_lm.TrainLmConfig) -> None:
