@@ -5,9 +5,10 @@ VENV := .venv
 TOOLS := .venv-tools
 PEERS := .venv-peers
 PEERS_LITGPT := .venv-peers-litgpt
+LEVANTER := .venv-levanter
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-fresh test-gpu campaign soak check bench bench-peers clean help
+.PHONY: setup demo shell test test-fresh test-gpu test-levanter campaign soak check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -16,6 +17,7 @@ help:
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
+	@echo "make test-levanter the tests of the Levanter adapter, in an environment with JAX (1.8 GB, installed once)"
 	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
 	@echo "make soak         train, rebuild, chat and audit in one process for MINUTES=5; memory and files must not grow"
 	@echo "make check        ruff, mypy, the layers (import-linter), licences and known vulnerabilities of dependencies"
@@ -65,6 +67,16 @@ test-fresh: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+# JAX and Levanter have a separate environment: they are large, and nothing else imports them.
+test-levanter: $(LEVANTER)/.ready
+	OMP_NUM_THREADS=1 $(LEVANTER)/bin/python -m pytest -n0 tests/levanter
+
+$(LEVANTER)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(LEVANTER): niels-gpt, Levanter and JAX (once; a few minutes)"
+	@test -x $(LEVANTER)/bin/python || $(PYTHON) -m venv $(LEVANTER)
+	@$(LEVANTER)/bin/python -m $(PIP) -e '.[dev,levanter]'
+	@touch $@
 
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
 MINUTES ?= 5
@@ -123,4 +135,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

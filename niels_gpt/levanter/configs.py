@@ -39,12 +39,12 @@ from niels_gpt.levanter.sources import (
 from niels_gpt.splice.base import SHOWN
 from niels_gpt.splice.dataset import metadata
 
-
 _HANDLED = {"base", "dataset_name", "tokenizer", "doc_key", "epochs"}
 """Fields of the core that this module evaluates; the core sees their defaults."""
 _USED = {"tokenizer", "cache_dir", "cache_options", "enforce_eos", "auto_build_caches", "components"}
 """Fields of Levanter's data config that splice data has a use for."""
 
+_UNSET = LmDataConfig()
 _ANY_RUN = {"max_train_batches": 1, "initial_batch_size": 1}
 """Where the run is not known yet, or does not matter."""
 
@@ -74,11 +74,11 @@ class SpliceDataConfig(DataConfig):
     """Where the documents come from; None: `components` of this config."""
     dataset_name: str | None = None
     """The dataset of the base to choose documents from; None: the only one."""
-    tokenizer: str | None = None  # type: ignore[assignment]
+    tokenizer: str | None = None
     """Name or folder of a Hugging Face tokenizer; None: that of the base."""
-    shuffle: bool = True  # type: ignore[assignment]
+    shuffle: bool = True
     """Use a new order in every epoch; otherwise the order of enumeration."""
-    max_train_batches: int | None = None  # type: ignore[assignment]
+    max_train_batches: int | None = None
     """Batches that restrict_to_training_subset counts; None: the steps of the run."""
     doc_key: str | None = None
     """Choose only documents whose text contains this string."""
@@ -115,8 +115,7 @@ class SpliceDataConfig(DataConfig):
 
     def _name_of_tokenizer(self) -> str | None:
         given, base = self.tokenizer, None if self.base is None else self.base.tokenizer
-        default = LmDataConfig.tokenizer
-        if given is not None and base not in (None, default, given):
+        if given is not None and base not in (None, _UNSET.tokenizer, given):
             raise ValueError(f"data.tokenizer={given} differs from data.base.tokenizer={base}: documents have one")
         return given if given is not None else base
 
@@ -166,7 +165,7 @@ class SpliceDataConfig(DataConfig):
         self._run.update({name: value for name, value in given.items() if value is not None})
 
     def _chosen_by_key(self, config: Any, S: int) -> list[int]:
-        source, key, wanted = self.source, self.doc_key, getattr(self, "doc_index", None)
+        source, key, wanted = self.source, self.doc_key or "", getattr(self, "doc_index", None)
         matches = [i for i in range(len(source.lengths)) if key in source.text(i)]
         if not matches:
             raise ValueError(f"data.doc_key: none of {len(source.lengths):,} documents contains {key!r}")
@@ -177,7 +176,13 @@ class SpliceDataConfig(DataConfig):
         return [matches[i] for i in config.select(source.lengths[matches], ends=source.ends[matches], S=S)]
 
     def dataset(
-        self, Pos: hax.Axis, *, key: Any = None, epochs: int | None = None, batch_size: int | None = None, **options: Any
+        self,
+        Pos: hax.Axis,
+        *,
+        key: Any = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        **options: Any,
     ) -> SpliceExamples:
         """The dataset of the chosen documents; `options` are further options of the dataset class.
 
@@ -226,8 +231,7 @@ def _refuse_unused(config: SpliceDataConfig) -> None:
     for f in dataclasses.fields(LmDataConfig):
         if f.name in _USED | own:
             continue
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
-        if getattr(config, f.name) != default:
+        if getattr(config, f.name) != getattr(_UNSET, f.name):
             raise ValueError(f"data.{f.name} has no effect on splice data: leave it out")
 
 

@@ -13,7 +13,6 @@ from levanter.grug.attention import AttentionMask as GrugAttentionMask
 from levanter.layers.attention import AttentionMask
 from levanter.models.lm_model import LmExample
 
-
 Copy = Callable[[Sequence[np.ndarray]], Any]
 """Builds a part of an example from the arrays of a row: (tokens, loss weights, segment ids)."""
 

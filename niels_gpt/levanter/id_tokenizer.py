@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer folder that stands for a vocabulary of another kind: its size and its EOS, without text.
 
-Levanter takes the size of the model's vocabulary from a tokenizer. The token caches of this project have a SentencePiece
-tokenizer, and a conversion would not encode every text to the same ids.
+Levanter takes the size of the model's vocabulary from a tokenizer. The token caches of this project have one of
+SentencePiece, and a conversion would not encode every text to the same ids.
 """
 
 from __future__ import annotations

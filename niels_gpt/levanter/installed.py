@@ -15,6 +15,10 @@ GENERATION = (0, 2, 20)
 class LevanterUnavailable(ImportError):
     """Levanter is not installed, or it is of another generation."""
 
+    def __init__(self, message: str) -> None:
+        # With the name of the package, `python -m niels_gpt.levanter.train_lm` prints the message without a traceback.
+        super().__init__(message, name="niels_gpt.levanter")
+
 
 def check_levanter() -> None:
     """Raise LevanterUnavailable, with what to type, if Levanter cannot be used."""

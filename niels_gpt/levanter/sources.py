@@ -84,7 +84,7 @@ class TokenCacheConfig(SourceConfig):
 
     path: str = ""
     """The folder with tokenizer/ and pretrain/."""
-    tokenizer: str | None = None  # type: ignore[assignment]
+    tokenizer: str | None = None
     """A Hugging Face tokenizer with as many ids; None: one that only knows the number of ids and the EOT."""
 
     def train_set(self, *args: Any, **options: Any) -> Any:
@@ -135,4 +135,5 @@ def named_caches(
         components={key: base.components[key]},
     )
     one.__dict__["the_tokenizer"] = tokenizer  # a cached property: loaded once
-    return name, {name: cache for cache in one.build_caches(split).values()}
+    cache = one.build_caches(split).get(key)
+    return name, {} if cache is None else {name: cache}

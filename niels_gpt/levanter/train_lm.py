@@ -1,7 +1,8 @@
-"""Train a language model with Levanter on splice data: `python -m niels_gpt.levanter.train_lm config.yaml [--KEY VALUE]`.
+"""Train a language model with Levanter on splice data.
 
-The config is that of `levanter.main.train_lm`, with `data.type: splice_single_document` or `splice_multi_document`;
-data of any other kind works as it does there.
+`python -m niels_gpt.levanter.train_lm config.yaml [--KEY VALUE ...]`, for example `--data.num_docs 5`. The config is
+that of `levanter.main.train_lm`, with `data.type: splice_single_document` or `splice_multi_document`; data of any other
+kind works as it does there.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from niels_gpt.levanter.sources import ComponentsConfig
 class TrainLmConfig(train_lm.TrainLmConfig):
     """Levanter's config of a run, with the data types of this package."""
 
-    data: DataConfig = field(default_factory=ComponentsConfig)  # type: ignore[assignment]
+    data: DataConfig = field(default_factory=ComponentsConfig)
 
 
 def prepare(config: train_lm.TrainLmConfig) -> None:
