@@ -23,7 +23,6 @@ from levanter.store.cache import TreeCache
 from levanter.tokenizers import MarinTokenizer, load_tokenizer
 
 from niels_gpt.config import splice as core
-from niels_gpt.config.splice import log
 from niels_gpt.levanter.datasets import MultiSpliceDocumentDataset, SpliceDocumentDataset, SpliceExamples
 from niels_gpt.levanter.documents import DocumentSource, TokenCacheDocuments
 from niels_gpt.levanter.id_tokenizer import temporary_id_tokenizer
@@ -36,10 +35,10 @@ from niels_gpt.levanter.sources import (
     named_caches,
     open_source,
 )
-from niels_gpt.splice.base import SHOWN
-from niels_gpt.splice.dataset import metadata
+from niels_gpt.splice.dataset import log_selected, metadata
+from niels_gpt.splice.documents import choose
 
-_HANDLED = {"base", "dataset_name", "tokenizer", "doc_key", "epochs"}
+_HANDLED = {"base", "dataset_name", "tokenizer"}
 """Fields of the core that this module evaluates; the core sees their defaults."""
 _USED = {"tokenizer", "cache_dir", "cache_options", "enforce_eos", "auto_build_caches", "components"}
 """Fields of Levanter's data config that splice data has a use for."""
@@ -77,11 +76,9 @@ class SpliceDataConfig(DataConfig):
     tokenizer: str | None = None
     """Name or folder of a Hugging Face tokenizer; None: that of the base."""
     shuffle: bool = True
-    """Use a new order in every epoch; otherwise the order of enumeration."""
+    """Shuffle the examples of an epoch; otherwise the order of enumeration."""
     max_train_batches: int | None = None
     """Batches that restrict_to_training_subset counts; None: the steps of the run."""
-    doc_key: str | None = None
-    """Choose only documents whose text contains this string."""
     epochs: int | None = None
     """Passes over the examples; None: no end."""
     eval_examples: int = 16
@@ -101,6 +98,13 @@ class SpliceDataConfig(DataConfig):
             if (value := getattr(self, name)) is not None:
                 core.count(f"data.{name}", value, low)
         self._selection(**_ANY_RUN)  # checks every option
+        if self.epochs is not None and getattr(self, "curriculum", None) is not None:
+            raise ValueError("data.epochs and data.curriculum: each new document starts a new epoch, so set only one")
+        if self.epochs is not None and self.restrict_to_training_subset and not self._subset_is_set:
+            raise ValueError(
+                "data.epochs and data.restrict_to_training_subset: the steps depend on the documents, and these on the "
+                "steps: set data.max_train_tokens or data.max_train_batches"
+            )
         self._name_of_tokenizer()
 
     def _selection(self, **defaults: int | None) -> Any:
@@ -112,6 +116,10 @@ class SpliceDataConfig(DataConfig):
             return self.core_config(**options)
         except ValueError as err:
             raise ValueError(str(err).replace("splice.", "data.")) from None
+
+    @property
+    def _subset_is_set(self) -> bool:
+        return any(getattr(self, name) is not None for name in ("max_train_tokens", "max_train_batches"))
 
     def _name_of_tokenizer(self) -> str | None:
         given, base = self.tokenizer, None if self.base is None else self.base.tokenizer
@@ -148,9 +156,7 @@ class SpliceDataConfig(DataConfig):
         """Indices of the documents to train on. Raises ValueError if they cannot be chosen."""
         source, config = self.source, self._selection(**self._run)
         try:
-            if self.doc_key is None:
-                return config.select(source.lengths, ends=source.ends, S=S)
-            return self._chosen_by_key(config, S)
+            return choose(config, source.lengths, source.ends, S, source.text)
         except ValueError as err:
             raise ValueError(str(err).replace("splice.", "data.")) from None
 
@@ -163,17 +169,6 @@ class SpliceDataConfig(DataConfig):
         """Set the first batch size and the number of steps of the run, for restrict_to_training_subset."""
         given = {"initial_batch_size": batch_size, "max_train_batches": steps}
         self._run.update({name: value for name, value in given.items() if value is not None})
-
-    def _chosen_by_key(self, config: Any, S: int) -> list[int]:
-        source, key, wanted = self.source, self.doc_key or "", getattr(self, "doc_index", None)
-        matches = [i for i in range(len(source.lengths)) if key in source.text(i)]
-        if not matches:
-            raise ValueError(f"data.doc_key: none of {len(source.lengths):,} documents contains {key!r}")
-        if wanted is not None:
-            if wanted not in matches:
-                raise ValueError(f"data.doc_index={wanted}: this document does not contain {key!r}")
-            config = dataclasses.replace(config, doc_index=matches.index(wanted))
-        return [matches[i] for i in config.select(source.lengths[matches], ends=source.ends[matches], S=S)]
 
     def dataset(
         self,
@@ -190,16 +185,15 @@ class SpliceDataConfig(DataConfig):
         """
         source, chosen = self.source, self.chosen(Pos.size)
         documents = source.read(chosen)
-        for i, length in zip(chosen[:SHOWN], documents.lengths.tolist(), strict=False):
-            log.info("[%s] Selected doc_idx=%d, length=%d", source.name, i, length)
+        log_selected(source.name, chosen, documents.lengths)
         settings = source.filler | self._selection(**_ANY_RUN).dataset_options()
         for name in ("pad_token_id", "eos_token_id"):
             if not 0 <= settings.get(name, 0) < source.vocabulary:
                 last = source.vocabulary - 1
                 raise ValueError(f"data.{name}={settings[name]} is not a token: the tokenizer has ids 0..{last}")
-        order = {"shuffle": self.shuffle, "epochs": epochs if epochs is not None else self.epochs}
-        options = order | {"batch_size": batch_size} | self._documents(documents, chosen) | settings | options
-        return self.dataset_class(Pos=Pos, rng_key=key, **options)
+        settings |= self._documents(documents, chosen) | {"dataset_name": source.name} | options
+        epochs = self.epochs if epochs is None else epochs
+        return self.dataset_class(Pos=Pos, rng_key=key, epochs=epochs, batch_size=batch_size, **settings)
 
     def _documents(self, documents: Any, chosen: list[int]) -> dict[str, Any]:
         """The options of the dataset class that pass the documents."""
@@ -219,7 +213,7 @@ class SpliceDataConfig(DataConfig):
         """A fixed grid of examples of the chosen documents, by the name of their dataset."""
         if not self.eval_examples:
             return {}
-        return {self.source.name: self.dataset(Pos, epochs=1, batch_size=1).grid(self.eval_examples)}
+        return {self.source.name: self.dataset(Pos, batch_size=1).grid(self.eval_examples)}
 
     def tagged_eval_sets(self, Pos: hax.Axis) -> list[tuple[AsyncDataset[LmExample], list[str]]]:
         return [(dataset, [name]) for name, dataset in self.validation_sets(Pos).items()]

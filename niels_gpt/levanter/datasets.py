@@ -50,16 +50,18 @@ class SpliceExamples(AsyncDataset[LmExample]):
 
         `rng_key` seeds the jitter, the streaming sampler and the order. By default the dataset is one epoch in the
         order of enumeration; with `epochs=None` it has no end, and every epoch of a shuffled dataset has a new order. A
-        curriculum counts steps of `batch_size` examples. Raises ValueError as the core class does, and for a curriculum
-        without a batch size.
+        curriculum counts steps of `batch_size` examples and has no end. Raises ValueError as the core class does.
         """
-        self.Pos, self.shuffled = Pos, shuffle
-        self.seed = 0 if rng_key is None else seed_of(rng_key)
-        self.core = type(self).core_class(**{"S": Pos.size, "seed": self.seed} | options)
+        self.Pos, self.seed = Pos, 0 if rng_key is None else seed_of(rng_key)
+        self.core = type(self).core_class(**{"S": Pos.size, "seed": self.seed, "shuffle": shuffle} | options)
+        self._shuffle: bool | None = None
+        """Whether `shuffle` was called; None: the options of the core decide."""
         self.epochs = None if epochs is None else count("epochs", epochs)
         self.batch_size = None if batch_size is None else count("batch_size", batch_size)
-        if self.core.curriculum is not None and batch_size is None:
-            raise ValueError("curriculum counts steps: it needs one batch size for the whole run")
+        if self.core.curriculum is not None and (batch_size is None or epochs is not None):
+            raise ValueError(
+                "curriculum counts steps, not epochs: it needs one batch size for the whole run, and epochs=None"
+            )
         self.build = builder(Pos)
 
     def is_finite(self) -> bool:
@@ -85,14 +87,14 @@ class SpliceExamples(AsyncDataset[LmExample]):
     def _arrays(self, positions: np.ndarray) -> Sequence[np.ndarray]:
         """(tokens, loss_mask, segment_ids) of the examples at these positions, each (n, S)."""
         if self.core.curriculum is None:
-            examples, epochs = self.core.order(self.seed, positions, shuffle=self.shuffled)
+            examples, epochs = self.core.order(self.seed, positions, shuffle=self._shuffle)
             return self.core.get_batch(examples, epochs)[:3]
         assert self.batch_size is not None
         arrays = [np.empty((len(positions), self.core.S), dtype=np.int32) for _ in range(3)]
         steps, rows = np.divmod(positions, self.batch_size)
         for step in np.unique(steps).tolist():
             here = steps == step
-            plan = self.core.plan(self.seed, step, self.batch_size, shuffle=self.shuffled)
+            plan = self.core.plan(self.seed, step, self.batch_size, shuffle=self._shuffle)
             plan = plan._replace(indices=plan.indices[rows[here]], epochs=plan.epochs[rows[here]])
             for array, part in zip(arrays, self.core.gather(plan), strict=False):
                 array[here] = part
@@ -101,7 +103,7 @@ class SpliceExamples(AsyncDataset[LmExample]):
     def shuffle(self, key: Any, *, perm_type: str = "feistel") -> Self:
         """This dataset in the order that the key seeds; every epoch has a new one."""
         shuffled = copy.copy(self)
-        shuffled.seed, shuffled.shuffled = seed_of(key), True
+        shuffled.seed, shuffled._shuffle = seed_of(key), True
         return shuffled
 
     def block_shuffle(self, *, io_block_size: int, window_blocks: int, key: Any, perm_type: str = "feistel") -> Self:

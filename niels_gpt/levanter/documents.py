@@ -31,8 +31,8 @@ class DocumentSource(Protocol):
     def read(self, indices: Sequence[int]) -> Documents:
         """The documents with these indices, for a splice dataset. Raises ValueError for ids past the vocabulary."""
 
-    def text(self, index: int) -> str:
-        """The text of a document."""
+    def text(self, index: int) -> bytes:
+        """The text of a document, as utf-8."""
 
 
 class LevanterDocuments:
@@ -62,8 +62,8 @@ class LevanterDocuments:
                 )
         return ArrayDocuments(documents)
 
-    def text(self, index: int) -> str:
-        return self._tokenizer.decode(self._ids(index).tolist())
+    def text(self, index: int) -> bytes:
+        return self._tokenizer.decode(self._ids(index).tolist()).encode("utf-8")
 
 
 class TokenCacheDocuments:
@@ -82,5 +82,5 @@ class TokenCacheDocuments:
     def read(self, indices: Sequence[int]) -> Documents:
         return self._documents.documents(indices)
 
-    def text(self, index: int) -> str:
-        return text_bytes(self._tokenizer, self._documents.ids(index)).decode("utf-8", errors="replace")
+    def text(self, index: int) -> bytes:
+        return text_bytes(self._tokenizer, self._documents.ids(index))

@@ -43,7 +43,7 @@ def prepare(config: train_lm.TrainLmConfig) -> None:
     schedule = config.trainer.batch_schedule
     if data.epochs is not None:
         Pos = config.model.max_Pos.resize(config.train_seq_len or config.model.max_seq_len)
-        data.fit_run(batch_size=schedule.batch_size_at_step(0), steps=1)
+        data.fit_run(batch_size=schedule.batch_size_at_step(0))
         examples = len(data.dataset(Pos, batch_size=1).core) * data.epochs
         steps = schedule.find_step_containing_offset(examples - 1) + 1
         config.trainer = dataclasses.replace(config.trainer, num_train_steps=steps)

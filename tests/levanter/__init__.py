@@ -44,6 +44,7 @@ def write_word_tokenizer(folder: Path) -> Path:
     vocabulary = {word: i for i, word in enumerate([*WORDS, "<eos>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="the"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    tokenizer.add_special_tokens(["<eos>"])
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}

@@ -134,7 +134,7 @@ def test_every_option_of_the_core_is_an_option_here():
 
 def test_documents_of_a_levanter_cache(base):
     config = SpliceMultiDocumentLMConfig(base=base, num_docs=3, content_length=12, balance_mode="by_coverage")
-    assert list(config.build_caches("train")) == ["notes"] and config.build_caches("validation") == {}
+    assert list(config.build_caches("train")) == ["notes"]
     assert config.chosen(32) == [4, 3, 2]
     expected = MultiSpliceDocumentDataset(
         S=32, doc_tokens_list=[IDS[i] for i in (4, 3, 2)], pad_token_id=18, eos_token_id=18, content_length=12, seed=7
@@ -226,6 +226,8 @@ def test_a_training_subset_counts_the_batches_of_the_run(base):
         ({"pad_token_id": 19}, "data.pad_token_id=19.*0..18"),
         ({"epochs": 0}, "data.epochs"),
         ({"restrict_to_training_subset": True}, "data.max_train"),
+        ({"restrict_to_training_subset": True, "epochs": 2}, "data.epochs"),
+        ({"curriculum": 3, "epochs": 2}, "data.curriculum"),
     ],
 )
 def test_bad_options_are_one_line(base, options, message):
@@ -234,11 +236,24 @@ def test_bad_options_are_one_line(base, options, message):
     assert "\n" not in str(raised.value) and "splice." not in str(raised.value)
 
 
+def test_options_of_the_order_reach_the_core(base):
+    """Each start keeps its place; its offsets are permuted."""
+    options = {"content_start_mode": "slide_within", "content_length": 12, "shuffle_offsets": 5}
+    dataset = train_set(SpliceSingleDocumentLMConfig(base=base, **options))
+    spans = dataset.core.spans(dataset.core.order(7, np.arange(21))[0])
+    assert set(spans.t.tolist()) == {0} and sorted(spans.s.tolist()) == list(range(21)) != spans.s.tolist()
+    np.testing.assert_array_equal(arrays(take(dataset, range(21)))[0], dataset.core.frames(spans).tokens)
+    once = train_set(SpliceSingleDocumentLMConfig(base=base, shuffle_per_epoch=False))
+    n = len(once.core)
+    tokens = arrays(take(once, range(2 * n)))[0]
+    np.testing.assert_array_equal(tokens[:n], tokens[n:])
+
+
 def test_a_curriculum_needs_one_batch_size(base):
     config = SpliceMultiDocumentLMConfig(base=base, num_docs=3, curriculum=2)
     assert train_set(config).batch_size == 4
     growing = BatchSchedule([ScheduleStep(start=0, value=4), ScheduleStep(start=5, value=8)])
-    with pytest.raises(ValueError, match="data.curriculum"):
+    with pytest.raises(ValueError, match=r"data\.curriculum"):
         config.train_set(POS, growing, key=jax.random.PRNGKey(0))
 
 
@@ -246,12 +261,12 @@ def test_ids_past_the_vocabulary_are_refused(tmp_path, tokenizer):
     cache = write_levanter_cache(tmp_path / "other", [[*range(60)]])
     source = UrlDatasetSourceConfig(cache_dir=str(cache))
     config = SpliceSingleDocumentLMConfig(base=LMMixtureDatasetConfig(tokenizer=tokenizer, configs={"a": source}))
-    with pytest.raises(ValueError, match="ids 0..59, but the tokenizer has 19"):
+    with pytest.raises(ValueError, match=r"ids 0\.\.59, but the tokenizer has 19"):
         train_set(config)
 
 
 def test_vocabularies_of_data_and_model_must_agree(base, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="tokenizer has 19 ids, but the token cache roam .* has 404"):
+    with pytest.raises(ValueError, match=r"tokenizer has 19 ids, but the token cache roam .* has 404"):
         train_set(
             SpliceSingleDocumentLMConfig(
                 base=TokenCacheConfig(path=str(token_caches.folder())), dataset_name="roam", tokenizer=tokenizer
@@ -260,7 +275,7 @@ def test_vocabularies_of_data_and_model_must_agree(base, tokenizer, tmp_path):
     config = TrainLmConfig(data=SpliceSingleDocumentLMConfig(base=base))
     prepare(config)
     assert config.model.tokenizer == tokenizer and config.data_seed == config.trainer.seed
-    with pytest.raises(ValueError, match="404 token ids.*has 19"):
+    with pytest.raises(ValueError, match=r"404 token ids.*has 19"):
         check_vocabulary(config, 404)
 
 

@@ -1,4 +1,4 @@
-"""The datasets hold the spans, the order and the arrays of the core, and the examples that Levanter itself would build."""
+"""The datasets hold the spans, order and arrays of the core, in examples as Levanter itself builds them."""
 
 import asyncio
 
@@ -67,6 +67,7 @@ def test_components_yield_plain_arrays():
         {"sampler": "stream", "epoch_length": 50},
         {"curriculum": 2},
         {"content_start_mode": "cyclic_roll", "offset_stride": 3},
+        {"content_start_mode": "slide_within", "shuffle_content": True, "eos_before_span": True, "eos_token_id": 99},
     ],
     ids=lambda options: " ".join(options) or "defaults",
 )
