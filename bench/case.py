@@ -25,6 +25,7 @@ ON_CPU = (
     "open_cache",
     "splice_batch",
     "open_splice",
+    "levanter_batch",
     "packed_step",
     "memorize",
     "stall",

@@ -1,7 +1,7 @@
 """Where the peers are installed: one environment for each set of packages that can be installed together.
 
 litgpt requires numpy < 2, which breaks the pyarrow that datasets, and with it TRL, needs. `make bench-peers` therefore
-creates two environments; a contender runs in the one that has its package.
+creates two environments, and `make test-levanter` one with JAX; a contender runs in the one that has its package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENTS = {"transformers": ".venv-peers", "trl": ".venv-peers", "litgpt": ".venv-peers-litgpt"}
+ENVIRONMENTS = {
+    "transformers": ".venv-peers",
+    "trl": ".venv-peers",
+    "litgpt": ".venv-peers-litgpt",
+    "levanter": ".venv-levanter",
+}
 """Package -> folder of its environment, as in the Makefile."""
 
 

@@ -50,7 +50,7 @@ class SpliceComponent(SpliceDataConfig, DirectDatasetComponent):
 
     def open(self, split: str) -> Any:
         """The examples of a split; those of validation are a fixed grid. Raises KeyError for any other split."""
-        if split not in self.datasets:
+        if split not in list(self.datasets):
             raise KeyError(split)
         Pos = hax.Axis("position", self.seq_len)
         dataset = self.dataset(Pos, builder=grug_builder, shuffle=False)

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 
 import levanter.config
+from draccus.utils import DecodingError
 from levanter.compat.hf_checkpoints import HFCompatConfig
 from levanter.main import train_lm
 from levanter.tokenizers import load_tokenizer
@@ -78,7 +79,7 @@ def run(args: list[str]) -> None:
         args = ["--config_path", *args]
     try:
         levanter.config.main(main, args=args)()
-    except (ValueError, OSError) as err:
+    except (ValueError, OSError, DecodingError) as err:
         sys.exit(f"error: {str(err).splitlines()[0]}")
 
 

@@ -86,7 +86,13 @@ def run_config(folder: Path, data: dict[str, Any], **options: Any) -> dict[str, 
         "data": {"eval_examples": 0} | data if "type" in data else data,
         "model": model | {"num_heads": 2, "num_kv_heads": 1},
         "trainer": trainer | options.pop("trainer", {}),
-        "optimizer": {"type": "adam", "learning_rate": 1e-2, "warmup": 5, "weight_decay": 0.0},
+        "optimizer": {
+            "type": "adam",
+            "learning_rate": 1e-2,
+            "lr_schedule": "constant",
+            "warmup": 5,
+            "weight_decay": 0.0,
+        },
     } | options
 
 
@@ -97,7 +103,7 @@ def write_config(path: Path, config: dict[str, Any]) -> Path:
 
 
 def parse_losses(lines: Any) -> dict[int, float]:
-    """Loss by step, of the lines that Levanter's json_logger writes."""
+    """Loss by step, of the lines that Levanter's json_logger writes; it leaves out the first steps of a process."""
     losses = {}
     for line in lines:
         with contextlib.suppress(ValueError):
