@@ -139,7 +139,8 @@ def test_splice_data_mixes_with_plain_data_in_the_stock_command(tmp_path):
     caches = [write_levanter_cache(tmp_path / name, [word_ids(t) for t in texts()]) for name in ("plain", "notes")]
     base = {"tokenizer": tokenizer, "components": {"notes": {"cache_dir": str(caches[1])}}}
     splice = {"type": "splice_multi_document", "base": base, "num_docs": 2, "seq_len": 64, "eval_examples": 0}
-    components = {"plain": {"cache_dir": str(caches[0])}, "spliced": splice}
+    plain = {"cache_dir": str(caches[0] / "train"), "flat_cache": True}  # without it, a validation cache must exist
+    components = {"plain": plain, "spliced": splice}
     config = run_config(tmp_path, {"tokenizer": tokenizer, "components": components, "mixture_block_size": 8})
     config["data"]["train_weights"] = {"plain": 0.5, "spliced": 0.5}
     config["model"]["tokenizer"] = tokenizer
