@@ -1,7 +1,7 @@
 """Convert a Llama in the Hugging Face format, as Levanter exports it, into a checkpoint of this project.
 
 `python -m niels_gpt.levanter.hf_checkpoint FOLDER OUT.pt --tokenizer spm.model`; all commands that take a checkpoint
-(`memorize`, `eval`, `generate`) then work on it.
+(`memorize`, `generate`) then work on it.
 """
 
 from __future__ import annotations
