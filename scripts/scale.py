@@ -207,11 +207,12 @@ def run_with_failures(
     """
     saved = clock = 0.0
     for failures, gap in enumerate(gaps):
-        up = gap - (restart if failures else 0.0)
+        pause = restart if failures else 0.0
+        up = gap - pause
         left = work - saved
         needed = left + cost * math.ceil(left / interval - 1e-9)
         if up >= needed:
-            return clock + gap - up + needed, failures
+            return clock + pause + needed, failures
         if up > 0:
             saved += interval * math.floor(up / (interval + cost))
         clock += gap
