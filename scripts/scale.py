@@ -26,8 +26,11 @@ GIB = 2.0**30
 UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 MOST_GPUS = 16_384
 """Most GPUs of a prediction; the simulation holds an array of them for every step."""
+MOST_TORCH_GPUS = 256
+"""Most GPUs for which the plan uses this project's own loop: its hosts exchange a number by a ring in every step."""
 STEPS = 400
 """Steps that are simulated for the time of a step."""
+MEMORY, DISK, SHARED = "memory of each node", "disk of each node", "shared storage"
 TEXTS = ("1GB", "10GB", "100GB", "1TB", "10TB")
 
 
@@ -108,12 +111,16 @@ class Rates:
 def choose_engine(model: Model, gpus: int, rates: Rates) -> str:
     """Return the engine that trains a model on so many GPUs; '' if none of them fits."""
     memory = 0.8 * rates.gpu_bytes  # the rest: activations and buffers
-    if model.weights * rates.train_bytes <= memory:
-        return "one process" if gpus == 1 else "DDP"
-    fits_sharded = model.weights * (rates.train_bytes / gpus + 4) <= memory  # evaluation gathers full float32 weights
-    if 1 < gpus <= 256 and fits_sharded:
-        return "FSDP2"
-    return "Levanter" if model.weights * rates.train_bytes / gpus <= memory and gpus > 1 else ""
+    if model.weights * rates.train_bytes / gpus > memory:
+        return ""
+    if gpus == 1:
+        return "one process"
+    if gpus <= MOST_TORCH_GPUS:
+        if model.weights * rates.train_bytes <= memory:
+            return "DDP"
+        if model.weights * (rates.train_bytes / gpus + 4) <= memory:  # evaluation gathers the full float32 weights
+            return "FSDP2"
+    return "Levanter"
 
 
 def communication_seconds(engine: str, model: Model, gpus: int, rates: Rates) -> float:
@@ -292,7 +299,6 @@ def make_plan(model: Model, gpus: int, text: float, rates: Rates, *, epochs: flo
     tokens = text / rates.bytes_per_token
     cache_bytes = tokens * rates.stored_token_bytes
     cache_limit, cache_seconds = cache_build(text, gpus, rates)
-    layout, latency, per_process, copy_seconds = _layout(cache_bytes, gpus, rates)
 
     control = 2 * (gpus - 1) * rates.control_hop_s if engine in ("DDP", "FSDP2") else 0.0
     rows = max(1, min(model.rows, int(rates.max_batch_tokens / model.T / gpus)))
@@ -300,9 +306,12 @@ def make_plan(model: Model, gpus: int, text: float, rates: Rates, *, epochs: flo
     compute = rows * model.T / rate
     hidden_by = compute * 2 / 3 if engine == "DDP" else compute  # DDP exchanges gradients during the backward
     exposed = max(0.0, communication_seconds(engine, model, gpus, rates) - hidden_by)
-    row_bytes = rates.stored_token_bytes * (model.T + 1) + rates.read_bytes if latency else 0.0
+    layout = choose_layout(cache_bytes, model, rows, compute, gpus, rates)
+    latency, row_seconds, row_bytes = _row_read(layout, model, gpus, rates)
+    share = min(rates.store_node_bytes_per_s, rates.store_bytes_per_s / nodes)
+    copy_seconds = cache_bytes / share if nodes > 1 and layout != SHARED else 0.0
     gather = rows * rates.gather_row_s * max(1.0, model.T / 1024) + rows * gpus * rates.plan_row_s
-    transfer = rows * row_bytes / per_process
+    transfer = rows * row_seconds
     build = gather + transfer + rows * latency
 
     waits = rng.gamma(rows, latency, (STEPS, gpus)) if latency else np.zeros((STEPS, 1))
@@ -362,17 +371,29 @@ def cache_build(text: float, gpus: int, rates: Rates) -> tuple[str, float]:
     return name, text / stages[name]
 
 
-def _layout(cache_bytes: float, gpus: int, rates: Rates) -> tuple[str, float, float, float]:
-    """Return (layout, latency of a read, bytes/s of one process, seconds to copy the cache to every node)."""
-    nodes = _nodes(gpus, rates)
-    share = min(rates.store_node_bytes_per_s, rates.store_bytes_per_s / nodes)
-    copy = cache_bytes / share if nodes > 1 else 0.0
-    processes = gpus / nodes
+def choose_layout(cache_bytes: float, model: Model, rows: int, compute: float, gpus: int, rates: Rates) -> str:
+    """Return where processes read the cache: MEMORY or DISK of each node, or SHARED storage.
+
+    Several nodes read a cache that exceeds their memory in place if that takes less than half of a step, because a copy
+    for each node would take longer to distribute.
+    """
     if cache_bytes <= rates.node_memory / 2:
-        return "memory of each node", 0.0, math.inf, copy
-    if cache_bytes <= rates.node_disk:
-        return "disk of each node", rates.disk_latency_s, rates.disk_bytes_per_s / processes, copy
-    return "shared storage", rates.store_latency_s, share / processes, 0.0
+        return MEMORY
+    latency, seconds, _ = _row_read(SHARED, model, gpus, rates)
+    is_fast = _nodes(gpus, rates) > 1 and rows * (latency + seconds) < compute / 2
+    return SHARED if is_fast or cache_bytes > rates.node_disk else DISK
+
+
+def _row_read(layout: str, model: Model, gpus: int, rates: Rates) -> tuple[float, float, float]:
+    """Return (latency, seconds of transfer, bytes) of reading one row into memory, with all processes reading."""
+    if layout == MEMORY:
+        return 0.0, 0.0, 0.0
+    nodes = _nodes(gpus, rates)
+    size = rates.stored_token_bytes * (model.T + 1) + rates.read_bytes
+    if layout == DISK:
+        return rates.disk_latency_s, size / (rates.disk_bytes_per_s * nodes / gpus), size
+    share = min(rates.store_node_bytes_per_s, rates.store_bytes_per_s / nodes)
+    return rates.store_latency_s, size / (share * nodes / gpus), size
 
 
 def _nodes(gpus: int, rates: Rates) -> int:

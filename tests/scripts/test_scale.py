@@ -168,7 +168,8 @@ def test_flops_are_those_that_training_reports():
     ("model", "gpus", "engine"),
     [
         ("124m", 1, "one process"),
-        ("124m", 4096, "DDP"),
+        ("124m", 256, "DDP"),
+        ("124m", 4096, "Levanter"),
         ("8b", 1, ""),
         ("8b", 8, "FSDP2"),
         ("8b", 4096, "Levanter"),
@@ -195,9 +196,26 @@ def test_a_plan_of_one_gpu_by_hand():
 def test_a_slow_data_path_limits_the_step():
     rates = dataclasses.replace(Rates(), jitter=0.0, node_disk=1e9, node_memory=1e9, store_latency_s=0.01)
     plan = make_plan(MODELS["v1"], 1, 1e12, rates)
-    assert plan.layout == "shared storage"
+    assert plan.layout == scale.SHARED
     assert plan.step_seconds == pytest.approx(plan.build_seconds, rel=0.02)
     assert plan.data_wait == pytest.approx(1 - plan.compute_seconds / plan.build_seconds, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "text", "layout"),
+    [
+        ("v1", 256, 100e9, scale.MEMORY),
+        ("v1", 8, 10e12, scale.DISK),
+        ("v1", 256, 10e12, scale.DISK),  # 61 reads of 2 ms would take longer than a step
+        ("8b", 256, 10e12, scale.SHARED),  # two reads are hidden by a step of a second
+        ("v1", 256, 100e12, scale.SHARED),  # no node can hold it
+    ],
+)
+def test_the_layout_of_the_cache(model, gpus, text, layout):
+    plan = make_plan(MODELS[model], gpus, text, Rates())
+    assert plan.layout == layout
+    copied = plan.cache_bytes / 5e9 if gpus == 256 and layout != scale.SHARED else 0.0
+    assert plan.copy_seconds == pytest.approx(copied)
 
 
 @pytest.mark.parametrize(
