@@ -53,9 +53,14 @@ def test_the_runs_that_an_error_left_are_ended(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_share_of_the_cpu_is_at_most_a_core_for_each_process():
+    assert 0 < scale_check.cpu_share(1) <= 1.05 and 0 < scale_check.cpu_share(2) <= 1.05
+
+
+@pytest.mark.slow
 def test_the_steps_of_a_run_are_timed(tmp_path):
     bench = Bench(tmp_path, 4 * SKIPPED)
-    seconds = bench.measure(("one", 1, 2))
+    seconds = bench.measure("one", 1, 2)
     lines = RunFolder(tmp_path / "one").metrics()
     assert len(lines) == 4 * SKIPPED and len(seconds) == 3 * SKIPPED
     assert seconds[0] == pytest.approx(2 * scale_check.T / lines[SKIPPED]["tokens_per_s"])
