@@ -2,7 +2,8 @@
 
 One GPU: the figures recorded in docs/performance.md and docs/lab-notebook.md. Two processes: trains a small model on
 the CPU of this machine, with one process and with two (DDP over gloo), then again while processes are killed at times
-drawn from --seed, and prints predicted beside measured. Takes about seven minutes on two busy cores; --recorded skips it.
+drawn from --seed, and prints predicted beside measured. Takes about seven minutes on two busy cores; --recorded skips
+it.
 """
 
 from __future__ import annotations
