@@ -5,6 +5,7 @@ The bytes of a cache depend on the input and the seed only: not on the number of
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +35,12 @@ from niels_gpt.cache.writing.checks import (
     check_space,
     check_tokenizer,
 )
-from niels_gpt.cache.writing.encoding import default_workers, encode_chats, encode_texts
+from niels_gpt.cache.writing.encoding import encode_chats, encode_texts
 from niels_gpt.cache.writing.partial_build import OnProgress, PartialBuild
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.system import files
+from niels_gpt.system.executors import Executor, ThreadExecutor
 from niels_gpt.system.rng import derive_seed
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
@@ -88,6 +90,7 @@ def build_pretrain_cache(
     streaming: bool = False,
     source: Mapping[str, Any] | None = None,
     workers: int | None = None,
+    executor: Executor | None = None,
     expected_tokens: int | None = None,
     expected_documents: int | None = None,
     on_progress: OnProgress | None = None,
@@ -105,6 +108,8 @@ def build_pretrain_cache(
     first; `expected_tokens`, the budgets and `expected_documents` are the totals of the progress. `also_dropped`
     returns, after all input was read, what the reader of the input dropped.
 
+    `executor` encodes (a `RayExecutor`: on a cluster); None: `workers` threads. The bytes are the same.
+
     No file has a final name before the build is complete; a killed build resumes from its last complete shard.
     Raises ValueError for invalid numbers, a vocabulary past 65,536, input that leaves train empty, an out_dir that is a
     mount point, or one whose train/, val/ or test/ contain other files; OSError if the disk is full or read-only.
@@ -119,7 +124,7 @@ def build_pretrain_cache(
     check_seed(seed)
     if test_texts is not None and val_texts is None:
         raise ValueError("test_texts need val_texts: a source with a test split also has a validation split")
-    workers = _workers(workers)
+    executor = executor or ThreadExecutor(workers)
     described = {
         **_description(tokenizer, "pretrain", seed, dataset_name, dataset_config, revision, streaming, source),
         "split_rule": SPLIT_RULES["budget" if val_texts is None else "given"],
@@ -139,7 +144,7 @@ def build_pretrain_cache(
         described,
         budgets,
         shard_bytes=shard_bytes,
-        workers=workers,
+        executor=executor,
         on_progress=on_progress,
         expected=(total if total < NO_LIMIT else None, expected_documents),
     ) as build:
@@ -150,9 +155,7 @@ def build_pretrain_cache(
             return _shuffle(items, shuffle_buffer, derive_seed(seed, "shuffle", name))
 
         def step() -> None:
-            def encode(batch: list[Any]) -> Any:
-                return encode_texts(batch, tokenizer)
-
+            encode = functools.partial(encode_texts, tokenizer=tokenizer)
             if val_texts is None:
                 build.write_input("texts", shuffled(texts, "texts"), ("val", "train"), encode)
             else:
@@ -204,6 +207,7 @@ def build_sft_cache(
     streaming: bool = False,
     source: Mapping[str, Any] | None = None,
     workers: int | None = None,
+    executor: Executor | None = None,
     expected_documents: int | None = None,
     on_progress: OnProgress | None = None,
     also_dropped: Callable[[], Mapping[str, int]] | None = None,
@@ -218,7 +222,7 @@ def build_sft_cache(
     check_tokenizer(tokenizer)
     check_val_frac(val_frac)
     check_seed(seed)
-    workers = _workers(workers)
+    executor = executor or ThreadExecutor(workers)
     described = {
         **_description(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming, source),
         "split_rule": SPLIT_RULES["examples"],
@@ -229,13 +233,13 @@ def build_sft_cache(
         described,
         {"all": NO_LIMIT},
         shard_bytes=SFT_CHECKPOINT_BYTES,
-        workers=workers,
+        executor=executor,
         on_progress=on_progress,
         expected=(None, expected_documents),
     ) as build:
 
         def step() -> None:
-            build.write_input("examples", examples, ("all",), lambda batch: encode_chats(batch, tokenizer))
+            build.write_input("examples", examples, ("all",), functools.partial(encode_chats, tokenizer=tokenizer))
 
         build.write_inputs(step, rereadable=iter(examples) is not examples)
         everything = build.splits["all"]
@@ -353,12 +357,6 @@ def tokenizer_sha256(tokenizer: TokenizerLike) -> str | None:
     """The sha256 of the tokenizer's model file; None for an object without one."""
     sha: str | None = getattr(tokenizer, "sha256", None)
     return sha if isinstance(sha, str) else None
-
-
-def _workers(workers: int | None) -> int:
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    return workers or default_workers()
 
 
 def _file_entry(path: Path) -> dict[str, Any]:

@@ -57,6 +57,10 @@ class Tokenizer:
         self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
         self._check(where)
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
+        """Pickle the bytes of the model: another process loads them again."""
+        return Tokenizer, (self.model,)
+
     def _check(self, where: str) -> None:
         """Raise ValueError for a model that would lose text: truncated, or trained with other options."""
         missing = [byte for byte in range(256) if not self._sp.is_byte(self._sp.piece_to_id(f"<0x{byte:02X}>"))]

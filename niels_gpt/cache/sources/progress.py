@@ -34,6 +34,7 @@ class ProgressLine:
         seconds = now - began
         if seconds <= 0:
             return done
+        done += f" ({progress.workers})" if progress.workers else ""
         done += f", {short_number((progress.tokens - first.tokens) / seconds)} tok/s"
         if progress.share is not None and first.share is not None and progress.share > first.share:
             done += f", {format_duration(seconds * (1 - progress.share) / (progress.share - first.share))} left"

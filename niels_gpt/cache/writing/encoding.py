@@ -1,23 +1,20 @@
-"""Encode documents and conversations to tokens, in batches, in input order, on all cores.
+"""Encode batches of documents and conversations to tokens.
 
-The workers are threads: SentencePiece releases the interpreter lock while it encodes. A tokenizer therefore need not be
-picklable, and a builder accepts any object with the four members of `TokenizerLike`.
+A build runs these functions in an executor (`system/executors.py`), by default in threads: SentencePiece releases the
+interpreter lock while it encodes. There a tokenizer need not be picklable, and a builder accepts any object with the
+four members of `TokenizerLike`.
 """
 
 from __future__ import annotations
 
-import collections
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from niels_gpt.cache.formats import TOKEN_DTYPE, as_tokens
 from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
 from niels_gpt.data.reading.drops import is_text
-from niels_gpt.system import threads
 from niels_gpt.tokenizer.special import find_special
 
 # Drop reasons. Stored in meta.json: another wording would change the bytes of caches.
@@ -27,11 +24,6 @@ NOT_TEXT = "that are no utf-8 text"
 NO_MESSAGES = "without messages"
 BAD_ROLE = "with an unknown role"
 NO_CONTENT = "with a message without content"
-
-_THREADS_PER_WORKER = 2  # SentencePiece starts a thread for each batch
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 
 
 class Encoded(NamedTuple):
@@ -133,32 +125,3 @@ def _concatenate(parts: list[np.ndarray], vocab_size: int) -> np.ndarray:
     if tokens.dtype == TOKEN_DTYPE and int(tokens.max()) < vocab_size:
         return tokens
     return as_tokens(tokens, vocab_size)
-
-
-def default_workers() -> int:
-    """Twice the cores available to this process: one thread encodes while another waits for the interpreter lock."""
-    return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def in_order(jobs: Iterable[Job], work: Callable[[Job], Result], workers: int) -> Iterator[tuple[Job, Result]]:
-    """Yield (job, work(job)) for every job, in input order; `workers` run at once, and a few more are queued.
-
-    Fewer workers run where the limits of the process allow no more threads; the results do not depend on their number.
-    Closing the generator waits for the running jobs. Raises MemoryError if not even one worker can be started.
-    """
-    threads.check(_THREADS_PER_WORKER, "encoding")
-    workers = min(workers, threads.startable(_THREADS_PER_WORKER * workers) // _THREADS_PER_WORKER)
-    pending: collections.deque[tuple[Job, Future[Result]]] = collections.deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
-        try:
-            for job in jobs:
-                pending.append((job, pool.submit(work, job)))
-                if len(pending) > 2 * workers:
-                    first, result = pending.popleft()
-                    yield first, result.result()
-            while pending:
-                first, result = pending.popleft()
-                yield first, result.result()
-        finally:
-            for _, future in pending:
-                future.cancel()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_gpt.cache.writing.checks import check_same_file_system
-from niels_gpt.cache.writing.encoding import Encoded, in_order
+from niels_gpt.cache.writing.encoding import Encoded
 from niels_gpt.cache.writing.input_batches import InputBatch, InputReader
 from niels_gpt.cache.writing.publish import MOVING, OLD, is_published, publish_files, roll_back
 from niels_gpt.cache.writing.shards import (
@@ -35,6 +35,7 @@ from niels_gpt.cache.writing.shards import (
 )
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.executors import Executor
 from niels_gpt.system.optional_writes import remove_folder
 
 log = logging.getLogger("niels_gpt.cache")
@@ -51,6 +52,8 @@ class Progress(NamedTuple):
     documents: int
     share: float | None = None
     """Fraction of the total, if the total is known."""
+    workers: str = ""
+    """What encodes now (`Executor.status`); empty for threads of this process."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -99,7 +102,7 @@ class PartialBuild:
         budgets: Mapping[str, int],
         *,
         shard_bytes: int,
-        workers: int,
+        executor: Executor,
         on_progress: OnProgress | None = None,
         expected: tuple[int | None, int | None] = (None, None),
     ) -> None:
@@ -108,7 +111,7 @@ class PartialBuild:
         self.folder = hidden_folder(self.out_dir)
         self._recipe = json.loads(json.dumps(recipe))
         self._shard_bytes = shard_bytes
-        self._workers = workers
+        self._executor = executor
         self._on_progress = on_progress
         self._expected = expected
         self._budgets = dict(budgets)
@@ -205,7 +208,7 @@ class PartialBuild:
         if not any(self.splits[split].tokens_left for split in splits):
             ended = "budget"
         else:
-            jobs = in_order(reader.batches(), lambda batch: encode(batch.items), self._workers)
+            jobs = self._executor.in_order(reader.batches(), encode, lambda batch: batch.items)
             with contextlib.closing(jobs):  # type: ignore[type-var]
                 for batch, encoded in jobs:
                     with self.write_errors():
@@ -230,7 +233,9 @@ class PartialBuild:
         done = [(split.tokens, len(split.starts)) for split in self.splits.values()]
         tokens, documents = sum(a for a, _ in done), sum(b for _, b in done)
         shares = [n / total for n, total in zip((tokens, documents), self._expected, strict=True) if total]
-        self._on_progress(Progress(name, tokens, documents, min(max(shares), 1.0) if shares else None))
+        self._on_progress(
+            Progress(name, tokens, documents, min(max(shares), 1.0) if shares else None, self._executor.status())
+        )
 
     def _write_batch(self, state: _InputState, batch: InputBatch, encoded: Encoded) -> int:
         """Write a batch; returns how many of its items were used."""

@@ -1,6 +1,4 @@
 import itertools
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -8,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache.writing import encoding
-from niels_gpt.cache.writing.encoding import default_workers, encode_chats, encode_texts, in_order
-from niels_gpt.system import threads
+from niels_gpt.cache.writing.encoding import encode_chats, encode_texts
 from tests.cache import EOT, SPECIAL_STRINGS, ByteTokenizer, chat_ids, drop_reason, real_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab \r\n\té😀\u2581\ufeff\x00"), max_size=10)
@@ -140,107 +137,3 @@ def test_ids_that_cannot_be_stored_raise(make, bad):
         assert encode(items[:1], make(bad)).dropped == []
         with pytest.raises(ValueError, match=str(bad)):
             encode(items, make(bad))
-
-
-# --- in_order ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_follow_the_order_of_jobs(workers):
-    def work(job):
-        time.sleep(0.004 * (job % 3 == 0))
-        return job * job
-
-    assert list(in_order(range(30), work, workers)) == [(job, job * job) for job in range(30)]
-    assert list(in_order([], work, workers)) == []
-
-
-def test_fewer_workers_run_where_the_limits_allow_no_more_threads(monkeypatch):
-    names = set()
-
-    def work(job):
-        names.add(threading.current_thread().name)
-        time.sleep(0.002)
-        return job
-
-    monkeypatch.setattr(threads, "startable", lambda wanted, **_: min(wanted, 5))  # two per worker
-    assert list(in_order(range(30), work, 16)) == [(job, job) for job in range(30)]
-    assert names == {"encode_0", "encode_1"}
-    monkeypatch.setattr(threads, "startable", lambda wanted, **_: 1)
-    with pytest.raises(MemoryError, match="encoding needs 2 threads"):
-        list(in_order(range(30), work, 16))
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_number_of_workers_and_queued_jobs(workers):
-    lock = threading.Lock()
-    running = most = submitted = 0
-
-    def jobs():
-        nonlocal submitted
-        for job in range(60):
-            submitted += 1
-            yield job
-
-    def work(job):
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.002)
-        with lock:
-            running -= 1
-
-    for done, _ in enumerate(in_order(jobs(), work, workers)):
-        assert submitted - done <= 2 * workers + 2
-    assert most == workers
-
-
-def test_error_is_raised_in_the_order_of_jobs():
-    def work(job):
-        if job == 5:
-            raise RuntimeError("job 5")
-        return job
-
-    results = in_order(range(50), work, 2)
-    assert [next(results)[0] for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(RuntimeError, match="job 5"):
-        next(results)
-
-
-def test_error_of_the_iterator_of_jobs_is_raised():
-    def jobs():
-        yield from range(3)
-        raise RuntimeError("no more jobs")
-
-    with pytest.raises(RuntimeError, match="no more jobs"):
-        list(in_order(jobs(), lambda job: job, 2))
-
-
-def test_closing_waits_for_running_jobs_and_starts_no_more():
-    started, finished, proceed = [], [], threading.Event()
-
-    def work(job):
-        started.append(job)
-        if job:
-            proceed.wait(30)
-        finished.append(job)
-
-    results = in_order(range(1000), work, 2)
-    assert next(results)[0] == 0  # 1 and 2 are running, others are queued
-    threading.Timer(0.05, proceed.set).start()
-    results.close()
-    assert proceed.is_set()
-    assert sorted(finished) == sorted(started)
-    assert set(started) <= {0, 1, 2}
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
-
-
-def test_default_workers_are_twice_the_cores(monkeypatch):
-    monkeypatch.setattr(encoding.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    assert default_workers() == 6
-    monkeypatch.delattr(encoding.os, "sched_getaffinity")
-    monkeypatch.setattr(encoding.os, "cpu_count", lambda: 4)
-    assert default_workers() == 8
-    monkeypatch.setattr(encoding.os, "cpu_count", lambda: None)
-    assert default_workers() == 2

@@ -1,0 +1,215 @@
+"""An executor on a Ray cluster (extra `ray`).
+
+Jobs are sent in small groups as Ray tasks. A task whose worker or node dies is run again; a task only computes, so
+running it again changes nothing. Ray is imported when a cluster is opened.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.metadata
+import importlib.util
+import itertools
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from niels_gpt.system.executors import Job, Result, itself
+
+GROUP = 4
+"""Jobs per task: a task of Ray costs about a millisecond, a job of a cache build 10 to 30."""
+RETRIES = 8
+"""How often a task is run again after its worker or node died."""
+CONNECT_SECONDS = 10.0
+REFRESH_SECONDS = 5.0
+"""How often the CPUs of the cluster are counted: nodes may join and leave."""
+_HOST_PORT = re.compile(r"(?:ray://)?\[?([^\]/]+?)\]?:(\d+)/?")
+
+
+class RayExecutor:
+    """Tasks on the CPUs of a Ray cluster. Use as a context manager: it connects, and disconnects at the end."""
+
+    def __init__(
+        self, address: str | None = None, *, same_versions: Sequence[str] = (), cpus: int | None = None
+    ) -> None:
+        """Connect to a cluster, or start one on this machine.
+
+        address: HOST:PORT of a cluster that this machine is part of, ray://HOST:PORT, or auto; None: start one.
+        same_versions: packages that decide about the results; a node with another version is refused.
+        cpus: CPUs of a local cluster; None: all.
+        """
+        self._address, self._cpus = address, cpus
+        self._versions = {name: _version(name) for name in same_versions}
+        self._ray: Any = None
+        self._counted = -REFRESH_SECONDS
+        self._limit = 2
+        self._nodes = 1
+        self._pending = 0
+
+    def __enter__(self) -> RayExecutor:
+        """Raises ValueError if ray is not installed or already in use, ConnectionError if no cluster answers."""
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError("--engine ray needs the package ray: pip install ray")
+        if self._address is not None:
+            _check_answers(self._address)
+        import ray
+
+        if ray.is_initialized():
+            raise ValueError("this process is already connected to a Ray cluster: disconnect it first (ray.shutdown)")
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+        if self._address is None:
+            options |= {"num_cpus": self._cpus, "include_dashboard": False}
+        else:  # the nodes run this version of the code, whatever is installed there
+            package = str(Path(__file__).parents[1])
+            options |= {"address": self._address, "runtime_env": {"py_modules": [package], "excludes": ["__pycache__"]}}
+        try:
+            ray.init(**options)
+        except Exception as err:  # ConnectionError, RuntimeError, grpc errors and others
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+            where = f"the Ray cluster at {self._address}" if self._address else "a local Ray cluster"
+            raise ConnectionError(f"cannot use {where}: {_first_line(err)}{_address_remedy(self._address)}") from err
+        self._ray = ray
+        self._max_pending()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ray is not None:
+            self._ray.shutdown()
+            self._ray = None
+
+    def status(self) -> str:
+        """Nodes, CPUs and tasks in flight."""
+        if self._ray is None:
+            return ""
+        counts = {"node": self._nodes, "CPU": self._limit // 2, "task": self._pending}
+        return ", ".join(f"{number} {name}{'s' * (number != 1)}" for name, number in counts.items()) + " in flight"
+
+    def _max_pending(self) -> int:
+        """Most tasks in flight: two per CPU of the cluster, so that no CPU waits for the driver."""
+        now = time.monotonic()
+        if now - self._counted >= REFRESH_SECONDS:
+            self._counted = now
+            with contextlib.suppress(Exception):  # a cluster that is being repaired; the last numbers stay
+                resources = self._ray.cluster_resources()
+                self._limit = max(2 * int(resources.get("CPU", 1)), 2)
+                self._nodes = sum(node["Alive"] for node in self._ray.nodes())
+        return self._limit
+
+    def in_order(
+        self, jobs: Iterable[Job], work: Callable[[Any], Result], argument: Callable[[Job], Any] = itself
+    ) -> Iterator[tuple[Job, Result]]:
+        """As `Executor.in_order`; `work`, its argument and its result must be picklable.
+
+        Raises what `work` raises, ValueError for a node with other versions of packages, and ConnectionError if the
+        cluster is lost or a task fails however often it is run.
+        """
+        assert self._ray is not None, "RayExecutor is a context manager"
+        # The function is pickled once and cached by each worker process, with the tokenizer that it holds.
+        task = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_group_function(work, self._versions))
+        pending: collections.deque[tuple[list[Job], Any]] = collections.deque()
+        source = iter(jobs)
+        try:
+            while group := list(itertools.islice(source, GROUP)):
+                pending.append((group, self._submit(task, [argument(job) for job in group])))
+                self._pending = len(pending)
+                if len(pending) > self._max_pending():
+                    yield from self._first(pending)
+            while pending:
+                yield from self._first(pending)
+        finally:
+            for _, reference in pending:
+                with contextlib.suppress(Exception):
+                    self._ray.cancel(reference, force=False)
+            self._pending = 0
+
+    def _submit(self, task: Any, arguments: list[Any]) -> Any:
+        with self._errors():
+            return task.remote(arguments)
+
+    def _first(self, pending: collections.deque[tuple[list[Job], Any]]) -> Iterator[tuple[Job, Any]]:
+        """Wait for the oldest task; yield its jobs and results."""
+        group, reference = pending.popleft()
+        with self._errors():
+            results = self._ray.get(reference)
+        del reference  # frees the result in the object store before the caller uses it
+        self._pending = len(pending)
+        yield from zip(group, results, strict=True)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise the error of a job as it is, and a failure of the cluster as ConnectionError."""
+        from ray import exceptions
+
+        try:
+            yield
+        except exceptions.RayTaskError as err:
+            raise (err.cause if isinstance(err.cause, Exception) else err) from None
+        except exceptions.RayError as err:
+            what = (
+                f"a task was lost {RETRIES + 1} times" if isinstance(err, _lost(exceptions)) else "the cluster failed"
+            )
+            raise ConnectionError(f"Ray: {what} ({type(err).__name__}: {_first_line(err)}); {_RESUME}") from err
+        except (RuntimeError, ConnectionError, TimeoutError) as err:  # the connection of a Ray client
+            raise ConnectionError(f"Ray: the cluster does not answer ({_first_line(err)}); {_RESUME}") from err
+
+
+_RESUME = "run the same command again: it resumes from the last complete shard"
+
+
+def _lost(exceptions: Any) -> tuple[type[BaseException], ...]:
+    names = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError")
+    return tuple(getattr(exceptions, name) for name in names if hasattr(exceptions, name))
+
+
+def _group_function(work: Callable[[Any], Any], versions: dict[str, str]) -> Callable[[list[Any]], list[Any]]:
+    """The function of a task: `work` on each argument, on a node with these versions of packages."""
+
+    def run(arguments: list[Any]) -> list[Any]:
+        for name, wanted in versions.items():
+            if (found := _version(name)) != wanted:
+                raise ValueError(
+                    f"the node {socket.gethostname()} has {name} {found}, but this machine has {wanted}; other "
+                    "versions may encode differently: install the same version on all nodes"
+                )
+        return [work(argument) for argument in arguments]
+
+    return run
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _check_answers(address: str) -> None:
+    """Raise ValueError for an address of no known form, ConnectionError if nothing listens there."""
+    if address == "auto":
+        return
+    match = _HOST_PORT.fullmatch(address)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f"--address is {address!r}: use HOST:PORT, ray://HOST:PORT, or auto")
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
+    except OSError as err:
+        reason = "no answer" if isinstance(err, TimeoutError) else err.strerror or str(err)
+        raise ConnectionError(f"no Ray cluster answers at {address}: {reason}{_address_remedy(address)}") from err
+
+
+def _address_remedy(address: str | None) -> str:
+    if address is None:
+        return ""
+    if address == "auto":
+        return "; start one with `ray start --head`, or omit --address to use this machine alone"
+    return "; check it with `ray status --address HOST:PORT`, or omit --address to use this machine alone"
+
+
+def _first_line(err: BaseException) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0]
