@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.remote import ensure
 from niels_gpt.system import files
 
 BLOCK_BYTES = 1 << 16
@@ -99,6 +100,7 @@ def load_array(path: Path, listed: Mapping[str, Any] | None) -> np.ndarray:
 
     Raises CacheError if the file is damaged, FileNotFoundError if it is missing.
     """
+    ensure(path, listed)
     data = path.read_bytes()
     if listed is not None and files.sha256_bytes(data) != listed["sha256"]:
         raise CacheError(

@@ -6,6 +6,7 @@ Heavy modules are imported inside the functions: `niels-gpt --help` imports this
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json as json_format
 import sys
 import time
@@ -19,6 +20,7 @@ from niels_gpt.cache.sources import defaults
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 from niels_gpt.system.console import error_message, format_duration, run_app, short_number
+from niels_gpt.system.urls import location
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from niels_gpt.cache.sources.build import BuildResult
     from niels_gpt.cache.sources.texts import BuildSettings
     from niels_gpt.data.registry import Source
+    from niels_gpt.system.executors import Executor
     from niels_gpt.tokenizer import Tokenizer
 
 app = App(help="Token caches: tokenize once, verify always, train from disk.")
@@ -51,7 +54,21 @@ def _go_offline(offline: bool) -> bool:
     return offline
 
 
-CacheDir = Annotated[Path, typer.Option("--cache-dir", help="Folder of all caches and their tokenizer.")]
+CacheDir = Annotated[
+    Path,
+    typer.Option(
+        "--cache-dir", parser=location, help="Folder of all caches and their tokenizer, or its URL (s3://...)."
+    ),
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help="What encodes: threads of this process, or ray (a cluster; extra `ray`).")
+]
+Address = Annotated[
+    OptionalText,
+    typer.Option(
+        "--address", help="Ray cluster: HOST:PORT, ray://HOST:PORT or auto; default: start one on this machine."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of splits, shuffles and the tokenizer's sample.")]
 TokenizerPath = Annotated[
     OptionalPath, typer.Option("--tokenizer", help="spm.model to use; default: the one of --cache-dir, or a new one.")
@@ -108,7 +125,9 @@ Offline = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also rebuild caches that are up to date.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-CachePath = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of caches.")]
+CachePath = Annotated[
+    Path, typer.Argument(metavar="CACHE", parser=location, help="A cache, or a folder of caches; a path or a URL.")
+]
 
 
 @app.command("build-all")
@@ -137,6 +156,8 @@ def build_all(
     val_frac: ValFrac = defaults.SFT_VAL_FRAC,
     note_options: NoteOptions = NoteOptions(),
     threads: Threads = None,
+    engine: Engine = "threads",
+    address: Address = None,
     config: Config = None,
     offline: Offline = False,
     force: Force = False,
@@ -148,7 +169,7 @@ def build_all(
 
     data = load_config(config).data
     settings = BuildSettings(
-        cache_dir=cache_dir,
+        **_place(cache_dir),
         seed=seed,
         shard_bytes=shard_bytes,
         fineweb_id=fineweb_id,
@@ -171,7 +192,15 @@ def build_all(
         workers=threads,
     )
     _run_build(
-        settings, names=None, only=only, skip=skip, tokenizer=tokenizer, config=config, force=force, as_json=json
+        settings,
+        names=None,
+        only=only,
+        skip=skip,
+        tokenizer=tokenizer,
+        config=config,
+        force=force,
+        as_json=json,
+        executor=_executor(engine, address, threads),
     )
 
 
@@ -202,6 +231,8 @@ def build(
     shard_bytes: ShardBytes = defaults.SHARD_BYTES,
     note_options: NoteOptions = NoteOptions(),
     threads: Threads = None,
+    engine: Engine = "threads",
+    address: Address = None,
     config: Config = None,
     offline: Offline = False,
     force: Force = False,
@@ -224,7 +255,7 @@ def build(
             raise ValueError(f"{option} applies to {' and '.join(apply_to)} only, not to {', '.join(names)}: omit it")
     data = load_config(config).data
     settings = BuildSettings(
-        cache_dir=cache_dir,
+        **_place(cache_dir),
         seed=seed,
         shard_bytes=shard_bytes,
         fineweb_config=subset or defaults.FINEWEB_CONFIG,
@@ -244,7 +275,46 @@ def build(
         tokenizer_documents=tokenizer_documents,
         workers=threads,
     )
-    _run_build(settings, names=names, only=[], skip=[], tokenizer=tokenizer, config=config, force=force, as_json=json)
+    _run_build(
+        settings,
+        names=names,
+        only=[],
+        skip=[],
+        tokenizer=tokenizer,
+        config=config,
+        force=force,
+        as_json=json,
+        executor=_executor(engine, address, threads),
+    )
+
+
+def _place(cache_dir: Path | str) -> dict[str, Any]:
+    """The settings of --cache-dir. For a URL, caches are built in a local folder and copied to the URL."""
+    if isinstance(cache_dir, Path):
+        return {"cache_dir": cache_dir}
+    from niels_gpt.cache import remote
+
+    remote.check_writable(cache_dir)
+    folder = remote.staging_folder(cache_dir)
+    remote.fetch_tokenizer(cache_dir, folder)
+    return {"cache_dir": folder, "url": cache_dir}
+
+
+def _executor(engine: str, address: str | None, threads: int | None) -> contextlib.AbstractContextManager[Executor]:
+    """The executor of --engine, to be entered. Raises ValueError for an unknown engine."""
+    from niels_gpt.system.executors import ThreadExecutor
+
+    if engine == "threads":
+        if address is not None:
+            raise ValueError("--address is that of a Ray cluster: add --engine ray, or omit it")
+        return contextlib.nullcontext(ThreadExecutor(threads))
+    if engine != "ray":
+        raise ValueError(f"--engine must be threads or ray, got {engine!r}")
+    if address is not None and threads is not None:
+        raise ValueError("--threads is the number of CPUs of a local Ray cluster: omit it, or --address")
+    from niels_gpt.system.ray_cluster import RayExecutor
+
+    return RayExecutor(address, same_versions=("sentencepiece", "numpy"), cpus=threads)
 
 
 def _run_build(
@@ -257,6 +327,7 @@ def _run_build(
     config: Path | None,
     force: bool,
     as_json: bool,
+    executor: contextlib.AbstractContextManager[Executor],
 ) -> None:
     """Build the caches of these sources (None: all), one after the other; failures are reported at the end."""
     from niels_gpt.cache.sources.build import choose_sources
@@ -274,10 +345,11 @@ def _run_build(
         print("\ninterrupted: nothing was built yet", file=sys.stderr)
         sys.exit(130)
     try:
-        results = [
-            _build_one(source, settings, shared, unreadable, force=force, all_sources=names is None)
-            for source in chosen
-        ]
+        results = []
+        with executor as entered:
+            settings = dataclasses.replace(settings, executor=entered)
+            for source in chosen:
+                results.append(_build_one(source, settings, shared, unreadable, force=force, all_sources=names is None))
     except KeyboardInterrupt:
         print("\ninterrupted: run the same command to resume from the last complete shard", file=sys.stderr)
         sys.exit(130)
@@ -329,7 +401,7 @@ def _prepare_tokenizer(
             check_lost_tokenizer(settings.cache_dir, chosen, given)
         check_vocab_size(settings, given)
         if given is not None:
-            return install_tokenizer(given, settings.cache_dir)
+            return _published(install_tokenizer(given, settings.cache_dir), settings)
         if not new:
             return open_tokenizer(settings.cache_dir)
         began = time.monotonic()
@@ -353,10 +425,19 @@ def _prepare_tokenizer(
         if unreadable:
             print(
                 f"warning: the tokenizer was trained without {', '.join(unreadable)}, which cannot be read now. "
-                f"To train it on them later, remove {settings.cache_dir} and build again: all its caches share it",
+                f"To train it on them later, remove {settings.place} and build again: all its caches share it",
                 file=sys.stderr,
             )
-        return trained
+        return _published(trained, settings)
+
+
+def _published(tokenizer: Tokenizer, settings: BuildSettings) -> Tokenizer:
+    """The tokenizer, which is copied to the URL of the caches if they have one."""
+    if settings.url is not None:
+        from niels_gpt.cache.remote import publish_tokenizer
+
+        publish_tokenizer(settings.cache_dir, settings.url)
+    return tokenizer
 
 
 @contextlib.contextmanager
@@ -399,7 +480,8 @@ def _build_one(
         if source.name in unreadable:
             raise unreadable[source.name]
         with show_progress(source.name) as on_progress:
-            return sources_build.build(source, settings, tokenizer, force=force, on_progress=on_progress)
+            built = sources_build.build(source, settings, tokenizer, force=force, on_progress=on_progress)
+            return dataclasses.replace(built, location=sources_build.location_of(built.folder, settings))
     except (OSError, ValueError) as err:
         reason = error_message(err) + _budget_remedy(err, source, all_sources=all_sources)
         if all_sources and source.name in sources_build.OPTIONAL and isinstance(err, DataUnavailable):
@@ -436,7 +518,12 @@ def _print_results(console: Console, results: list[BuildResult]) -> None:
 
 def _as_json(result: BuildResult) -> dict[str, Any]:
     totals = {k: v for k, v in result.meta.items() if k.endswith(("_tokens", "_examples", "_documents"))}
-    listed = {"name": result.name, "state": result.state, "folder": str(result.folder), "reason": result.reason}
+    listed = {
+        "name": result.name,
+        "state": result.state,
+        "folder": result.location or str(result.folder),
+        "reason": result.reason,
+    }
     if result.selected is not None and not result.selected.is_embedded:
         listed["selection"] = result.selected.summary()
     return listed | totals
@@ -453,11 +540,12 @@ def _split_size(meta: dict[str, Any], split: str) -> str:
 def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     """Hash every file again and name the first damaged one."""
     from niels_gpt.cache.meta import read_meta
+    from niels_gpt.cache.remote import local_folder
     from niels_gpt.cache.verify import verify_cache
     from niels_gpt.system.progress import status_line
 
     with status_line("verifying") as show:
-        verified = verify_cache(path, on_file=lambda file: show(f"verifying {file}"))
+        verified = verify_cache(local_folder(path, fresh=True), on_file=lambda file: show(f"verifying {file}"))
     if json:
         print(json_format.dumps([str(folder) for folder in verified]))
         return
@@ -480,6 +568,7 @@ def inspect(
 ) -> None:
     """Show the metadata, the sizes and a decoded sample at a random offset."""
     from niels_gpt.cache.formats import SPLITS, TEST
+    from niels_gpt.cache.remote import local_folder
     from niels_gpt.cache.verify import find_caches
     from niels_gpt.system.rng import seeded_or_random
     from niels_gpt.system.terminal import rich_console
@@ -487,7 +576,9 @@ def inspect(
     if split not in (*SPLITS, TEST):
         raise ValueError(f"--split must be train, val or test, got {split!r}")
     generator = seeded_or_random(seed)
-    entries = [_inspect_cache(folder, split, generator, tokens, tokenizer) for folder in find_caches(path)]
+    entries = [
+        _inspect_cache(folder, split, generator, tokens, tokenizer) for folder in find_caches(local_folder(path))
+    ]
     if json:
         print(json_format.dumps(entries, indent=2, ensure_ascii=False))
         return

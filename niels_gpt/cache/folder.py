@@ -8,8 +8,8 @@ from pathlib import Path
 from niels_gpt.cache.formats import SPLITS, cache_folders
 from niels_gpt.cache.meta import CacheError, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
+from niels_gpt.cache.remote import local_folder
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
-from niels_gpt.system import files
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import Tokenizer, load_tokenizer
 
@@ -19,13 +19,15 @@ class CacheFolder:
 
     def __init__(self, path: str | Path) -> None:
         """Raises CacheError if the folder or its tokenizer is missing."""
-        self.path = files.expand_home(path)
+        self.location = path
+        """As given: a path, or a URL."""
+        self.path = local_folder(path)
         try:
             self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer" / "spm.model")
         except FileNotFoundError:
             raise CacheError(
-                f"no token caches in {self.path} (no tokenizer/spm.model): build them with "
-                f"{command('cache', 'build-all', '--cache-dir', self.path)}, or set another folder (data.token_cache)"
+                f"no token caches in {self.location} (no tokenizer/spm.model): build them with "
+                f"{command('cache', 'build-all', '--cache-dir', self.location)}, or set another data.token_cache"
             ) from None
 
     def names(self, kind: str) -> list[str]:
@@ -39,8 +41,8 @@ class CacheFolder:
         missing = [name for name in names if name not in have]
         if missing:
             raise CacheError(
-                f"no {kind} cache {', '.join(missing)} in {self.path}: build it "
-                f"({command('cache', 'build', *missing, '--cache-dir', self.path)}), or give {option} only "
+                f"no {kind} cache {', '.join(missing)} in {self.location}: build it "
+                f"({command('cache', 'build', *missing, '--cache-dir', self.location)}), or give {option} only "
                 f"caches that exist: {', '.join(have) or 'there are none'}"
             )
 

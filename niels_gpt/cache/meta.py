@@ -166,6 +166,9 @@ def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = 
 
 def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = False) -> int:
     """The size of a file, checked against its entry of `listed_files`. Raises CacheError if it differs."""
+    from niels_gpt.cache.remote import ensure  # which imports this module
+
+    ensure(path, listed)
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):

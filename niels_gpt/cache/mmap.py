@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from niels_gpt.cache.bus_error import install_handler
 from niels_gpt.cache.checksums import BlockChecks
 from niels_gpt.cache.formats import TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.remote import RemoteFile
 from niels_gpt.system.program import command
 
 KEEP_BYTES = 1 << 30
@@ -70,15 +72,18 @@ class MappedTokens:
         size: int | None = None,
         checks: BlockChecks | None = None,
         identity: FileIdentity | None = None,
+        remote: RemoteFile | None = None,
     ) -> None:
         """size: the expected number of bytes. identity: of the file that another process opened.
 
-        The file is mapped at once unless `max_open` files are. Raises CacheError for an odd number of bytes, and if the
+        The file is mapped at once unless `max_open` files are; one that is a copy of a `remote` file is fetched and
+        mapped when it is first read. Raises CacheError for an odd number of bytes, and if the
         file differs from `size` or `identity`.
         """
         self.path = path
-        will_open = len(_open_files) < max_open()
-        if size is None or (identity is None and not will_open):
+        self._remote = remote
+        will_open = remote is None and len(_open_files) < max_open()
+        if size is None or (identity is None and not will_open and remote is None):
             status = path.stat()
             size = status.st_size if size is None else size
             identity = _identity(status) if identity is None else identity
@@ -100,9 +105,9 @@ class MappedTokens:
         if size and will_open:
             self._open()
 
-    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Path, int, BlockChecks | None, FileIdentity | None]]:
+    def __reduce__(self) -> tuple[type[MappedTokens], tuple[Any, ...]]:
         """Pickle the path and the identity: the other process maps the file again, and notices another file."""
-        return MappedTokens, (self.path, self._bytes, self._checks, self._identity)
+        return MappedTokens, (self.path, self._bytes, self._checks, self._identity, self._remote)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -155,6 +160,8 @@ class MappedTokens:
     def _open(self) -> memoryview:
         """Map the file. Raises CacheError if it is not the one that was opened, or if too many files are open."""
         while True:
+            if self._remote is not None:
+                self._remote.fetch()
             try:
                 descriptor = os.open(self.path, os.O_RDONLY)
                 try:
@@ -167,6 +174,8 @@ class MappedTokens:
                 too_many = err.errno in (errno.EMFILE, errno.ENFILE)
                 if too_many and _unmap_oldest():
                     continue
+                if self._remote is not None and err.errno == errno.ENOENT:
+                    continue  # another process removed the copy to make space
                 remedy = f"; the limit is {open_file_limit()} and 2 more are needed: ulimit -n raises it"
                 raise CacheError(f"cannot open {self.path}: {err.strerror or err}{remedy * too_many}") from err
         install_handler(_describe_truncated)
@@ -186,7 +195,7 @@ class MappedTokens:
         if self._identity is None:
             self._identity = _identity(status)
         elif _identity(status) != self._identity:
-            if self._checks is None:
+            if self._checks is None and self._remote is None:
                 raise CacheError(f"{self.path} was replaced or changed after it was opened: start again")
             self._identity = _identity(status)
             self._check_again()
@@ -208,6 +217,8 @@ class MappedTokens:
         try:
             status = os.stat(self.path)  # noqa: PTH116 (many files a second: no Path objects)
         except OSError:
+            if self._remote is not None:  # the copy was removed to make space, which its mapping still occupies
+                self._unmap()
             return
         now = _identity(status)
         if now[:2] != self._identity[:2]:
@@ -252,6 +263,14 @@ def _unmap_oldest() -> bool:
     if oldest is not None:
         oldest._unmap()
     return True
+
+
+def unmap_removed() -> None:
+    """Unmap the copies of remote files that were removed: their space is free only then."""
+    for reference in list(_open_files.values()):
+        file = reference()
+        if file is not None and file._remote is not None:
+            file.check_unchanged()
 
 
 def _describe_truncated() -> str | None:

@@ -17,6 +17,7 @@ from niels_gpt.cache.checksums import load_array, open_checks
 from niels_gpt.cache.formats import CHECKSUMS, MAX_VOCAB, TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError, check_file, fingerprint, listed_files, open_meta, open_unchanged
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
+from niels_gpt.cache.remote import local_file, remote_file
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
@@ -30,7 +31,9 @@ def open_sft_tokens(path: Path, meta: dict[str, Any] | None) -> MappedTokens:
     if path.name not in listed:
         return MappedTokens(path)
     table = f"{path.name.partition('_')[0]}_{CHECKSUMS}"
-    return MappedTokens(path, listed[path.name]["bytes"], open_checks(listed, path.parent, table, [path.name])[0])
+    checks = open_checks(listed, path.parent, table, [path.name])[0]
+    entry = listed[path.name]
+    return MappedTokens(path, entry["bytes"], checks, remote=remote_file(path, entry))
 
 
 class SFTExampleDataset:
@@ -57,7 +60,7 @@ class SFTExampleDataset:
             raise ValueError(f"T must be at least 1, got {T}")
         if not 0 <= eot_id < MAX_VOCAB:
             raise ValueError(f"eot_id must be in 0..{MAX_VOCAB - 1}, got {eot_id}")
-        self.tokens_path, self.idx_path = Path(tokens_path), Path(idx_path)
+        self.tokens_path, self.idx_path = local_file(tokens_path), local_file(idx_path)
         self.T, self.device, self.eot_id = T, device, eot_id
         open_unchanged(self.tokens_path.parent, lambda: self._open(asst_id, tokenizer_sha256, verify))
         self._files = MappedFiles([self._tokens])

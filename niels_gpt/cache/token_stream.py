@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from niels_gpt.cache.meta import (
     past_vocabulary,
 )
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
+from niels_gpt.cache.remote import local_folder, origin_of, remote_file, warn_if_larger
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
+from niels_gpt.system.urls import is_url, split_name
 
 
 class TokenStream:
@@ -32,6 +35,9 @@ class TokenStream:
 
         Raises CacheError (a ValueError) for shards that are missing, truncated, or of another dtype or tokenizer.
         """
+        if isinstance(shards_dir, str) and is_url(shards_dir):
+            cache, split = split_name(shards_dir)
+            shards_dir = local_folder(cache) / split
         folder = Path(shards_dir)
         self.folder = folder.resolve() if folder.name in ("", "..") else folder  # "." has no name and no parent
         if not self.folder.is_dir():
@@ -56,6 +62,10 @@ class TokenStream:
             self.shards = [MappedTokens(path) for path in paths]
             return
         files = listed_files(self.meta, cache)
+        url = origin_of(cache)
+        if url is not None:
+            self._open_remote(url, files)
+            return
         present = {path.name for path in paths}
         for name in files:
             if name.startswith(f"{split}/shard_") and name.removeprefix(f"{split}/") not in present:
@@ -66,6 +76,20 @@ class TokenStream:
             check_listed(self.folder / DOCUMENTS, files[f"{split}/{DOCUMENTS}"], verify=True)
         checks = open_checks(files, cache, f"{split}/{CHECKSUMS}", names)
         self.shards = [MappedTokens(*each) for each in zip(paths, sizes, checks, strict=True)]
+
+    def _open_remote(self, url: str, files: dict[str, dict[str, Any]]) -> None:
+        """Open the local copy of a remote cache: shards are fetched when they are first read, and then mapped."""
+        cache, split = self.folder.parent, self.folder.name
+        shards = sorted((name for name in files if name.startswith(f"{split}/shard_")), key=lambda n: (len(n), n))
+        if self._verify:
+            for name in (*shards, f"{split}/{DOCUMENTS}"):
+                check_listed(cache / name, files.get(name), verify=True)
+        warn_if_larger(f"{url}/{split}", sum(files[name]["bytes"] for name in shards))
+        checks = open_checks(files, cache, f"{split}/{CHECKSUMS}", shards)
+        self.shards = [
+            MappedTokens(cache / name, files[name]["bytes"], check, remote=remote_file(cache / name, files[name]))
+            for name, check in zip(shards, checks, strict=True)
+        ]
 
     def fingerprint(self) -> str:
         """A sha256 that identifies the tokens; see `meta.fingerprint`."""

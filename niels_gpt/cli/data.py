@@ -23,6 +23,7 @@ from niels_gpt.cli.options import (
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
+from niels_gpt.system.urls import location
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -277,7 +278,9 @@ def _turns_text(turns: Mapping[str, int]) -> str:
 @app.command("lint")
 def lint(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="SFT caches; default: all.")] = [],  # noqa: B006
-    cache_dir: Annotated[Path, typer.Option("--cache-dir", help="Folder of token caches.")] = Path("cache"),
+    cache_dir: Annotated[
+        Path, typer.Option("--cache-dir", parser=location, help="Folder of token caches, or its URL.")
+    ] = Path("cache"),
     context: Annotated[
         int, typer.Option("-T", "--context", min=1, help="Context length that examples are cut to.")
     ] = 1024,

@@ -10,6 +10,7 @@ import typer
 from niels_gpt.cache.cli import Offline
 from niels_gpt.config import LAST_SEED, MOST_TOKENS
 from niels_gpt.system import files
+from niels_gpt.system.urls import location
 
 # typer reads these at run time, so they cannot be strings such as "int | None".
 Text = Optional[str]  # noqa: UP045
@@ -128,7 +129,8 @@ SourceConfigOption = Annotated[
     OptionalPath, typer.Option("--config", help="YAML file with your own sources (data.sources).")
 ]
 CacheDirOption = Annotated[
-    OptionalPath, typer.Option("--cache-dir", help="Folder of token caches; default: that of the config.")
+    OptionalPath,
+    typer.Option("--cache-dir", parser=location, help="Folder of token caches, or its URL; default: as in the config."),
 ]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Re-hash the token caches before training.")]
 

@@ -371,7 +371,7 @@ class DataConfig:
     notes: NotesConfig = field(default_factory=NotesConfig)
     """Which files of the notes and of user-defined sources are read."""
     token_cache: str = "cache"
-    """Folder of the token caches and their tokenizer (tasks pretrain and sft)."""
+    """Folder of the token caches and their tokenizer (tasks pretrain and sft), or its URL (`s3://bucket/cache`)."""
     retain: dict[str, float] = field(default_factory=default_p_pretrain)
     """For the task sft: the pretrain caches whose mixed loss is reported as val_pretrain; missing ones are skipped."""
     sources: dict[str, SourceConfig] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 from niels_gpt.config import RunConfig
 from niels_gpt.data import embedded
 from niels_gpt.system.files import expand_home
+from niels_gpt.system.urls import is_url
 
 ROAM = ".roam-data"
 """Default folder of notes, relative to the working directory."""
@@ -30,7 +31,7 @@ def resolve_source_path(source: str, path: str = "auto") -> str:
 
 def absolute_path(path: str) -> str:
     """Return a path without `~` and relative parts; words that are no paths (`embedded`, `hub`, `hub:ID`) unchanged."""
-    if path in ("", "auto", "embedded", "hub") or path.startswith("hub:"):
+    if path in ("", "auto", "embedded", "hub") or path.startswith("hub:") or is_url(path):
         return path
     return os.path.abspath(expand_home(path))  # noqa: PTH100 (keeps links)
 

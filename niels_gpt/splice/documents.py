@@ -174,21 +174,24 @@ class OpenCache:
 
 def _cache_folder(cache_dir: str | Path | None, base: str | None, name: str | None) -> Path:
     """The folder of a pretrain cache. Raises ValueError if `base` and `name` name another than `cache_dir`."""
+    from niels_gpt.cache.remote import local_folder
+
     if cache_dir is None:
         if base is None:
             raise ValueError("pass cache_dir, the folder of a pretrain cache, or a config with base and dataset_name")
         from niels_gpt.cache.folder import CacheFolder
 
-        have = CacheFolder(base).names("pretrain")
+        caches = CacheFolder(base)
+        have = caches.names("pretrain")
         if name is None and len(have) == 1:
             name = have[0]
         if name not in have:
             raise ValueError(f"dataset_name={name!r}: {base} has these pretrain caches: {', '.join(have) or 'none'}")
-        return Path(base) / "pretrain" / str(name)
-    folder = Path(cache_dir)
+        return caches.path / "pretrain" / str(name)
+    folder = local_folder(cache_dir)
     if name is not None and folder.resolve().name != name:
         raise ValueError(f"dataset_name={name!r}, but cache_dir is {folder}: pass only one of them")
-    if base is not None and folder.resolve().parent.parent != Path(base).resolve():
+    if base is not None and folder.resolve().parent.parent != local_folder(base).resolve():
         raise ValueError(f"base={base!r}, but cache_dir is {folder}: pass only one of them")
     return folder
 

@@ -1,4 +1,4 @@
-"""The user's cache folder: byte streams and compiled kernels, all of which can be rebuilt.
+"""The user's cache folder: byte streams, copies of remote caches and compiled kernels; all can be rebuilt.
 
 $XDG_CACHE_HOME/niels-gpt, or ~/.cache/niels-gpt. It holds text of private notes, so only its owner may read it.
 """
@@ -19,6 +19,10 @@ from niels_gpt.system.optional_writes import remove_folder
 
 STREAMS = "streams"
 """Sub-folder of the byte streams: one folder per choice of sources."""
+REMOTE = "remote"
+"""Sub-folder of the local copies of token caches at URLs: one folder per URL and content."""
+BUILDS = "builds"
+"""Sub-folder of the builds of token caches that are copied to URLs: one folder per URL."""
 
 
 def cache_folder() -> Path:
@@ -98,6 +102,11 @@ def list_entries() -> list[CacheEntry]:
     """What the cache folder holds, the most recently used first. Files of other programs are not listed."""
     folder = cache_folder()
     entries = [_stream_entry(path) for path in _folders(folder / STREAMS)]
+    for part, what in ((REMOTE, "copy of remote token caches"), (BUILDS, "build of remote token caches")):
+        entries += [
+            CacheEntry(path, what, sum(file.stat().st_size for file in path.rglob("*")), path.stat().st_mtime)
+            for path in _folders(folder / part)
+        ]
     kernels = sorted(folder.glob("*-*.so")) if folder.is_dir() else []
     entries += [CacheEntry(path, "compiled kernel", path.stat().st_size, path.stat().st_atime) for path in kernels]
     return sorted(entries, key=lambda entry: entry.used, reverse=True)
@@ -106,7 +115,7 @@ def list_entries() -> list[CacheEntry]:
 def remove_entry(entry: CacheEntry) -> bool:
     """Remove an entry; False if another process is using it. Raises ValueError for a path outside the cache folder."""
     folder = cache_folder()
-    if entry.path.parent not in (folder, folder / STREAMS):
+    if entry.path.parent not in (folder, *(folder / part for part in (STREAMS, REMOTE, BUILDS))):
         raise ValueError(f"{entry.path} is not in {folder}: nothing outside it is removed")
     if entry.path.is_symlink() or not entry.path.is_dir():
         entry.path.unlink(missing_ok=True)

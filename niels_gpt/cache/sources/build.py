@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from niels_gpt.cache import formats
+from niels_gpt.cache import formats, remote
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.cache.meta import CacheError, listed_files, read_meta, write_meta
 from niels_gpt.cache.sources import defaults
@@ -34,6 +34,7 @@ from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
+from niels_gpt.system.urls import join
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
@@ -53,6 +54,8 @@ class BuildResult:
     reason: str = ""
     selected: SelectedNotes | None = None
     """Which files of the source were read and skipped; None if it is not a folder."""
+    location: str = ""
+    """Where the cache is, if not in `folder`: its URL."""
 
 
 def choose_sources(
@@ -220,13 +223,16 @@ def build(
     else:
         options = {"seed": settings.seed, "shard_bytes": settings.shard_bytes, **budgets_of(source, settings)}
         options["shuffle_buffer"] = 0  # fineweb-edu is shuffled by its loader; the others keep their order
-    if not force and _unchanged(folder, {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}):
+    wanted = {**recorded, **options, "tokenizer_sha256": tokenizer.sha256}
+    finished = None if force else _finished_meta(folder, settings)
+    if finished is not None and _unchanged(finished, wanted):
         remove_published(folder)
-        return BuildResult(source.name, folder, "up to date", read_meta(folder / "meta.json"), selected=selected)
+        return BuildResult(source.name, folder, "up to date", finished, selected=selected)
     files.check_output_path(folder.parent, "--cache-dir", folder=True)
     common: dict[str, Any] = {
         "tokenizer": tokenizer,
         "workers": settings.workers,
+        "executor": settings.executor,
         "on_progress": on_progress,
         **recorded,
         **options,
@@ -252,7 +258,11 @@ def build(
         )
     if selected is not None and not selected.is_embedded:
         record_skipped(settings.cache_dir / "skipped.json", {source.name: selected})
-    return BuildResult(source.name, folder, "built", read_meta(folder / "meta.json"), selected=selected)
+    meta = read_meta(folder / "meta.json")
+    if settings.url is not None:
+        remote.publish_cache(folder, location_of(folder, settings))
+        remote.remove_staged(folder)
+    return BuildResult(source.name, folder, "built", meta, selected=selected)
 
 
 def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> BuildResult:
@@ -270,19 +280,33 @@ def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> B
         stored = stored.replace(str(path_text), "...") if path_text else stored  # no local paths in a cache
     meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": stored}
     write_meta(path, meta)
+    if settings.url is not None:
+        url = location_of(folder, settings)
+        if remote.published_meta(url) is None:
+            remote.publish_cache(folder, url)
     return BuildResult(source.name, folder, "not built", meta, reason)
 
 
-def _unchanged(folder: Path, wanted: dict[str, Any]) -> bool:
-    """Whether the folder has a finished cache of the same input and settings."""
+def location_of(folder: Path, settings: BuildSettings) -> str:
+    """The URL to which the cache of a folder is copied; empty if it stays there."""
+    return join(settings.url, folder.relative_to(settings.cache_dir).as_posix()) if settings.url else ""
+
+
+def _finished_meta(folder: Path, settings: BuildSettings) -> dict[str, Any] | None:
+    """The meta of the finished cache of a folder, or of its URL, whose files have the listed sizes; None otherwise."""
+    if settings.url is not None:
+        return remote.published_meta(location_of(folder, settings))
     try:
         meta = read_meta(folder / "meta.json")
-        listed = listed_files(meta, folder)
+        sizes = {folder / name: entry["bytes"] for name, entry in listed_files(meta, folder).items()}
     except CacheError:
-        return False
+        return None
+    return meta if all(path.is_file() and path.stat().st_size == size for path, size in sizes.items()) else None
+
+
+def _unchanged(meta: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a finished cache has the same input and settings."""
     if meta.get("built") is False or any(meta.get(key) != value for key, value in wanted.items()):
         return False
-    if "files" not in (wanted["source"] or {}) and wanted["revision"] is None:
-        return False  # neither files nor a revision: a change cannot be detected
-    paths = {folder / name: entry["bytes"] for name, entry in listed.items()}
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+    # with neither files nor a revision, a change cannot be detected
+    return "files" in (wanted["source"] or {}) or wanted["revision"] is not None

@@ -26,6 +26,7 @@ from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.system import files
+from niels_gpt.system.executors import Executor
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class BuildSettings:
     """Subwords of a new tokenizer; None: 16,000. An existing tokenizer must have been trained for this number."""
     tokenizer_documents: int = defaults.TOKENIZER_DOCUMENTS
     workers: int | None = None
+    executor: Executor | None = None
+    """What encodes; None: `workers` threads."""
+    url: str | None = None
+    """URL of the folder of caches, to which each finished cache is copied; None: `cache_dir` is the folder."""
+
+    @property
+    def place(self) -> Path | str:
+        """The folder of caches as the user gave it."""
+        return self.url or self.cache_dir
 
     def __post_init__(self) -> None:
         if self.errors not in (None, "strict", "replace", "skip"):
