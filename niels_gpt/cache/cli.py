@@ -211,7 +211,10 @@ def build(
     cache_dir: CacheDir = Path("cache"),
     seed: Seed = defaults.SEED,
     path: Annotated[
-        OptionalPath, typer.Option("--path", help="Local files with the rows of the source (only with one NAME).")
+        OptionalPath,
+        typer.Option(
+            "--path", parser=location, help="Files of the source (only with one NAME); a URL for your own sources."
+        ),
     ] = None,
     subset: Annotated[OptionalText, typer.Option("--subset", help="Config of wikitext or fineweb-edu.")] = None,
     train_tokens: Annotated[

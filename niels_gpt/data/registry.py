@@ -40,11 +40,13 @@ from niels_gpt.data.roam import iter_roam, list_roam_paths
 from niels_gpt.data.source_paths import primer_path, resolve_source_path, roam_path
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.url_files import iter_url_files, url_layout
 from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths, user_layout
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.data.wikitext import iter_wikitext
 from niels_gpt.system.files import expand_home
+from niels_gpt.system.urls import is_url
 
 GROUP = "niels_gpt.sources"
 Sample = PretrainSample | ChatSample
@@ -53,9 +55,9 @@ Sample = PretrainSample | ChatSample
 class SourceLocation(NamedTuple):
     """Where a source would be read from now."""
 
-    kind: Literal["local", "embedded", "cache", "hub", "missing"]
+    kind: Literal["local", "embedded", "cache", "hub", "url", "missing"]
     location: str
-    """A path, a Hub id, or a description; for `missing`, the reason."""
+    """A path, a URL, a Hub id, or a description; for `missing`, the reason."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Source:
     """Other options that change the samples, such as the field of a row."""
     layout: Callable[[str | Path | None, NotesConfig | None, str], str] = lambda path, notes, errors: ""
     """(path, notes, errors) -> what its rows were recognized as or "": `chats: Alpaca (instruction, input, output)`."""
+    url: Callable[[str | Path | None], str | None] = lambda path: None
+    """path -> the URL that it is read from, if any; the loader then has an option `executor`."""
 
     def samples(
         self,
@@ -321,31 +325,43 @@ def _user_source(name: str, config: SourceConfig, notes: NotesConfig, errors: st
     def open_(*, path: str | Path | None, stats: dict[str, int] | None, **rest: Any) -> Iterator[Sample]:
         if config.split:  # byte splits drop nothing, so there are no stats
             return iter_byte_split(name, config_at(path), **rest)
+        if is_url(config_at(path).path):
+            return iter_url_files(name, config_at(path), stats=stats, **rest)
         return iter_user_files(name, config_at(path), stats=stats, **rest)
 
     def where() -> SourceLocation:
         dataset = hub_dataset(config)
         if dataset is not None:
             return _hub_location(dataset[0])
+        if is_url(config.path):
+            return SourceLocation("url", config.path)
         path = expand_home(config.path)
         if path.exists():
             return SourceLocation("local", str(path))
         return SourceLocation("missing", f"{path} does not exist")
 
     kind: Any = "text" if config.split else config.kind
-    if kind == "auto" and where().kind == "local":
-        with contextlib.suppress(ValueError, OSError):  # reported when it is read
+    with contextlib.suppress(ValueError, OSError):  # reported when it is read
+        if kind == "auto" and where().kind == "url":
+            kind = url_layout(name, config, errors=errors).kind
+        elif kind == "auto" and where().kind == "local":
             kind = kind_of(name, config, errors=errors, notes=notes)
 
     def files(subset: str | None, path: str | Path | None) -> list[str]:
+        if is_url(config_at(path).path):
+            return []
         return byte_split_files(name, config_at(path)) if config.split else user_file_paths(name, config_at(path))
 
     def select(path: str | Path | None, notes: NotesConfig, errors: str) -> SelectedNotes | None:
+        if is_url(config_at(path).path):
+            return None
         if not config.split:
             return select_user_files(name, config_at(path), notes, errors=errors)
         return select_byte_split(name, config_at(path), notes)
 
     def layout(path: str | Path | None, notes: NotesConfig | None, errors: str) -> str:
+        if is_url(config_at(path).path):
+            return str(url_layout(name, config_at(path), errors=errors))
         return "" if config.split else str(user_layout(name, config_at(path), errors=errors, notes=notes))
 
     options = {
@@ -365,6 +381,7 @@ def _user_source(name: str, config: SourceConfig, notes: NotesConfig, errors: st
         select=select,
         options={key: value for key, value in options.items() if value},
         layout=layout,
+        url=lambda path: config_at(path).path if is_url(config_at(path).path) else None,
     )
 
 

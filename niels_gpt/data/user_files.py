@@ -35,6 +35,8 @@ from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.system import files
 from niels_gpt.system.private_files import keep_private
+from niels_gpt.system.program import command
+from niels_gpt.system.urls import is_url
 
 TEXT_SUFFIXES = (".md", ".txt", ".txt.gz")
 ARCHIVES = (".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".tar", ".tgz")
@@ -118,7 +120,7 @@ def iter_user_files(
         rows = ((row, {"row": number}) for number, row in reader)
     with drops:
         for row, meta in rows:
-            sample = _sample(row, meta, name, layout, drops)
+            sample = sample_of_row(row, meta, name, layout, drops)
             if sample is not None:
                 yield sample
                 yielded += 1
@@ -170,9 +172,10 @@ def _list(path: Path, suffixes: tuple[str, ...], notes: NotesConfig | None) -> l
     return select_files(path, notes, is_note=lambda name: name.lower().endswith(suffixes)).paths
 
 
-def _sample(
+def sample_of_row(
     row: Mapping[str, Any], meta: dict[str, Any], name: str, layout: RowLayout, drops: Drops
 ) -> PretrainSample | ChatSample | None:
+    """The text or chat of a row; None if it is dropped, which `drops` counts."""
     if layout.kind == "chat":
         chat = layout.format_of(row)
         if chat is None:
@@ -299,7 +302,13 @@ def holds_text_files(path: Path, notes: NotesConfig | None = None) -> bool:
 
 
 def path_of_source(name: str, config: SourceConfig) -> Path:
-    """Return the absolute path of a source. Raises FileNotFoundError if it does not exist."""
+    """Return the absolute path of a source. Raises FileNotFoundError if it does not exist, ValueError for a URL."""
+    if is_url(config.path):
+        raise ValueError(
+            f"data.sources.{name}.path is {config.path}: a URL can be read into a token cache "
+            f"({command('cache', 'build', name)}), and trained on with the tasks pretrain and sft; byte streams need "
+            "local files"
+        )
     path = files.expand_home(config.path).absolute()
     if not path.exists():
         raise FileNotFoundError(

@@ -23,10 +23,12 @@ from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.source_paths import roam_path
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
+from niels_gpt.data.url_files import url_hashes
 from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.system import files
 from niels_gpt.system.executors import Executor
+from niels_gpt.system.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class BuildSettings:
     wikitext_config: str | None = None
     roam: Path | None = None
     primer: Path | None = None
-    path: Path | None = None
-    """Local files of the source; only for a build of a single source."""
+    path: Path | str | None = None
+    """Local files of the source, or the URL of a source of the user; only for a build of a single source."""
     roam_val_frac: float = defaults.ROAM_VAL_FRAC
     val_frac: float = defaults.SFT_VAL_FRAC
     """Held-out fraction of examples, and of the documents of user sources."""
@@ -81,8 +83,8 @@ class BuildSettings:
         check_val_frac(self.val_frac)
         check_val_frac(self.roam_val_frac, "roam_val_frac")
 
-    def path_of(self, name: str) -> Path | None:
-        """The local path set for a source."""
+    def path_of(self, name: str) -> Path | str | None:
+        """The local path, or URL, set for a source."""
         return self.path or {"roam": self.roam, "primer": self.primer}.get(name)
 
 
@@ -254,12 +256,20 @@ def _open(
     source: Source, settings: BuildSettings, *, split: str = "train", shuffle: bool = False, **options: Any
 ) -> Any:
     errors = settings.errors if source.decodes else None
+    path = settings.path_of(source.name)
+    if source.url(path) is not None:
+        options["executor"] = settings.executor
+    elif path is not None and is_url(path):
+        raise ValueError(
+            f"{source.name} cannot be read from {path}: a URL needs a source of your own (data.sources.NAME.path in "
+            "--config)"
+        )
     return source.samples(
         subset=subset_of(source, settings),
         split=split,
         shuffle=shuffle,
         seed=settings.seed,
-        path=settings.path_of(source.name),
+        path=path,
         errors=errors,
         notes=settings.notes,
         **options,
@@ -290,12 +300,16 @@ def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
         identity["encoding_errors"] = settings.errors
     if source.select is not None:
         identity |= settings.notes.text_options()
-    paths = _files(source, settings)
-    if paths:
+    url = source.url(settings.path_of(source.name))
+    if url is not None:
+        hashes = url_hashes(url, settings.executor)
+    else:
+        hashes = [(Path(path).name, files.sha256_file(path)) for path in _files(source, settings)]
+    if hashes:
         digest = hashlib.sha256()
-        for path in paths:
-            digest.update(f"{Path(path).name}\0{files.sha256_file(path)}\n".encode("utf-8", "surrogateescape"))
-        identity |= {"files": len(paths), "sha256": digest.hexdigest()}
+        for name, sha256 in hashes:
+            digest.update(f"{name}\0{sha256}\n".encode("utf-8", "surrogateescape"))
+        identity |= {"files": len(hashes), "sha256": digest.hexdigest()}
     return identity
 
 

@@ -125,7 +125,7 @@ def _check_config_folders(path: Path, config: str) -> None:
         )
 
 
-def choose_split(files: dict[str, list[str]], split: str, where: Path) -> list[str]:
+def choose_split(files: dict[str, list[str]], split: str, where: Path | str) -> list[str]:
     """Return the files of a split. Raises DataUnavailable with the known splits."""
     if split in files or "" in files:
         return files.get(split) or files[""]

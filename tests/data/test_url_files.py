@@ -1,0 +1,158 @@
+"""Sources at URLs give the samples, and the caches, of the same files in a local folder."""
+
+import gzip
+import json
+import uuid
+from unittest import mock
+
+import fsspec
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from niels_gpt.cache.sources.build import build
+from niels_gpt.cache.sources.texts import BuildSettings
+from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
+from niels_gpt.data.reading import url_rows
+from niels_gpt.data.reading.local import DataUnavailable
+from niels_gpt.data.registry import get_source
+from niels_gpt.data.url_files import iter_url_files
+from niels_gpt.data.user_files import iter_user_files
+from niels_gpt.system.executors import ThreadExecutor
+from tests.cache import real_tokenizer, tree
+
+TEXTS = [f"row {i}: " + "é word " * (i % 9) + ("\n" * (i % 2)) for i in range(120)]
+ROWS = [{"text": text, "id": i} for i, text in enumerate(TEXTS)]
+ROWS[7]["text"] = "  "
+CHATS = [{"prompt": f"question {i}?", "response": "yes " * (1 + i % 4)} for i in range(40)]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def as_parquet(rows):
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink, row_group_size=17)
+    return sink.getvalue().to_pybytes()
+
+
+FOLDERS = {
+    "lines": {"b.jsonl": lines(ROWS[:50]), "a/c.jsonl": lines(ROWS[50:]), ".hidden.jsonl": lines(ROWS)},
+    "no final newline": {"b.jsonl": lines(ROWS).rstrip(b"\n")},
+    "bom and blank lines": {"b.jsonl": b"\xef\xbb\xbf" + lines(ROWS[:9]) + b"\n\n" + lines(ROWS[9:])},
+    "compressed lines": {"b.jsonl.gz": gzip.compress(lines(ROWS)), "README.md": b"# about"},
+    "list": {"b.json": json.dumps(ROWS).encode()},
+    "list in jsonl": {"b.jsonl": b" [" + b",\n".join(json.dumps(row).encode() for row in ROWS) + b"]"},
+    "parquet": {f"train-0000{i}-of-00002.parquet": as_parquet(ROWS[70 * i :][:70]) for i in range(2)},
+    "texts": {f"{i}.md": text.encode() for i, text in enumerate(TEXTS)} | {"z.txt.gz": gzip.compress(b"packed")},
+    "chats": {"b.jsonl": lines(CHATS)},
+    "a split": {"train.jsonl": lines(ROWS[:30]), "val.jsonl": lines(ROWS[30:])},
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Write files to a local folder and to a URL; returns both."""
+    url = f"memory://bucket-{uuid.uuid4().hex}/data"
+    filesystem, path = fsspec.core.url_to_fs(url)
+
+    def write(files):
+        folder = tmp_path / "data"
+        for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+            filesystem.pipe_file(f"{path}/{name}", data)
+        return folder, url
+
+    yield write
+    if filesystem.exists(path):
+        filesystem.rm(path, recursive=True)
+
+
+@pytest.fixture(autouse=True)
+def small_parts():
+    with mock.patch.object(url_rows, "PART_BYTES", 300):
+        yield
+
+
+def content(sample):
+    return sample.text if hasattr(sample, "text") else [(m.role, m.content) for m in sample.messages]
+
+
+@pytest.mark.parametrize("files", FOLDERS.values(), ids=FOLDERS)
+def test_samples_are_those_of_the_local_folder(files, place):
+    folder, url = place(files)
+    mine, theirs = {}, {}
+    local = [content(s) for s in iter_user_files("x", SourceConfig(str(folder)), stats=mine)]
+    remote = [content(s) for s in iter_url_files("x", SourceConfig(url), stats=theirs, executor=ThreadExecutor(3))]
+    assert remote == local
+    assert theirs == mine
+    assert len(remote) >= 29
+    assert [content(s) for s in iter_url_files("x", SourceConfig(url), take=5)] == local[:5]
+
+
+@pytest.mark.parametrize("part_bytes", [1, 7, 64, 1000, 10**6])
+def test_every_line_is_read_once(part_bytes, place):
+    _, url = place({"b.jsonl": lines(ROWS)})
+    with mock.patch.object(url_rows, "PART_BYTES", part_bytes):
+        found = url_rows.list_url(url)
+        rows = [row for part in url_rows.parts_of(found) for row in url_rows.read_part(part)]
+    assert rows == ROWS
+
+
+def test_one_file_may_be_the_url(place):
+    _, url = place({"b.jsonl": lines(ROWS)})
+    assert len(list(iter_url_files("x", SourceConfig(f"{url}/b.jsonl")))) == 119
+
+
+@pytest.mark.parametrize("name", ["lines", "parquet", "texts", "chats"])
+def test_a_cache_of_a_url_is_that_of_the_local_folder(name, place, tmp_path):
+    caches = []
+    for number, where in enumerate(place(FOLDERS[name])):
+        source = get_source("mine", DataConfig(sources={"mine": SourceConfig(str(where))}))
+        settings = BuildSettings(tmp_path / f"cache_{number}", shard_bytes=1000, executor=ThreadExecutor(2))
+        result = build(source, settings, real_tokenizer())
+        assert build(source, settings, real_tokenizer()).state == "up to date"
+        caches.append(tree(result.folder))
+    assert caches[0] == caches[1]
+    assert len(caches[0]) > 5
+
+
+def test_a_damaged_line_is_named(place):
+    _, url = place({"b.jsonl": lines(ROWS[:20]) + b"{nonsense\n" + lines(ROWS)})
+    with pytest.raises(ValueError, match=rf"^cannot read {url}/b.jsonl \(from byte [\d,]+ on\): line \d+ is not JSON"):
+        list(iter_url_files("x", SourceConfig(url)))
+
+
+def test_damaged_parquet_is_named(place):
+    _, url = place({"b.parquet": as_parquet(ROWS)[:-40]})
+    with pytest.raises(ValueError, match=f"cannot read {url}/b.parquet: it is damaged, or no parquet file"):
+        list(iter_url_files("x", SourceConfig(url)))
+
+
+def test_a_file_that_changes_or_is_not_shared_is_refused(place):
+    _, url = place({"b.jsonl": lines(ROWS)})
+    file = url_rows.list_url(url)[0]
+    with pytest.raises(ValueError, match="it has changed since it was listed"):
+        url_rows.read_part(url_rows.FilePart(file._replace(bytes=5), "lines"))
+    there = file._replace(process="other:1")  # as a node of a cluster sees what the driver has listed
+    with pytest.raises(ValueError, match=r"has [\d,]+ bytes instead of 5 on the node \S+: the folder is not shared"):
+        url_rows.read_part(url_rows.FilePart(there._replace(bytes=5), "lines"))
+    with pytest.raises(ValueError, match=r"is missing on the node \S+: the folder is not shared"):
+        url_rows.hash_file(there._replace(url=f"{url}/c.jsonl"))
+
+
+def test_what_needs_local_files_is_refused(place):
+    _, url = place({"b.md": b"text"})
+    config = SourceConfig(url)
+    for options in ({"errors": "skip"}, {"shuffle": True}, {"notes": NotesConfig(exclude=("a",))}):
+        with pytest.raises(ValueError, match=url):
+            list(iter_url_files("x", config, **options))
+    with pytest.raises(ValueError, match="byte streams need local files"):
+        list(iter_user_files("x", config))
+
+
+def test_nothing_at_a_url():
+    with pytest.raises(DataUnavailable, match="there is no file at memory://nothing/here"):
+        list(iter_url_files("x", SourceConfig("memory://nothing/here")))
