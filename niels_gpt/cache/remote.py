@@ -24,7 +24,7 @@ from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
 from niels_gpt.system.executors import ThreadExecutor
-from niels_gpt.system.urls import is_url, join, open_url, split_name, url_errors
+from niels_gpt.system.urls import is_url, join, make_folder, open_url, split_name, url_errors
 from niels_gpt.system.user_cache import BUILDS, REMOTE, mark_used, private_folder
 
 log = logging.getLogger("niels_gpt.cache")
@@ -259,7 +259,7 @@ def check_writable(url: str) -> None:
     """Write and remove a small file. Raises OSError if that fails, before any work is done."""
     filesystem, path = open_url(url)
     with url_errors(url, "write"):
-        filesystem.makedirs(path, exist_ok=True)
+        make_folder(filesystem, path)
         filesystem.pipe_file(join(path, PROBE), b"")
         filesystem.rm_file(join(path, PROBE))
 
@@ -289,7 +289,7 @@ def publish_tokenizer(folder: Path, url: str) -> None:
         data = (folder / "tokenizer" / name).read_bytes()
         target = join(url, "tokenizer", name)
         with url_errors(target, "write"):
-            filesystem.makedirs(join(path, "tokenizer"), exist_ok=True)
+            make_folder(filesystem, join(path, "tokenizer"))
             model = join(path, "tokenizer", "spm.model")
             if filesystem.exists(model) and filesystem.cat_file(model) != (folder / "tokenizer/spm.model").read_bytes():
                 raise CacheError(
@@ -335,7 +335,7 @@ def publish_cache(folder: Path, url: str) -> None:
         for name in sorted({file.removeprefix(base).strip("/") for file in old} - {*names}):
             filesystem.rm_file(join(path, name))
         for parent in {join(path, name).rpartition("/")[0] for name in names}:
-            filesystem.makedirs(parent, exist_ok=True)
+            make_folder(filesystem, parent)
 
     def upload(name: str) -> None:
         with url_errors(join(url, name), "write"):
@@ -344,7 +344,7 @@ def publish_cache(folder: Path, url: str) -> None:
     for name, _ in ThreadExecutor(UPLOADS).in_order(names, upload):
         log.info("uploaded %s", join(url, name))
     with url_errors(url, "write"):
-        filesystem.makedirs(path, exist_ok=True)
+        make_folder(filesystem, path)
         filesystem.invalidate_cache()
         for name, entry in listed_files(meta, folder).items():
             size = filesystem.info(join(path, name))["size"]

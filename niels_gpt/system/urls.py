@@ -11,6 +11,7 @@ from typing import Any
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_OBJECT_STORES = {*_PACKAGES, "hf"}
 _NETWORK = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionError", "TimeoutError",
             "ClientConnectorError", "ConnectionClosedError")  # fmt: skip
 _CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "RefreshError", "DefaultCredentialsError")
@@ -35,6 +36,13 @@ def split_name(url: str) -> tuple[str, str]:
     """(URL of the parent, last part)."""
     parent, _, name = url.rstrip("/").rpartition("/")
     return parent, name
+
+
+def make_folder(filesystem: Any, path: str) -> None:
+    """Create a folder where a file system has folders. An object store has none, and would create a bucket."""
+    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else {*filesystem.protocol}
+    if not protocols & _OBJECT_STORES:
+        filesystem.makedirs(path, exist_ok=True)
 
 
 def open_url(url: str) -> tuple[Any, str]:

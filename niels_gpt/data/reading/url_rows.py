@@ -45,7 +45,7 @@ class FilePart(NamedTuple):
 
 def list_url(url: str, split: str = "train") -> list[UrlFile]:
     """The files of a split at a URL, sorted. Raises DataUnavailable if there are none, OSError if it cannot be read."""
-    filesystem, root = open_url(url)
+    filesystem, root = _filesystem(url)
     with url_errors(url, "list"):
         found = filesystem.find(root, detail=True)
     if not found:
@@ -140,12 +140,21 @@ def first_rows(files: list[UrlFile], number: int, errors: str = "strict") -> lis
     return list(itertools.islice(rows, number))
 
 
+def _filesystem(url: str) -> tuple[Any, str]:
+    """(file system, path) of a URL; answers of the Hub are checked for their length."""
+    if url.startswith("hf://"):
+        from niels_gpt.data.reading.hub_files import check_files
+
+        check_files()
+    return open_url(url)
+
+
 def _open(file: UrlFile) -> tuple[Any, str]:
     """(file system, path) of a file that is the one that was listed.
 
     Raises ValueError if it is missing or has another size: it has changed, or a folder is not shared with this node.
     """
-    filesystem, path = open_url(file.url)
+    filesystem, path = _filesystem(file.url)
     try:
         with url_errors(file.url, "read"):
             size = filesystem.size(path)
