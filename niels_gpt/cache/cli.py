@@ -341,21 +341,7 @@ def _run_build(
     if not console.is_terminal:  # a pipe has no width
         console.width = 120
     chosen = choose_sources(names, only, skip, config, settings)
-    unreadable: dict[str, Exception] = {}
-    try:
-        shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
-    except KeyboardInterrupt:
-        print("\ninterrupted: nothing was built yet", file=sys.stderr)
-        sys.exit(130)
-    try:
-        results = []
-        with executor as entered:
-            settings = dataclasses.replace(settings, executor=entered)
-            for source in chosen:
-                results.append(_build_one(source, settings, shared, unreadable, force=force, all_sources=names is None))
-    except KeyboardInterrupt:
-        print("\ninterrupted: run the same command to resume from the last complete shard", file=sys.stderr)
-        sys.exit(130)
+    results = _build_all(settings, chosen, tokenizer, console, executor, force=force, all_sources=names is None)
     if as_json:
         print(json_format.dumps([_as_json(result) for result in results], indent=2, ensure_ascii=False))
     else:
@@ -374,6 +360,33 @@ def _run_build(
             f"error: {failed} of {len(results)} caches could not be built; {available} available{rest}", file=sys.stderr
         )
         sys.exit(PARTIAL if available else 1)
+
+
+def _build_all(
+    settings: BuildSettings,
+    chosen: list[Source],
+    tokenizer: Path | None,
+    console: Console,
+    executor: contextlib.AbstractContextManager[Executor],
+    *,
+    force: bool,
+    all_sources: bool,
+) -> list[BuildResult]:
+    """Build the caches one after the other; exits with code 130 after Ctrl-C."""
+    unreadable: dict[str, Exception] = {}
+    interrupted = "nothing was built yet"
+    try:
+        with executor as entered:
+            settings = dataclasses.replace(settings, executor=entered)
+            shared = _prepare_tokenizer(settings, tokenizer, chosen, unreadable, console)
+            interrupted = "run the same command to resume from the last complete shard"
+            return [
+                _build_one(source, settings, shared, unreadable, force=force, all_sources=all_sources)
+                for source in chosen
+            ]
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: {interrupted}", file=sys.stderr)
+        sys.exit(130)
 
 
 def _prepare_tokenizer(

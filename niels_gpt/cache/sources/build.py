@@ -34,7 +34,7 @@ from niels_gpt.data.reading.local import VARIABLE
 from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
-from niels_gpt.system.urls import join
+from niels_gpt.system.urls import is_url, join
 from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
@@ -81,7 +81,15 @@ def choose_sources(
     wanted = [name for name in (only or candidates) if name not in skip]
     if not wanted:
         raise ValueError("--only and --skip leave no source to build")
-    return [known[name] for name in dict.fromkeys(wanted)]
+    chosen = [known[name] for name in dict.fromkeys(wanted)]
+    for source in chosen:
+        path = settings.path_of(source.name) if settings is not None else None
+        if path is not None and is_url(path) and source.url(path) is None:
+            raise ValueError(
+                f"{source.name} cannot be read from {path}: a URL needs a source of your own (data.sources.NAME.path "
+                "in --config)"
+            )
+    return chosen
 
 
 def folder_of(source: Source, cache_dir: Path) -> Path:

@@ -28,7 +28,6 @@ from niels_gpt.data.wikitext import CONFIG as WIKITEXT_CONFIG
 from niels_gpt.data.wikitext import DATASET_ID as WIKITEXT
 from niels_gpt.system import files
 from niels_gpt.system.executors import Executor
-from niels_gpt.system.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -259,11 +258,6 @@ def _open(
     path = settings.path_of(source.name)
     if source.url(path) is not None:
         options["executor"] = settings.executor
-    elif path is not None and is_url(path):
-        raise ValueError(
-            f"{source.name} cannot be read from {path}: a URL needs a source of your own (data.sources.NAME.path in "
-            "--config)"
-        )
     return source.samples(
         subset=subset_of(source, settings),
         split=split,
