@@ -183,6 +183,26 @@ def test_other_sources_are_the_cache_of_the_local_files(machine, source, dataset
     assert (outcome.status, offline, machine.hub.requests) == (0, found, [])
 
 
+@pytest.mark.parametrize("extension", ["parquet", "jsonl"])
+def test_files_of_a_dataset_as_a_source_of_the_user(machine, extension):
+    files = pages(extension)
+    sha = machine.publish("niels/web", files)
+    configs = []
+    for path in (f"hf://datasets/niels/web@{sha}/data", machine.folder / f"web-{extension}"):
+        configs.append(machine.folder / f"web-{len(configs)}-{extension}.yaml")
+        configs[-1].write_text(f"data: {{sources: {{web: {{path: '{path}'}}}}}}\n", encoding="utf-8")
+    for name, data in files.items():
+        local = machine.folder / f"web-{extension}" / name.removeprefix("data/")
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(data)
+    machine.hub.faults = [Fault(DATA, "short")]
+    remote, local = (machine.build("web", "--config", config, "--shard-bytes", "4096") for config in configs)
+    assert remote[0].status == 0, remote[0].stderr
+    assert len(machine.hub.struck) == 1
+    assert remote[1] == local[1]
+    assert remote[1] is not None
+
+
 @pytest.mark.parametrize("kind", ["cut", "short"])
 def test_a_file_of_several_ranges(machine, kind):
     """`huggingface_hub` reads ranges of 5 MiB."""
