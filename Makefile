@@ -4,11 +4,12 @@ PIP := pip install --quiet --disable-pip-version-check -c constraints.txt
 VENV := .venv
 TOOLS := .venv-tools
 PEERS := .venv-peers
+RAY := .venv-ray
 PEERS_LITGPT := .venv-peers-litgpt
 LEVANTER := .venv-levanter
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-fresh test-gpu test-levanter campaign soak check bench bench-peers clean help
+.PHONY: setup demo shell test test-fresh test-gpu test-levanter test-ray campaign soak check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
 	@echo "make test-levanter the tests of the Levanter adapter, in an environment with JAX (1.8 GB, installed once)"
+	@echo "make test-ray     the tests with a Ray cluster and an S3 server, in an environment of their own"
 	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
 	@echo "make soak         train, rebuild, chat and audit in one process for MINUTES=5; memory and files must not grow"
 	@echo "make check        ruff, mypy, the layers (import-linter), licences and known vulnerabilities of dependencies"
@@ -78,6 +80,16 @@ $(LEVANTER)/.ready: pyproject.toml constraints.txt
 	@$(LEVANTER)/bin/python -m $(PIP) -e '.[dev,levanter]'
 	@touch $@
 
+# Ray and moto are large, so their tests have a separate environment; `make test` skips them.
+test-ray: $(RAY)/.ready
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray
+
+$(RAY)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(RAY): niels-gpt, ray, s3fs and moto"
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	@$(RAY)/bin/python -m $(PIP) -e '.[dev,ray,s3]' 'moto[server]>=5'
+	@touch $@
+
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
 MINUTES ?= 5
 
@@ -135,4 +147,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

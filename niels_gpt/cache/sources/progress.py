@@ -32,7 +32,7 @@ class ProgressLine:
         began, first = self._first = self._first or (now, progress)
         done = f"{self._name}: {short_number(progress.tokens)} tokens of {progress.documents:,} documents"
         seconds = now - began
-        if seconds <= 0:
+        if seconds < 1:  # results come in bursts: a rate over less says nothing
             return done
         done += f" ({progress.workers})" if progress.workers else ""
         done += f", {short_number((progress.tokens - first.tokens) / seconds)} tok/s"
