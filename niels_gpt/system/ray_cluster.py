@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import logging
+import os
 import re
 import socket
 import time
@@ -57,6 +58,7 @@ class RayExecutor:
             raise ValueError("--engine ray needs the package ray: pip install ray")
         if self._address is not None:
             _check_answers(self._address)
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first error of a job is raised; not all
         import ray
 
         if ray.is_initialized():
@@ -212,4 +214,4 @@ def _address_remedy(address: str | None) -> str:
 
 
 def _first_line(err: BaseException) -> str:
-    return (str(err).strip().splitlines() or [type(err).__name__])[0]
+    return (str(err).strip().splitlines() or [type(err).__name__])[0].rstrip(". ")

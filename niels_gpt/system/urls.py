@@ -93,4 +93,4 @@ def url_errors(url: str, verb: str) -> Iterator[None]:
 
 
 def _first_line(err: BaseException) -> str:
-    return (str(err).strip().splitlines() or [type(err).__name__])[0]
+    return (str(err).strip().splitlines() or [type(err).__name__])[0].rstrip(". ")
