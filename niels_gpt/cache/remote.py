@@ -183,10 +183,14 @@ def remote_file(path: Path, listed: Mapping[str, Any] | None) -> RemoteFile | No
 
 def ensure(path: Path, listed: Mapping[str, Any] | None) -> None:
     """Fetch a file that is missing in a local copy of a remote cache; do nothing for other files."""
-    if not path.exists():
-        remote = remote_file(path, listed)
-        if remote is not None:
-            remote.fetch()
+    try:
+        if path.exists():
+            return
+    except OSError:  # whoever reads the file reports it
+        return
+    remote = remote_file(path, listed)
+    if remote is not None:
+        remote.fetch()
 
 
 def warn_if_larger(url: str, size: int) -> None:
