@@ -24,11 +24,15 @@ class Closure(NamedTuple):
     """Required, but not installed."""
 
 
+SETUP_EXTRAS = ("dev",)
+"""The extras that `make setup` installs; the others have separate environments."""
+
+
 def own_requirements(extras: Iterable[str] | None = None, pyproject: Path = PYPROJECT) -> list[str]:
-    """Return the requirements of pyproject.toml, with those of these extras; None: of all extras."""
+    """Return the requirements of pyproject.toml, with those of these extras; None: those of `make setup`."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     optional = project.get("optional-dependencies", {})
-    chosen = optional if extras is None else {extra: optional[extra] for extra in extras}
+    chosen = {extra: optional[extra] for extra in (SETUP_EXTRAS if extras is None else extras)}
     return [*project["dependencies"], *(text for texts in chosen.values() for text in texts)]
 
 

@@ -2,7 +2,7 @@
 
     python -m scripts.licences [--extra dev]... [--quiet]
 
-Without --extra, all extras are included.
+Without --extra, the extras of `make setup` are included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAMES = {
     r"(the )?mit( licen[cs]e)?": "MIT",
     r"(new |modified )?bsd( licen[cs]e)?": "BSD",
     r"bsd[ -]2[ -]clause( licen[cs]e)?": "BSD-2-Clause",
-    r"bsd[ -]3[ -]clause( licen[cs]e)?": "BSD-3-Clause",
+    r"(bsd[ -]3[ -]clause|3[ -]clause bsd)( licen[cs]e)?": "BSD-3-Clause",
     r"isc licen[cs]e( \(iscl\))?": "ISC",
     r"mozilla public licen[cs]e 2\.0 \(mpl 2\.0\)": "MPL-2.0",
     r"python software foundation licen[cs]e": "PSF-2.0",
@@ -92,7 +92,7 @@ def is_allowed(expression: str) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Print the list; return 1 if a licence is not allowed or unknown, or a dependency is not installed."""
     parser = argparse.ArgumentParser(prog="licences", description=__doc__.partition("\n")[0])
-    parser.add_argument("--extra", action="append", help="an extra to include (repeatable; default: all)")
+    parser.add_argument("--extra", action="append", help="an extra to include (repeatable; default: dev)")
     parser.add_argument("--quiet", action="store_true", help="print only problems and the total")
     options = parser.parse_args(arguments)
     needed = closure(own_requirements(options.extra))
