@@ -160,8 +160,7 @@ class OpenCache:
         base, name, tokenizer = (
             (None, None, None) if config is None else (config.base, config.dataset_name, config.tokenizer)
         )
-        self.folder = _cache_folder(cache_dir, base, name)
-        self.name = self.folder.name
+        self.folder, self.name = _cache_folder(cache_dir, base, name)
         expected = None if tokenizer is None else tokenizer_hash(tokenizer)
         self.stream = TokenStream(self.folder / split, tokenizer_sha256=expected)
 
@@ -172,9 +171,10 @@ class OpenCache:
         return CacheFolder(self.folder.parent.parent).tokenizer
 
 
-def _cache_folder(cache_dir: str | Path | None, base: str | None, name: str | None) -> Path:
-    """The folder of a pretrain cache. Raises ValueError if `base` and `name` name another than `cache_dir`."""
+def _cache_folder(cache_dir: str | Path | None, base: str | None, name: str | None) -> tuple[Path, str]:
+    """The folder of a pretrain cache, and its name. Raises ValueError if `base` or `name` contradicts `cache_dir`."""
     from niels_gpt.cache.remote import local_folder
+    from niels_gpt.system.urls import is_url
 
     if cache_dir is None:
         if base is None:
@@ -187,13 +187,14 @@ def _cache_folder(cache_dir: str | Path | None, base: str | None, name: str | No
             name = have[0]
         if name not in have:
             raise ValueError(f"dataset_name={name!r}: {base} has these pretrain caches: {', '.join(have) or 'none'}")
-        return caches.path / "pretrain" / str(name)
-    folder = local_folder(cache_dir)
-    if name is not None and folder.resolve().name != name:
-        raise ValueError(f"dataset_name={name!r}, but cache_dir is {folder}: pass only one of them")
-    if base is not None and folder.resolve().parent.parent != local_folder(base).resolve():
-        raise ValueError(f"base={base!r}, but cache_dir is {folder}: pass only one of them")
-    return folder
+        return caches.path / "pretrain" / str(name), str(name)
+    given = str(cache_dir) if is_url(cache_dir) else str(Path(cache_dir).resolve())
+    caches_of, _, named = given.rstrip("/").rpartition("/")
+    if name is not None and named != name:
+        raise ValueError(f"dataset_name={name!r}, but cache_dir is {cache_dir}: pass only one of them")
+    if base is not None and (base if is_url(base) else str(Path(base).resolve())) != caches_of.rpartition("/")[0]:
+        raise ValueError(f"base={base!r}, but cache_dir is {cache_dir}: pass only one of them")
+    return local_folder(cache_dir), named
 
 
 def tokenizer_hash(path: str) -> str:

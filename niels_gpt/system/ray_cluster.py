@@ -55,7 +55,7 @@ class RayExecutor:
     def __enter__(self) -> RayExecutor:
         """Raises ValueError if ray is not installed or already in use, ConnectionError if no cluster answers."""
         if importlib.util.find_spec("ray") is None:
-            raise ValueError("--engine ray needs the package ray: pip install ray")
+            raise ValueError("--engine ray needs the package ray: pip install 'niels-gpt[ray]'")
         if self._address is not None:
             _check_answers(self._address)
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first error of a job is raised; not all

@@ -17,7 +17,7 @@ from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.sources.build import install_tokenizer
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.cache.verify import verify_cache
-from niels_gpt.splice.documents import open_stream
+from niels_gpt.splice.documents import OpenCache
 from niels_gpt.system.user_cache import cache_folder, list_entries, remove_entry
 from tests.cache import EOT, build_pretrain, build_sft, conversations, notes_cache, real_tokenizer, talk_cache, tree
 
@@ -114,7 +114,7 @@ def test_windows_of_a_url_are_those_of_the_local_cache(published):
 
 def test_documents_of_splice_come_from_a_url(published):
     url, local = published
-    mine, theirs = (open_stream(place, "train") for place in (local, url))
+    mine, theirs = (OpenCache(place, "train", None).stream for place in (local, url))
     for number in (0, 7, len(mine.documents) - 1):
         assert np.array_equal(mine.document(number), theirs.document(number))
 
