@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.config.splice import check_options, log
-from niels_gpt.splice.weights import per_document
+from niels_gpt.splice.weights import distinct_pairs, per_document
 
 
 class Layout:
@@ -176,11 +176,9 @@ class DocumentLayouts:
             per_document(name, value, len(lengths))
             for name, value in (("content_stride", content_stride), ("offset_stride", offset_stride))
         ]
-        distinct, which = np.unique(np.stack(strides), axis=1, return_inverse=True)
-        self.lengths, self._which = lengths, which.reshape(-1)
-        self._layouts = [
-            Layout(content_stride=k_t, offset_stride=k_s, **options) for k_t, k_s in distinct.T.tolist() or [(1, 1)]
-        ]
+        distinct, self._which = distinct_pairs(*strides)
+        self.lengths = lengths
+        self._layouts = [Layout(content_stride=k_t, offset_stride=k_s, **options) for k_t, k_s in distinct or [(1, 1)]]
         self.first = self._layouts[self._which[0] if len(lengths) else 0]
         self.strides = strides
         """(content_stride, offset_stride) of each document."""
@@ -215,6 +213,8 @@ class DocumentLayouts:
         return t, s, length
 
     def _each(self, name: str) -> np.ndarray:
+        if len(self._layouts) == 1:
+            return getattr(self.first, name)(self.lengths)
         values = np.zeros(len(self.lengths), dtype=np.int64)
         for i, layout in enumerate(self._layouts):
             rows = self._which == i

@@ -38,6 +38,15 @@ def per_document(name: str, given: Any, number: int) -> np.ndarray:
     return np.full(number, check_options({name: given})[name])
 
 
+def distinct_pairs(first: np.ndarray, second: np.ndarray) -> tuple[list[tuple[Any, Any]], np.ndarray]:
+    """The distinct pairs (first[i], second[i]) in ascending order, and the index of the pair of each i."""
+    # `np.unique(axis=1)` does this too, but takes 1.4 s for a million pairs: it compares them as bytes.
+    (firsts, code), (seconds, second_code) = (np.unique(a, return_inverse=True) for a in (first, second))
+    pairs, which = np.unique(code * len(seconds) + second_code, return_inverse=True)
+    at = np.divmod(pairs, max(len(seconds), 1))
+    return list(zip(firsts[at[0]].tolist(), seconds[at[1]].tolist(), strict=True)), which
+
+
 def parse_groups(given: Any, number: int) -> list[Hashable]:
     """Group labels as a list. Raises ValueError unless there is one hashable label per document."""
     try:
@@ -216,9 +225,9 @@ class DocumentEdges:
     """The edge weights of each document; alpha and the stride may differ between documents."""
 
     def __init__(self, lengths: np.ndarray, K: int, strides: np.ndarray, alphas: np.ndarray) -> None:
-        distinct, which = np.unique(np.stack((strides.astype(np.float64), alphas)), axis=1, return_inverse=True)
-        self._lengths, self._which = np.maximum(lengths, K), which.reshape(-1)
-        self._edges = [EdgeWeights(K, int(stride), alpha) for stride, alpha in distinct.T.tolist()]
+        distinct, self._which = distinct_pairs(strides, alphas)
+        self._lengths = np.maximum(lengths, K)
+        self._edges = [EdgeWeights(K, stride, alpha) for stride, alpha in distinct]
 
     def start(self, docs: np.ndarray, quantile: np.ndarray) -> np.ndarray:
         """The j of the start t = j * stride at each quantile of the weights of each document."""

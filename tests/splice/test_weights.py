@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.splice import MultiSpliceDocumentDataset
+from niels_gpt.splice.weights import distinct_pairs
 from tests.splice import (
     NULL,
     by_quota,
@@ -331,3 +332,13 @@ def test_stream_draws_from_all_pairs_of_a_content_mode(mode):
     batch = ds.get_batch(np.arange(3000))
     drawn = set(zip(*(getattr(batch.origin, name).tolist() for name in ("doc_idx", "t", "s", "length")), strict=True))
     assert drawn == possible
+
+
+def test_distinct_pairs_are_those_of_numpy():
+    rng = np.random.default_rng(3)
+    for n in (0, 1, 50):
+        first, second = rng.integers(1, 4, n), rng.integers(0, 3, n) / 4
+        pairs, which = distinct_pairs(first, second)
+        wanted, at = np.unique(np.stack((first, second)), axis=1, return_inverse=True)
+        assert pairs == [tuple(column) for column in wanted.T.tolist()]
+        assert which.tolist() == at.reshape(-1).tolist()
