@@ -17,8 +17,8 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -64,45 +64,56 @@ DEFAULT_MODELS = {1: "124m", 8: "1b", 256: "8b", 4096: "70b"}
 """Most GPUs -> the model that a plan without --model trains."""
 
 
+def _rate(value: float, origin: str) -> Any:
+    """A field of Rates. `origin` says whether this project measured the value, assumes it, or has it from elsewhere."""
+    return field(default=value, metadata={"origin": origin})
+
+
 @dataclass(frozen=True)
 class Rates:
-    """Rates of machines. The comment of a field says whether this project measured it."""
+    """Rates of machines, each with where it comes from."""
 
-    bytes_per_token: float = 3.7  # measured: 3.2 to 3.7 for English text, vocabularies of 8,000 and 16,000
-    stored_token_bytes: float = 2.0  # the format: uint16
-    encode_tokens_per_s: float = 2.4e6  # measured: a cache build encodes 4.8M tokens/s on two x86 cores; per core
-    reader_bytes_per_s: float = 40e6  # measured: 62 to 89 ms per 1,000 streamed rows of 3 KB; per reading process
-    plan_row_s: float = 0.2e-6  # measured: every process plans all rows of the global batch
-    gather_row_s: float = 16e-6  # measured: 0.51 ms per 32 rows of 1,024 tokens, each in a new 64 KB block
-    read_bytes: float = 131072  # measured: what the system reads for one access to a mapped file
-    prefetch: float = 2  # the default of engine.prefetch: batches prepared ahead
-    checkpoint_bytes: float = 12.0  # measured: per weight; float32 weights and two AdamW moments
-    write_bytes_per_s: float = 0.33e9  # measured on a busy ARM core: checkpoints, 0.26 to 0.39 GB/s; per process
-    load_bytes_per_s: float = 0.8e9  # measured on a busy ARM core: 0.35 to 0.93 GB/s with CRCs; per process
-    start_s: float = 60.0  # measured in part: imports, and about 30 s to compile on an H200
-    mfu: float = 0.45  # measured: 0.45 for v1, 0.51 for 124M; assumed for sizes that were not measured
-    peak_flops: float = 989e12  # vendor: H200, bf16
-    gpu_bytes: float = 139 * GIB  # measured: memory of an H200
-    train_bytes: float = 16.0  # per weight: float32 weight, gradient and two moments
-    gpus_per_node: float = 8  # assumed
-    cores_per_gpu: float = 12  # assumed; the machine with one H200 had 16
-    build_nodes: float = 8  # assumed: nodes that build a cache
-    file_bytes: float = 1e9  # assumed: size of an input file; one process reads it
-    node_memory: float = 1e12  # assumed: memory of a node that can hold pages of the cache
-    node_disk: float = 14e12  # assumed: NVMe of a node
-    disk_latency_s: float = 0.1e-3  # assumed: one random read from NVMe
-    disk_bytes_per_s: float = 10e9  # assumed: NVMe of a node
-    store_latency_s: float = 2e-3  # assumed: one random read from a shared file system
-    store_node_bytes_per_s: float = 5e9  # assumed: shared storage to one node
-    store_bytes_per_s: float = 200e9  # assumed: shared storage to all nodes
-    node_bus_bytes_per_s: float = 360e9  # assumed: collectives inside a node (NVLink at 80 %)
-    bus_bytes_per_s: float = 320e9  # assumed: collectives between nodes, 8 x 400 Gb/s per node at 80 %
-    hop_s: float = 5e-6  # assumed: one hop of a collective
-    control_hop_s: float = 0.15e-3  # measured on busy ARM cores: gloo's ring, one exchange of all processes per step
-    jitter: float = 0.01  # assumed: standard deviation of a process's step over its mean
-    max_batch_tokens: float = 16e6  # assumed: larger batches waste tokens
-    failures_per_gpu_day: float = 4.7e-4  # published: 419 interruptions of 16,384 GPUs in 54 days (Llama 3)
-    replace_s: float = 240.0  # assumed: to replace a node, where there are several
+    bytes_per_token: float = _rate(3.7, "measured: 3.2 to 3.7 for English text, vocabularies of 8,000 and 16,000")
+    stored_token_bytes: float = _rate(2.0, "the format: uint16")
+    encode_tokens_per_s: float = _rate(
+        2.4e6, "measured: 4.8M tokens/s by a cache build on two x86 cores; per core"
+    )
+    reader_bytes_per_s: float = _rate(
+        40e6, "measured: 62 to 89 ms per 1,000 streamed rows of 3 KB; per process"
+    )
+    plan_row_s: float = _rate(0.2e-6, "measured: every process plans all rows of the global batch")
+    gather_row_s: float = _rate(16e-6, "measured: 0.51 ms per 32 rows of 1,024 tokens, each in a new 64 KB block")
+    read_bytes: float = _rate(131072, "measured: what the system reads for one access to a mapped file")
+    prefetch: float = _rate(2, "the default of engine.prefetch: batches prepared ahead")
+    checkpoint_bytes: float = _rate(12.0, "measured: per weight; float32 weights and two AdamW moments")
+    write_bytes_per_s: float = _rate(0.33e9, "measured on a busy ARM core: checkpoints, 0.26 to 0.39 GB/s; per process")
+    load_bytes_per_s: float = _rate(0.8e9, "measured on a busy ARM core: 0.35 to 0.93 GB/s with CRCs; per process")
+    start_s: float = _rate(60.0, "measured in part: imports, and about 30 s to compile on an H200")
+    mfu: float = _rate(0.45, "measured: 0.45 for v1, 0.51 for 124M; assumed for sizes that were not measured")
+    peak_flops: float = _rate(989e12, "vendor: H200, bf16")
+    gpu_bytes: float = _rate(139 * GIB, "measured: memory of an H200")
+    train_bytes: float = _rate(16.0, "per weight: float32 weight, gradient and two moments")
+    gpus_per_node: float = _rate(8, "assumed")
+    cores_per_gpu: float = _rate(12, "assumed; the machine with one H200 had 16")
+    build_nodes: float = _rate(8, "assumed: nodes that build a cache")
+    file_bytes: float = _rate(1e9, "assumed: size of an input file; one process reads it")
+    node_memory: float = _rate(1e12, "assumed: memory of a node that can hold pages of the cache")
+    node_disk: float = _rate(14e12, "assumed: NVMe of a node")
+    disk_latency_s: float = _rate(0.1e-3, "assumed: one random read from NVMe")
+    disk_bytes_per_s: float = _rate(10e9, "assumed: NVMe of a node")
+    store_latency_s: float = _rate(2e-3, "assumed: one random read from a shared file system")
+    store_node_bytes_per_s: float = _rate(5e9, "assumed: shared storage to one node")
+    store_bytes_per_s: float = _rate(200e9, "assumed: shared storage to all nodes")
+    node_bus_bytes_per_s: float = _rate(360e9, "assumed: collectives inside a node (NVLink at 80 %)")
+    bus_bytes_per_s: float = _rate(320e9, "assumed: collectives between nodes, 8 x 400 Gb/s per node at 80 %")
+    hop_s: float = _rate(5e-6, "assumed: one hop of a collective")
+    control_hop_s: float = _rate(
+        0.15e-3, "measured on busy ARM cores: a ring of gloo, one exchange per step"
+    )
+    jitter: float = _rate(0.01, "assumed: standard deviation of a process's step over its mean")
+    max_batch_tokens: float = _rate(16e6, "assumed: larger batches waste tokens")
+    failures_per_gpu_day: float = _rate(4.7e-4, "published: 419 interruptions of 16,384 GPUs in 54 days (Llama 3)")
+    replace_s: float = _rate(240.0, "assumed: to replace a node, where there are several")
 
 
 # --- closed forms ------------------------------------------------------------------------------------
@@ -421,7 +432,7 @@ def read_bytes(text: str) -> float:
 def assumed_rates(items: Iterable[str]) -> Rates:
     """Return the rates with NAME=VALUE replaced. Raises ValueError for an unknown name or an impossible value."""
     rates = Rates()
-    known = [field.name for field in dataclasses.fields(Rates)]
+    known = [f.name for f in dataclasses.fields(Rates)]
     may_be_zero = ("failures_per_gpu_day", "jitter", "prefetch", "disk_latency_s", "store_latency_s", "replace_s",
                    "start_s", "hop_s")  # fmt: skip
     for item in items:
@@ -502,6 +513,15 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
 
 
+def print_rates(rates: Rates) -> None:
+    """Print every rate with its value and where it comes from."""
+    rows = [("rate", "value", "origin")]
+    for f in dataclasses.fields(Rates):
+        value = getattr(rates, f.name)
+        rows.append((f.name, f"{value:g}", f.metadata["origin"] if value == f.default else "given with --assume"))
+    print_table(rows)
+
+
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
@@ -531,7 +551,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"--seed {options.seed} must be at least 0")
         rates = assumed_rates(options.assume)
         if options.rates:
-            print_table([("rate", "value"), *((name, f"{value:g}") for name, value in vars(rates).items())])
+            print_rates(rates)
             return 0
         counts = [options.gpus] if options.gpus else list(DEFAULT_MODELS)
         texts = {text: read_bytes(text) for text in ([options.text] if options.text else TEXTS)}

@@ -185,7 +185,7 @@ class SpliceDataConfig(DataConfig):
         """
         source, chosen = self.source, self.chosen(Pos.size)
         documents = source.read(chosen)
-        log_selected(source.name, chosen, documents.lengths)
+        log_selected(self.dataset_class.core_class.tag, chosen, documents.lengths)
         settings = source.filler | self._selection(**_ANY_RUN).dataset_options()
         for name in ("pad_token_id", "eos_token_id"):
             if not 0 <= settings.get(name, 0) < source.vocabulary:

@@ -32,7 +32,7 @@ class SpliceExamples(AsyncDataset[LmExample]):
     Position p holds the example that the torch loop of this project trains on at step p // B, row p % B.
     """
 
-    core_class: Callable[..., SpliceDataset]
+    core_class: type[SpliceDataset]
     """The class of `niels_gpt.splice` that computes spans, order and arrays."""
 
     def __init__(

@@ -324,8 +324,11 @@ def test_the_grid_has_a_row_for_each_count_and_size(capsys):
 
 def test_the_rates_are_listed_with_what_was_assumed(capsys):
     assert scale.main(["--rates", "--assume", "mfu=0.3"]) == 0
-    listed = dict([cell.strip() for cell in line.split("|")[1:3]] for line in capsys.readouterr().out.splitlines())
-    assert listed["mfu"] == "0.3" and float(listed["hop_s"]) == Rates().hop_s
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in capsys.readouterr().out.splitlines()]
+    listed = {name: (value, origin) for name, value, origin in rows}
+    assert listed["mfu"] == ("0.3", "given with --assume")
+    assert float(listed["hop_s"][0]) == Rates().hop_s and listed["hop_s"][1].startswith("assumed")
+    assert listed["gather_row_s"][1].startswith("measured")
 
 
 def test_as_a_module():
