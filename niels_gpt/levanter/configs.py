@@ -20,7 +20,7 @@ from levanter.data.text import LmDataConfig
 from levanter.models.lm_model import LmExample
 from levanter.schedule import BatchSchedule
 from levanter.store.cache import TreeCache
-from levanter.tokenizers import MarinTokenizer, load_tokenizer
+from levanter.tokenizers import MarinTokenizer
 
 from niels_gpt.config import splice as core
 from niels_gpt.levanter.datasets import MultiSpliceDocumentDataset, SpliceDocumentDataset, SpliceExamples
@@ -31,8 +31,10 @@ from niels_gpt.levanter.sources import (
     LMMixtureDatasetConfig,
     SourceConfig,
     TokenCacheConfig,
+    TypedData,
     UrlSingleDatasetLMConfig,
     named_caches,
+    named_tokenizer,
     open_source,
 )
 from niels_gpt.splice.dataset import log_selected, metadata
@@ -49,12 +51,8 @@ _ANY_RUN = {"max_train_batches": 1, "initial_batch_size": 1}
 
 
 @dataclass(frozen=True)
-class DataConfig(LmDataConfig, ChoiceRegistry):
-    """What `data` of a run can be; without a `type`, Levanter's own data config."""
-
-    @classmethod
-    def default_choice_name(cls) -> str | None:
-        return "components"
+class DataConfig(TypedData, LmDataConfig, ChoiceRegistry):
+    """What `data` of a run can be."""
 
 
 DataConfig.register_subclass("components", ComponentsConfig)
@@ -132,10 +130,10 @@ class SpliceDataConfig(DataConfig):
         name = self._name_of_tokenizer()
         if name is None and isinstance(self.base, TokenCacheConfig):
             source = TokenCacheDocuments(self.base.path, self.dataset_name)
-            name = temporary_id_tokenizer(source.vocabulary, source.filler.get("eos_token_id"))
+            name = temporary_id_tokenizer(source.token_bytes(), source.filler.get("eos_token_id"))
         if name is None:
             raise ValueError("data.tokenizer is missing: the name or folder of a Hugging Face tokenizer")
-        return load_tokenizer(name)
+        return named_tokenizer(name)
 
     @property
     def _source_config(self) -> LmDataConfig:

@@ -52,6 +52,9 @@ class SpliceExamples(AsyncDataset[LmExample]):
         order of enumeration; with `epochs=None` it has no end, and every epoch of a shuffled dataset has a new order. A
         curriculum counts steps of `batch_size` examples and has no end. Raises ValueError as the core class does.
         """
+        for name, instead in (("S", "Pos"), ("seed", "rng_key")):
+            if name in options:
+                raise ValueError(f"{name} comes from {instead}: leave it out")
         self.Pos, self.seed = Pos, 0 if rng_key is None else seed_of(rng_key)
         self.core = type(self).core_class(**{"S": Pos.size, "seed": self.seed, "shuffle": shuffle} | options)
         self._shuffle: bool | None = None

@@ -9,6 +9,7 @@ import numpy as np
 from levanter.store.cache import TreeCache
 from levanter.tokenizers import MarinTokenizer
 
+from niels_gpt.cache.meta import CacheError
 from niels_gpt.config import RunConfig
 from niels_gpt.config.splice import SpliceConfig
 from niels_gpt.splice.documents import ArrayDocuments, Documents
@@ -72,12 +73,20 @@ class TokenCacheDocuments:
     def __init__(self, folder: str, name: str | None) -> None:
         """Raises CacheError (a ValueError) if the folder has no such cache, or not one alone if no name is given."""
         splice = SpliceConfig(base=folder, dataset_name=name, documents="tokens")
-        source = open_documents(RunConfig(task="splice", splice=splice))
+        try:
+            source = open_documents(RunConfig(task="splice", splice=splice))
+        except CacheError as err:
+            raise CacheError(str(err).replace("data.token_cache", "data.base.path")) from None
         self._tokenizer, self._documents = source.tokenizer, source.train
         self.name, self.vocabulary = source.source, source.tokenizer.vocab_size
         self.lengths, self.ends = source.train.lengths, source.train.ends
         eot = source.tokenizer.special_token_ids().get("eot")
         self.filler = {"pad_token_id": 0} if eot is None else {"pad_token_id": eot, "eos_token_id": eot}
+
+    def token_bytes(self) -> tuple[bytes | None, ...]:
+        """The text of each id, as utf-8; None for a special token."""
+        special = set(self._tokenizer.special_token_ids().values())
+        return tuple(None if i in special else data for i, data in enumerate(self._tokenizer.token_bytes))
 
     def read(self, indices: Sequence[int]) -> Documents:
         return self._documents.documents(indices)

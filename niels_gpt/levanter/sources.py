@@ -6,21 +6,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draccus import ChoiceRegistry
+from draccus.utils import ParsingError
 from levanter.data.text import DatasetComponent, LmDataConfig, LmDatasetSourceConfigBase, UrlDatasetSourceConfig
 from levanter.data.text.formats import LmDatasetFormatBase, TextLmDatasetFormat
 from levanter.store.cache import TreeCache
-from levanter.tokenizers import MarinTokenizer
+from levanter.tokenizers import MarinTokenizer, load_tokenizer
 
 from niels_gpt.levanter.documents import DocumentSource, LevanterDocuments, TokenCacheDocuments
 
 
-@dataclass(frozen=True)
-class SourceConfig(LmDataConfig, ChoiceRegistry):
-    """The base of splice data; without a `type`, Levanter's own data config."""
+class TypedData:
+    """What data configs with a `type` share: without one it is Levanter's own data config; errors list the types."""
 
     @classmethod
     def default_choice_name(cls) -> str | None:
         return "components"
+
+    @classmethod
+    def get_choice_class(cls, name: str) -> Any:
+        known = cls.get_known_choices()  # type: ignore[attr-defined]
+        if name not in known:
+            raise ParsingError(f"there is no type {name!r}, but these: {', '.join(known)}")
+        return known[name]
+
+
+@dataclass(frozen=True)
+class SourceConfig(TypedData, LmDataConfig, ChoiceRegistry):
+    """The base of splice data."""
 
 
 @SourceConfig.register_subclass("components")
@@ -87,8 +99,25 @@ class TokenCacheConfig(SourceConfig):
     tokenizer: str | None = None
     """A Hugging Face tokenizer with as many ids; None: one that only knows the number of ids and the EOT."""
 
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("data.base.path is missing: the folder of token caches, with tokenizer/ and pretrain/")
+        super().__post_init__()
+
     def train_set(self, *args: Any, **options: Any) -> Any:
         raise ValueError("data.type=token_cache is a base of splice data: put it under data.base of a splice type")
+
+
+def named_tokenizer(name: str, option: str = "data.tokenizer") -> MarinTokenizer:
+    """Load a tokenizer. Raises ValueError that names the option if it is neither a folder nor on the Hub."""
+    try:
+        return load_tokenizer(name)
+    except (OSError, ValueError) as err:
+        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+        raise ValueError(
+            f"{option}={name} cannot be loaded: it is neither a folder with tokenizer.json nor a name that the Hub "
+            f"answered to ({reason})"
+        ) from None
 
 
 def open_source(base: LmDataConfig, name: str | None, tokenizer: MarinTokenizer) -> DocumentSource:
@@ -135,5 +164,18 @@ def named_caches(
         components={key: base.components[key]},
     )
     one.__dict__["the_tokenizer"] = tokenizer  # a cached property: loaded once
-    cache = one.build_caches(split).get(key)
+    try:
+        cache = one.build_caches(split).get(key)
+    except RuntimeError as err:  # what workers of the build raise, such as for a file that does not exist
+        cause: BaseException = err
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ValueError(f"the cache of {name} could not be built: {str(cause).strip().splitlines()[-1]}") from err
+    if cache is not None:
+        built_with = (cache.ledger.metadata.preprocessor_metadata or {}).get("vocab_size", len(tokenizer))
+        if built_with != len(tokenizer):
+            raise ValueError(
+                f"the cache of {name} in {cache.cache_dir} was built with a tokenizer of {built_with} ids, but "
+                f"{tokenizer.name_or_path} has {len(tokenizer)}: use that tokenizer, or another cache_dir"
+            )
     return name, {} if cache is None else {name: cache}

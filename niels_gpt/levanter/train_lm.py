@@ -10,13 +10,13 @@ import sys
 from dataclasses import dataclass, field
 
 import levanter.config
-from draccus.utils import DecodingError
+from draccus.utils import DecodingError, ParsingError
 from levanter.compat.hf_checkpoints import HFCompatConfig
 from levanter.main import train_lm
-from levanter.tokenizers import load_tokenizer
 
+from niels_gpt.levanter.component import SpliceComponent
 from niels_gpt.levanter.configs import DataConfig, SpliceDataConfig
-from niels_gpt.levanter.sources import ComponentsConfig
+from niels_gpt.levanter.sources import ComponentsConfig, LMMixtureDatasetConfig, named_tokenizer
 
 
 @dataclass
@@ -27,18 +27,20 @@ class TrainLmConfig(train_lm.TrainLmConfig):
 
 
 def prepare(config: train_lm.TrainLmConfig) -> None:
-    """Fill in what splice data and the rest of the config know of each other.
+    """Fill in what the data and the rest of the config know of each other.
 
-    The model takes the tokenizer of the data, the order of the data the seed of the run, and the run as many steps as
-    `data.epochs` take. Raises ValueError if the vocabularies of data and model differ.
+    The model takes the tokenizer of the data. The order of splice data takes the seed of the run, and the run as many
+    steps as `data.epochs` take. Raises ValueError if the vocabularies of data and model differ.
     """
     data = config.data
-    if not isinstance(data, SpliceDataConfig):
-        return
-    tokenizer = data.the_tokenizer
+    if isinstance(data, LMMixtureDatasetConfig) and data.shuffle_per_epoch:
+        raise ValueError("data.shuffle_per_epoch has no effect on data.type=mixture: use data.shuffle")
+    tokenizer = data.the_tokenizer if isinstance(data, SpliceDataConfig) else named_tokenizer(data.tokenizer)
     if isinstance(config.model, HFCompatConfig) and getattr(config.model, "tokenizer", "") is None:
         config.model = dataclasses.replace(config.model, tokenizer=tokenizer.name_or_path)
     check_vocabulary(config, len(tokenizer))
+    if not isinstance(data, SpliceDataConfig):
+        return
     if config.data_seed is None:
         config.data_seed = config.trainer.seed
     schedule = config.trainer.batch_schedule
@@ -53,16 +55,26 @@ def prepare(config: train_lm.TrainLmConfig) -> None:
 
 
 def check_vocabulary(config: train_lm.TrainLmConfig, size: int) -> None:
-    """Raise ValueError if the model's tokenizer or the initial weights have another number of ids than the data."""
+    """Raise ValueError if a component, the model's tokenizer or the initial weights have another number of ids."""
+    for key, component in config.data.components.items():
+        if isinstance(component, SpliceComponent) and len(component.the_tokenizer) != size:
+            own = len(component.the_tokenizer)
+            raise ValueError(
+                f"data.tokenizer has {size} token ids, but the documents of data.components.{key} have {own}: "
+                "use one tokenizer for all"
+            )
     model, fix = config.model, "use one tokenizer for data and model"
     name = getattr(model, "tokenizer", None)
-    if name is not None and len(load_tokenizer(name)) != size:
-        other = len(load_tokenizer(name))
+    other = size if name is None else len(named_tokenizer(name, "model.tokenizer"))
+    if other != size:
         raise ValueError(f"the data has {size} token ids, but model.tokenizer={name} has {other}: {fix}")
     if config.initialize_from_hf and not config.pad_tokenizer_to_match_model:
         reference = config.initialize_from_hf
-        converter = model.hf_checkpoint_converter(*([reference] if isinstance(reference, str) else []))
-        other = converter.default_hf_config.vocab_size
+        try:
+            converter = model.hf_checkpoint_converter(*([reference] if isinstance(reference, str) else []))
+            other = converter.default_hf_config.vocab_size
+        except OSError as err:
+            raise ValueError(f"initialize_from_hf={reference} cannot be loaded: {one_line(err)}") from None
         if other != size:
             raise ValueError(f"the data has {size} token ids, but the model {reference} has {other}: {fix}")
 
@@ -73,14 +85,27 @@ def main(config: TrainLmConfig) -> None:
     train_lm.main(config)
 
 
+def one_line(err: BaseException) -> str:
+    """The message of an error. One of the parser gets the option, and the message of the error that caused it."""
+    option = ""
+    while isinstance(err, ParsingError):
+        if isinstance(err, DecodingError):
+            option = f"{'.'.join(err.key_path)}: " if err.key_path else option
+        if err.__cause__ is None or isinstance(err.__cause__, KeyError):
+            break
+        err = err.__cause__
+    message = err.message if isinstance(err, DecodingError) else str(err)
+    return option + next(iter(message.splitlines()), type(err).__name__)
+
+
 def run(args: list[str]) -> None:
     """Parse the command line and train; what the user can change is one line on stderr and exit code 1."""
     if args and not args[0].startswith("-"):
         args = ["--config_path", *args]
     try:
         levanter.config.main(main, args=args)()
-    except (ValueError, OSError, DecodingError) as err:
-        sys.exit(f"error: {str(err).splitlines()[0]}")
+    except (ValueError, OSError, ParsingError) as err:
+        sys.exit(f"error: {one_line(err)}")
 
 
 if __name__ == "__main__":

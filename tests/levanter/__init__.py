@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,15 @@ def texts(number: int = 5) -> list[str]:
     return [" ".join(draw.choice(WORDS, 40 + 10 * i)) for i in range(number)]
 
 
-def write_word_tokenizer(folder: Path) -> Path:
+def write_word_tokenizer(folder: Path, *, extra: Sequence[str] = ()) -> Path:
     """A Hugging Face tokenizer folder with one id per word; the last is <eos>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {word: i for i, word in enumerate([*WORDS, "<eos>"])}
+    vocabulary = {word: i for i, word in enumerate([*WORDS, *extra, "<eos>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="the"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
     tokenizer.add_special_tokens(["<eos>"])
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

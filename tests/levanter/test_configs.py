@@ -10,17 +10,21 @@ import numpy as np
 import pytest
 from levanter.data.text import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
 from levanter.schedule import BatchSchedule, ScheduleStep
+from levanter.utils.hf_utils import byte_length_of_token
 
 from niels_gpt.config import splice as core
 from niels_gpt.levanter import (
     LMMixtureDatasetConfig,
     SpliceMultiDocumentLMConfig,
+    SpliceSingleDocumentComponent,
     SpliceSingleDocumentLMConfig,
     TokenCacheConfig,
     UrlSingleDatasetLMConfig,
 )
+from niels_gpt.levanter.sources import ComponentsConfig
 from niels_gpt.levanter.train_lm import TrainLmConfig, check_vocabulary, prepare
 from niels_gpt.splice import MultiSpliceDocumentDataset
+from niels_gpt.tokenizer import load_tokenizer
 from tests import token_caches
 from tests.levanter import arrays, take, texts, word_ids, write_levanter_cache, write_word_tokenizer
 
@@ -277,6 +281,56 @@ def test_vocabularies_of_data_and_model_must_agree(base, tokenizer, tmp_path):
     assert config.model.tokenizer == tokenizer and config.data_seed == config.trainer.seed
     with pytest.raises(ValueError, match=r"404 token ids.*has 19"):
         check_vocabulary(config, 404)
+
+
+def test_an_option_of_a_base_is_refused_where_it_has_no_effect(base):
+    with pytest.raises(ValueError, match=r"data\.shuffle_per_epoch"):
+        prepare(TrainLmConfig(data=dataclasses.replace(base, configs={}, shuffle_per_epoch=True)))
+
+
+def test_components_have_the_vocabulary_of_the_data(base, tokenizer):
+    own = SpliceSingleDocumentComponent(base=base, seq_len=32)
+    cache = SpliceSingleDocumentComponent(base=str(token_caches.folder()), dataset_name="roam", seq_len=32)
+    config = TrainLmConfig(data=ComponentsConfig(tokenizer=tokenizer, components={"own": own}))
+    prepare(config)
+    assert config.model.tokenizer == tokenizer
+    config.data = ComponentsConfig(tokenizer=tokenizer, components={"own": own, "cache": cache})
+    with pytest.raises(ValueError, match=r"19 token ids.*data\.components\.cache have 404"):
+        prepare(config)
+
+
+def test_initial_weights_have_the_vocabulary_of_the_data(base, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 23}), encoding="utf-8")
+    write_word_tokenizer(tmp_path)
+    config = TrainLmConfig(data=SpliceSingleDocumentLMConfig(base=base), initialize_from_hf=str(tmp_path))
+    with pytest.raises(ValueError, match=r"19 token ids.*has 23"):
+        prepare(config)
+
+
+def test_a_cache_of_another_tokenizer_is_refused(tmp_path, tokenizer):
+    lines = [json.dumps({"text": text}) for text in texts(3)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    single = UrlSingleDatasetLMConfig(cache_dir=str(tmp_path / "cache"), train_urls=[str(tmp_path / "notes.jsonl")])
+    train_set(SpliceSingleDocumentLMConfig(tokenizer=tokenizer, base=single))
+    other = str(write_word_tokenizer(tmp_path / "other", extra=["another", "word"]))
+    with pytest.raises(ValueError, match=r"19 ids, but .*other has 21"):
+        train_set(SpliceSingleDocumentLMConfig(tokenizer=other, base=single))
+
+
+def test_a_missing_file_is_one_line(tmp_path, tokenizer):
+    single = UrlSingleDatasetLMConfig(cache_dir=str(tmp_path / "cache"), train_urls=[str(tmp_path / "missing.jsonl")])
+    with pytest.raises(ValueError, match=r"missing\.jsonl") as raised:
+        train_set(SpliceSingleDocumentLMConfig(tokenizer=tokenizer, base=single))
+    assert "\n" not in str(raised.value)
+
+
+def test_levanter_knows_the_bytes_of_every_id_of_a_token_cache():
+    """It computes bits per byte from them."""
+    config = SpliceSingleDocumentLMConfig(base=str(token_caches.folder()), dataset_name="roam")
+    tokenizer = load_tokenizer(token_caches.folder() / "tokenizer" / "spm.model")
+    special = set(tokenizer.special_token_ids().values())
+    wanted = [0 if i in special else len(data) for i, data in enumerate(tokenizer.token_bytes)]
+    assert [byte_length_of_token(config.the_tokenizer, i) for i in range(tokenizer.vocab_size)] == wanted
 
 
 def test_epochs_set_the_number_of_steps(base, capsys):

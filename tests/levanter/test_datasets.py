@@ -152,3 +152,6 @@ def test_options_are_checked_by_the_core():
         MultiSpliceDocumentDataset(Pos=POS, curriculum=3, **MULTI)
     with pytest.raises(ValueError, match="epochs"):
         SpliceDocumentDataset(Pos=POS, doc_tokens=[1, 2, 3], pad_token_id=0, epochs=0)
+    for name, instead in (("S", "Pos"), ("seed", "rng_key")):
+        with pytest.raises(ValueError, match=instead):
+            SpliceDocumentDataset(Pos=POS, doc_tokens=[1, 2, 3], pad_token_id=0, **{name: 9})

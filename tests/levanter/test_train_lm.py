@@ -156,6 +156,13 @@ def test_splice_data_mixes_with_plain_data_in_the_stock_command(tmp_path):
         ({**MULTI, "num_docs": 99}, "data.num_docs=99"),
         ({**MULTI, "base": {"type": "token_cache", "path": "/nowhere"}}, "/nowhere"),
         ({**MULTI, "no_such": 1}, "no_such"),
+        ({**MULTI, "num_docs": 0}, "data.num_docs"),
+        ({**MULTI, "epochs": 0.5}, "data.epochs"),
+        ({**MULTI, "type": "splice_many"}, "splice_multi_document"),
+        ({**MULTI, "base": {"type": "token_caches"}}, "token_cache"),
+        ({**MULTI, "base": {"type": "token_cache"}}, "data.base.path"),
+        ({**MULTI, "tokenizer": "/no/such/folder"}, "data.tokenizer=/no/such/folder"),
+        ({"tokenizer": "/no/such/folder"}, "data.tokenizer=/no/such/folder"),
     ],
 )
 def test_errors_of_a_run_are_one_line(tmp_path, data, message):
