@@ -59,10 +59,13 @@ class RayExecutor:
         if self._address is not None:
             _check_answers(self._address)
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first error of a job is raised; not all
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # its C++ code warns on stderr
         import ray
 
         if ray.is_initialized():
             raise ValueError("this process is already connected to a Ray cluster: disconnect it first (ray.shutdown)")
+        if self._address is not None:
+            _check_is_ray(self._address)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
         if self._address is None:
             options |= {"num_cpus": self._cpus, "include_dashboard": False}
@@ -75,6 +78,8 @@ class RayExecutor:
             with contextlib.suppress(Exception):
                 ray.shutdown()
             where = f"the Ray cluster at {self._address}" if self._address else "a local Ray cluster"
+            if re.search("Unauthenticated|InvalidAuthToken", str(err)):
+                raise ConnectionError(f"{where} {_token_remedy()}") from err
             raise ConnectionError(f"cannot use {where}: {_first_line(err)}{_address_remedy(self._address)}") from err
         self._ray = ray
         self._max_pending()
@@ -203,6 +208,78 @@ def _check_answers(address: str) -> None:
     except OSError as err:
         reason = "no answer" if isinstance(err, TimeoutError) else err.strerror or str(err)
         raise ConnectionError(f"no Ray cluster answers at {address}: {reason}{_address_remedy(address)}") from err
+
+
+def _check_is_ray(address: str) -> None:
+    """Raise ConnectionError if what listens at an address is no Ray cluster, or wants another token.
+
+    Ray itself would wait for minutes. The call is the first one that Ray makes, sent without its generated code.
+    """
+    import grpc
+
+    is_client = address.startswith("ray://")
+    target = _local_address() if address == "auto" else address.removeprefix("ray://").rstrip("/")
+    if target is None:
+        return
+    method = "/ray.rpc.RayletDriver/ClusterInfo" if is_client else "/ray.rpc.NodeInfoGcsService/CheckAlive"
+    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(method)(b"", timeout=CONNECT_SECONDS, metadata=_token())
+            return
+        except grpc.RpcError as err:
+            code = err.code()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        raise ConnectionError(f"the Ray cluster at {address} {_token_remedy()}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        other = (
+            "drop ray://, or use the port of Ray's client server (10001)"
+            if is_client
+            else ("use the port of `ray start --head` (6379), or ray://HOST:PORT for that of Ray's client server")
+        )
+        raise ConnectionError(f"no Ray cluster answers at {address}: another service uses this port; {other}")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) and address != "auto":
+        raise ConnectionError(
+            f"no Ray cluster answers at {address}: something listens there, but it is not Ray{_address_remedy(address)}"
+        )
+
+
+def _local_address() -> str | None:
+    """HOST:PORT of the cluster that `auto` means; None if Ray has to find it."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given:
+        return given if _HOST_PORT.fullmatch(given) and "://" not in given else None
+    try:
+        from ray._private.utils import read_ray_address
+
+        return str(found) if (found := read_ray_address()) else None
+    except Exception:  # a private function; Ray reports what is wrong with the address
+        return None
+
+
+def _token() -> tuple[tuple[str, str], ...]:
+    """The token that Ray sends with each call, as metadata of gRPC."""
+    try:
+        from ray._private.authentication import authentication_utils
+        from ray._private.authentication.grpc_authentication_client_interceptor import (
+            _get_authentication_metadata_tuple,
+        )
+
+        if authentication_utils.is_token_auth_enabled():
+            return tuple(_get_authentication_metadata_tuple())
+    except ImportError:  # a Ray without tokens
+        pass
+    except Exception as err:
+        raise ConnectionError(f"cannot read the token of the Ray cluster: {_first_line(err)}") from None
+    return ()
+
+
+def _token_remedy() -> str:
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return "refuses the token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of its head node"
+    return (
+        "wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of its head "
+        "node (default: ~/.ray/auth_token)"
+    )
 
 
 def _address_remedy(address: str | None) -> str:
