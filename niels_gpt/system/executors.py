@@ -7,17 +7,28 @@ however many jobs there are.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
+import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from niels_gpt.system import threads
 
 _THREADS_PER_WORKER = 2  # SentencePiece starts a thread for each batch
+PIECES_AHEAD = 2
+"""Pieces of a job that wait for the caller."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+class _End(NamedTuple):
+    """What follows the last piece of a job."""
+
+    error: BaseException | None
 
 
 def itself(job: Any) -> Any:
@@ -35,6 +46,19 @@ class Executor(Protocol):
 
         `work` and its argument may be sent to another process; the job itself is not.
         """
+        ...
+
+    def in_pieces(
+        self, jobs: Iterable[Job], work: Callable[[Job], Iterator[Result]], pieces: Callable[[Job], int]
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yield (job, result) for each of the pieces(job) results that work(job) yields, in input order.
+
+        For large jobs: a bounded number of pieces is in memory here, however many a job has.
+        """
+        ...
+
+    def on_each_node(self, work: Callable[[Any], Result], argument: Any) -> list[Result]:
+        """The result of work(argument) on every other machine that takes jobs; raises what `work` raises there."""
         ...
 
     def status(self) -> str:
@@ -58,6 +82,48 @@ class ThreadExecutor:
 
     def status(self) -> str:
         return ""
+
+    def on_each_node(self, work: Callable[[Any], Result], argument: Any) -> list[Result]:
+        return []
+
+    def in_pieces(
+        self, jobs: Iterable[Job], work: Callable[[Job], Iterator[Result]], pieces: Callable[[Job], int]
+    ) -> Iterator[tuple[Job, Result]]:
+        """As `Executor.in_pieces`: each job is at most PIECES_AHEAD pieces ahead of the caller."""
+        ended = threading.Event()
+
+        def produce(channel: queue.Queue[Result | _End], job: Job) -> None:
+            def put(item: Result | _End) -> bool:
+                while not ended.is_set():
+                    with contextlib.suppress(queue.Full):
+                        channel.put(item, timeout=0.1)
+                        return True
+                return False
+
+            if ended.is_set():
+                return
+            try:
+                with contextlib.closing(work(job)) as results:  # type: ignore[type-var]
+                    if not all(map(put, results)):
+                        return
+                put(_End(None))
+            except BaseException as err:
+                put(_End(err))
+
+        threads.check(_THREADS_PER_WORKER, "reading")
+        workers = min(self.workers, threads.startable(_THREADS_PER_WORKER * self.workers) // _THREADS_PER_WORKER)
+        pending: collections.deque[tuple[Job, queue.Queue[Result | _End]]] = collections.deque()
+        with ThreadPoolExecutor(workers, thread_name_prefix="read") as pool:
+            try:
+                for job in jobs:
+                    pending.append((job, queue.Queue(PIECES_AHEAD)))
+                    pool.submit(produce, pending[-1][1], job)
+                    if len(pending) > 2 * workers:
+                        yield from _pieces(*pending.popleft())
+                while pending:
+                    yield from _pieces(*pending.popleft())
+            finally:
+                ended.set()
 
     def in_order(
         self, jobs: Iterable[Job], work: Callable[[Any], Result], argument: Callable[[Job], Any] = itself
@@ -83,3 +149,11 @@ class ThreadExecutor:
             finally:
                 for _, future in pending:
                     future.cancel()
+
+
+def _pieces(job: Job, channel: queue.Queue[Any]) -> Iterator[tuple[Job, Any]]:
+    """Yield the pieces of a job as they come; raise its error."""
+    while not isinstance(item := channel.get(), _End):
+        yield job, item
+    if item.error is not None:
+        raise item.error

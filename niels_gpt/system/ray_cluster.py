@@ -1,7 +1,7 @@
 """An executor on a Ray cluster (extra `ray`).
 
-Jobs are sent in small groups as Ray tasks. A task whose worker or node dies is run again; a task only computes, so
-running it again changes nothing. Ray is imported when a cluster is opened.
+Small jobs are sent in groups as Ray tasks, large ones one by one. A task whose worker or node dies is run again; a task
+only computes, so running it again changes nothing. Ray is imported when a cluster is opened.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ class RayExecutor:
         cluster is lost or a task fails however often it is run.
         """
         assert self._ray is not None, "RayExecutor is a context manager"
+        run = _on_node(lambda arguments: [work(argument) for argument in arguments], self._versions)
         # The function is pickled once and cached by each worker process, with the tokenizer that it holds.
-        task = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_group_function(work, self._versions))
+        task = self._ray.remote(max_retries=RETRIES, num_cpus=1)(run)
         pending: collections.deque[tuple[list[Job], Any]] = collections.deque()
         source = iter(jobs)
         try:
@@ -130,10 +131,67 @@ class RayExecutor:
             while pending:
                 yield from self._first(pending)
         finally:
-            for _, reference in pending:
-                with contextlib.suppress(Exception):
-                    self._ray.cancel(reference, force=False)
-            self._pending = 0
+            self._cancel(reference for _, reference in pending)
+
+    def in_pieces(
+        self, jobs: Iterable[Job], work: Callable[[Job], Iterator[Result]], pieces: Callable[[Job], int]
+    ) -> Iterator[tuple[Job, Result]]:
+        """As `Executor.in_pieces`: one task per job; its pieces are objects on its node until they are used here.
+
+        Raises as `in_order` does.
+        """
+        assert self._ray is not None, "RayExecutor is a context manager"
+
+        def results(job: Job) -> Iterator[Result]:
+            yield from work(job)
+
+        task = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_on_node(results, self._versions))
+        single = self._ray.remote(max_retries=RETRIES, num_cpus=1)(
+            _on_node(lambda job: next(work(job)), self._versions)
+        )
+        pending: collections.deque[tuple[Job, collections.deque[Any]]] = collections.deque()
+
+        def first() -> Iterator[tuple[Job, Result]]:
+            job, references = pending.popleft()
+            while references:
+                with self._errors():
+                    result = self._ray.get(references[0])
+                references.popleft()  # frees the piece in the object store before the caller uses it
+                yield job, result
+            self._pending = len(pending)
+
+        try:
+            for job in jobs:
+                number = pieces(job)
+                with self._errors():
+                    found = single.remote(job) if number == 1 else task.options(num_returns=number).remote(job)
+                pending.append((job, collections.deque([found] if number == 1 else found)))
+                del found
+                self._pending = len(pending)
+                if len(pending) > self._max_pending():
+                    yield from first()
+            while pending:
+                yield from first()
+        finally:
+            self._cancel(references[0] for _, references in pending if references)
+
+    def on_each_node(self, work: Callable[[Any], Result], argument: Any) -> list[Result]:
+        """As `Executor.on_each_node`, on all nodes that have CPUs. Raises as `in_order` does."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        assert self._ray is not None, "RayExecutor is a context manager"
+        task = self._ray.remote(max_retries=RETRIES, num_cpus=0)(_on_node(work, self._versions))
+        with self._errors():
+            here = self._ray.put(argument)
+            nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+            return list(self._ray.get([task.options(scheduling_strategy=place).remote(here) for place in places]))
+
+    def _cancel(self, references: Iterable[Any]) -> None:
+        for reference in references:
+            with contextlib.suppress(Exception):
+                self._ray.cancel(reference, force=False)
+        self._pending = 0
 
     def _submit(self, task: Any, arguments: list[Any]) -> Any:
         with self._errors():
@@ -174,17 +232,17 @@ def _lost(exceptions: Any) -> tuple[type[BaseException], ...]:
     return tuple(getattr(exceptions, name) for name in names if hasattr(exceptions, name))
 
 
-def _group_function(work: Callable[[Any], Any], versions: dict[str, str]) -> Callable[[list[Any]], list[Any]]:
-    """The function of a task: `work` on each argument, on a node with these versions of packages."""
+def _on_node(work: Callable[[Any], Result], versions: dict[str, str]) -> Callable[[Any], Result]:
+    """The function of a task: `work`, on a node with these versions of packages."""
 
-    def run(arguments: list[Any]) -> list[Any]:
+    def run(argument: Any) -> Result:
         for name, wanted in versions.items():
             if (found := _version(name)) != wanted:
                 raise ValueError(
                     f"the node {socket.gethostname()} has {name} {found}, but this machine has {wanted}; other "
                     "versions may encode differently: install the same version on all nodes"
                 )
-        return [work(argument) for argument in arguments]
+        return work(argument)
 
     return run
 

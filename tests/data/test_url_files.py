@@ -1,6 +1,7 @@
 """Sources at URLs give the samples, and the caches, of the same files in a local folder."""
 
 import gzip
+import hashlib
 import json
 import uuid
 from unittest import mock
@@ -10,13 +11,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from niels_gpt.cache.sources import texts
 from niels_gpt.cache.sources.build import build
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
 from niels_gpt.data.reading import url_rows
 from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import get_source
-from niels_gpt.data.url_files import iter_url_files
+from niels_gpt.data.url_files import iter_url_files, url_hashes
 from niels_gpt.data.user_files import iter_user_files
 from niels_gpt.system.executors import ThreadExecutor
 from tests.cache import real_tokenizer, tree
@@ -97,7 +99,7 @@ def test_every_line_is_read_once(part_bytes, place):
     _, url = place({"b.jsonl": lines(ROWS)})
     with mock.patch.object(url_rows, "PART_BYTES", part_bytes):
         found = url_rows.list_url(url)
-        rows = [row for part in url_rows.parts_of(found) for row in url_rows.read_part(part)]
+        rows = [row for part in url_rows.parts_of(found) for piece in url_rows.read_part(part) for row in piece.rows]
     assert rows == ROWS
 
 
@@ -135,12 +137,76 @@ def test_a_file_that_changes_or_is_not_shared_is_refused(place):
     _, url = place({"b.jsonl": lines(ROWS)})
     file = url_rows.list_url(url)[0]
     with pytest.raises(ValueError, match="it has changed since it was listed"):
-        url_rows.read_part(url_rows.FilePart(file._replace(bytes=5), "lines"))
+        list(url_rows.read_part(url_rows.FilePart(file._replace(bytes=5), "lines")))
     there = file._replace(process="other:1")  # as a node of a cluster sees what the driver has listed
     with pytest.raises(ValueError, match=r"has [\d,]+ bytes instead of 5 on the node \S+: the folder is not shared"):
-        url_rows.read_part(url_rows.FilePart(there._replace(bytes=5), "lines"))
+        list(url_rows.read_part(url_rows.FilePart(there._replace(bytes=5), "lines")))
     with pytest.raises(ValueError, match=r"is missing on the node \S+: the folder is not shared"):
-        url_rows.hash_file(there._replace(url=f"{url}/c.jsonl"))
+        list(url_rows.hash_file(there._replace(url=f"{url}/c.jsonl")))
+    with pytest.raises(ValueError, match=r"is missing on the node \S+: the folder is not shared"):
+        url_rows.check_sizes([file, there._replace(url=f"{url}/c.jsonl")])
+
+
+@pytest.mark.parametrize("name", ["lines", "compressed lines", "parquet", "texts", "list in jsonl"])
+def test_rows_come_from_the_bytes_that_were_hashed(name, place):
+    folder, url = place(FOLDERS[name])
+    hashed = url_hashes(url)
+    samples = [content(s) for s in iter_url_files("x", SourceConfig(url), hashed=hashed)]
+    assert samples == [content(s) for s in iter_user_files("x", SourceConfig(str(folder)))]
+    last = hashed[-1].file
+    data = fsspec.filesystem("memory").cat_file(last.url)
+    assert hashed[-1].sha256 == hashlib.sha256(data).hexdigest()
+    place({last.url.removeprefix(f"{url}/"): changed(data, last.url)})  # the same size
+    with pytest.raises(ValueError, match=rf"^{last.url} has changed since it was hashed: start again$"):
+        list(iter_url_files("x", SourceConfig(url), hashed=hashed))
+    there = [each._replace(host="another-node") for each in hashed]
+    with pytest.raises(ValueError, match=rf"^{last.url} on the node \S+ differs from that on the node another-node, "):
+        list(iter_url_files("x", SourceConfig(url), hashed=there))
+
+
+def changed(data, name):
+    """The same number of bytes, which still parse, with other text."""
+    if name.endswith(".gz"):
+        text = gzip.decompress(data)
+        other = gzip.compress(text, mtime=123456)
+        assert len(other) == len(data)
+        return other
+    at = data.rindex(b"word") if b"word" in data else 10
+    return data[:at] + b"WORD" + data[at + 4 :]
+
+
+def test_a_build_reads_the_bytes_that_it_hashed(place, tmp_path, monkeypatch):
+    _, url = place({"b.jsonl": lines(ROWS)})
+    source = get_source("mine", DataConfig(sources={"mine": SourceConfig(url)}))
+    settings = BuildSettings(tmp_path / "cache", shard_bytes=1000)
+    hashes = texts.url_hashes
+
+    def then_change(*arguments):
+        found = hashes(*arguments)
+        place({"b.jsonl": lines(ROWS).replace(b"word", b"WORD")})
+        return found
+
+    monkeypatch.setattr(texts, "url_hashes", then_change)
+    with pytest.raises(ValueError, match=r"b\.jsonl has changed since it was hashed"):
+        build(source, settings, real_tokenizer())
+    assert not (tmp_path / "cache" / "pretrain" / "mine").exists()
+    assert build(source, settings, real_tokenizer()).state == "built"
+
+
+def test_a_large_row_group_comes_in_pieces(place, monkeypatch):
+    rows = [{"text": f"{i} " + "word " * (i % 40)} for i in range(1000)]
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink, row_group_size=600, use_dictionary=False)
+    _, url = place({"b.parquet": sink.getvalue().to_pybytes(), "c.jsonl.gz": gzip.compress(lines(rows))})
+    monkeypatch.setattr(url_rows, "PIECE_BYTES", 8000)
+    monkeypatch.setattr(url_rows, "BLOCK_BYTES", 512)
+    parts = list(url_rows.parts_of(url_rows.list_url(url)))
+    assert [part.kind for part in parts] == ["parquet", "parquet", "rows"]
+    read = [list(url_rows.read_part(part)) for part in parts]
+    assert [len(pieces) for pieces in read] == [part.pieces for part in parts]
+    assert parts[0].pieces > 5
+    assert all(sum(len(row["text"]) for row in piece.rows) < 20_000 for pieces in read[:2] for piece in pieces)
+    assert [row for pieces in read for piece in pieces for row in piece.rows] == rows + rows
 
 
 def test_what_needs_local_files_is_refused(place):

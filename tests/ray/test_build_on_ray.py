@@ -3,10 +3,16 @@
 import os
 import signal
 from pathlib import Path
+from unittest import mock
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
+from niels_gpt.config import SourceConfig
+from niels_gpt.data.reading.url_rows import check_sizes, list_url
+from niels_gpt.data.url_files import iter_url_files, url_hashes
 from niels_gpt.system import ray_cluster
 from niels_gpt.system.executors import ThreadExecutor
 from niels_gpt.system.ray_cluster import RayExecutor
@@ -101,6 +107,64 @@ def test_jobs_are_read_ahead_by_a_bounded_number(executor):
         most = max(most, read - done)
     assert most <= ray_cluster.GROUP * (2 * 3 + 2)
     assert executor.status() == "1 node, 3 CPUs, 0 tasks in flight"
+
+
+def test_pieces_come_in_order_and_are_retried(executor, tmp_path):
+    folder = str(tmp_path)
+
+    def work(job):
+        for number in range(job + 1):
+            if (job, number) == (5, 2):
+                try:
+                    os.close(os.open(Path(folder) / "killed", os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    pass
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            yield job, number
+
+    found = list(executor.in_pieces(range(12), work, lambda job: job + 1))
+    assert found == [(job, (job, number)) for job in range(12) for number in range(job + 1)]
+    assert (tmp_path / "killed").exists()
+
+
+def test_the_error_of_a_piece_is_raised_as_it_is(executor):
+    def work(job):
+        yield job
+        raise ValueError(f"job {job} is bad")
+
+    with pytest.raises(ValueError, match=r"^job 0 is bad$"):
+        list(executor.in_pieces(range(9), work, lambda job: 3))
+
+
+def test_a_large_row_group_does_not_pass_through_the_driver_at_once(executor, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = [{"text": f"row {i} " + "word " * 200} for i in range(20_000)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet", use_dictionary=False)
+    url = f"file://{folder}"
+    with mock.patch.object(executor, "_ray", wraps=executor._ray) as ray:
+        hashed = url_hashes(url, executor)
+        samples = iter_url_files("x", SourceConfig(url), executor=executor, hashed=hashed)
+        assert [sample.text for sample in samples] == [row["text"] for row in rows]
+    assert ray.get.call_count >= 6  # 20 MB in pieces of 4
+
+
+def test_a_folder_that_differs_between_nodes_is_refused(executor, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one row"}\n' * 50)
+    url = f"file://{tmp_path}"
+    listed = list_url(url)
+    assert executor.on_each_node(len, listed) == [1]
+    with pytest.raises(
+        ValueError, match=r"a\.jsonl has 1,000 bytes instead of 7 on the node \S+: the folder is not sha"
+    ):
+        executor.on_each_node(check_sizes, [listed[0]._replace(bytes=7)])
+    hashed = [each._replace(host="another") for each in url_hashes(url, executor)]
+    (tmp_path / "a.jsonl").write_text('{"text": "two row"}\n' * 50)
+    with pytest.raises(
+        ValueError, match=r"a\.jsonl on the node \S+ differs from that on the node another, with the same"
+    ):
+        list(iter_url_files("x", SourceConfig(url), executor=executor, hashed=hashed))
 
 
 def test_a_node_with_other_versions_is_refused(executor, monkeypatch):

@@ -115,6 +115,48 @@ def test_the_argument_of_a_job_is_what_the_work_gets():
     assert list(ThreadExecutor(2).in_order(jobs, str.upper, lambda job: job[1])) == [((1, "a"), "A"), ((2, "b"), "B")]
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_pieces_follow_the_order_of_jobs_and_are_bounded(workers):
+    lock = threading.Lock()
+    made = 0
+
+    def work(job):
+        nonlocal made
+        for number in range(job % 7 * 5):
+            with lock:
+                made += 1
+            yield job, number
+
+    wanted = [(job, (job, number)) for job in range(20) for number in range(job % 7 * 5)]
+    found = []
+    for pair in ThreadExecutor(workers).in_pieces(range(20), work, lambda job: job % 7 * 5):
+        found.append(pair)
+        assert made - len(found) <= workers * (executors.PIECES_AHEAD + 1) + (2 * workers + 1) * executors.PIECES_AHEAD
+    assert found == wanted
+
+
+def test_the_error_of_a_piece_is_raised_and_closing_ends_the_work():
+    closed = []
+
+    def work(job):
+        try:
+            for number in range(1000):
+                if (job, number) == (1, 3):
+                    raise RuntimeError("piece 3 of job 1")
+                yield number
+        finally:
+            closed.append(job)
+
+    pieces = ThreadExecutor(2).in_pieces(range(2), work, lambda job: 1000)
+    with pytest.raises(RuntimeError, match="piece 3 of job 1"):
+        list(pieces)
+    pieces = ThreadExecutor(2).in_pieces(range(100), work, lambda job: 1000)
+    next(pieces)
+    pieces.close()
+    assert sorted(closed[2:]) in ([0], [0, 1])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read")]
+
+
 @pytest.mark.parametrize("workers", [0, -1])
 def test_an_executor_needs_a_worker(workers):
     with pytest.raises(ValueError, match=f"workers must be at least 1, got {workers}"):

@@ -18,6 +18,7 @@ from niels_gpt.cache.sources.texts import (
     BuildSettings,
     budgets_of,
     chats_of,
+    forget_files,
     identity_of,
     revision_of,
     selection_of,
@@ -214,6 +215,15 @@ def build(
 
     Raises ValueError or OSError if it cannot be built; an older cache is then left unchanged.
     """
+    try:
+        return _build(source, settings, tokenizer, force=force, on_progress=on_progress)
+    finally:
+        forget_files(source, settings)
+
+
+def _build(
+    source: Source, settings: BuildSettings, tokenizer: Tokenizer, *, force: bool, on_progress: OnProgress | None
+) -> BuildResult:
     folder = folder_of(source, settings.cache_dir)
     selected = selection_of(source, settings)
     if selected is not None:

@@ -18,6 +18,7 @@ from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes
 from niels_gpt.config import NotesConfig
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.reading.local import find_files, find_local
+from niels_gpt.data.reading.url_rows import HashedFile
 from niels_gpt.data.registry import Source
 from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.source_paths import roam_path
@@ -66,6 +67,8 @@ class BuildSettings:
     """What encodes; None: `workers` threads."""
     url: str | None = None
     """URL of the folder of caches, to which each finished cache is copied; None: `cache_dir` is the folder."""
+    hashed: dict[str, list[HashedFile]] = field(default_factory=dict, repr=False)
+    """URL of a source -> its files with their hashes, as long as a build uses them: all reads see the same bytes."""
 
     @property
     def place(self) -> Path | str:
@@ -256,8 +259,9 @@ def _open(
 ) -> Any:
     errors = settings.errors if source.decodes else None
     path = settings.path_of(source.name)
-    if source.url(path) is not None:
-        options["executor"] = settings.executor
+    url = source.url(path)
+    if url is not None:
+        options |= {"executor": settings.executor, "hashed": hashed_files(url, settings)}
     return source.samples(
         subset=subset_of(source, settings),
         split=split,
@@ -268,6 +272,18 @@ def _open(
         notes=settings.notes,
         **options,
     )
+
+
+def hashed_files(url: str, settings: BuildSettings) -> list[HashedFile]:
+    """The files of a source at a URL with their hashes; computed once until `forget_files`."""
+    if url not in settings.hashed:
+        settings.hashed[url] = url_hashes(url, settings.executor)
+    return settings.hashed[url]
+
+
+def forget_files(source: Source, settings: BuildSettings) -> None:
+    """Hash the files of a source again when they are next needed."""
+    settings.hashed.pop(source.url(settings.path_of(source.name)) or "", None)
 
 
 def subset_of(source: Source, settings: BuildSettings) -> str | None:
@@ -296,7 +312,7 @@ def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
         identity |= settings.notes.text_options()
     url = source.url(settings.path_of(source.name))
     if url is not None:
-        hashes = url_hashes(url, settings.executor)
+        hashes = [(each.file.url.rpartition("/")[2], each.sha256) for each in hashed_files(url, settings)]
     else:
         hashes = [(Path(path).name, files.sha256_file(path)) for path in _files(source, settings)]
     if hashes:

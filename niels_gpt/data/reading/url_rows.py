@@ -1,19 +1,25 @@
 """Rows of files at a URL (fsspec), read in parts: by threads of this process, or by the nodes of a cluster.
 
 A part is a row group of a .parquet file, about a megabyte of lines of a .jsonl file, or a whole file of another format.
-Reading a part depends on nothing but its description, so it can be done anywhere, and again.
+Reading a part depends on nothing but its description, so it can be done anywhere, and again. Its rows come in pieces of
+bounded size, each with the checksums of the blocks that were read for it: rows that come from other bytes than those
+that were hashed are refused, even where a file of the same name and size differs between two machines.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
 
 from niels_gpt.data.reading.json_rows import iter_json_rows
 from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, choose_split, split_of
@@ -22,6 +28,10 @@ from niels_gpt.system.urls import join, open_url, url_errors
 TEXT_SUFFIXES = (".md", ".txt", ".txt.gz")
 PART_BYTES = 1 << 20
 """Bytes of lines per part of a .jsonl file."""
+PIECE_BYTES = 4 << 20
+"""Bytes of rows per piece of a part, about."""
+BLOCK_BYTES = 1 << 20
+"""Bytes per checksum (xxh3_64): 80 MB of checksums for 10 TB."""
 
 
 class UrlFile(NamedTuple):
@@ -41,6 +51,50 @@ class FilePart(NamedTuple):
     """parquet, lines, rows (a whole file of rows) or text (a whole file)."""
     start: int = 0
     """parquet: the row group; lines: the first byte."""
+    pieces: int = 1
+    """In how many pieces its rows are returned."""
+
+
+class ReadBlocks(NamedTuple):
+    """Checksums of the blocks of a file that were read, and where."""
+
+    host: str
+    checksums: dict[int, int]
+    """Number of the block -> xxh3_64."""
+
+
+class Piece(NamedTuple):
+    """Some rows of a part, and the blocks that were read for them since the last piece."""
+
+    rows: list[dict[str, Any]]
+    blocks: ReadBlocks
+
+
+class HashedFile(NamedTuple):
+    """A file, and what it contained when it was hashed."""
+
+    file: UrlFile
+    host: str
+    sha256: str
+    checksums: np.ndarray
+    """The xxh3_64 of each block, uint64."""
+
+    def check(self, read: ReadBlocks) -> None:
+        """Raise ValueError if blocks that were read later or elsewhere differ from those that were hashed."""
+        for block, checksum in read.checksums.items():
+            if block >= len(self.checksums) or int(self.checksums[block]) != checksum:
+                if read.host != self.host and is_local(self.file.url):
+                    raise ValueError(
+                        f"{self.file.url} on the node {read.host} differs from that on the node {self.host}, with the "
+                        f"same size: {NOT_SHARED}"
+                    )
+                raise ValueError(f"{self.file.url} has changed since it was hashed: start again")
+
+
+NOT_SHARED = (
+    "the folder is not shared; mount it on every node, use a URL that all nodes can read, or give the path without "
+    "file://, which this machine then reads"
+)
 
 
 def list_url(url: str, split: str = "train") -> list[UrlFile]:
@@ -74,16 +128,31 @@ def list_url(url: str, split: str = "train") -> list[UrlFile]:
     return [chosen[name] for name in names]
 
 
-def parts_of(files: list[UrlFile]) -> Iterator[FilePart]:
+Check = Callable[[UrlFile, ReadBlocks], None]
+"""Called with what was read of a file; raises ValueError if it is not what was hashed."""
+
+
+def no_check(file: UrlFile, read: ReadBlocks) -> None:
+    """The check of files that were not hashed."""
+
+
+def parts_of(files: list[UrlFile], check: Check = no_check) -> Iterator[FilePart]:
     """The parts of files, in order. Raises OSError or ValueError for a file that cannot be opened."""
     for file in files:
         lower = file.url.lower()
         if lower.endswith(".parquet"):
-            yield from (FilePart(file, "parquet", group) for group in range(_row_groups(file)))
-        elif lower.endswith(".jsonl") and file.bytes and not _is_list(file):
+            for group, size in enumerate(_row_groups(file, check)):
+                yield FilePart(file, "parquet", group, _pieces(size))
+        elif lower.endswith(".jsonl") and file.bytes and not _is_list(file, check):
             yield from (FilePart(file, "lines", start) for start in range(0, file.bytes, PART_BYTES))
+        elif lower.endswith(TEXT_SUFFIXES):
+            yield FilePart(file, "text")
         else:
-            yield FilePart(file, "text" if lower.endswith(TEXT_SUFFIXES) else "rows")
+            yield FilePart(file, "rows", pieces=_pieces(file.bytes))
+
+
+def _pieces(size: int) -> int:
+    return max(-(-size // PIECE_BYTES), 1)
 
 
 def holds_texts(files: list[UrlFile]) -> bool:
@@ -91,24 +160,30 @@ def holds_texts(files: list[UrlFile]) -> bool:
     return files[0].url.lower().endswith(TEXT_SUFFIXES)
 
 
-def read_part(part: FilePart, errors: str = "strict") -> list[dict[str, Any]]:
-    """The rows of a part; of a text file one row {"data": its bytes, uncompressed}.
+def read_part(part: FilePart, errors: str = "strict") -> Iterator[Piece]:
+    """The rows of a part, in `part.pieces` pieces; of a text file one row {"data": its bytes, uncompressed}.
 
     Raises ValueError for a file that is damaged or differs from the one that was listed, OSError if it cannot be read.
     """
-    filesystem, path = _open(part.file)
-    with url_errors(part.file.url, "read"):
+    with _open(part.file) as source:
         if part.kind == "parquet":
-            return _read_parquet(filesystem, path, part)
-        if part.kind == "lines":
-            from fsspec.utils import read_block
+            yield from _read_parquet(source, part)
+            return
+        rows = _read_rows(source, part, errors)
+        step = -(-len(rows) // part.pieces)
+        for number in range(part.pieces):
+            yield Piece(rows[number * step : (number + 1) * step], source.take())
 
-            with filesystem.open(path, "rb") as file:
-                data = read_block(file, part.start, PART_BYTES, delimiter=b"\n")
-            if not data.strip():
-                return []
-        else:
-            data = filesystem.cat_file(path)
+
+def _read_rows(source: BlockFile, part: FilePart, errors: str) -> list[dict[str, Any]]:
+    if part.kind == "lines":
+        from fsspec.utils import read_block
+
+        data = read_block(source, part.start, PART_BYTES, delimiter=b"\n")
+        if not data.strip():
+            return []
+    else:
+        data = source.read()
     name = part.file.url.rpartition("/")[2]
     with tempfile.TemporaryDirectory() as folder:  # the readers of local files check and explain their content
         copy = Path(folder) / name
@@ -124,20 +199,98 @@ def read_part(part: FilePart, errors: str = "strict") -> list[dict[str, Any]]:
             raise ValueError(str(err).replace(str(copy), where)) from None
 
 
-def hash_file(file: UrlFile) -> str:
-    """The sha256 of a file."""
-    filesystem, path = _open(file)
+def hash_file(file: UrlFile) -> Iterator[HashedFile]:
+    """One item: the sha256 of a file and the checksums of its blocks."""
     digest = hashlib.sha256()
-    with url_errors(file.url, "read"), filesystem.open(path, "rb") as source:
-        while data := source.read(1 << 22):
+    with _open(file) as source:
+        while data := source.read(4 * BLOCK_BYTES):
             digest.update(data)
-    return digest.hexdigest()
+        host, checksums = source.take()
+    in_order = np.array([checksums[block] for block in range(len(checksums))], dtype=np.uint64)
+    yield HashedFile(file, host, digest.hexdigest(), in_order)
 
 
-def first_rows(files: list[UrlFile], number: int, errors: str = "strict") -> list[dict[str, Any]]:
+def check_sizes(files: list[UrlFile]) -> None:
+    """Raise ValueError if this machine does not see files as they were listed, OSError if it cannot look."""
+    for file in files:
+        _check_size(file)
+
+
+def first_rows(
+    files: list[UrlFile], number: int, errors: str = "strict", check: Check = no_check
+) -> list[dict[str, Any]]:
     """The first rows of files."""
-    rows = itertools.chain.from_iterable(read_part(part, errors) for part in parts_of(files))
-    return list(itertools.islice(rows, number))
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for part in parts_of(files, check):
+            for piece in read_part(part, errors):
+                check(part.file, piece.blocks)
+                yield from piece.rows
+
+    return list(itertools.islice(rows(), number))
+
+
+class BlockFile(io.RawIOBase):
+    """A file that is read by whole blocks, of which it keeps the checksums. Errors are those of `url_errors`."""
+
+    def __init__(self, source: Any, url: str, size: int) -> None:
+        self._source, self._url, self._size = source, url, size
+        self._position = 0
+        self._last: tuple[int, bytes] = (-1, b"")
+        self._checksums: dict[int, int] = {}
+
+    def take(self) -> ReadBlocks:
+        """What was read since the last call."""
+        checksums, self._checksums = self._checksums, {}
+        return ReadBlocks(socket.gethostname(), checksums)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = max(offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence], 0)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """At most `size` bytes; all that are left for -1."""
+        rest = max(self._size - self._position, 0)
+        end = self._position + (rest if size is None or size < 0 else min(size, rest))
+        first, stop = self._position // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        blocks = [self._last[1]] if self._position < end and self._last[0] == first else []
+        data = b"".join([*blocks, *self._read_blocks(first + len(blocks), stop)])
+        start = self._position - first * BLOCK_BYTES
+        length, self._position = end - self._position, end
+        return data[start : start + length]
+
+    def _read_blocks(self, first: int, stop: int) -> Iterator[bytes]:
+        if first >= stop:
+            return
+        with url_errors(self._url, "read"):
+            self._source.seek(first * BLOCK_BYTES)
+            for block in range(first, stop):
+                wanted = min(BLOCK_BYTES, self._size - block * BLOCK_BYTES)
+                data = self._source.read(wanted)
+                while len(data) < wanted and (more := self._source.read(wanted - len(data))):
+                    data += more
+                if len(data) < wanted:
+                    raise OSError(f"it ends after {block * BLOCK_BYTES + len(data):,} of {self._size:,} bytes")
+                self._checksums[block] = xxhash.xxh3_64_intdigest(data)
+                self._last = (block, data)
+                yield data
+
+    def readline(self, size: int | None = -1) -> bytes:
+        raise io.UnsupportedOperation("readline")
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -149,7 +302,14 @@ def _filesystem(url: str) -> tuple[Any, str]:
     return open_url(url)
 
 
-def _open(file: UrlFile) -> tuple[Any, str]:
+def _open(file: UrlFile) -> BlockFile:
+    """Open a file that is the one that was listed. Raises as `_check_size` does."""
+    filesystem, path = _check_size(file)
+    with url_errors(file.url, "read"):
+        return BlockFile(filesystem.open(path, "rb"), file.url, file.bytes)
+
+
+def _check_size(file: UrlFile) -> tuple[Any, str]:
     """(file system, path) of a file that is the one that was listed.
 
     Raises ValueError if it is missing or has another size: it has changed, or a folder is not shared with this node.
@@ -162,34 +322,42 @@ def _open(file: UrlFile) -> tuple[Any, str]:
         size = None
     if size != file.bytes:
         problem = "is missing" if size is None else f"has {size:,} bytes instead of {file.bytes:,}"
-        if file.process != _this_process() and file.url.startswith(("file://", "local://", "memory://")):
-            remedy = (
-                f"on the node {socket.gethostname()}: the folder is not shared with it; mount it on every node, use a "
-                "URL that all nodes can read, or give the path without file://, which this machine then reads"
-            )
-            raise ValueError(f"{file.url} {problem} {remedy}")
+        if file.process != _this_process() and is_local(file.url):
+            raise ValueError(f"{file.url} {problem} on the node {socket.gethostname()}: {NOT_SHARED}")
         raise ValueError(f"{file.url} {problem}: it has changed since it was listed; start again")
     return filesystem, path
+
+
+def is_local(url: str) -> bool:
+    """Whether each machine has its own files at a URL, unless a folder is shared."""
+    return url.startswith(("file://", "local://", "memory://"))
 
 
 def _this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _row_groups(file: UrlFile) -> int:
-    filesystem, path = _open(file)
-    with url_errors(file.url, "read"), filesystem.open(path, "rb") as source:
-        return int(_parquet(source, file.url).num_row_groups)
+def _row_groups(file: UrlFile, check: Check) -> list[int]:
+    """The bytes of each row group, uncompressed."""
+    with _open(file) as source:
+        metadata = _parquet(source, file.url).metadata
+        check(file, source.take())
+    return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
 
 
-def _read_parquet(filesystem: Any, path: str, part: FilePart) -> list[dict[str, Any]]:
-    with filesystem.open(path, "rb") as source:
-        opened = _parquet(source, part.file.url)
-        try:
-            rows: list[dict[str, Any]] = opened.read_row_group(part.start, use_threads=False).to_pylist()
-        except Exception as err:
-            raise ValueError(f"cannot read {part.file.url}: row group {part.start} is damaged ({err})") from None
-    return rows
+def _read_parquet(source: BlockFile, part: FilePart) -> Iterator[Piece]:
+    """The rows of a row group, decoded piece by piece."""
+    opened = _parquet(source, part.file.url)
+    step = max(-(-opened.metadata.row_group(part.start).num_rows // part.pieces), 1)
+    try:
+        batches = opened.iter_batches(batch_size=step, row_groups=[part.start], use_threads=False)
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        for _ in range(part.pieces):
+            yield Piece(list(itertools.islice(rows, step)), source.take())
+    except GeneratorExit:
+        raise
+    except Exception as err:
+        raise ValueError(f"cannot read {part.file.url}: row group {part.start} is damaged ({err})") from None
 
 
 def _parquet(source: Any, url: str) -> Any:
@@ -202,9 +370,9 @@ def _parquet(source: Any, url: str) -> Any:
         raise ValueError(f"cannot read {url}: it is damaged, or no parquet file ({str(err).splitlines()[0]})") from None
 
 
-def _is_list(file: UrlFile) -> bool:
+def _is_list(file: UrlFile, check: Check) -> bool:
     """Whether a .jsonl file is one JSON list, which cannot be read in parts."""
-    filesystem, path = _open(file)
-    with url_errors(file.url, "read"):
-        start = filesystem.cat_file(path, 0, min(file.bytes, 256)) if file.bytes else b""
-    return bool(start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
+    with _open(file) as source:
+        start = source.read(256)
+        check(file, source.take())
+    return start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
