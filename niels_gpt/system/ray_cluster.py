@@ -59,7 +59,6 @@ class RayExecutor:
         if self._address is not None:
             _check_answers(self._address)
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first error of a job is raised; not all
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # its C++ code warns on stderr
         import ray
 
         if ray.is_initialized():

@@ -365,7 +365,7 @@ def _parquet(source: Any, url: str) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(source)
+        return parquet.ParquetFile(source, buffer_size=BLOCK_BYTES)  # by default it reads a whole column at once
     except pyarrow.ArrowInvalid as err:
         raise ValueError(f"cannot read {url}: it is damaged, or no parquet file ({str(err).splitlines()[0]})") from None
 
