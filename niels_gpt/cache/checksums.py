@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.remote import ensure
+from niels_gpt.cache.remote import ensure, fetch_again
 from niels_gpt.system import files
 
 BLOCK_BYTES = 1 << 16
@@ -102,10 +102,12 @@ def load_array(path: Path, listed: Mapping[str, Any] | None) -> np.ndarray:
     """
     ensure(path, listed)
     data = path.read_bytes()
+    if listed is not None and files.sha256_bytes(data) != listed["sha256"] and fetch_again(path, listed):
+        data = path.read_bytes()
     if listed is not None and files.sha256_bytes(data) != listed["sha256"]:
         raise CacheError(
             f"{path} is damaged, or the cache was rebuilt since it was opened (its sha256 differs from meta.json): "
-            "build the cache again, or start again"
+            "build the cache again (--force), or start again"
         )
     try:
         array = np.load(io.BytesIO(data), allow_pickle=False)

@@ -556,19 +556,23 @@ def _split_size(meta: dict[str, Any], split: str) -> str:
 def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     """Hash every file again and name the first damaged one."""
     from niels_gpt.cache.meta import read_meta
-    from niels_gpt.cache.remote import local_folder
+    from niels_gpt.cache.remote import local_folder, named_as, url_of
     from niels_gpt.cache.verify import verify_cache
     from niels_gpt.system.progress import status_line
 
     with status_line("verifying") as show:
-        verified = verify_cache(local_folder(path, fresh=True), on_file=lambda file: show(f"verifying {file}"))
+        local = local_folder(path, fresh=True)
+        with named_as(path, local):
+            verified = verify_cache(
+                local, on_file=lambda file: show(f"verifying {str(file).replace(str(local), str(path))}")
+            )
     if json:
-        print(json_format.dumps([str(folder) for folder in verified]))
+        print(json_format.dumps([str(url_of(folder)) for folder in verified]))
         return
     for folder in verified:
         listed = read_meta(folder / "meta.json")["files"]
         size = sum(entry["bytes"] for entry in listed.values())
-        print(f"{folder}: {len(listed)} files, {short_number(size)}B, verified")
+        print(f"{url_of(folder)}: {len(listed)} files, {short_number(size)}B, verified")
 
 
 @app.command("inspect")
@@ -584,7 +588,7 @@ def inspect(
 ) -> None:
     """Show the metadata, the sizes and a decoded sample at a random offset."""
     from niels_gpt.cache.formats import SPLITS, TEST
-    from niels_gpt.cache.remote import local_folder
+    from niels_gpt.cache.remote import local_folder, named_as
     from niels_gpt.cache.verify import find_caches
     from niels_gpt.system.rng import seeded_or_random
     from niels_gpt.system.terminal import rich_console
@@ -592,9 +596,9 @@ def inspect(
     if split not in (*SPLITS, TEST):
         raise ValueError(f"--split must be train, val or test, got {split!r}")
     generator = seeded_or_random(seed)
-    entries = [
-        _inspect_cache(folder, split, generator, tokens, tokenizer) for folder in find_caches(local_folder(path))
-    ]
+    local = local_folder(path)
+    with named_as(path, local):
+        entries = [_inspect_cache(folder, split, generator, tokens, tokenizer) for folder in find_caches(local)]
     if json:
         print(json_format.dumps(entries, indent=2, ensure_ascii=False))
         return
@@ -613,11 +617,12 @@ def _inspect_cache(
 
     from niels_gpt.cache.formats import splits_of
     from niels_gpt.cache.meta import CacheError, read_meta, split_tokens
+    from niels_gpt.cache.remote import url_of
     from niels_gpt.cache.verify import stream_slice
     from niels_gpt.tokenizer import load_tokenizer
 
     meta = read_meta(folder / "meta.json")
-    entry: dict[str, Any] = {"folder": str(folder), "split": split, "meta": meta}
+    entry: dict[str, Any] = {"folder": str(url_of(folder)), "split": split, "meta": meta}
     if split not in splits_of(meta):
         raise CacheError(f"{folder} has no {split} split: --split must be one of {', '.join(splits_of(meta))}")
     if meta.get("built") is False:
@@ -677,14 +682,18 @@ def _readable(key: str, value: Any) -> str:
 
 @app.command("diff")
 def diff(
-    first: Annotated[Path, typer.Argument(help="A cache.")],
-    second: Annotated[Path, typer.Argument(help="The cache to compare it with.")],
+    first: Annotated[Path, typer.Argument(parser=location, help="A cache; a path or a URL.")],
+    second: Annotated[Path, typer.Argument(parser=location, help="The cache to compare it with.")],
     json: Json = False,
 ) -> None:
     """Explain how two caches differ; exit code 1 if they do."""
+    from niels_gpt.cache.remote import local_folder, named_as
     from niels_gpt.cache.verify import differences
 
-    found = list(differences(first, second))
+    a, b = local_folder(first), local_folder(second)
+    with named_as(first, a), named_as(second, b):
+        found = list(differences(a, b))
+    found = [line.replace(str(a), str(first)).replace(str(b), str(second)) for line in found]
     if json:
         print(json_format.dumps(found, ensure_ascii=False))
     else:

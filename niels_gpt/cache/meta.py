@@ -166,7 +166,7 @@ def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = 
 
 def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = False) -> int:
     """The size of a file, checked against its entry of `listed_files`. Raises CacheError if it differs."""
-    from niels_gpt.cache.remote import ensure  # which imports this module
+    from niels_gpt.cache.remote import ensure, fetch_again  # which imports this module
 
     ensure(path, listed)
     try:
@@ -182,6 +182,6 @@ def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = Fa
         raise CacheError(f"{path} is not listed in meta.json: build the cache again")
     if size != listed["bytes"]:
         raise CacheError(f"{path} has {size:,} bytes, but meta.json lists {listed['bytes']:,}: build the cache again")
-    if verify and sha256_file(path) != listed["sha256"]:
-        raise CacheError(f"{path} is damaged (its sha256 differs from meta.json): build the cache again")
+    if verify and sha256_file(path) != listed["sha256"] and not fetch_again(path, listed):
+        raise CacheError(f"{path} is damaged (its sha256 differs from meta.json): build the cache again (--force)")
     return size

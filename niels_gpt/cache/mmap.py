@@ -129,8 +129,22 @@ class MappedTokens:
                 pass
             data = self._open()
         if self._unchecked:
-            self._check(data, begin, end)
+            try:
+                self._check(data, begin, end)
+            except CacheError:
+                if self._remote is None:
+                    raise
+                data = self._fetch_again(self._remote)
+                self._check(data, begin, end)
         return data[begin:end]
+
+    def _fetch_again(self, remote: RemoteFile) -> memoryview:
+        """Replace the copy of a remote file, which is damaged, and map it. Raises CacheError if that differs too."""
+        damaged = self._identity
+        remote.fetch_again(lambda copy: _identity(copy)[:2] == (damaged or ())[:2] or copy.st_size != self._bytes)
+        self._unmap()
+        self._check_again()
+        return self._open()
 
     def _check(self, data: memoryview, begin: int, end: int) -> None:
         """Check the blocks of these bytes that were not checked before."""
@@ -143,10 +157,15 @@ class MappedTokens:
             while (block := due.find(1, begin // width, stop)) >= 0:
                 first, last = block * width, min((block + 1) * width, self._bytes)
                 if not self._checks.matches(block, data[first:last]):
+                    if self._remote is not None:
+                        name, remedy = self._remote.url, self._remote.remedy()
+                    else:
+                        name = str(self.path)
+                        verify = command("cache", "verify", _cache_of(self.path))
+                        remedy = f"run {verify}, and build the cache again (--force)"
                     raise CacheError(
-                        f"{self.path} is damaged or was rebuilt since it was opened (bytes {first:,} to {last - 1:,} "
-                        f"differ from their checksum): run {command('cache', 'verify', _cache_of(self.path))}, "
-                        "and build the cache again"
+                        f"{name} is damaged or was rebuilt since it was opened (bytes {first:,} to {last - 1:,} differ "
+                        f"from their checksum): {remedy}"
                     )
                 due[block] = 0
             self._unchecked = 1 in due
@@ -222,6 +241,10 @@ class MappedTokens:
             return
         now = _identity(status)
         if now[:2] != self._identity[:2]:
+            return
+        if status.st_size != self._bytes and self._remote is not None:
+            self._unmap()  # fetched again when it is next read
+            self._check_again()
             return
         if status.st_size != self._bytes:
             raise self._changed(status.st_size)

@@ -15,8 +15,9 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
 from niels_gpt.system.executors import ThreadExecutor
+from niels_gpt.system.program import command
 from niels_gpt.system.urls import is_url, join, make_folder, open_url, split_name, url_errors
 from niels_gpt.system.user_cache import BUILDS, REMOTE, mark_used, private_folder
 
@@ -132,11 +134,19 @@ class RemoteFile(NamedTuple):
         Raises CacheError if its content differs from meta.json, OSError if it cannot be read or stored.
         """
         with contextlib.suppress(FileNotFoundError):
-            os.utime(self.path)
-            return
+            if self.path.stat().st_size == self.bytes:
+                os.utime(self.path)
+                return
+        self.fetch_again(lambda copy: copy.st_size != self.bytes)
+
+    def fetch_again(self, is_damaged: Callable[[os.stat_result], bool] = lambda copy: True) -> None:
+        """Replace a copy that is missing or damaged. Raises as `fetch` does."""
         with files.lock(self.path.with_name(f".{self.path.name}.lock")):
-            if not self.path.exists():
-                self._copy()
+            with contextlib.suppress(FileNotFoundError):
+                if not is_damaged(self.path.stat()):  # another process has replaced it
+                    return
+                self.path.unlink()
+            self._copy()
 
     def _copy(self) -> None:
         temporary = self.path.with_name(f".{self.path.name}.part")
@@ -147,13 +157,20 @@ class RemoteFile(NamedTuple):
                 if self._download(temporary) == self.sha256:
                     temporary.replace(self.path)
                     return
-                log.warning("%s differs from its sha256 in meta.json (attempt %d of 2)", self.url, attempt + 1)
+                log.debug("%s differs from its sha256 in meta.json (attempt %d of 2)", self.url, attempt + 1)
         finally:
             temporary.unlink(missing_ok=True)
         raise CacheError(
             f"{self.url} differs from its sha256 in meta.json: it is damaged, or was rebuilt since this process opened "
-            "it; start again, and if that does not help, build the cache again"
+            f"it; start again, and if that does not help, {self.remedy()}"
         )
+
+    def remedy(self) -> str:
+        """How to replace a published file that is damaged."""
+        match = re.fullmatch(r"(.*)/(?:pretrain|sft)/([^/]+)/(?:(?:train|val|test)/)?[^/]+", self.url)
+        if match is None:
+            return "build the cache again (--force)"
+        return f"build it again: {command('cache', 'build', match[2], '--cache-dir', match[1], '--force')}"
 
     def _download(self, path: Path) -> str:
         """Write the content to a file; its sha256."""
@@ -166,7 +183,7 @@ class RemoteFile(NamedTuple):
                     file.write(data)
                 file.truncate()
         except FileNotFoundError:
-            raise CacheError(f"{self.url} is missing, but meta.json lists it: build the cache again") from None
+            raise CacheError(f"{self.url} is missing, but meta.json lists it: {self.remedy()}") from None
         return digest.hexdigest()
 
 
@@ -182,10 +199,12 @@ def remote_file(path: Path, listed: Mapping[str, Any] | None) -> RemoteFile | No
 
 
 def ensure(path: Path, listed: Mapping[str, Any] | None) -> None:
-    """Fetch a file that is missing in a local copy of a remote cache; do nothing for other files."""
+    """Fetch a file that is missing, or has another size, in a local copy of a remote cache; ignore other files."""
     try:
-        if path.exists():
+        if listed is None or path.stat().st_size == listed["bytes"]:
             return
+    except FileNotFoundError:
+        pass
     except OSError:  # whoever reads the file reports it
         return
     remote = remote_file(path, listed)
@@ -193,9 +212,40 @@ def ensure(path: Path, listed: Mapping[str, Any] | None) -> None:
         remote.fetch()
 
 
-def warn_if_larger(url: str, size: int) -> None:
-    """Warn that the token files of a remote split do not fit the local copies together."""
-    limit = size_limit()
+def fetch_again(path: Path, listed: Mapping[str, Any] | None) -> bool:
+    """Replace a local copy that is damaged; False for a file of a local cache. Raises as `RemoteFile.fetch` does."""
+    remote = remote_file(path, listed)
+    if remote is None:
+        return False
+    remote.fetch_again()
+    return True
+
+
+def url_of(folder: Path) -> Path | str:
+    """What to call a cache folder: the URL that it is a copy of, or its path."""
+    return origin_of(folder) or folder
+
+
+@contextlib.contextmanager
+def named_as(location: str | Path, folder: Path) -> Iterator[None]:
+    """Name a cache in errors as the user did: by its URL, not by the folder of its local copy."""
+    try:
+        yield
+    except CacheError as err:
+        if not is_url(location):
+            raise
+        raise CacheError(str(err).replace(str(folder), str(location))) from err
+
+
+def check_fits(url: str, sizes: Mapping[str, int]) -> None:
+    """Warn that the token files of a remote split do not fit the local copies together.
+
+    Raises CacheError if one of them (name -> bytes) does not fit alone.
+    """
+    limit, size = size_limit(), sum(sizes.values())
+    largest = max(sizes, key=lambda name: sizes[name], default="")
+    if largest:
+        _check_fits_alone(f"{url}/{largest}", sizes[largest])
     if size > limit:
         log.warning(
             "%s has %sB, but local copies of remote caches may have %sB: files will be fetched more than once; set "
@@ -211,10 +261,7 @@ def _reserved(size: int, path: Path) -> Iterator[None]:
     The block creates the file; other processes wait. Raises CacheError for a file that exceeds the limit alone.
     """
     limit = size_limit()
-    if size > limit:
-        raise CacheError(
-            f"{path.name} has {size / 1e9:.3f} GB, but {VARIABLE} allows {limit / 1e9:.3f}: set it to more"
-        )
+    _check_fits_alone(path.name, size)
     root = private_folder(REMOTE)
     with files.lock(root / ".lock"):
         used, candidates = 0, []
@@ -240,6 +287,15 @@ def _reserved(size: int, path: Path) -> Iterator[None]:
 
             unmap_removed()
         yield
+
+
+def _check_fits_alone(name: str, size: int) -> None:
+    limit = size_limit()
+    if size > limit:
+        raise CacheError(
+            f"{name} has {size:,} bytes, but local copies of remote caches may have {limit:,}: set {VARIABLE} to more "
+            f"GB (it is {os.environ.get(VARIABLE) or DEFAULT_GB})"
+        )
 
 
 def _is_abandoned(part: Path) -> bool:

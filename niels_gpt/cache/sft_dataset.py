@@ -17,7 +17,7 @@ from niels_gpt.cache.checksums import load_array, open_checks
 from niels_gpt.cache.formats import CHECKSUMS, MAX_VOCAB, TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError, check_file, fingerprint, listed_files, open_meta, open_unchanged
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
-from niels_gpt.cache.remote import local_file, remote_file
+from niels_gpt.cache.remote import check_fits, local_file, origin_of, remote_file
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
@@ -33,6 +33,9 @@ def open_sft_tokens(path: Path, meta: dict[str, Any] | None) -> MappedTokens:
     table = f"{path.name.partition('_')[0]}_{CHECKSUMS}"
     checks = open_checks(listed, path.parent, table, [path.name])[0]
     entry = listed[path.name]
+    url = origin_of(path.parent)
+    if url is not None:
+        check_fits(url, {path.name: entry["bytes"]})
     return MappedTokens(path, entry["bytes"], checks, remote=remote_file(path, entry))
 
 

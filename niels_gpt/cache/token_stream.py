@@ -21,7 +21,7 @@ from niels_gpt.cache.meta import (
     past_vocabulary,
 )
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
-from niels_gpt.cache.remote import local_folder, origin_of, remote_file, warn_if_larger
+from niels_gpt.cache.remote import check_fits, local_folder, origin_of, remote_file
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.system.urls import is_url, split_name
@@ -81,10 +81,10 @@ class TokenStream:
         """Open the local copy of a remote cache: shards are fetched when they are first read, and then mapped."""
         cache, split = self.folder.parent, self.folder.name
         shards = sorted((name for name in files if name.startswith(f"{split}/shard_")), key=lambda n: (len(n), n))
+        check_fits(url, {name: files[name]["bytes"] for name in shards})
         if self._verify:
             for name in (*shards, f"{split}/{DOCUMENTS}"):
                 check_listed(cache / name, files.get(name), verify=True)
-        warn_if_larger(f"{url}/{split}", sum(files[name]["bytes"] for name in shards))
         checks = open_checks(files, cache, f"{split}/{CHECKSUMS}", shards)
         self.shards = [
             MappedTokens(cache / name, files[name]["bytes"], check, remote=remote_file(cache / name, files[name]))

@@ -71,6 +71,39 @@ def test_the_caches_at_a_url_are_the_local_ones(run, folder, url):
     assert "note" in out
 
 
+def test_a_damaged_published_shard_is_replaced_by_force(run, folder, url):
+    arguments = ["build", "roam", "--path", "notes", "--cache-dir", url, *OPTIONS, "--json"]
+    assert run(*arguments)[0] == 0
+    before = at(url)
+    filesystem, path = fsspec.core.url_to_fs(f"{url}/pretrain/roam/train/shard_00000.bin")
+    filesystem.pipe_file(path, b"x" * filesystem.size(path))
+    code, _, err = run("verify", url)
+    assert code == 1
+    assert f"{url}/pretrain/roam/train/shard_00000.bin differs" in err
+    assert f"cache build roam --cache-dir {url} --force" in err
+    assert err.count("\n") == 1
+    assert json.loads(run(*arguments)[1])[0]["state"] == "up to date"
+    assert json.loads(run(*arguments, "--force")[1])[0]["state"] == "built"
+    assert at(url) == before
+
+
+def test_commands_name_a_cache_by_its_url(run, folder, url):
+    assert run("build", "roam", "--path", "notes", "--cache-dir", url, *OPTIONS)[0] == 0
+    assert run("build", "roam", "--path", "notes", "--cache-dir", "local", *OPTIONS)[0] == 0
+    _, out, _ = run("verify", url)
+    assert out.startswith(f"{url}/pretrain/roam: ")
+    assert json.loads(run("verify", url, "--json")[1]) == [f"{url}/pretrain/roam"]
+    assert json.loads(run("inspect", url, "--json", "--seed", "1")[1])[0]["folder"] == f"{url}/pretrain/roam"
+    code, out, err = run("diff", f"{url}/pretrain/roam", "local/pretrain/roam")
+    assert (code, out, err) == (0, f"{url}/pretrain/roam and local/pretrain/roam are identical\n", "")
+    (folder / "notes" / "0.md").write_text("another note")
+    assert run("build", "roam", "--path", "notes", "--cache-dir", "local", *OPTIONS)[0] == 0
+    code, out, _ = run("diff", "local/pretrain/roam", f"{url}/pretrain/roam")
+    assert code == 1 and "/shard_00000.bin: differ from token 0 on" in out
+    code, _, err = run("diff", f"{url}/nothing", "local/pretrain/roam")
+    assert code == 1 and f"no cache at {url}/nothing" in err
+
+
 def test_an_interrupted_upload_is_repeated(run, url, monkeypatch):
     upload = remote.publish_cache
 

@@ -184,14 +184,69 @@ def test_local_copies_stay_below_the_limit(published, monkeypatch):
 
 def test_a_cache_larger_than_the_limit_is_announced(published, monkeypatch, caplog):
     url, _ = published
-    monkeypatch.setenv(remote.VARIABLE, "0.0000009")
-    with caplog.at_level(logging.WARNING, logger="niels_gpt.cache"), pytest.raises(CacheError, match=remote.VARIABLE):
-        PretrainTokenStreamDataset(f"{url}/train", T=8, device="cpu").shards[0].tokens  # noqa: B018
+    monkeypatch.setenv(remote.VARIABLE, "0.000004")
+    with caplog.at_level(logging.WARNING, logger="niels_gpt.cache"):
+        PretrainTokenStreamDataset(f"{url}/train", T=8, device="cpu")
     assert remote.VARIABLE in caplog.text
     for text in ("many", "0", "-1", "nan"):
         monkeypatch.setenv(remote.VARIABLE, text)
         with pytest.raises(ValueError, match=f"{remote.VARIABLE} is '{text}': set it to a number of GB"):
             remote.size_limit()
+
+
+def test_a_file_larger_than_the_limit_is_refused_when_it_is_opened(published, monkeypatch):
+    url, _ = published
+    monkeypatch.setenv(remote.VARIABLE, "0.0000009")
+    with pytest.raises(CacheError, match=rf"^{url}/train/shard_00000.bin has 1,000 bytes, but .* may have 900: set"):
+        TokenStream(f"{url}/train")
+    assert copies() == []
+
+
+DAMAGE = {"one bit": lambda data: bytes([data[0] ^ 1]) + data[1:], "truncated": lambda data: data[:-10],
+          "longer": lambda data: data + b"more"}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("name", ["shard_00001.bin", "documents.npy", "checksums.npy"])
+def test_a_damaged_copy_is_fetched_again(published, name, damage, caplog):
+    url, local = published
+    stream = TokenStream(f"{url}/train")
+    assert len(stream.documents)
+    whole = [shard.tokens.tobytes() for shard in stream.shards]
+    copy = next((cache_folder() / "remote").rglob(name))
+    good = copy.read_bytes()
+    copy.unlink()
+    copy.write_bytes(damage(good))
+    again = TokenStream(f"{url}/train")
+    assert [shard.tokens.tobytes() for shard in again.shards] == whole
+    assert np.array_equal(again.documents, TokenStream(local / "train").documents)
+    assert copy.read_bytes() == good
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_copy_that_is_damaged_while_it_is_mapped_is_fetched_again(published):
+    url, local = published
+    wanted = (local / "train/shard_00000.bin").read_bytes()
+    shard = TokenStream(f"{url}/train").shards[0]
+    assert shard.slice(0, 4).tobytes() == wanted[:8]
+    with copies()[0].open("r+b") as file:
+        file.truncate(100)
+    shard.check_unchanged()
+    assert shard.tokens.tobytes() == wanted
+
+
+def test_a_damaged_copy_of_a_damaged_file_names_the_url(url, tmp_path, caplog):
+    local = build_pretrain(DOCUMENTS, tmp_path / "notes", max_val_tokens=300, shard_bytes=1000)
+    address = f"{url}/pretrain/notes"
+    remote.publish_cache(local, address)
+    _ = TokenStream(f"{address}/train").shards[0].tokens
+    copies()[0].write_bytes(b"x" * 1000)
+    change(f"{address}/train/shard_00000.bin", b"x" * 1000)
+    with pytest.raises(CacheError, match=rf"^{address}/train/shard_00000.bin differs.* build it again: .*") as caught:
+        _ = TokenStream(f"{address}/train").shards[0].tokens
+    assert str(caught.value).endswith(f"cache build notes --cache-dir {url} --force")
+    assert copies() == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_a_partial_download_of_a_killed_process_is_not_used(published):
