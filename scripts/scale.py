@@ -75,11 +75,14 @@ class Rates:
 
     bytes_per_token: float = _rate(3.7, "measured: 3.2 to 3.7 for English text, vocabularies of 8,000 and 16,000")
     stored_token_bytes: float = _rate(2.0, "the format: uint16")
-    encode_tokens_per_s: float = _rate(
-        2.4e6, "measured: 4.8M tokens/s by a cache build on two x86 cores; per core"
+    encode_tokens_per_s: float = _rate(2.4e6, "measured: 4.8M tokens/s by a cache build on two x86 cores; per core")
+    reader_bytes_per_s: float = _rate(40e6, "measured: 62 to 89 ms per 1,000 streamed rows of 3 KB; per process")
+    hash_bytes_per_s: float = _rate(1.5e9, "measured on a busy ARM core: sha256; per process")
+    driver_rows_bytes_per_s: float = _rate(
+        280e6, "measured on a busy ARM core: rows that the driver of a Ray build receives, per CPU second"
     )
-    reader_bytes_per_s: float = _rate(
-        40e6, "measured: 62 to 89 ms per 1,000 streamed rows of 3 KB; per process"
+    driver_tokens_per_s: float = _rate(
+        54e6, "measured on a busy ARM core: tokens that the driver of a Ray build receives, hashes and writes"
     )
     plan_row_s: float = _rate(0.2e-6, "measured: every process plans all rows of the global batch")
     gather_row_s: float = _rate(16e-6, "measured: 0.51 ms per 32 rows of 1,024 tokens, each in a new 64 KB block")
@@ -107,9 +110,7 @@ class Rates:
     node_bus_bytes_per_s: float = _rate(360e9, "assumed: collectives inside a node (NVLink at 80 %)")
     bus_bytes_per_s: float = _rate(320e9, "assumed: collectives between nodes, 8 x 400 Gb/s per node at 80 %")
     hop_s: float = _rate(5e-6, "assumed: one hop of a collective")
-    control_hop_s: float = _rate(
-        0.15e-3, "measured on busy ARM cores: a ring of gloo, one exchange per step"
-    )
+    control_hop_s: float = _rate(0.15e-3, "measured on busy ARM cores: a ring of gloo, one exchange per step")
     jitter: float = _rate(0.01, "assumed: standard deviation of a process's step over its mean")
     max_batch_tokens: float = _rate(16e6, "assumed: larger batches waste tokens")
     failures_per_gpu_day: float = _rate(4.7e-4, "published: 419 interruptions of 16,384 GPUs in 54 days (Llama 3)")
@@ -364,22 +365,34 @@ def make_plan(model: Model, gpus: int, text: float, rates: Rates, *, epochs: flo
 
 
 def cache_build(text: float, gpus: int, rates: Rates) -> tuple[str, float]:
-    """Return (slowest stage, seconds) of building a token cache on the nodes of the run.
+    """Return (slowest stage of the last pass, seconds) of building a token cache on the nodes of the run.
 
-    One node has one reading process. Several nodes (`niels-gpt cache build --engine ray`) have one per core, but no
-    more than input files.
+    One node: one process reads a streamed source once. Several nodes: `niels-gpt cache build --engine ray` from a URL,
+    in four passes. The nodes hash the files; then they read all rows three times, to count the documents, for val and
+    for train, and send them to the driver. In the last pass the driver sends the text to the nodes, which tokenize, and
+    hashes and writes all tokens itself. The result is that of one process where this is faster.
     """
     nodes = min(_nodes(gpus, rates), rates.build_nodes)
     cores = nodes * rates.cores_per_gpu * min(gpus, rates.gpus_per_node)
-    readers = 1 if nodes == 1 else min(cores, math.ceil(text / rates.file_bytes))
     stored = rates.stored_token_bytes / rates.bytes_per_token  # bytes written per byte of text
     stages = {  # bytes of text per second
-        "read": min(readers * rates.reader_bytes_per_s, nodes * rates.store_node_bytes_per_s, rates.store_bytes_per_s),
-        "tokenize": cores * rates.encode_tokens_per_s * rates.bytes_per_token,
-        "write": min(nodes * rates.write_bytes_per_s, rates.store_bytes_per_s) / stored,
+        "read": rates.reader_bytes_per_s,
+        "tokenize": cores / nodes * rates.encode_tokens_per_s * rates.bytes_per_token,
+        "write": rates.write_bytes_per_s / stored,
     }
     name = min(stages, key=lambda stage: stages[stage])
-    return name, text / stages[name]
+    one = name, text / stages[name]
+    if nodes == 1:
+        return one
+    network = min(nodes * rates.store_node_bytes_per_s, rates.store_bytes_per_s)
+    hashing = min(min(cores, math.ceil(text / rates.file_bytes)) * rates.hash_bytes_per_s, network)
+    reading = min(cores * rates.reader_bytes_per_s, network)
+    receiving = min(reading, rates.driver_rows_bytes_per_s)
+    driver = 1 / (1 / rates.driver_rows_bytes_per_s + 1 / (rates.driver_tokens_per_s * rates.bytes_per_token))
+    stages |= {"read": reading, "tokenize": nodes * stages["tokenize"], "driver": driver}
+    name = min(stages, key=lambda stage: stages[stage])
+    ray = name, text * (1 / hashing + 2 / receiving + 1 / stages[name])
+    return min(one, ray, key=lambda found: found[1])
 
 
 def choose_layout(cache_bytes: float, model: Model, rows: int, compute: float, gpus: int, rates: Rates) -> str:

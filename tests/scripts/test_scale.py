@@ -252,8 +252,22 @@ def test_cache_builds_run_at_the_rate_of_the_slowest_stage():
     assert scale.cache_build(1e12, 1, rates) == ("read", pytest.approx(1e12 / 40e6))  # one process reads
     fast_read = dataclasses.replace(rates, reader_bytes_per_s=1e9)
     assert scale.cache_build(1e12, 1, fast_read) == ("tokenize", pytest.approx(1e12 / 3.7 / (12 * 2.4e6)))
-    one, eight = (scale.cache_build(1e12, gpus, dataclasses.replace(rates, write_bytes_per_s=1e8)) for gpus in (16, 64))
-    assert one[0] == eight[0] == "write" and one[1] == pytest.approx(4 * eight[1])
+    slow_write = dataclasses.replace(fast_read, write_bytes_per_s=1e6)
+    assert scale.cache_build(1e12, 1, slow_write) == ("write", pytest.approx(1e12 / 3.7 * 2 / 1e6))
+
+
+def test_the_driver_of_a_ray_build_limits_it_however_many_nodes_there_are():
+    rates = Rates()
+    per_byte = 3 / 280e6 + 1 / (54e6 * 3.7)  # rows of three passes; tokens of the last
+    for gpus in (64, 4096):
+        limit, seconds = scale.cache_build(1e12, gpus, rates)
+        assert limit == "driver"
+        assert seconds == pytest.approx(1e12 * per_byte, rel=0.01)  # the rest: hashing, by the nodes
+    quick = dataclasses.replace(rates, driver_rows_bytes_per_s=1e12, driver_tokens_per_s=1e12)
+    slow_disk = dataclasses.replace(quick, write_bytes_per_s=1e8)  # the driver writes alone
+    assert [scale.cache_build(1e12, gpus, slow_disk)[0] for gpus in (16, 64)] == ["write", "write"]
+    assert scale.cache_build(1e12, 64, slow_disk)[1] == pytest.approx(1e12 / 3.7 * 2 / 1e8, rel=0.03)
+    assert scale.cache_build(1e12, 64, dataclasses.replace(rates, driver_rows_bytes_per_s=1e6))[0] == "read"  # alone
 
 
 def test_more_gpus_fail_more_often_and_lose_more():
