@@ -78,7 +78,7 @@ class RayExecutor:
                 ray.shutdown()
             where = f"the Ray cluster at {self._address}" if self._address else "a local Ray cluster"
             if re.search("Unauthenticated|InvalidAuthToken", str(err)):
-                raise ConnectionError(f"{where} {_token_remedy()}") from err
+                raise ConnectionError(f"{where} {_token_remedy(bool(_token()))}") from err
             raise ConnectionError(f"cannot use {where}: {_first_line(err)}{_address_remedy(self._address)}") from err
         self._ray = ray
         self._max_pending()
@@ -279,14 +279,15 @@ def _check_is_ray(address: str) -> None:
     if target is None:
         return
     method = "/ray.rpc.RayletDriver/ClusterInfo" if is_client else "/ray.rpc.NodeInfoGcsService/CheckAlive"
+    token = _token()
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(method)(b"", timeout=CONNECT_SECONDS, metadata=_token())
+            channel.unary_unary(method)(b"", timeout=CONNECT_SECONDS, metadata=token)
             return
         except grpc.RpcError as err:
             code = err.code()
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        raise ConnectionError(f"the Ray cluster at {address} {_token_remedy()}")
+        raise ConnectionError(f"the Ray cluster at {address} {_token_remedy(bool(token))}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         other = (
             "drop ray://, or use the port of Ray's client server (10001)"
@@ -330,8 +331,8 @@ def _token() -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def _token_remedy() -> str:
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+def _token_remedy(was_sent: bool) -> str:
+    if was_sent:
         return "refuses the token: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of its head node"
     return (
         "wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of its head "

@@ -159,8 +159,10 @@ def test_rows_come_from_the_bytes_that_were_hashed(name, place):
     place({last.url.removeprefix(f"{url}/"): changed(data, last.url)})  # the same size
     with pytest.raises(ValueError, match=rf"^{last.url} has changed since it was hashed: start again$"):
         list(iter_url_files("x", SourceConfig(url), hashed=hashed))
-    there = [each._replace(host="another-node") for each in hashed]
-    with pytest.raises(ValueError, match=rf"^{last.url} on the node \S+ differs from that on the node another-node, "):
+    there = [each._replace(process="another-node:1") for each in hashed]
+    with pytest.raises(
+        ValueError, match=rf"^{last.url} on the node \S+ is not what was hashed on the node another-node: "
+    ):
         list(iter_url_files("x", SourceConfig(url), hashed=there))
 
 

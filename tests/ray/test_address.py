@@ -59,7 +59,6 @@ def grpc_server(code):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 1.0)
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 
 
 @pytest.mark.parametrize("protocol", ["", "ray://"])
@@ -85,10 +84,10 @@ def test_another_grpc_service_is_named(protocol):
 
 @pytest.mark.parametrize("protocol", ["", "ray://"])
 def test_a_token_that_is_missing_or_wrong_is_named(protocol, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_token", tuple)
     with grpc_server(grpc.StatusCode.UNAUTHENTICATED) as (port, seen):
         with pytest.raises(ConnectionError, match="wants a token: set RAY_AUTH_MODE=token"):
             RayExecutor(f"{protocol}127.0.0.1:{port}").__enter__()
-        monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setattr(ray_cluster, "_token", lambda: (("authorization", "Bearer mine"),))
         with pytest.raises(ConnectionError, match="refuses the token: set RAY_AUTH_TOKEN"):
             RayExecutor(f"{protocol}127.0.0.1:{port}").__enter__()

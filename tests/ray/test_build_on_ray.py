@@ -159,10 +159,10 @@ def test_a_folder_that_differs_between_nodes_is_refused(executor, tmp_path):
         ValueError, match=r"a\.jsonl has 1,000 bytes instead of 7 on the node \S+: the folder is not sha"
     ):
         executor.on_each_node(check_sizes, [listed[0]._replace(bytes=7)])
-    hashed = [each._replace(host="another") for each in url_hashes(url, executor)]
+    hashed = [each._replace(process="another:1") for each in url_hashes(url, executor)]
     (tmp_path / "a.jsonl").write_text('{"text": "two row"}\n' * 50)
     with pytest.raises(
-        ValueError, match=r"a\.jsonl on the node \S+ differs from that on the node another, with the same"
+        ValueError, match=r"a\.jsonl on the node \S+ is not what was hashed on the node another, with the same"
     ):
         list(iter_url_files("x", SourceConfig(url), executor=executor, hashed=hashed))
 

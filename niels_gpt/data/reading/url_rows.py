@@ -56,9 +56,10 @@ class FilePart(NamedTuple):
 
 
 class ReadBlocks(NamedTuple):
-    """Checksums of the blocks of a file that were read, and where."""
+    """Checksums of the blocks of a file that were read."""
 
-    host: str
+    process: str
+    """The machine and process that read them."""
     checksums: dict[int, int]
     """Number of the block -> xxh3_64."""
 
@@ -74,7 +75,8 @@ class HashedFile(NamedTuple):
     """A file, and what it contained when it was hashed."""
 
     file: UrlFile
-    host: str
+    process: str
+    """The machine and process that hashed it."""
     sha256: str
     checksums: np.ndarray
     """The xxh3_64 of each block, uint64."""
@@ -83,10 +85,11 @@ class HashedFile(NamedTuple):
         """Raise ValueError if blocks that were read later or elsewhere differ from those that were hashed."""
         for block, checksum in read.checksums.items():
             if block >= len(self.checksums) or int(self.checksums[block]) != checksum:
-                if read.host != self.host and is_local(self.file.url):
+                if read.process != self.process and is_local(self.file.url):
+                    here, there = (process.rpartition(":")[0] for process in (read.process, self.process))
                     raise ValueError(
-                        f"{self.file.url} on the node {read.host} differs from that on the node {self.host}, with the "
-                        f"same size: {NOT_SHARED}"
+                        f"{self.file.url} on the node {here} is not what was hashed on the node {there}: it has "
+                        f"changed since, or {NOT_SHARED}"
                     )
                 raise ValueError(f"{self.file.url} has changed since it was hashed: start again")
 
@@ -205,9 +208,9 @@ def hash_file(file: UrlFile) -> Iterator[HashedFile]:
     with _open(file) as source:
         while data := source.read(4 * BLOCK_BYTES):
             digest.update(data)
-        host, checksums = source.take()
+        process, checksums = source.take()
     in_order = np.array([checksums[block] for block in range(len(checksums))], dtype=np.uint64)
-    yield HashedFile(file, host, digest.hexdigest(), in_order)
+    yield HashedFile(file, process, digest.hexdigest(), in_order)
 
 
 def check_sizes(files: list[UrlFile]) -> None:
@@ -242,7 +245,7 @@ class BlockFile(io.RawIOBase):
     def take(self) -> ReadBlocks:
         """What was read since the last call."""
         checksums, self._checksums = self._checksums, {}
-        return ReadBlocks(socket.gethostname(), checksums)
+        return ReadBlocks(_this_process(), checksums)
 
     def readable(self) -> bool:
         return True
