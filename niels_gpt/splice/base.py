@@ -15,7 +15,7 @@ import numpy as np
 
 from niels_gpt.config.checks import check_int
 from niels_gpt.config.splice import MOST, check_options, count, log, parse_axis_shuffle
-from niels_gpt.splice.axis_order import AxisOrder, AxisShuffles
+from niels_gpt.splice.axis_order import CHUNK, MAX_ROWS, AxisOrder, AxisShuffles
 from niels_gpt.splice.documents import MAX_ID, Documents
 from niels_gpt.splice.frames import FrameBuilder, Frames, SpanOrigin, Spans, StepPlan
 from niels_gpt.splice.layout import DocumentLayouts
@@ -25,6 +25,7 @@ from niels_gpt.splice.weights import (
     AliasTable,
     DocumentEdges,
     DocumentShares,
+    first_spread,
     parse_groups,
     parse_weights,
     per_document,
@@ -206,7 +207,11 @@ class SpliceDataset:
             if self.sampler == "stream":
                 self._alias = AliasTable(shares.floats()[self._usable])
         self._ends = np.cumsum(self._quotas)
-        self._axis_order = AxisOrder(self.axis_shuffles, self._ends, self._row_widths(), self._starts_of)
+        widths, max_rows = self._row_widths(), None
+        if self.axis_shuffles and widths is None:
+            self._starts = self.layouts.starts()[self._usable]
+            max_rows = self._max_rows()
+        self._axis_order = AxisOrder(self.axis_shuffles, self._ends, widths, self._row_begins, max_rows)
 
     def _row_widths(self) -> np.ndarray | None:
         """Examples per start of each usable document; None if they differ within a document."""
@@ -215,10 +220,47 @@ class SpliceDataset:
         widths = self.layouts.widths()
         return None if widths is None or self.sampler != "enumerate" else widths[self._usable]
 
-    def _starts_of(self, at: int) -> np.ndarray:
-        """t of every example of a usable document, in enumeration order."""
-        end = int(self._ends[at])
-        return self.spans(np.arange(end - int(self._quotas[at]), end)).t
+    def _max_rows(self) -> np.ndarray:
+        """Upper bound of the rows of each usable document in the tables of shuffle_content and shuffle_offsets.
+
+        It holds for every stage of a curriculum: raises ValueError for too long a document before the first step.
+        """
+        if self.sampler == "enumerate":
+            rows = np.where(self._starts == 1, 1, self._starts * -(-self._quotas // self._counts))
+        else:
+            rows = np.minimum(self._starts, self._quotas if self.curriculum is None else len(self))
+        most = int(rows.argmax())
+        if rows[most] > MAX_ROWS:
+            raise ValueError(
+                "shuffle_content and shuffle_offsets need a table of the starts of a document, and document "
+                f"{self._own_index(most)} has {rows[most]:,}, more than {MAX_ROWS:,}: use shuffle, a longer "
+                "content_stride, or content_start_mode='coverage_balanced'"
+            )
+        return rows
+
+    def _own_index(self, at: int) -> int:
+        """The index of a usable document where the documents come from (a cache), else in the list of documents."""
+        doc = int(self._usable[at])
+        indices = getattr(self.documents, "indices", None)
+        return doc if indices is None else int(indices[doc])
+
+    def _row_begins(self, at: int) -> np.ndarray:
+        """The first example of each row (consecutive examples of one start) of a usable document, from 0."""
+        doc, starts = int(self._usable[at]), int(self._starts[at])
+        count, quota = int(self._counts[at]), int(self._quotas[at])
+        if starts == 1:
+            return np.zeros(1, dtype=np.int64)
+        begins = np.empty(starts * (-(-quota // count) if self.sampler == "enumerate" else 1), dtype=np.int64)
+        for first in range(0, len(begins), CHUNK):
+            repeat, start = np.divmod(np.arange(first, min(first + CHUNK, len(begins))), starts)
+            numbers = self.layouts.first_numbers(doc, start)
+            begins[first : first + len(start)] = (
+                repeat * count + numbers if self.sampler == "enumerate" else first_spread(numbers, count, quota)
+            )
+        used = np.empty(len(begins), dtype=bool)  # a small quota skips starts
+        np.less(begins[:-1], np.minimum(begins[1:], quota), out=used[:-1])
+        used[-1] = begins[-1] < quota
+        return begins if used.all() else begins[used]
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -35,8 +35,14 @@ class Documents(Protocol):
 class ArrayDocuments:
     """Documents given as arrays (or lists) of token ids."""
 
-    def __init__(self, documents: Sequence[np.ndarray | Sequence[int]]) -> None:
-        """Raises ValueError for a document that is not a one-dimensional array of ids in 0..2**31-1."""
+    def __init__(
+        self, documents: Sequence[np.ndarray | Sequence[int]], *, indices: Sequence[int] | None = None
+    ) -> None:
+        """`indices`: the index of each document in its source, for messages; None: its position in the list.
+
+        Raises ValueError for a document that is not a one-dimensional array of ids in 0..2**31-1.
+        """
+        self.indices = indices
         try:
             iterator = iter(documents)
         except TypeError:

@@ -119,6 +119,21 @@ class Layout:
         left = K if self.kind == "cyclic_roll" else np.minimum(self.K, lengths - t)
         return t, s, np.minimum(left, self.S - s)
 
+    def first_numbers(self, lengths: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """The number of the first span of start `start` (0, 1, ...) of a document of length `lengths`, for each."""
+        if self.kind in ("slide", "coverage_balanced"):
+            return start
+        if not (self.kind == "slide_within" and self.tight):
+            return start * self._offsets(self.content(lengths))
+        full = self._full(lengths)
+        numbers = np.minimum(start, full) * self._offsets(self.K)
+        tail = np.flatnonzero(start > full)
+        if len(tail):
+            begin = self._tail_index[(lengths - full * self.k_t)[tail]]
+            at = begin + (start - full)[tail]
+            numbers[tail] += self._sums[at - 1] - self._sums[begin] + self._offset_counts[begin]
+        return numbers
+
     def _offsets(self, copied: np.ndarray | int) -> np.ndarray:
         """Number of offsets s of a span of `copied` tokens."""
         last = self.S - copied if self.tight else self.S - self.m + np.zeros_like(copied)
@@ -211,6 +226,11 @@ class DocumentLayouts:
             rows = which == i
             t[rows], s[rows], length[rows] = self._layouts[i].spans(self.lengths[docs[rows]], numbers[rows])
         return t, s, length
+
+    def first_numbers(self, doc: int, start: np.ndarray) -> np.ndarray:
+        """The number of the first span of each start (0, 1, ...) of a document."""
+        layout = self._layouts[self._which[doc]]
+        return layout.first_numbers(np.broadcast_to(self.lengths[doc], start.shape), start)
 
     def _each(self, name: str) -> np.ndarray:
         if len(self._layouts) == 1:

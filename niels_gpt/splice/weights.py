@@ -136,6 +136,22 @@ def spread(j: np.ndarray, counts: np.ndarray, quotas: np.ndarray) -> np.ndarray:
     return exact.astype(np.int64)
 
 
+def first_spread(numbers: np.ndarray, count: int, quota: int) -> np.ndarray:
+    """The first j of a quota with spread(j, count, quota) >= number, for each number: where its examples begin.
+
+    This is ceil((2 * quota * number - count) / (2 * count)), exactly.
+    """
+    if max(count, quota) < 2**50:
+        # The product may exceed 64 bits, but the float is off by one at most, so the remainder is small: it is exact
+        # although both of its terms wrap around.
+        near = (numbers * (quota / count)).astype(np.int64)
+        remainder = numbers * (2 * quota) - count - near * (2 * count)
+        j = near - (-remainder // (2 * count))
+    else:
+        j = -((count - 2 * quota * numbers.astype(object)) // (2 * count))
+    return np.maximum(j, 0).astype(np.int64)
+
+
 class AliasTable:
     """Draws from a distribution over N documents with one lookup (Walker's alias method).
 

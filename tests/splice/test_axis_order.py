@@ -1,12 +1,15 @@
 """Shuffling one axis: against the rows of the enumeration, taken apart by a naive loop."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from niels_gpt.splice import MultiSpliceDocumentDataset, SpliceDocumentDataset
 from niels_gpt.splice import axis_order as axis_order_module
+from niels_gpt.splice import base as base_module
+from niels_gpt.splice.documents import ArrayDocuments
 
 LENGTHS = (9, 5, 12, 2)
 LAYOUTS = [
@@ -133,8 +136,62 @@ def test_any_position_of_a_long_document_is_quick():
     assert len(set(spans.t.tolist())) == 1 and len(set(spans.s.tolist())) == 8  # eight offsets of one start
 
 
-def test_a_table_that_would_be_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(axis_order_module, "MAX_TABLE", 20)
-    dataset = multi(shuffle_content=True, content_start_mode="slide_within")
-    with pytest.raises(ValueError, match=r"shuffle_content.*20"):
-        dataset.plan(0, 0, 2)
+def test_the_table_of_one_seed_is_not_used_for_another():
+    """slide_within with tight offsets: rows of different widths."""
+    used, fresh = (multi(shuffle_content=True, content_start_mode="slide_within") for _ in range(2))
+    orders = [list(used.epoch(seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert len(set(map(tuple, orders))) == 9
+    assert orders[-1] == list(fresh.epoch(2, 2))
+
+
+@pytest.mark.parametrize("options", LAYOUTS)
+def test_row_begins(options):
+    """Against the starts of every example, enumerated."""
+    dataset = multi(shuffle_content=True, **options)
+    if not hasattr(dataset, "_starts"):
+        return  # rows of one width
+    t = dataset.triples()
+    for at, doc in enumerate(np.unique(t[:, 0]).tolist()):
+        starts = t[t[:, 0] == doc, 1]
+        begins = np.flatnonzero(np.concatenate(([True], starts[1:] != starts[:-1])))
+        assert dataset._row_begins(at).tolist() == begins.tolist()
+
+
+def test_a_table_has_an_entry_per_start_not_per_example():
+    """400 million examples of half a million starts: 30 MB at most, and no example is enumerated."""
+    dataset = SpliceDocumentDataset(
+        S=1024, doc_tokens=np.zeros(500_000, dtype=np.uint8), pad_token_id=0, content_length=256, shuffle_content=True,
+        content_start_mode="slide_within", shuffle_offsets=True,
+    )  # fmt: skip
+    assert len(dataset) > 1 << 28
+    tracemalloc.start()
+    spans = [dataset.planned(dataset.plan(0, step, 8)) for step in (0, 1_000_000, len(dataset) // 8)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60e6
+    for span in spans[:2]:
+        assert len(set(span.t.tolist())) == 1 and len(set(span.s.tolist())) == 8
+
+
+def test_all_tables_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(axis_order_module, "MAX_ROWS", 40)
+    dataset = multi(shuffle_content=True, content_start_mode="slide_within", balance_mode="by_document")
+    for epoch in range(5):
+        assert sorted(dataset.epoch(0, epoch)) == list(range(len(dataset)))
+        assert 0 < sum(map(len, dataset._axis_order._tables.values())) <= 40
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"balance_mode": "by_temperature", "balance_tau": 0.0}, {"curriculum": 2}, {"shuffle_offsets": True}],
+)
+def test_too_many_starts_are_refused_before_the_first_step(monkeypatch, options):
+    """The message names the document by its index in its source."""
+    monkeypatch.setattr(base_module, "MAX_ROWS", 9)
+    docs = ArrayDocuments([np.arange(length) for length in LENGTHS], indices=[31, 32, 33, 34])
+    given = {"S": 8, "doc_tokens_list": (), "documents": docs, "pad_token_id": 0, "content_length": 4}
+    given |= {"content_start_mode": "slide_within", "shuffle_content": True} | options
+    with pytest.raises(ValueError, match=r"shuffle_content.* document 33 has 11, more than 9"):
+        MultiSpliceDocumentDataset(**given)
+    MultiSpliceDocumentDataset(**given | {"content_stride": 3})
+    MultiSpliceDocumentDataset(**given | {"content_start_mode": "anchor_start"})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.splice import MultiSpliceDocumentDataset
-from niels_gpt.splice.weights import distinct_pairs
+from niels_gpt.splice.weights import distinct_pairs, first_spread, spread
 from tests.splice import (
     NULL,
     by_quota,
@@ -342,3 +342,18 @@ def test_distinct_pairs_are_those_of_numpy():
         wanted, at = np.unique(np.stack((first, second)), axis=1, return_inverse=True)
         assert pairs == [tuple(column) for column in wanted.T.tolist()]
         assert which.tolist() == at.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(("count", "quota"), [(1, 1), (7, 3), (3, 7), (50, 50), (41, 1), (10**6 + 3, 10**6 - 1)])
+def test_first_spread_is_where_the_examples_of_a_span_begin(count, quota):
+    j = np.arange(quota)
+    numbers = spread(j, np.full(quota, count), np.full(quota, quota))
+    asked = np.unique(np.append(np.arange(0, count, max(count // 100, 1)), count - 1))
+    assert first_spread(asked, count, quota).tolist() == np.searchsorted(numbers, asked).tolist()
+
+
+@pytest.mark.parametrize(("count", "quota"), [(8606827218, 8606820001), (2**49 + 1, 2**49 - 3), (2**55 + 1, 2**55 - 3)])
+def test_first_spread_is_exact_for_products_past_64_bits(count, quota):
+    asked = np.array([0, 1, count // 3, count // 2, count - 2, count - 1])
+    exact = [max(-((count - 2 * quota * number) // (2 * count)), 0) for number in asked.tolist()]
+    assert first_spread(asked, count, quota).tolist() == exact

@@ -77,7 +77,7 @@ class ByteDocumentSet:
         return self._data[self._starts[i] : self.ends[i]]
 
     def documents(self, indices: Sequence[int]) -> Documents:
-        return ArrayDocuments([self.ids(i) for i in indices])
+        return ArrayDocuments([self.ids(i) for i in indices], indices=indices)
 
 
 class TokenDocumentSet:
@@ -171,7 +171,7 @@ class ChatDocumentSet:
         return self._dataset.example(i)
 
     def documents(self, indices: Sequence[int]) -> Documents:
-        return ArrayDocuments([self.ids(i) for i in indices])
+        return ArrayDocuments([self.ids(i) for i in indices], indices=indices)
 
 
 def open_chats(config: RunConfig, source: str | None) -> SourceDocuments:
