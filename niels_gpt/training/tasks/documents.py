@@ -123,8 +123,12 @@ def open_documents(config: RunConfig, source: str | None = None) -> SourceDocume
     source: by default splice.dataset_name, else the only source there is, else roam."""
     name = source or config.splice.dataset_name
     if uses_bytes(config):
-        if config.splice.tokenizer is not None:
-            raise ValueError("splice.tokenizer needs splice.documents=tokens: documents of bytes have no tokenizer")
+        for option in ("base", "tokenizer"):
+            if getattr(config.splice, option) is not None:
+                raise ValueError(
+                    f"splice.{option} needs splice.documents=tokens: documents of bytes come from a source "
+                    "(data.roam, data.wiki, data.sources) without a token cache or a tokenizer"
+                )
         return _byte_documents(config, name or "roam")
     folder = CacheFolder(config.splice.base or config.data.token_cache)
     have = folder.names("pretrain")
