@@ -420,6 +420,8 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
 
     def for_run(self, steps: int, rows: int) -> SpliceConfig:
         """Return the config with the steps and rows of a run where restrict_to_training_subset has none of its own."""
+        if not self.restrict_to_training_subset or self.max_train_tokens is not None:
+            return self
         return dataclasses.replace(
             self,
             max_train_batches=self.max_train_batches or steps,

@@ -124,7 +124,8 @@ def train(
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
-            config = with_derived_values(config)
+            subset = resume and run.exists and config.splice.restrict_to_training_subset
+            config = with_derived_values(config, stored=run.read_config() if subset else None)
         check_start(config, run, device=device, world=world, resume=resume)
         if verify and world.is_main:
             verify_caches(config)

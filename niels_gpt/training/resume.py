@@ -208,8 +208,9 @@ def check_resumable(
     changed.pop("train.accumulate", None)  # the same rows in other micro-batches
     for key in ("train.total_steps", "train.extended"):  # the schedule follows: `with_saved_schedule`
         changed.pop(key, None)
-    for key in ("splice.doc_key", "splice.tokenizer", "splice.epochs"):  # the fingerprint of the data covers documents
-        changed.pop(key, None)
+    # The fingerprint of the data covers the choice of documents.
+    for key in ("doc_key", "tokenizer", "epochs", "max_train_batches", "initial_batch_size"):
+        changed.pop(f"splice.{key}", None)
     model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
     if changed and (model_changed or not allow_config_change):
         listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())

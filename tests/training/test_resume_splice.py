@@ -11,6 +11,8 @@ from niels_gpt.runs.checkpoint import CheckpointError, save_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.training.loop import train
 from niels_gpt.training.resume import identity
+from niels_gpt.training.tasks.documents import open_documents
+from niels_gpt.training.tasks.splice_task import choose_documents
 from tests import token_caches
 from tests.cache import no_waiting
 from tests.training import Crash, crash_at, same, sentence, weights_sha256
@@ -83,6 +85,30 @@ def test_another_splice_section_is_rejected_unless_allowed(folder, tmp_path):
         train(changed, run, resume=True)
     assert len(run.metrics()) == EVERY + 1
     assert train(changed, run, resume=True, allow_config_change=True).step == STEPS
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_run_on_its_training_subset_can_be_extended(folder, tmp_path, stored):
+    """The documents stay those of the first steps; also from a config without the stored batches."""
+    options = [
+        "splice.restrict_to_training_subset=true",
+        "splice.num_docs=1",
+        "train.total_steps=2",
+        "train.B=2",
+        "train.warmup_steps=1",
+    ]
+    config, run = config_of(folder, *options), RunFolder(tmp_path / "run")
+    train(config, run)
+    frozen = run.read_config().splice
+    assert (frozen.max_train_batches, frozen.initial_batch_size) == (2, 2)
+    longer = load_config(run.config_path, overrides=["train.total_steps=20"]) if stored else config_of(
+        folder, *options, "train.total_steps=20"
+    )  # fmt: skip
+    assert choose_documents(config, open_documents(config)) != choose_documents(
+        config_of(folder, *options, "train.total_steps=20"), open_documents(config)
+    )
+    assert train(longer, run, resume=True).step == 20
+    assert (run.read_config().splice, run.read_config().train.total_steps) == (frozen, 20)
 
 
 # --- token caches ------------------------------------------------------------------------------------

@@ -5,16 +5,19 @@ from __future__ import annotations
 from niels_gpt.config import RunConfig
 from niels_gpt.training.tasks.base import DataTask
 from niels_gpt.training.tasks.byte_task import open_byte_task
-from niels_gpt.training.tasks.splice_task import SpliceTask, with_steps_of_epochs
+from niels_gpt.training.tasks.splice_task import SpliceTask, with_steps_of_epochs, with_training_subset
 from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
 
 
-def with_derived_values(config: RunConfig) -> RunConfig:
-    """The config with what follows from its data: model.V, and train.total_steps if splice.epochs is set.
+def with_derived_values(config: RunConfig, *, stored: RunConfig | None = None) -> RunConfig:
+    """The config with what follows from its data and steps: model.V, train.total_steps if splice.epochs is set, and the
+    batches of splice.restrict_to_training_subset.
+
+    `stored`: the config of the run that is resumed.
 
     Raises CacheError if a token cache is missing, ValueError if the documents cannot be chosen.
     """
-    return with_steps_of_epochs(with_vocabulary(config))
+    return with_steps_of_epochs(with_training_subset(with_vocabulary(config), stored))
 
 
 def open_task(config: RunConfig) -> DataTask:

@@ -203,6 +203,24 @@ class SpliceTask:
         return self.documents.selections
 
 
+def with_training_subset(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
+    """The config with the batches of restrict_to_training_subset, if it sets none: those of the run.
+
+    `stored`: the config of the run that is resumed. Its batches stay: with more steps a run keeps its documents.
+    """
+    splice = config.splice
+    if config.task != "splice" or not splice.restrict_to_training_subset:
+        return config
+    if stored is not None:
+        first = stored.splice.for_run(stored.train.total_steps, stored.train.B)
+        splice = dataclasses.replace(
+            splice,
+            max_train_batches=splice.max_train_batches or first.max_train_batches,
+            initial_batch_size=splice.initial_batch_size or first.initial_batch_size,
+        )
+    return dataclasses.replace(config, splice=splice.for_run(config.train.total_steps, config.train.B))
+
+
 def with_steps_of_epochs(config: RunConfig) -> RunConfig:
     """The config with train.total_steps set to the steps of splice.epochs; unchanged without it."""
     splice, train = config.splice, config.train
