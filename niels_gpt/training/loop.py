@@ -120,15 +120,18 @@ def train(
     run = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
     report = report if report is not None and world.is_main else Silent()
     selections: dict[str, SelectedNotes] = {}
+    notes: list[str] = []
     config = with_absolute_paths(config)
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
             subset = resume and run.exists and config.splice.restrict_to_training_subset
-            config = with_derived_values(config, stored=run.read_config() if subset else None)
+            config = with_derived_values(config, stored=run.read_config() if subset else None, notes=notes)
         check_start(config, run, device=device, world=world, resume=resume)
         if verify and world.is_main:
             verify_caches(config)
+    for note in notes:
+        report.note(note)
     if task is None:
         opened = world.main_first(lambda: open_task(config))
         task, selections = opened, opened.selections()

@@ -9,15 +9,17 @@ from niels_gpt.training.tasks.splice_task import SpliceTask, with_steps_of_epoch
 from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
 
 
-def with_derived_values(config: RunConfig, *, stored: RunConfig | None = None) -> RunConfig:
+def with_derived_values(
+    config: RunConfig, *, stored: RunConfig | None = None, notes: list[str] | None = None
+) -> RunConfig:
     """The config with what follows from its data and steps: model.V, train.total_steps if splice.epochs is set, and the
     batches of splice.restrict_to_training_subset.
 
-    `stored`: the config of the run that is resumed.
+    `stored`: the config of the run that is resumed. `notes`: a line is appended for each value that is replaced.
 
     Raises CacheError if a token cache is missing, ValueError if the documents cannot be chosen.
     """
-    return with_steps_of_epochs(with_training_subset(with_vocabulary(config), stored))
+    return with_steps_of_epochs(with_training_subset(with_vocabulary(config), stored), notes)
 
 
 def open_task(config: RunConfig) -> DataTask:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
-from niels_gpt.config.schema import default_warmup
+from niels_gpt.config.schema import TrainConfig, default_warmup
 from niels_gpt.config.splice import SingleSelectMode
 from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
@@ -176,7 +176,8 @@ class SpliceTask:
         train, epochs = self.config.train, self.config.splice.epochs
         if epochs is not None:
             lines.append(
-                f"epochs: {epochs:g} of {len(dataset):,} examples are {train.total_steps:,} steps of {train.B}"
+                f"epochs: {epochs:g} of {len(dataset):,} examples are {train.total_steps:,} steps of {train.B}, with a "
+                f"warm-up of {train.warmup_steps:,}"
             )
         spans = self.spans(0)
         frame, start = arrange(spans.length, dataset.S)
@@ -221,15 +222,28 @@ def with_training_subset(config: RunConfig, stored: RunConfig | None = None) -> 
     return dataclasses.replace(config, splice=splice.for_run(config.train.total_steps, config.train.B))
 
 
-def with_steps_of_epochs(config: RunConfig) -> RunConfig:
-    """The config with train.total_steps set to the steps of splice.epochs; unchanged without it."""
+def with_steps_of_epochs(config: RunConfig, notes: list[str] | None = None) -> RunConfig:
+    """The config with train.total_steps set to the steps of splice.epochs; unchanged without it.
+
+    A warm-up that the config does not set, or that does not fit, follows from the steps. `notes`: a line is appended
+    for each value of the config that is replaced.
+    """
     splice, train = config.splice, config.train
     if config.task != "splice" or splice.epochs is None:
         return config
     with _without_log():  # the task logs the same
         examples = len(build_dataset(config, open_documents(config))[1])
     steps = math.ceil(splice.epochs * examples / train.B)
-    warmup = train.warmup_steps if train.warmup_steps < steps else default_warmup(steps)
+    set_warmup = train.warmup_steps != default_warmup(train.total_steps)
+    warmup = train.warmup_steps if set_warmup and train.warmup_steps < steps else default_warmup(steps)
+    if notes is not None:
+        if train.total_steps not in (TrainConfig.total_steps, steps):
+            notes.append(f"splice.epochs={splice.epochs:g} replaces train.total_steps={train.total_steps}")
+        if set_warmup and warmup != train.warmup_steps:
+            notes.append(
+                f"warm-up: {warmup} of {steps} steps instead of {train.warmup_steps}; train.warmup_steps=N sets "
+                "another number"
+            )
     try:
         changed = dataclasses.replace(train, total_steps=steps, warmup_steps=warmup)
     except ValueError as err:

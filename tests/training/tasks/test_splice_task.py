@@ -1,6 +1,7 @@
 """The task splice, against files, losses and counts put together by hand."""
 
 import collections
+import dataclasses
 import math
 import re
 import shutil
@@ -683,6 +684,31 @@ def test_epochs_set_the_steps(place):
     assert derived.train.warmup_steps < derived.train.total_steps
     assert any(f"{derived.train.total_steps:,} steps" in note for note in SpliceTask(derived).notes())
     assert with_steps_of_epochs(config_of(place)) == config_of(place)
+
+
+@pytest.mark.parametrize(
+    ("set_", "replaced"),
+    [
+        ([], []),
+        (["train.total_steps=50"], ["train.total_steps=50"]),
+        (["train.total_steps=5000"], ["train.total_steps=5000"]),
+        (["train.total_steps=5000", "train.warmup_steps=4000"], ["train.total_steps=5000", "instead of 4000"]),
+        (["train.total_steps=5000", "train.warmup_steps=7"], ["train.total_steps=5000"]),
+    ],
+)
+def test_the_warm_up_belongs_to_the_steps_of_the_epochs(place, set_, replaced):
+    """A tenth of the derived steps, unless it is set and fits; what is replaced is reported."""
+    sizes = ["task=splice", f"model.T={T}", "model.C=16", "model.L=1", "model.H=2", "splice.num_docs=3", "train.B=4"]
+    paths = [f"data.roam={place / 'notes'}", f"data.cache_dir={place / 'streams'}", "data.roam_val_frac=0.3"]
+    notes = []
+    config = load_config(None, overrides=[*sizes, *paths, "splice.epochs=3", *set_])
+    train = with_steps_of_epochs(config, notes).train
+    assert 20 < train.total_steps < 1000
+    assert train.warmup_steps == (7 if "train.warmup_steps=7" in set_ else train.total_steps // 10)
+    assert len(notes) == len(replaced) and all(text in note for text, note in zip(replaced, notes, strict=True))
+    again = []
+    assert with_steps_of_epochs(dataclasses.replace(config, train=train), again).train == train
+    assert again == []  # as a run that is resumed
 
 
 @pytest.mark.parametrize(
