@@ -13,9 +13,9 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from niels_gpt.config.checks import check_int, to_python_number
+from niels_gpt.config.checks import check_int, check_option_names, to_python_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,6 +204,11 @@ class _DocumentChoice:
     """Token id that ends a document; None: the tokenizer's EOT."""
     seed: int | None = None
     """Seed of the jitter and of the streaming sampler; None: train.seed in a run, otherwise 0."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Raises TypeError for an unknown option, with what to use instead."""
+        check_option_names(cls.__name__, options, [field.name for field in dataclasses.fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -293,7 +293,13 @@ def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
     hints = get_type_hints(cls)
     for key, value in tree.items():
         if key not in hints:
-            raise ValueError(f"{where}: {unknown_key_message(prefix.rstrip('.'), str(key), list(hints))}")
+            splice = [field.name for field in dataclasses.fields(SpliceConfig)]
+            raise ValueError(f"{where}: {unknown_key_message(prefix.rstrip('.'), str(key), list(hints), splice)}")
+        if (prefix, key) == ("splice.", "base") and isinstance(value, Mapping):
+            raise ValueError(
+                f"{where}: splice.base must be a folder of token caches, got a section: set base and dataset_name, or "
+                "train with python -m niels_gpt.levanter.train_lm, which takes Levanter's base"
+            )
         if dataclasses.is_dataclass(hints[key]):
             _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")
         elif hints[key] == dict[str, SourceConfig] and isinstance(value, Mapping):

@@ -7,13 +7,14 @@ ten. Plan (`spans`: integers), then gather (`frames`: row copies).
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, Self, overload
 
 import numpy as np
 
-from niels_gpt.config.checks import check_int
+from niels_gpt.config.checks import check_int, check_option_names
 from niels_gpt.config.splice import MOST, check_options, count, log, parse_axis_shuffle
 from niels_gpt.splice.axis_order import CHUNK, MAX_ROWS, AxisOrder, AxisShuffles
 from niels_gpt.splice.documents import MAX_ID, Documents
@@ -36,6 +37,9 @@ from niels_gpt.system.rng import derive_seed
 
 SHOWN = 20
 """Maximum number of documents listed in the log."""
+ORDER_OPTIONS = ("shuffle", "shuffle_offsets", "offset_seed", "shuffle_content", "content_seed", "shuffle_per_epoch",
+                 "eos_before_span", "trailing_segment_zero", "dataset_name")  # fmt: skip
+"""The `order_options` of both datasets."""
 _TAU = {"by_coverage": 1.0, "by_document": 0.0}
 """Exponent of the document length for the balance modes that fix it."""
 
@@ -45,6 +49,17 @@ class SpliceDataset:
 
     tag = "splice"
     """Prefix of its log lines."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Raises TypeError for an unknown option, with what to use instead."""
+        check_option_names(cls.__name__, options, cls.option_names())
+        return super().__new__(cls)
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """The names of all options of the class."""
+        own = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "order_options")]
+        return [*own, *ORDER_OPTIONS]
 
     def __init__(
         self,

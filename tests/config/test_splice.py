@@ -1,7 +1,9 @@
 """Options of splice studies, and the choice of documents."""
 
+import copy
 import itertools
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -304,3 +306,19 @@ def test_a_base_that_is_not_a_folder(cls):
     with pytest.raises(ValueError, match=r"base.*levanter"):
         cls(base={"type": "mixture"})
     assert cls(base="caches", dataset_name="roam", tokenizer="t", doc_key="k", shuffle_per_epoch=False).doc_key == "k"
+
+
+@pytest.mark.parametrize(
+    ("cls", "option", "instead"),
+    [
+        (SpliceMultiDocumentLMConfig, "K", "content_length"),
+        (SpliceMultiDocumentLMConfig, "doc_index", "single-document class"),
+        (SpliceSingleDocumentLMConfig, "num_docs", "multi-document class"),
+        (SpliceSingleDocumentLMConfig, "Pos", "niels_gpt.levanter"),
+        (SpliceSingleDocumentLMConfig, "min_doc_len", "min_doc_length"),
+    ],
+)
+def test_unknown_options_name_the_class_and_what_to_use(cls, option, instead):
+    with pytest.raises(TypeError, match=rf"{cls.__name__} has no option {option}: .*{instead}"):
+        cls(**{option: 3})
+    assert pickle.loads(pickle.dumps(cls(content_length=9))) == copy.copy(cls(content_length=9))
