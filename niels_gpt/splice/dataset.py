@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from niels_gpt.config.checks import check_option_names
 from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDocumentLMConfig, log
 from niels_gpt.splice.base import SHOWN, SpliceDataset
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, OpenCache, select_from_cache
@@ -93,10 +94,11 @@ class SpliceDocumentDataset(SpliceDataset):
         `options` are options of the config and of the class; they override the config. Raises CacheError (a ValueError)
         for a cache that is damaged or has no documents.npy.
         """
+        config = config or SpliceSingleDocumentLMConfig()
         selection, options = _split_options(
-            config or SpliceSingleDocumentLMConfig(), ({} if doc_index is None else {"doc_index": doc_index}) | options
+            cls, config, ({} if doc_index is None else {"doc_index": doc_index}) | options
         )
-        config = dataclasses.replace(config or SpliceSingleDocumentLMConfig(), **selection)
+        config = dataclasses.replace(config, **selection)
         cache = OpenCache(cache_dir, split, config)
         chosen = select_from_cache(config, cache, S)
         documents = CacheDocuments(cache.stream, chosen)
@@ -200,28 +202,33 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         config: SpliceMultiDocumentLMConfig | None = None,
         **options: Any,
     ) -> MultiSpliceDocumentDataset:
-        """Documents of a token cache (the folder with meta.json): `doc_indices`, those `config` selects, or all.
+        """Documents of a token cache (the folder with meta.json): `doc_indices`, else those `config` selects, else all.
 
         Without cache_dir, `base` and `dataset_name` of the config name the cache. The documents stay on disk; only
         spans are read. `options` are options of the class and of the selection
         (`num_docs`, `min_doc_length`, ...); they override the config. `groups` may be a key of the metadata:
         `document`, `source` or `length` (in bins that double). Raises CacheError (a ValueError) for a cache that is
-        damaged or has no documents.npy.
+        damaged or has no documents.npy, ValueError for doc_indices beside options that select documents.
         """
         default = SpliceMultiDocumentLMConfig()
-        selection, options = _split_options(default, options)
-        selector = None
+        selection, options = _split_options(cls, default, options)
         # An option with its default value selects nothing, except the two that set how many and which.
-        requested = any(
-            value is not None and (value != getattr(default, name) or name in ("num_docs", "doc_select_mode"))
+        requested = [
+            name
             for name, value in selection.items()
-        )
-        if config is not None or requested:
-            selector = dataclasses.replace(config or default, **selection)
+            if name not in _LOCATING and value is not None
+            if value != getattr(default, name) or name in ("num_docs", "doc_select_mode")
+        ]
+        if config is None and not requested:
+            selection = {name: value for name, value in selection.items() if name in _LOCATING}
+        selector = dataclasses.replace(config or default, **selection)
         cache = OpenCache(cache_dir, split, selector)
         stream = cache.stream
         lengths = stream.document_lengths()
-        if selector is not None and doc_indices is None:
+        if doc_indices is not None:
+            if requested:
+                raise ValueError(f"doc_indices already selects the documents: drop it, or drop {', '.join(requested)}")
+        elif config is not None or requested:
             doc_indices = select_from_cache(selector, cache, S)
         documents = CacheDocuments(stream, np.arange(len(lengths)) if doc_indices is None else doc_indices)
         chosen = documents.indices
@@ -233,14 +240,21 @@ class MultiSpliceDocumentDataset(SpliceDataset):
         return cls(S=S, doc_tokens_list=(), documents=documents, **merged)
 
 
+_LOCATING = ("base", "dataset_name", "tokenizer")
+"""Options that name a cache, and select none of its documents."""
+
+
 def _split_options(
-    config: SpliceSingleDocumentLMConfig | SpliceMultiDocumentLMConfig, options: dict[str, Any]
+    cls: type[SpliceDataset],
+    config: SpliceSingleDocumentLMConfig | SpliceMultiDocumentLMConfig,
+    options: dict[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(options that select documents, options of the dataset)."""
+    """(options that name a cache or select documents, options of the dataset). Raises TypeError for unknown ones."""
+    fields = [field.name for field in dataclasses.fields(config)]
+    check_option_names(f"{cls.__name__}.from_cache", options, [*fields, *cls.option_names()])
     passed_on = {*config.dataset_options(), "pad_token_id", "eos_token_id", "seed"}
-    selecting = {field.name for field in dataclasses.fields(config)} - passed_on
-    selection = {name: value for name, value in options.items() if name in selecting}
-    return selection, {name: value for name, value in options.items() if name not in selecting}
+    selection = {name: value for name, value in options.items() if name in fields and name not in passed_on}
+    return selection, {name: value for name, value in options.items() if name not in selection}
 
 
 def _with_filler(stream: TokenStream, options: dict[str, Any]) -> dict[str, Any]:

@@ -211,3 +211,23 @@ def test_numpy_numbers_equal_python_numbers(kind, integer):
     assert config == SpliceMultiDocumentLMConfig(**options, num_docs=2, doc_weights=(0.5, 1.0))
     json.dumps(dataclasses.asdict(config))  # plain numbers, for the file of a run
     assert SpliceSingleDocumentLMConfig(doc_index=integer(1), alpha=kind(0.5)).select([5, 6, 7]) == [1]
+
+
+@pytest.mark.parametrize("cls", [SpliceDocumentDataset, MultiSpliceDocumentDataset])
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [("rng_key", "seed"), ("Pos", "S,"), ("base", "from_cache"), ("epochs", "plan"), ("k_t", "content_stride"),
+     ("shufle", "shuffle"), ("order_options", "")],
+)  # fmt: skip
+def test_unknown_options_name_the_class_and_what_to_use(cls, option, instead):
+    name = cls.__name__
+    with pytest.raises(TypeError, match=rf"^{name} has no option {option}: .*{instead}"):
+        cls(**{option: 1})
+    if option != "base":
+        with pytest.raises(TypeError, match=rf"^{name}.from_cache has no option {option}: .*{instead}"):
+            cls.from_cache("nowhere", S=8, **{option: 1})
+
+
+def test_options_of_several_documents_are_no_options_of_one():
+    with pytest.raises(TypeError, match=r"SpliceDocumentDataset has no option balance_mode"):
+        SpliceDocumentDataset(S=8, doc_tokens=[1, 2, 3], pad_token_id=0, balance_mode="by_document")

@@ -335,3 +335,31 @@ def test_a_document_by_its_text(tmp_path):
             cls.from_cache(config=config(base=str(base), dataset_name=name, doc_key="absent", **several), S=S)
     with pytest.raises(ValueError, match="doc_key"):
         SpliceSingleDocumentLMConfig(doc_key="x").select([3, 4])
+
+
+def test_naming_the_cache_selects_no_documents(tmp_path):
+    """`base`, `dataset_name` and `tokenizer` say where the documents are, not which."""
+    cache = build(tmp_path / "pretrain" / "notes")
+    every = list(range(len(TEXTS)))
+    base, name = {"base": str(tmp_path)}, {"dataset_name": "notes"}
+    for options in (base, name, base | name):
+        assert MultiSpliceDocumentDataset.from_cache(cache, S=S, **options).documents.indices.tolist() == every
+    both = MultiSpliceDocumentDataset.from_cache(cache, S=S, base=str(tmp_path), num_docs=2)
+    assert both.documents.indices.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"doc_key": "a"}, ["doc_key"]),
+        ({"num_docs": 10}, ["num_docs"]),
+        ({"min_doc_length": 2, "doc_select_mode": "longest"}, ["min_doc_length", "doc_select_mode"]),
+    ],
+)
+def test_doc_indices_beside_options_that_select_are_refused(cache, options, named):
+    with pytest.raises(ValueError, match="doc_indices") as error:
+        MultiSpliceDocumentDataset.from_cache(cache, S=S, doc_indices=[0, 2], **options)
+    assert all(name in str(error.value) for name in named)
+    others = {"config": SpliceMultiDocumentLMConfig(content_length=4, seed=3), "dataset_name": cache.name}
+    dataset = MultiSpliceDocumentDataset.from_cache(cache, S=S, doc_indices=[0, 2], **others)
+    assert dataset.documents.indices.tolist() == [0, 2]
