@@ -63,9 +63,13 @@ MOST = 2**62
 MOST_EPOCHS = 1_000_000
 _OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
              "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
-"""Options that may be None."""
+"""Integers and choices that may be None."""
 _PER_DOCUMENT = {"content_stride", "offset_stride", "alpha"}
 """Options that may also be one value per document."""
+_BOOLS = {"shuffle", "shuffle_per_epoch", "adaptive_k", "eos_before_span", "trailing_segment_zero", "strict_num_docs",
+          "restrict_to_training_subset"}  # fmt: skip
+_TEXTS = {"dataset_name", "doc_key"}
+_PATHS = {"base", "tokenizer"}
 _WHY = {
     "content_length": "a span needs two tokens to predict one of them",
     "min_copy_len": "a span needs two tokens to predict one of them",
@@ -90,8 +94,14 @@ def check_options(values: dict[str, Any], *, section: str = "") -> dict[str, Any
 def _checked(prefix: str, name: str, value: Any) -> Any:
     if value is None and name in _OPTIONAL:
         return None
-    if name in _PER_DOCUMENT and isinstance(value, list | tuple):
+    if name in _PER_DOCUMENT and (isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 1):
         return tuple(_checked(prefix, name, each) for each in value)
+    if name in _BOOLS:
+        if not isinstance(value, bool) and (getattr(value, "dtype", None) != bool or value.ndim):  # bools of numpy
+            raise ValueError(f"{prefix}{name} must be True or False, got {value!r}")
+        return bool(value)
+    if name in _TEXTS or name in _PATHS:
+        return _checked_text(prefix, name, value)
     if name in _CHOICES and value not in get_args(_CHOICES[name]):
         raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
     if name in _AT_LEAST:
@@ -114,6 +124,18 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
     if name == "alpha" and not 0.0 <= value <= sys.float_info.max:
         raise ValueError(f"{prefix}alpha must be a finite number of at least 0, got {value!r}")
     return float(value) if name in ("balance_tau", "alpha") else value
+
+
+def _checked_text(prefix: str, name: str, value: Any) -> str | None:
+    if name == "base" and not isinstance(value, str | os.PathLike | None):
+        raise ValueError(
+            f"{prefix}base must be a folder of token caches, got {type(value).__name__}: the configs of "
+            "niels_gpt.levanter take a Levanter config"
+        )
+    text = os.fspath(value) if name in _PATHS and isinstance(value, os.PathLike) else value
+    if text is None or (isinstance(text, str) and text):
+        return text
+    raise ValueError(f"{prefix}{name} must be {'a path' if name in _PATHS else 'text'} (or None), got {value!r}")
 
 
 def parse_axis_shuffle(name: str, value: Any, seed_name: str, seed: Any) -> tuple[bool, int | None]:
@@ -214,11 +236,6 @@ class _DocumentChoice:
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in check_options(options, section="splice").items():
             object.__setattr__(self, name, value)
-        if self.base is not None and not isinstance(self.base, str | os.PathLike):
-            raise ValueError(
-                f"splice.base must be a folder of token caches, got {type(self.base).__name__}: the configs of "
-                "niels_gpt.levanter take a Levanter config"
-            )
         for axis, seed in (("offsets", "offset_seed"), ("content", "content_seed")):
             name = f"shuffle_{axis}"
             parse_axis_shuffle(f"splice.{name}", getattr(self, name), f"splice.{seed}", getattr(self, seed))

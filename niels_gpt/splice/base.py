@@ -101,6 +101,11 @@ class SpliceDataset:
                 "offset_jitter": offset_jitter,
                 "jitter_mode": jitter_mode,
                 "curriculum": curriculum,
+                "shuffle": shuffle,
+                "shuffle_per_epoch": shuffle_per_epoch,
+                "eos_before_span": eos_before_span,
+                "trailing_segment_zero": trailing_segment_zero,
+                "dataset_name": dataset_name,
             }
         )
         if pad_token_id is None and eos_token_id is None:
@@ -122,7 +127,7 @@ class SpliceDataset:
         alphas = per_document("alpha", alpha, number).astype(np.float64)
         self.alpha = float(alphas.max(initial=0.0))
         """The largest weight exponent of a document."""
-        self.shuffle, self.shuffle_per_epoch = bool(shuffle), bool(shuffle_per_epoch)
+        self.shuffle, self.shuffle_per_epoch = checked["shuffle"], checked["shuffle_per_epoch"]
         offset_axis, content_axis = (
             parse_axis_shuffle(name, on, seed_name, own)
             for name, on, seed_name, own in (

@@ -67,8 +67,8 @@ class SpliceDocumentDataset(SpliceDataset):
             offset_jitter=offset_jitter,
             jitter_mode=jitter_mode,
             seed=seed,
-            balance_mode="by_temperature" if alpha else "by_coverage",
-            sampler="quota" if alpha else "enumerate",
+            balance_mode="by_temperature" if np.any(alpha) else "by_coverage",
+            sampler="quota" if np.any(alpha) else "enumerate",
             **order_options,
         )
 

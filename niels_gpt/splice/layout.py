@@ -39,6 +39,7 @@ class Layout:
                 "offset_stride": offset_stride,
                 "content_start_mode": content_start_mode,
                 "min_copy_len": min_copy_len,
+                "adaptive_k": adaptive_k,
                 "mode": mode,
                 "offset_bound": offset_bound,
             }

@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -322,3 +323,34 @@ def test_unknown_options_name_the_class_and_what_to_use(cls, option, instead):
     with pytest.raises(TypeError, match=rf"{cls.__name__} has no option {option}: .*{instead}"):
         cls(**{option: 3})
     assert pickle.loads(pickle.dumps(cls(content_length=9))) == copy.copy(cls(content_length=9))
+
+
+@pytest.mark.parametrize("cls", [SpliceSingleDocumentLMConfig, SpliceMultiDocumentLMConfig])
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("shuffle", ["false", 1, None]),
+        ("shuffle_per_epoch", ["no", 0]),
+        ("adaptive_k", ["true"]),
+        ("eos_before_span", ["false"]),
+        ("restrict_to_training_subset", ["false"]),
+        ("dataset_name", [5, ""]),
+        ("doc_key", [5, "", b"x"]),
+        ("tokenizer", [5, ""]),
+        ("base", [5, "", {"type": "mixture"}]),
+    ],
+)
+def test_types_of_options(cls, option, values):
+    for value in values:
+        with pytest.raises(ValueError, match=rf"splice.{option} must be"):
+            cls(**{option: value})
+
+
+def test_numpy_values_and_paths_become_plain_values():
+    config = SpliceMultiDocumentLMConfig(
+        alpha=np.array([0.5, 1]), content_stride=np.array([2, 3]), shuffle=np.False_, base=Path("caches")
+    )
+    assert (config.alpha, config.content_stride, config.base) == ((0.5, 1.0), (2, 3), "caches")
+    assert config.shuffle is False
+    with pytest.raises(ValueError, match=r"splice.alpha must be a number, got array"):
+        SpliceMultiDocumentLMConfig(alpha=np.array([[0.5]]))

@@ -231,3 +231,13 @@ def test_unknown_options_name_the_class_and_what_to_use(cls, option, instead):
 def test_options_of_several_documents_are_no_options_of_one():
     with pytest.raises(TypeError, match=r"SpliceDocumentDataset has no option balance_mode"):
         SpliceDocumentDataset(S=8, doc_tokens=[1, 2, 3], pad_token_id=0, balance_mode="by_document")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("shuffle", "false"), ("shuffle_per_epoch", 0), ("eos_before_span", "no"), ("trailing_segment_zero", 1),
+     ("adaptive_k", "false"), ("dataset_name", 5)],
+)  # fmt: skip
+def test_types_of_options(option, value):
+    with pytest.raises(ValueError, match=rf"^{option} must be"):
+        SpliceDocumentDataset(S=8, doc_tokens=[1, 2, 3], pad_token_id=0, eos_token_id=1, **{option: value})

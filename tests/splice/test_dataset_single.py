@@ -197,3 +197,13 @@ def test_filler_token(pad, eos, filler):
     options = {"content_length": 3, "content_start_mode": "slide_within"}
     wanted = [(0, *span) for span in spans(S=5, L=5, **options)]
     check_dataset(single(pad_token_id=pad, eos_token_id=eos, **options), [FIVE], wanted, 5, filler=filler)
+
+
+@pytest.mark.parametrize("alpha", [[0.5], (0.5,), np.array([0.5]), np.float64(0.5)])
+def test_alpha_as_one_value_per_document(alpha):
+    options = {"S": 8, "doc_tokens": list(range(20)), "pad_token_id": 0, "content_length": 4}
+    expected = SpliceDocumentDataset(**options, alpha=0.5).pairs().tolist()
+    assert SpliceDocumentDataset(**options, alpha=alpha).pairs().tolist() == expected
+    assert SpliceDocumentDataset(**options, alpha=np.zeros(1)).pairs().tolist() == [[t, 4] for t in range(17)]
+    with pytest.raises(ValueError, match=r"alpha has 2 values, but there are 1"):
+        SpliceDocumentDataset(**options, alpha=np.array([0.5, 1.0]))
