@@ -97,7 +97,7 @@ def _checked(prefix: str, name: str, value: Any) -> Any:
     if name in _PER_DOCUMENT and (isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 1):
         return tuple(_checked(prefix, name, each) for each in value)
     if name in _BOOLS:
-        if not isinstance(value, bool) and (getattr(value, "dtype", None) != bool or value.ndim):  # bools of numpy
+        if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":  # numpy
             raise ValueError(f"{prefix}{name} must be True or False, got {value!r}")
         return bool(value)
     if name in _TEXTS or name in _PATHS:

@@ -11,7 +11,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from niels_gpt.config.builtin_configs import find_config
 from niels_gpt.config.checks import unknown_key_message
@@ -132,15 +133,41 @@ def config_from_dict(tree: Mapping[str, Any], *, where: str = "config", notes: l
         # Strict JSON mode rejects "3" for 3 and true for 1, but accepts a list for a tuple and 1 for a float.
         return TypeAdapter(RunConfig).validate_json(json.dumps(tree), strict=True)
     except ValidationError as err:
-        first = err.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "value_error":
-            raise ValueError(f"{where}: {message}") from None
-        message = message.removeprefix("Input ").lower().rstrip(".")
-        raise ValueError(f"{where}: {key} {message}, got {first['input']!r}") from None
+        raise ValueError(f"{where}: {_validation_message(err.errors())}") from None
     except TypeError as err:
         raise ValueError(f"{where}: {err}") from None
+
+
+def _validation_message(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The message for the first option that failed. An option of several types has an error for each of them."""
+    first = errors[0]
+    if first["type"] == "value_error":
+        return str(first["msg"]).removeprefix("Value error, ")
+    path, several = _option_path(first["loc"])
+    tried, rest = [first], list(first["loc"][len(path) :])
+    if several:
+        # Keep the most specific errors: of [1, x] for an integer or a list of integers, that x is not an integer.
+        same = [error for error in errors if _option_path(error["loc"])[0] == path]
+        places = [[part for part in error["loc"] if isinstance(part, int)] for error in same]
+        rest = max(places, key=len)
+        tried = [error for error, place in zip(same, places, strict=True) if place == rest]
+    wanted = [str(error["msg"]).removeprefix("Input ").lower().rstrip(".") for error in tried]
+    expected = " or ".join([wanted[0], *(text.removeprefix("should be ") for text in wanted[1:])])
+    return f"{'.'.join(map(str, [*path, *rest]))} {expected}, got {tried[0]['input']!r}"
+
+
+def _option_path(location: Sequence[str | int]) -> tuple[list[str], bool]:
+    """(the names of sections and option in the location of an error, whether the option has several types).
+
+    After the name of an option with several types, pydantic puts the name of the type that it tried.
+    """
+    cls: Any = RunConfig
+    for i, part in enumerate(location):
+        hint = get_type_hints(cls).get(str(part))
+        if not dataclasses.is_dataclass(hint):
+            return [str(part) for part in location[: i + 1]], get_origin(hint) in (Union, UnionType)
+        cls = hint
+    return [str(part) for part in location], False
 
 
 def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:

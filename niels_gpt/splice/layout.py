@@ -46,8 +46,6 @@ class Layout:
         )
         self.S = S = checked["S"]
         self.K = min(checked["content_length"] or S, S)
-        if content_length is not None and content_length > S:
-            log.warning("content_length=%d does not fit a frame of S=%d: spans have %d tokens", content_length, S, S)
         self.k_t, self.k_s, self.m = (checked[k] for k in ("content_stride", "offset_stride", "min_copy_len"))
         self.kind = "slide" if mode == "slide" else content_start_mode
         self.adaptive, self.tight = adaptive_k, offset_bound == "tight"
@@ -196,6 +194,9 @@ class DocumentLayouts:
         self.lengths = lengths
         self._layouts = [Layout(content_stride=k_t, offset_stride=k_s, **options) for k_t, k_s in distinct or [(1, 1)]]
         self.first = self._layouts[self._which[0] if len(lengths) else 0]
+        S, asked = self.first.S, options["content_length"]
+        if asked is not None and asked > S:
+            log.warning("content_length=%d does not fit a frame of S=%d: spans have %d tokens", asked, S, S)
         self.strides = strides
         """(content_stride, offset_stride) of each document."""
 

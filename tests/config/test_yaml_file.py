@@ -307,3 +307,19 @@ def test_options_of_newer_versions_get_their_defaults():
     assert complete["train"] == to_dict(RunConfig(train=TrainConfig(B=4)))["train"]
     assert complete["task"] == "bytes"
     assert "engine" not in complete  # RunConfig has the default of a missing section
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("splice.shuffle_offsets=x", "splice.shuffle_offsets should be a valid boolean or a valid integer, got 'x'"),
+        ("splice.groups=1", "splice.groups should be a valid string or a valid array, got 1"),
+        ("splice.content_stride=[1, x]", "splice.content_stride.1 should be a valid integer, got 'x'"),
+        ("splice.alpha=x", "splice.alpha should be a valid number or a valid array, got 'x'"),
+        ("train.betas=[0.9, x]", "train.betas.1 should be a valid number, got 'x'"),
+    ],
+)
+def test_an_option_of_several_types_names_them_all(override, message):
+    with pytest.raises(ValueError) as error:
+        load_config(None, overrides=[override])
+    assert str(error.value) == f"config: {message}"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.splice.layout import Layout
+from niels_gpt.splice.layout import DocumentLayouts, Layout
 from tests.splice import BOUNDS, CONTENT_MODES, schedules, spans
 
 DEFAULTS = {
@@ -69,10 +69,12 @@ def test_content_is_the_span_length_of_each_document():
 
 
 def test_content_length_is_limited_to_the_frame(caplog):
-    assert layout(6, content_length=6).K == 6
-    assert not caplog.text
-    assert layout(6, content_length=7).K == 6
-    assert "content_length=7" in caplog.text
+    """With one warning, also for many pairs of strides."""
+    strides = {"content_stride": [1, 2, 3], "offset_stride": [3, 1, 2]}
+    for K, warnings in ((6, 0), (7, 1)):
+        layouts = DocumentLayouts(np.array([9, 8, 7]), S=6, **DEFAULTS | strides | {"content_length": K})
+        assert layouts.first.K == 6
+        assert sum("content_length=7" in record.getMessage() for record in caplog.records) == warnings
 
 
 def test_triangle_of_a_billion_spans():
