@@ -481,6 +481,7 @@ class SpliceDataset:
             log.warning(
                 "offset_jitter=%d has no effect: spans of K = S = %d fill the frame", self.offset_jitter, layout.S
             )
+        self._warn_about_axes()
         if not log.isEnabledFor(logging.INFO):
             return
         tag = self.tag
@@ -504,6 +505,24 @@ class SpliceDataset:
             log.info("[%s] doc_probs ~ %s normalized", tag, " * ".join([f"length^{tau:g}", *factors]))
             fractions = np.round(quotas / len(self), 4).tolist()
             log.info("[%s] expected_doc_fraction=%s%s", tag, fractions, more)
+
+    def _warn_about_axes(self) -> None:
+        """Warn about a shuffled axis with nothing to shuffle: the epoch stays in order, because it replaces shuffle."""
+        starts = self.layouts.starts()[self._usable]
+        single = {
+            "shuffle_offsets": (
+                self.axis_shuffles.offsets,
+                (self._counts == starts).all(),
+                "every start has one offset",
+            ),
+            "shuffle_content": (self.axis_shuffles.content, (starts == 1).all(), "every document has one start"),
+        }
+        idle = {name: why for name, (on, nothing, why) in single.items() if on and nothing}
+        for name, why in idle.items():
+            order = ""
+            if len(idle) == self.axis_shuffles.offsets + self.axis_shuffles.content:
+                order = ", and the examples stay in the order of enumeration, because it replaces shuffle"
+            log.warning("%s has no effect with content_start_mode=%s: %s%s", name, self.layout.kind, why, order)
 
 
 def _example_indices(indices: Sequence[int] | np.ndarray, n: int) -> np.ndarray:

@@ -170,3 +170,26 @@ def test_too_few_documents_are_filled_up(warned):
     assert chosen == [0, 2, 1]
     for part in ("1 of 3", "at least 35", "longest 2", "3 in total"):
         assert part in line
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"shuffle_offsets": True}, ["shuffle_offsets"]),
+        ({"shuffle_offsets": True, "mode": "slide", "S": 4}, ["shuffle_offsets"]),
+        ({"shuffle_offsets": True, "content_start_mode": "cyclic_roll", "S": 4}, ["shuffle_offsets"]),
+        ({"shuffle_offsets": True, "shuffle_content": True}, ["shuffle_offsets"]),
+        ({"shuffle_content": True, "content_start_mode": "anchor_start"}, ["shuffle_content"]),
+        ({"shuffle_content": True}, []),
+        ({"shuffle_offsets": True, "content_start_mode": "slide_within"}, []),
+        ({"shuffle_offsets": True, "content_start_mode": "anchor_start"}, []),
+        ({}, []),
+    ],
+)
+def test_a_shuffled_axis_with_nothing_to_shuffle_warns(caplog, options, warned):
+    given = {"S": 8, "doc_tokens_list": [range(1, 20), range(1, 9)], "pad_token_id": 0, "content_length": 4}
+    dataset = MultiSpliceDocumentDataset(**given | options)
+    messages = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    assert [message.split()[0] for message in messages] == warned
+    in_order = list(dataset.epoch(0, 0)) == list(range(len(dataset)))
+    assert ["order of enumeration" in message for message in messages] == [in_order] * len(warned)

@@ -71,7 +71,8 @@ class SpliceTask:
         """The controls with the layout of the chosen documents, without jitter or sampling weights."""
         options = self.config.splice.dataset_options()
         options |= dict.fromkeys(("sampler", "epoch_length", "doc_weights", "groups", "curriculum"))
-        options |= {"balance_mode": "by_coverage", "alpha": 0.0, "offset_jitter": 0}
+        options |= {"balance_mode": "by_coverage", "alpha": 0.0, "offset_jitter": 0, "shuffle_per_epoch": True}
+        options |= {"shuffle_offsets": False, "offset_seed": None, "shuffle_content": False, "content_seed": None}
         layout = self.dataset.layout
         options |= {"content_length": layout.K, "content_stride": layout.k_t, "offset_stride": layout.k_s}
         return _dataset(self.config, self.documents, self.documents.held_out, self.controls, options)
