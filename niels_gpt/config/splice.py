@@ -290,6 +290,17 @@ class _DocumentChoice:
             raise ValueError("splice.max_train_batches counts frames of S tokens: pass S, or set max_train_tokens")
         return self.max_train_batches * self.initial_batch_size * S
 
+    def warn_about_limits(self) -> None:
+        """Log a warning for limits of the training subset that have no effect."""
+        batches = [name for name in ("max_train_batches", "initial_batch_size") if getattr(self, name) is not None]
+        tokens = ["max_train_tokens"] if self.max_train_tokens is not None else []
+        if self.restrict_to_training_subset:
+            idle, why = batches if tokens else [], "beside splice.max_train_tokens, which sets the number of tokens"
+        else:
+            idle, why = tokens + batches, "without splice.restrict_to_training_subset"
+        if idle:
+            log.warning("%s: no effect %s", ", ".join(f"splice.{name}={getattr(self, name)}" for name in idle), why)
+
     def dataset_options(self) -> dict[str, Any]:
         """Return the options of the dataset classes that this config sets."""
         names = ("content_length", "content_stride", "offset_stride", "content_start_mode", "min_copy_len", "alpha",
@@ -410,7 +421,7 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
     token cache."""
     packed: bool | None = None
     """Pack several spans into one frame: the same loss and gradients with less compute. None: pack if positions are
-    relative (RoPE)."""
+    relative (RoPE), and neither eos_before_span nor trailing_segment_zero asks for filler."""
     controls: int = 3
     """Number of held-out documents to measure for comparison; they are never trained on and are not copies."""
     eval_examples: int = 16
@@ -420,6 +431,12 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
         super().__post_init__()
         if self.doc_index is not None:
             object.__setattr__(self, "num_docs", 1)
+        filler = [name for name in ("eos_before_span", "trailing_segment_zero") if getattr(self, name)]
+        if self.packed and filler:
+            raise ValueError(
+                f"splice.{' and splice.'.join(filler)} would have no effect with splice.packed=true: packed spans have "
+                "no filler. Leave packed out, or set it to false"
+            )
         if self.epochs is None:
             return
         if self.curriculum is not None:

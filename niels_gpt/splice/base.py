@@ -180,6 +180,11 @@ class SpliceDataset:
                 "shuffle_offsets and shuffle_content order the examples of an epoch, and sampler='stream' draws them "
                 "at random: use sampler='enumerate' or 'quota', or no axis shuffle"
             )
+        if not self.shuffle_per_epoch and self.sampler == "stream":
+            raise ValueError(
+                "shuffle_per_epoch=False repeats the order of the first epoch, and sampler='stream' draws others "
+                "in every epoch: use sampler='quota', or leave shuffle_per_epoch out"
+            )
         if self.offset_jitter and kind != "coverage_balanced":
             raise ValueError(
                 f"offset_jitter={self.offset_jitter} needs content_start_mode='coverage_balanced', not {kind}"
@@ -356,8 +361,13 @@ class SpliceDataset:
     ) -> Frames | PackedFrames:
         """The frames of examples, arrays (n, S); packed: several examples per frame.
 
-        Jitter and the stream sampler depend on the epoch.
+        Jitter and the stream sampler depend on the epoch. Raises ValueError for packed frames with eos_before_span or
+        trailing_segment_zero: they have no filler.
         """
+        if packed and (self._builder.before is not None or self._builder.trailing_segment == 0):
+            raise ValueError(
+                "packed frames have no filler: use packed=False with eos_before_span, trailing_segment_zero"
+            )
         spans = self.spans(indices, epoch)
         return pack(self, spans) if packed else self.frames(spans)
 

@@ -142,6 +142,7 @@ def select_from_cache(config: SelectionConfig, cache: OpenCache, S: int) -> list
     """The indices of the documents of a cache that a config selects. Raises ValueError if there are too few."""
     from niels_gpt.tokenizer import text_bytes
 
+    config.warn_about_limits()
     stream = cache.stream
     ends = np.append(stream.documents[1:], stream.num_tokens)
     return choose(

@@ -61,7 +61,7 @@ class FrameBuilder:
 
     def __init__(self, S: int, pad: int, *, before: int | None = None, trailing_segment: int = 1) -> None:
         """`before`: token at s - 1; None: padding. `trailing_segment`: segment of the padding after the span."""
-        self.S, self.pad, self._before, self._trailing_segment = S, pad, before, trailing_segment
+        self.S, self.pad, self.before, self.trailing_segment = S, pad, before, trailing_segment
         self._steps = np.repeat(np.array([0, 1], dtype=np.int32), S)
         self._mask_length, self._mask_template = 0, self._steps
 
@@ -84,13 +84,13 @@ class FrameBuilder:
         S = self.S
         if s:
             tokens[:s] = self.pad
-            if self._before is not None:
-                tokens[s - 1] = self._before
+            if self.before is not None:
+                tokens[s - 1] = self.before
         if s + length < S:
             tokens[s + length :] = self.pad
         mask[:] = self._mask(length)[S - s : 2 * S - s]
         segments[:] = self._steps[S - s : 2 * S - s]
-        if not self._trailing_segment:
+        if not self.trailing_segment:
             segments[..., s + length :] = 0
 
     def _mask(self, length: int) -> np.ndarray:

@@ -354,3 +354,23 @@ def test_numpy_values_and_paths_become_plain_values():
     assert config.shuffle is False
     with pytest.raises(ValueError, match=r"splice.alpha must be a number, got array"):
         SpliceMultiDocumentLMConfig(alpha=np.array([[0.5]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({}, []),
+        ({"initial_batch_size": 128}, ["initial_batch_size=128"]),
+        ({"max_train_tokens": 9, "max_train_batches": 8}, ["max_train_tokens=9", "max_train_batches=8"]),
+        ({"restrict_to_training_subset": True, "initial_batch_size": 128}, []),
+        ({"restrict_to_training_subset": True, "max_train_tokens": 9}, []),
+        (
+            {"restrict_to_training_subset": True, "max_train_tokens": 9, "initial_batch_size": 128},
+            ["initial_batch_size=128"],
+        ),
+    ],
+)
+def test_limits_without_effect_warn(caplog, options, idle):
+    SpliceSingleDocumentLMConfig(**options).warn_about_limits()
+    assert len(caplog.records) == bool(idle)
+    assert all(text in caplog.text for text in idle)

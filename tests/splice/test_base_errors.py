@@ -241,3 +241,18 @@ def test_options_of_several_documents_are_no_options_of_one():
 def test_types_of_options(option, value):
     with pytest.raises(ValueError, match=rf"^{option} must be"):
         SpliceDocumentDataset(S=8, doc_tokens=[1, 2, 3], pad_token_id=0, eos_token_id=1, **{option: value})
+
+
+def test_a_stream_has_no_order_to_repeat():
+    options = {"S": 8, "doc_tokens_list": [range(1, 20)], "pad_token_id": 0, "content_length": 4}
+    with pytest.raises(ValueError, match=r"shuffle_per_epoch=False.*sampler='stream'.*sampler='quota'"):
+        MultiSpliceDocumentDataset(**options, sampler="stream", shuffle_per_epoch=False)
+    MultiSpliceDocumentDataset(**options, sampler="quota", shuffle_per_epoch=False)
+
+
+@pytest.mark.parametrize("option", ["eos_before_span", "trailing_segment_zero"])
+def test_packed_frames_have_no_filler(option):
+    dataset = SpliceDocumentDataset(S=8, doc_tokens=range(1, 20), pad_token_id=0, eos_token_id=9, **{option: True})
+    dataset.get_batch([0, 1])
+    with pytest.raises(ValueError, match=rf"packed=False.*{option}"):
+        dataset.get_batch([0, 1], packed=True)

@@ -64,7 +64,8 @@ class SpliceTask:
         self.controls = choose_controls(documents.held_out, config.splice.controls, self.dataset, trained)
         self._control_set = self._control_dataset() if self.controls else None
         relative = config.model.positions == "rope"
-        self.packed = relative if config.splice.packed is None else config.splice.packed
+        filler = config.splice.eos_before_span or config.splice.trailing_segment_zero
+        self.packed = relative and not filler if config.splice.packed is None else config.splice.packed
         self._sizes = token_sizes(self.tokenizer)
 
     def _control_dataset(self) -> MultiSpliceDocumentDataset:
@@ -262,6 +263,7 @@ def build_dataset(config: RunConfig, documents: SourceDocuments) -> tuple[list[i
 def choose_documents(config: RunConfig, documents: SourceDocuments) -> list[int]:
     """The indices of the documents to train on. Raises ValueError if they cannot be chosen."""
     train, tokenizer = documents.train, documents.tokenizer
+    config.splice.warn_about_limits()
     splice = config.splice.for_run(config.train.total_steps, config.train.B)
     return choose(splice, train.lengths, train.ends, config.model.T, lambda i: text_bytes(tokenizer, train.ids(i)))
 

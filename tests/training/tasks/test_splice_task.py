@@ -750,3 +750,17 @@ def test_the_training_subset_of_the_run_itself(place):
                        f"splice.max_train_tokens={3 * 2 * T}")  # fmt: skip
     assert task.chosen == explicit.chosen
     assert int(task.documents.train.ends[task.chosen[0]]) <= 3 * 2 * T
+
+
+@pytest.mark.parametrize("option", ["eos_before_span", "trailing_segment_zero"])
+def test_options_of_the_filler_are_not_packed_away(place, option):
+    options = [f"splice.{option}=true", "splice.content_length=8", "splice.eos_token_id=3"]
+    assert task_of(place, "splice.content_length=8").packed
+    assert not task_of(place, *options).packed
+    with pytest.raises(ValueError, match=rf"splice.{option}.*splice.packed=true"):
+        task_of(place, *options, "splice.packed=true")
+
+
+def test_limits_of_a_subset_without_effect_are_reported_once(place, caplog):
+    task_of(place, "splice.initial_batch_size=128")
+    assert sum("splice.initial_batch_size=128" in record.getMessage() for record in caplog.records) == 1
