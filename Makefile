@@ -87,7 +87,7 @@ test-ray: $(RAY)/.ready
 $(RAY)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(RAY): niels-gpt, ray, s3fs and moto"
 	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	@$(RAY)/bin/python -m $(PIP) -e '.[dev,ray,s3]' 'moto[server]>=5'
+	@$(RAY)/bin/python -m $(PIP) -e '.[dev,ray,s3]' 's3fs>=2026.6' 'moto[server]>=5'
 	@touch $@
 
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
