@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from niels_gpt.chat.transcript import ROLES, role_and_content
+from niels_gpt.chat.transcript import ROLES, first_kept, role_and_content
 from niels_gpt.tokenizer.special import refuse_special
 
 ROLE_NAMES = dict(zip(ROLES, ("sys", "usr", "asst"), strict=True))
@@ -52,17 +52,15 @@ def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLik
     return [*encode_chat(messages, tokenizer), tokenizer.special_token_ids()["asst"]]
 
 
-def fit_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike, limit: int) -> list[int]:
+def fit_chat(
+    messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike, limit: int, keep: int | None = None
+) -> list[int]:
     """Return the prompt of the latest messages that fit into `limit` ids; older turns are dropped.
 
-    A leading system message and the last message are always kept, whatever their length; the model then crops the
-    prompt at its start.
+    With `keep`, they are dropped in larger steps; see `first_kept`. A leading system message and the last message are
+    always kept, whatever their length; the model then crops the prompt at its start.
     """
     encoded = _encode_each(messages, tokenizer)
-    first = 1 if messages and messages[0].get("role") == "system" else 0
-    total = sum(map(len, encoded)) + 1
-    start = first
-    while total > limit and start < len(encoded) - 1:
-        total -= len(encoded[start])
-        start += 1
-    return [*(i for ids in encoded[:first] + encoded[start:] for i in ids), tokenizer.special_token_ids()["asst"]]
+    system = 1 if messages and messages[0].get("role") == "system" else 0
+    start = first_kept([len(ids) for ids in encoded], system, limit - 1, keep and keep - 1)  # 1: the assistant's id
+    return [*(i for ids in encoded[:system] + encoded[start:] for i in ids), tokenizer.special_token_ids()["asst"]]

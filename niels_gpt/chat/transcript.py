@@ -74,13 +74,31 @@ def check_content(text: str) -> None:
         raise ValueError(f"a message must not contain {DELIMITER.strip()!r}: it would end the dialogue")
 
 
-def fit_messages(messages: Sequence[Mapping[str, str]], limit: int) -> list[Mapping[str, str]]:
-    """Drop the oldest turns until the transcript has at most `limit` bytes.
+def fit_messages(messages: Sequence[Mapping[str, str]], limit: int, keep: int | None = None) -> list[Mapping[str, str]]:
+    """Drop the oldest turns until the transcript has at most `limit` bytes; see `first_kept` for `keep`.
 
     A leading system message and the last message are always kept; the model then crops the text at its start.
+    Raises ValueError as `format_chat` does.
     """
-    fitting = list(messages)
-    first = 1 if fitting and fitting[0].get("role") == "system" else 0
-    while len(fitting) > first + 1 and len(format_chat(fitting).encode("utf-8", "replace")) > limit:
-        del fitting[first]
-    return fitting
+    turns = (role_and_content(message, number) for number, message in enumerate(messages))
+    sizes = [len(f"{role}: {content}\n".encode("utf-8", "replace")) for role, content in turns]
+    system = 1 if messages and messages[0].get("role") == "system" else 0
+    overhead = len("assistant: ")
+    return [*messages[:system], *messages[first_kept(sizes, system, limit - overhead, keep and keep - overhead) :]]
+
+
+def first_kept(sizes: Sequence[int], system: int, limit: int, keep: int | None = None) -> int:
+    """Return the number of the first turn that is kept, for messages of these sizes, `system` of them at the front.
+
+    When the messages so far exceed `limit`, the oldest turns are dropped until at most `keep` are left (None: `limit`).
+    The last message stays in any case. What is dropped depends only on the messages up to the one that exceeded the
+    limit. So with a smaller `keep` the prompts of several turns begin alike, and a prefix cache serves them.
+    """
+    keep, first, total = limit if keep is None else min(keep, limit), system, sum(sizes[:system])
+    for number in range(system, len(sizes)):
+        total += sizes[number]
+        if total > limit:
+            while total > keep and first < number:
+                total -= sizes[first]
+                first += 1
+    return first

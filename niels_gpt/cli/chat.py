@@ -64,6 +64,7 @@ def chat(
         generator=seeded_or_random(seed),
         max_new_tokens=max_tokens,
         tokenizer=loaded.tokenizer,
+        context_overflow="half",  # a reply must stay fast
     )
     if interactive:
         with contextlib.suppress(ImportError):

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from niels_gpt.chat.template import fit_chat
+from niels_gpt.chat.template import encode_chat, fit_chat
 from niels_gpt.chat.transcript import STOPS, check_content, fit_messages, format_chat
-from niels_gpt.inference.generation import stream_text
+from niels_gpt.inference.engine.prefix_cache import PrefixCache
+from niels_gpt.inference.engine.request import ContextOverflow
+from niels_gpt.inference.generation import stream_reply
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, Tokenizer, encode, refuse_special
@@ -19,7 +21,12 @@ class Conversation:
 
     A model over bytes reads a transcript, and a reply ends where the next turn begins. A model with a tokenizer reads
     the chat template, whose turns are special ids, and a reply ends only at EOT. Replies are sampled at temperature 0.3
-    unless `sampling` is given; the arguments are those of `stream_text`.
+    unless `sampling` is given; the arguments are those of `stream_text`, and `context_overflow` is that of `Engine`.
+
+    The keys and values of up to T tokens are kept between turns, so that a turn reads only what is new. With
+    `context_overflow="half"` a long conversation stays as fast as a short one: a reply that grows past T drops half of
+    the context, and old turns are dropped many at a time, so that the following prompts begin alike. The system message
+    stays (of one longer than T / 2, the first T / 2 tokens).
     """
 
     def __init__(
@@ -31,8 +38,11 @@ class Conversation:
         generator: torch.Generator | None = None,
         max_new_tokens: int = 200,
         tokenizer: AnyTokenizer | None = None,
+        context_overflow: ContextOverflow = "slide",
     ) -> None:
         self.model = model
+        self.context_overflow = context_overflow
+        self._prefixes = PrefixCache(model.config.T)
         self.tokenizer = tokenizer
         self.sampling = sampling or Sampling(temperature=0.3)
         self.generator = generator
@@ -52,12 +62,25 @@ class Conversation:
         self.turns = []
 
     def prompt(self) -> str | list[int]:
-        """Return what the model reads: the latest turns that fit three quarters of T."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        messages, limit = [*system, *self.turns], 3 * self.model.config.T // 4
+        """Return what the model reads: the latest turns that fit three quarters of T.
+
+        With `context_overflow="half"`, turns are dropped until half of that is free.
+        """
+        messages, limit = [*self._system_messages(), *self.turns], 3 * self.model.config.T // 4
+        keep = limit // 2 if self.context_overflow == "half" else None
         if isinstance(self.tokenizer, Tokenizer):
-            return fit_chat(messages, self.tokenizer, limit)
-        return format_chat(fit_messages(messages, limit=limit))
+            return fit_chat(messages, self.tokenizer, limit, keep)
+        return format_chat(fit_messages(messages, limit, keep))
+
+    def _system_messages(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    def _system_length(self) -> int:
+        """Number of tokens of the system message, which are the first of the prompt."""
+        system = self._system_messages()
+        if isinstance(self.tokenizer, Tokenizer):
+            return len(encode_chat(system, self.tokenizer))
+        return len(format_chat(system).encode("utf-8")) - len(format_chat([]))
 
     def _check(self, text: str) -> None:
         """Raise ValueError for text that forges a turn or cannot be encoded as utf-8."""
@@ -92,7 +115,7 @@ class Conversation:
         self.add_user(text)
         answer = ""
         try:
-            for piece in stream_text(
+            for piece in stream_reply(
                 self.model,
                 self.prompt(),
                 max_new_tokens=self.max_new_tokens,
@@ -100,6 +123,9 @@ class Conversation:
                 generator=self.generator,
                 stop=self.stops,
                 tokenizer=self.tokenizer,
+                context_overflow=self.context_overflow,
+                prefix_cache=self._prefixes,
+                pinned=self._system_length(),
             ):
                 answer += piece
                 yield piece

@@ -3,7 +3,8 @@
 There are two decode loops. `Decoder` decodes a batch whose rows start together; `Engine` (engine/) adds and removes
 requests between steps. `Engine` could do both jobs, but its bookkeeping per step (lock, queues, one sampling group per
 setting) costs tens of microseconds, a few percent of a v0 token at batch 1 on a CPU. On CUDA the engine's graphs are
-faster than any eager loop, so there `EngineDecoder` runs a batch as requests of an engine.
+faster than any eager loop, so there `EngineDecoder` runs a batch as requests of an engine. It also does where a prefix
+cache or `context_overflow="half"` is requested, which only the engine has.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 
 from niels_gpt.inference.engine import cuda_slots
 from niels_gpt.inference.engine.engine import Engine
-from niels_gpt.inference.engine.request import check_new_tokens, check_prompt
+from niels_gpt.inference.engine.prefix_cache import PrefixCache
+from niels_gpt.inference.engine.request import ContextOverflow, check_new_tokens, check_prompt
 from niels_gpt.inference.engine.slots import pad_right
 from niels_gpt.inference.int8 import one_token
 from niels_gpt.inference.sampling import Sampling, choose
@@ -53,8 +55,7 @@ class Decoder:
         self.ids = _check_prompts(prompts, model)
         self.active = list(range(len(prompts)))
         self._sampling = sampling
-        # A model with its own forward has no `hidden` and no KV cache: call it on the window.
-        self._use_cache = use_cache and getattr(model.forward, "__func__", None) is GPT.forward
+        self._use_cache = use_cache and has_kv_cache(model)
         self._cache: KVCache | None = None
         self._cached: list[int] = []  # rows of the batch in the order of the cache
         self._one_token = one_token(model) if self._use_cache else None
@@ -135,7 +136,7 @@ class Decoder:
 
 
 class EngineDecoder:
-    """A `Decoder` on CUDA: its rows are requests of an engine, which decodes ahead of the reader."""
+    """A `Decoder` whose rows are requests of an engine. On CUDA the engine decodes ahead of the reader."""
 
     def __init__(
         self,
@@ -145,14 +146,21 @@ class EngineDecoder:
         max_new_tokens: int,
         sampling: Sampling,
         generator: Generators = None,
+        context_overflow: ContextOverflow = "slide",
+        prefix_cache: PrefixCache | None = None,
+        pinned: int = 0,
     ) -> None:
-        """Raise ValueError as `Decoder` does."""
+        """Raise ValueError as `Decoder` does. The last three arguments are those of `Engine` and `Engine.submit`."""
         ids, new_tokens = _check_prompts(prompts, model), check_new_tokens(max_new_tokens, 0)
         generators = _row_generators(generator, len(prompts), sampling)
-        self._engine = Engine(model, slots=min(len(prompts), MAX_ROWS))
+        self._engine = Engine(
+            model, slots=min(len(prompts), MAX_ROWS), context_overflow=context_overflow, prefix_cache=prefix_cache
+        )
         self.active = list(range(len(prompts))) if new_tokens else []
         self._requests = [
-            self._engine.submit(ids[row], max_new_tokens=new_tokens, sampling=sampling, generator=generators[row])
+            self._engine.submit(
+                ids[row], max_new_tokens=new_tokens, sampling=sampling, generator=generators[row], pinned=pinned
+            )
             for row in self.active
         ]
 
@@ -165,8 +173,8 @@ class EngineDecoder:
         """Yield (row, its new tokens) until no row is active."""
         rows = {request: row for row, request in enumerate(self._requests)}
         while self.active:
-            for request, tokens, finished in self._engine.step():
-                row = rows[request]
+            for event in self._engine.step():
+                row, tokens, finished = rows[event.request], event.tokens, event.finished
                 if row in self.active:  # the reader may have finished it since
                     yield row, tokens
                     if finished and row in self.active:
@@ -177,6 +185,11 @@ class EngineDecoder:
         self._engine.close(keep=keep)
 
 
+def has_kv_cache(model: GPT) -> bool:
+    """Whether a model can be decoded from a KV cache: not one with its own forward, which sees the window each time."""
+    return getattr(model.forward, "__func__", None) is GPT.forward
+
+
 def decoder_for(
     model: GPT,
     prompts: Sequence[Sequence[int]],
@@ -185,10 +198,26 @@ def decoder_for(
     sampling: Sampling,
     generator: Generators = None,
     use_cache: bool = True,
+    context_overflow: ContextOverflow = "slide",
+    prefix_cache: PrefixCache | None = None,
+    pinned: int = 0,
 ) -> Decoder | EngineDecoder:
-    """Return the fastest decoder for the model's device. Raises ValueError as `Decoder` does."""
-    if use_cache and prompts and cuda_slots.usable(model):
-        return EngineDecoder(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator)
+    """Return the fastest decoder for the model's device. Raises ValueError as `Decoder` does.
+
+    Without a KV cache (`use_cache=False`, or a model with its own forward) the last three arguments have no effect.
+    """
+    needs_engine = (context_overflow != "slide" or prefix_cache is not None) and has_kv_cache(model)
+    if use_cache and prompts and (needs_engine or cuda_slots.usable(model)):
+        return EngineDecoder(
+            model,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            generator=generator,
+            context_overflow=context_overflow,
+            prefix_cache=prefix_cache,
+            pinned=pinned,
+        )
     return Decoder(
         model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, use_cache=use_cache
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from niels_gpt.inference.decoding import Generators, decoder_for
+from niels_gpt.inference.engine.prefix_cache import PrefixCache
+from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
@@ -67,6 +69,40 @@ def stream_text(
     return (piece for _, piece in rows)
 
 
+def stream_reply(
+    model: GPT,
+    prompt: str | Sequence[int],
+    *,
+    max_new_tokens: int,
+    prefix_cache: PrefixCache,
+    context_overflow: ContextOverflow,
+    pinned: int,
+    sampling: Sampling | None = None,
+    generator: torch.Generator | None = None,
+    stop: str | Sequence[str] | None = None,
+    tokenizer: AnyTokenizer | None = None,
+) -> Iterator[str]:
+    """Do what `stream_text` does for a turn of a conversation, whose earlier turns are in the prefix cache.
+
+    `context_overflow` is that of `Engine`, `pinned` that of `Engine.submit`.
+    """
+    stops = _encode_stops(stop)
+    rows = _stream_rows(
+        model,
+        [prompt],
+        max_new_tokens,
+        sampling,
+        generator,
+        stops,
+        use_cache=True,
+        tokenizer=tokenizer,
+        context_overflow=context_overflow,
+        prefix_cache=prefix_cache,
+        pinned=pinned,
+    )
+    return (piece for _, piece in rows)
+
+
 def generate_batch(
     model: GPT,
     prompts: Sequence[str],
@@ -122,6 +158,9 @@ def _stream_rows(
     stops: list[bytes],
     use_cache: bool,
     tokenizer: AnyTokenizer | None,
+    context_overflow: ContextOverflow = "slide",
+    prefix_cache: PrefixCache | None = None,
+    pinned: int = 0,
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, piece of its text); the model's train/eval mode is restored at the end."""
     if tokenizer is None:
@@ -144,6 +183,9 @@ def _stream_rows(
         sampling=sampling or Sampling(),
         generator=generator,
         use_cache=use_cache,
+        context_overflow=context_overflow,
+        prefix_cache=prefix_cache,
+        pinned=pinned,
     )
     outputs = [_TextOutput(stops) for _ in prompts]
     was_training = model.training

@@ -27,6 +27,9 @@ Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 class OneToken:
     """Continues the rows of a cache by one token each."""
 
+    exact = True
+    """Whether its keys and values are, up to float error, those of `GPT.hidden`."""
+
     def __init__(self, model: GPT) -> None:
         config, weights = model.config, model.weights()
         self.config = config

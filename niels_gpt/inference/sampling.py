@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,23 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
     threshold = uniform.to(cumulative)[:, None] * cumulative[:, -1:]
     _check_finite(threshold)
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
+
+
+def adjust(
+    logits: torch.Tensor, counts: Mapping[int, int], *, presence: float, frequency: float, bias: Mapping[int, float]
+) -> torch.Tensor:
+    """Return a copy of logits (V,) with biases added and penalties subtracted.
+
+    A token that has been generated `counts` times loses `presence` once, and `frequency` for each time.
+    """
+    change = dict(bias)
+    if presence or frequency:
+        for token, count in counts.items():
+            change[token] = change.get(token, 0.0) - presence - frequency * count
+    if not change:
+        return logits
+    index = torch.tensor(list(change), device=logits.device)
+    return logits.index_add(0, index, torch.tensor(list(change.values()), device=logits.device, dtype=logits.dtype))
 
 
 def _check_finite(row_values: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import next_prompt_tokens, pad_right
+from niels_gpt.inference.logprobs import TokenLogprobs
 from niels_gpt.kernels.decoding.step import RING, STOCK, DecodeStep, SlotState, Weights, WindowStep, power
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
@@ -66,6 +67,7 @@ class CudaSlots:
 
     max_pending = 2
     chunk = 4096
+    exact = True
 
     def __init__(self, model: GPT, slots: int) -> None:
         self._size = slots
@@ -119,24 +121,35 @@ class CudaSlots:
             _idle[self._model] = self
         self._model = None
 
+    def load(self, request: Request, parts: Sequence[torch.Tensor]) -> None:
+        start = 0
+        for part in parts:
+            self._state.cache[:, request.slot].narrow(3, start, part.shape[3]).copy_(part)
+            start += part.shape[3]
+
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, state = self._model, self._state
         assert model is not None
-        slot = requests[0].slot
-        buffer = state.cache[:, slot : slot + 1] if len(requests) == 1 else None  # one request: read in place
-        capacity = number if buffer is None else None
+        slots = torch.tensor([request.slot for request in requests]).to(model.device)
+        end = number + max(request.read for request in requests)
+        if len(requests) == 1:  # read in place
+            buffer, end = state.cache[:, requests[0].slot : requests[0].slot + 1], model.config.T
+        else:
+            buffer = state.cache[:, slots, :, :, :end]
         cache = KVCache(
-            model.config, len(requests), device=model.device, dtype=torch.float32, capacity=capacity, buffer=buffer
+            model.config, len(requests), device=model.device, dtype=torch.float32, capacity=end, buffer=buffer
         )
         cache.lengths = [request.read for request in requests]
         model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)
-        if buffer is None:
-            slots = torch.tensor([request.slot for request in requests]).to(model.device)
-            state.cache[:, slots, :, :, :number] = cache.buffer
+        if len(requests) > 1:
+            state.cache[:, slots, :, :, :end] = cache.buffer
+
+    def keys_and_values(self, request: Request, start: int, end: int) -> torch.Tensor:
+        return self._state.cache[:, request.slot, :, :, start:end].clone()
 
     def start(self, request: Request) -> None:
         self._new.append(request)
-        if len(request.ids) <= self._weights.config.T:
+        if request.length <= self._weights.config.T:
             self._rows.append(request)
 
     def _upload_new(self) -> None:
@@ -149,7 +162,7 @@ class CudaSlots:
             sampling = request.sampling
             top_p = 1.0 if sampling.top_p is None else sampling.top_p
             top_k = V if sampling.top_k is None else min(sampling.top_k, V)
-            integers = [request.slot, len(request.ids) - 1, request.ids[-1], request.launched, top_k]
+            integers = [request.slot, request.length - 1, request.ids[-1], request.launched, top_k]
             rows.append([*map(float, integers), sampling.temperature, top_p, sampling.min_p or 0.0])
             self._stocked[request.slot] = request.launched
         self._new = []
@@ -181,7 +194,7 @@ class CudaSlots:
         for request in self._rows:
             self._restock(request, STEPS)
         T = self._weights.config.T
-        until_window = [T + 1 - request.prompt_length - request.launched for request in self._rows]
+        until_window = [T + 1 - r.prompt_length - r.launched + r.dropped for r in self._rows]
         left = [request.max_new_tokens - request.launched for request in self._rows]
         counts = [min(STEPS, *both) for both in zip(until_window, left, strict=True)]
         return self._batch.launch(list(self._rows), counts)
@@ -253,6 +266,7 @@ class _Launch:
 
     def __init__(self, requests: list[Request], counts: list[int], host: torch.Tensor, event: torch.cuda.Event) -> None:
         self.requests, self.counts = requests, counts
+        self.logprobs: dict[Request, list[TokenLogprobs]] = {}  # never: graphs return tokens only
         self._host, self._event = host, event
 
     def tokens(self) -> list[list[int]]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+import numbers
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 
 from niels_gpt.config import MOST_TOKENS
 from niels_gpt.config.checks import check_int
+from niels_gpt.inference.logprobs import TokenLogprobs
 from niels_gpt.inference.sampling import Sampling
 
 FinishReason = Literal["stop", "length", "cancelled"]
+ContextOverflow = Literal["slide", "half"]
+"""What to do past T. "slide": every token is computed from the last T tokens, which no cache can speed up. "half": the
+older half of the context is dropped, the rest is read once, and decoding continues from the KV cache."""
 
 
 @dataclass(eq=False)
@@ -29,11 +36,36 @@ class Request:
     """One uniform draw per new token, float64 on the CPU, drawn in advance."""
     finished: FinishReason | None = None
     """Why it ended: a stop id (then its last token), max_new_tokens, or `Engine.cancel`."""
+    logprobs: int | None = None
+    """Alternatives that each event reports per token; None: events have no log-probabilities."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of every prompt token but the first, if they were requested; filled when the request starts."""
+    wants_prompt_logprobs: bool = False
+    cached: int = 0
+    """Tokens of the prompt that came from the prefix cache."""
+    pinned: int = 0
+    """First tokens of the prompt that stay in the context when its older half is dropped."""
+    dropped: int = 0
+    """Tokens after the pinned ones that are no longer in the context."""
     slot: int = -1
     read: int = 0
-    """Tokens of the prompt that are in the KV cache."""
+    """Tokens of the context that are in the KV cache."""
+    loaded: int = 0
+    """Those of them that were copied from the prefix cache."""
     launched: int = 0
     """New tokens that were launched; some of them may not have been received yet."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """How often each token is in the continuation; counted only if there are penalties."""
+    penalized: bool = field(init=False)
+    simple: bool = field(init=False)
+    """Whether it needs only tokens, chosen from the model's own logits, which is what graphs compute."""
+
+    def __post_init__(self) -> None:
+        self.penalized = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        self.simple = self.logprobs is None and not self.penalized and not self.logit_bias
 
     @property
     def tokens(self) -> list[int]:
@@ -45,6 +77,27 @@ class Request:
         """Number of new tokens in `ids`."""
         return len(self.ids) - self.prompt_length
 
+    @property
+    def context(self) -> list[int]:
+        """The tokens that the model sees: `ids` without those dropped."""
+        return self.ids if not self.dropped else self.ids[: self.pinned] + self.ids[self.pinned + self.dropped :]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in `context`."""
+        return len(self.ids) - self.dropped
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the context that are still to be read. The last one is not read, but decoded from."""
+        return self.length - 1 - self.read
+
+    def drop_older_half(self, T: int) -> None:
+        """Shorten the context to the pinned tokens and the newest, T // 2 in all; a quarter of T is always new."""
+        kept = max(T // 2, self.pinned + T // 4, self.pinned + 1)
+        self.dropped = max(len(self.ids) - kept, 0)
+        self.read = self.loaded = 0
+
 
 class Event(NamedTuple):
     """New tokens of a request, at least one; `finished` is set with the last of them."""
@@ -52,6 +105,8 @@ class Event(NamedTuple):
     request: Request
     tokens: list[int]
     finished: FinishReason | None
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, if the request asked for them."""
 
 
 def check_prompt(prompt: Iterable[int], V: int, name: str = "the prompt") -> list[int]:
@@ -67,3 +122,18 @@ def check_prompt(prompt: Iterable[int], V: int, name: str = "the prompt") -> lis
 def check_new_tokens(number: int, low: int) -> int:
     """Return max_new_tokens as an int. Raises ValueError outside low..MOST_TOKENS."""
     return check_int("max_new_tokens", number, low, MOST_TOKENS)
+
+
+def check_penalty(name: str, value: float) -> float:
+    """Return a penalty as a float. Raises ValueError unless it is a finite number."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def check_logit_bias(bias: Mapping[int, float] | None, V: int) -> dict[int, float]:
+    """Return the biases by id. Raises ValueError for an id outside 0..V-1 and a bias that is not finite."""
+    return {
+        check_int("logit_bias: an id of the vocabulary", token, 0, V - 1): check_penalty("a bias in logit_bias", value)
+        for token, value in (bias or {}).items()
+    }

@@ -12,7 +12,8 @@ import torch
 
 from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.int8 import one_token
-from niels_gpt.inference.sampling import Sampling, choose
+from niels_gpt.inference.logprobs import TokenLogprobs, token_logprobs
+from niels_gpt.inference.sampling import Sampling, adjust, choose
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 
@@ -23,6 +24,8 @@ class PendingTokens(Protocol):
     requests: list[Request]
     counts: list[int]
     """New tokens per request: at least one, none after its end, and at most one beyond T."""
+    logprobs: dict[Request, list[TokenLogprobs]]
+    """One per token, for the requests that asked for them."""
 
     def tokens(self) -> list[list[int]]:
         """Wait for the tokens and return those of each request."""
@@ -35,9 +38,20 @@ class Slots(Protocol):
     """Launches that may be pending before the engine waits for the first."""
     chunk: int
     """Default limit on the prompt tokens that are read at once."""
+    exact: bool
+    """Whether keys and values of decoded tokens are, up to float error, those that reading the tokens would give."""
+
+    def load(self, request: Request, parts: Sequence[torch.Tensor]) -> None:
+        """Use the keys and values (L, 2, G, n, D) of the first tokens of a new request instead of reading them."""
 
     def read(self, requests: Sequence[Request], number: int) -> None:
-        """Read the next `number` prompt tokens of one request, or the complete prompts of several new requests."""
+        """Read the next `number` tokens of one request, or all unread tokens of several new requests.
+
+        New: nothing has been read yet but what was loaded.
+        """
+
+    def keys_and_values(self, request: Request, start: int, end: int) -> torch.Tensor:
+        """Return a copy (L, 2, G, end - start, D) of the keys and values of a request that has started."""
 
     def start(self, request: Request) -> None:
         """Start decoding a request. All but its last token have been read; one longer than T needs no reading."""
@@ -64,6 +78,7 @@ class ReadyTokens:
     def __init__(self, requests: list[Request], tokens: list[int]) -> None:
         self.requests = requests
         self.counts = [1] * len(requests)
+        self.logprobs: dict[Request, list[TokenLogprobs]] = {}
         self._tokens = tokens
 
     def tokens(self) -> list[list[int]]:
@@ -79,38 +94,53 @@ class PlainSlots:
     def __init__(self, model: GPT, slots: int) -> None:
         self._model = model
         self._one_token = one_token(model)
+        self.exact = self._one_token.exact
         self._cache = self._new_cache(slots, model.config.T)
         self._buffer = self._cache.buffer  # all rows; the cache sees the occupied ones
         self._cache.lengths = []
         self._rows: list[Request] = []
+        self._loaded: dict[int, Sequence[torch.Tensor]] = {}  # slot -> keys and values that need no reading
         self._partial: dict[int, tuple[KVCache, int]] = {}  # slot -> the cache its prompt is read into, and the row
 
     def _new_cache(self, rows: int, capacity: int) -> KVCache:
         weight = self._model.tok_emb.weight
         return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, capacity=capacity)
 
+    def load(self, request: Request, parts: Sequence[torch.Tensor]) -> None:
+        self._loaded[request.slot] = parts
+
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, first = self._model, requests[0]
-        if first.read:
+        if first.slot in self._partial:
             cache, _ = self._partial[first.slot]
         else:
-            cache = self._new_cache(len(requests), max(len(request.ids) for request in requests))
+            end = max(request.read for request in requests) + number
+            cache = self._new_cache(len(requests), max(end, *(request.length for request in requests)))
+            cache.lengths = [request.read for request in requests]
             for row, request in enumerate(requests):
                 self._partial[request.slot] = cache, row
+                _fill(cache.buffer[:, row], self._loaded.pop(request.slot, ()))
         model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)
 
+    def keys_and_values(self, request: Request, start: int, end: int) -> torch.Tensor:
+        return self._buffer[:, self._rows.index(request), :, :, start:end].clone()
+
     def start(self, request: Request) -> None:
-        length, row = len(request.ids) - 1, len(self._rows)
+        length, row = request.length - 1, len(self._rows)
         if length < self._model.config.T:
-            if length:
+            target = self._buffer[:, row]
+            if request.slot in self._partial:
                 cache, cache_row = self._partial.pop(request.slot)
-                self._buffer[:, row, :, :, :length] = cache.buffer[:, cache_row, :, :, :length]
+                target[:, :, :, :length] = cache.buffer[:, cache_row, :, :, :length]
+            else:
+                _fill(target, self._loaded.pop(request.slot, ()))
             self._rows.append(request)
             self._cache.lengths.append(length)
             self._cache.buffer = self._buffer[:, : row + 1]
 
     def drop(self, request: Request) -> None:
         self._partial.pop(request.slot, None)
+        self._loaded.pop(request.slot, None)
         if request in self._rows:  # move the last row into the gap
             row, last = self._rows.index(request), len(self._rows) - 1
             lengths = self._cache.lengths
@@ -145,19 +175,44 @@ class PlainSlots:
         groups: dict[Sampling, list[int]] = {}
         for row, request in enumerate(requests):
             groups.setdefault(request.sampling, []).append(row)
+        simple = all(request.simple for request in requests)
+        chosen_from = logits if simple else self._adjusted(requests, logits)
         tokens = [0] * len(requests)
         for sampling, rows in groups.items():
             draws = [requests[row].uniform[requests[row].launched] for row in rows]
-            group_logits = logits if len(groups) == 1 else logits[rows]
+            group_logits = chosen_from if len(groups) == 1 else chosen_from[rows]
             chosen = choose(group_logits, sampling, torch.tensor(draws, dtype=torch.float64))
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 tokens[row] = token
-        return ReadyTokens(requests, tokens)
+        ready = ReadyTokens(requests, tokens)
+        if not simple:
+            wanted = [(row, r, r.logprobs) for row, r in enumerate(requests) if r.logprobs is not None]
+            if wanted:
+                rows, askers, top = map(list, zip(*wanted, strict=True))
+                shown = token_logprobs(logits[rows], [tokens[row] for row in rows], top)
+                ready.logprobs = {request: [each] for request, each in zip(askers, shown, strict=True)}
+        return ready
+
+    def _adjusted(self, requests: list[Request], logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits with the penalties and biases of each request."""
+        rows = [
+            adjust(row, r.counts, presence=r.presence_penalty, frequency=r.frequency_penalty, bias=r.logit_bias)
+            for row, r in zip(logits, requests, strict=True)
+        ]
+        return torch.stack(rows)
+
+
+def _fill(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Write keys and values (L, 2, G, n, D) one after the other into target (L, 2, G, T, D)."""
+    start = 0
+    for part in parts:
+        target.narrow(3, start, part.shape[3]).copy_(part)
+        start += part.shape[3]
 
 
 def next_prompt_tokens(requests: Sequence[Request], number: int) -> list[list[int]]:
-    """Return up to `number` unread prompt tokens of each request. The last one is not read, but decoded from."""
-    return [request.ids[request.read : min(request.read + number, len(request.ids) - 1)] for request in requests]
+    """Return up to `number` unread tokens of each request. The last one is not read, but decoded from."""
+    return [r.context[r.read : min(r.read + number, r.length - 1)] for r in requests]
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
