@@ -246,6 +246,21 @@ class GPT(nn.Module):
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The input of the head (B, n, C), after the final norm. For callers that need logits of few positions."""
+        h, context = self.embed(x, cache=cache, segments=segments, positions=positions)
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        for layer, block in enumerate(self.blocks):
+            h = checkpoint(block, h, layer, context, use_reentrant=False) if recompute else block(h, layer, context)
+        return context.backend.norm(h, self.norm)
+
+    def embed(
+        self,
+        x: torch.Tensor,
+        *,
+        cache: KVCache | None = None,
+        segments: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, Context]:
+        """The input of the first block (B, n, C), and the context of the forward pass. Advances the cache."""
         if x.dim() != 2 or not 1 <= x.shape[1] <= self.config.T:
             raise ValueError(f"expected ids of shape (B, n) with 1 <= n <= T={self.config.T}, got {tuple(x.shape)}")
         where = token_positions(x, self.config.T, cache, segments, positions)
@@ -256,11 +271,7 @@ class GPT(nn.Module):
             h = h + (self.pos_emb.weight[where] if isinstance(where, slice) else self.pos_emb(where))
         h = self.drop(backend.embed(h))
         spans = None if segments is None else Segments(segments, device=x.device)
-        context = Context(backend, rope, cache, spans)
-        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
-        for layer, block in enumerate(self.blocks):
-            h = checkpoint(block, h, layer, context, use_reentrant=False) if recompute else block(h, layer, context)
-        return backend.norm(h, self.norm)
+        return h, Context(backend, rope, cache, spans)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Logits (..., V) for what `hidden` returned, or some positions of it (..., C)."""
