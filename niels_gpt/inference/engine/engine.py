@@ -322,7 +322,10 @@ class Engine:
         """Store the known tokens of a request, which is in its slot, in the prefix cache."""
         slots = self._slots_of(request)
         if self._prefixes.limit and (slots.exact or request.launched == 0):
-            self._prefixes.insert(request.context[:-1], lambda start, end: slots.keys_and_values(request, start, end))
+            # The last known token has keys if another was launched from it; that of position T - 1 is never needed.
+            known = request.length - (request.launched == request.received)
+            ids = request.context[: min(known, self.model.config.T - 1)]
+            self._prefixes.insert(ids, lambda start, end: slots.keys_and_values(request, start, end))
 
     def _start(self, request: Request) -> None:
         outside = request.length > self.model.config.T
