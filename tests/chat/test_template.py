@@ -143,6 +143,8 @@ def test_fit_golden():
     assert fit_chat(messages, FAKE, 10) == [*head, *tail]
     assert fit_chat(messages, FAKE, 1) == [*head, *tail]
     assert fit_chat(messages[1:], FAKE, 4) == tail
+    assert fit_chat(messages, FAKE, 14, 8) == complete
+    assert fit_chat(messages, FAKE, 13, 8) == [*head, *tail]
 
 
 # --- with a SentencePiece tokenizer ------------------------------------------------------------------

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_gpt.chat import extract_assistant_reply, format_chat
-from niels_gpt.chat.transcript import DELIMITER, ROLES, STOPS, check_content, fit_messages, parse_chat
+from niels_gpt.chat.transcript import DELIMITER, ROLES, STOPS, check_content, first_kept, fit_messages, parse_chat
 
 TAGS = ("system: ", "user: ", "assistant: ")
 
@@ -225,3 +225,27 @@ def test_fit_drops_the_oldest_turns_and_no_more_than_needed(system, contents, li
     fitting = [c for c in candidates if size(c) <= limit]
     assert kept == (fitting[0] if fitting else candidates[-1])
     assert given_messages == head + turns  # the list is not changed
+
+
+@given(st.integers(0, 1), st.lists(st.integers(0, 40), max_size=20), st.integers(0, 100), st.integers(0, 100))
+def test_turns_are_dropped_in_large_steps(system, sizes, limit, keep):
+    """A drop leaves at most `keep`; until the next drop every message starts from the same turn."""
+    system = min(system, len(sizes))
+    firsts = [first_kept(sizes[:n], system, limit, keep) for n in range(len(sizes) + 1)]
+    for n in range(system + 1, len(sizes) + 1):
+        first, before = firsts[n], max(firsts[n - 1], system)
+        kept = sum(sizes[:system]) + sum(sizes[first:n])
+        if sum(sizes[:system]) + sum(sizes[before:n]) <= limit:
+            assert first == before
+        else:
+            assert before <= first < n
+            assert kept <= min(keep, limit) or first == n - 1
+            assert first == before or kept + sizes[first - 1] > min(keep, limit)  # no more than needed
+
+
+def test_fit_with_keep():
+    turns = [message("user" if i % 2 == 0 else "assistant", str(i) * (12 - 5 * (i % 2))) for i in range(9)]  # 19 bytes
+    head = [message("system", "be brief.")]
+    limit, keep = len(format_chat([*head, *turns[:5]])), len(format_chat([*head, *turns[:2]]))
+    for number, first in ((5, 0), (6, 4), (7, 4), (9, 4)):
+        assert fit_messages([*head, *turns[:number]], limit, keep) == [*head, *turns[first:number]]

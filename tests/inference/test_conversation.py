@@ -8,9 +8,10 @@ import torch
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.chat.template import encode_prompt
 from niels_gpt.inference.conversation import Conversation
+from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer
-from tests.inference.models import GREEDY, Scripted, scripted_tokens, text_of
+from tests.inference.models import GREEDY, Scripted, scripted_tokens, seeded, spread_model, text_of, token_model
 from tests.token_caches import special, tokenizer
 
 END = "\nuser: "
@@ -234,3 +235,109 @@ def test_defaults_and_mode() -> None:
         talk.max_new_tokens = 3
         list(talk.reply("hi"))
         assert talk.model.training is training
+
+
+# --- prefixes between turns, and a context that is full -----------------------------------------------
+
+
+class Reads:
+    """Counts the tokens that a model reads or decodes from in each reply."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.tokens = 0
+        original = GPT.hidden
+
+        def hidden(model, x, **options):
+            self.tokens += x.numel()
+            return original(model, x, **options)
+
+        monkeypatch.setattr(GPT, "hidden", hidden)
+
+    def of(self, pieces) -> tuple[str, int]:
+        self.tokens = 0
+        return "".join(pieces), self.tokens
+
+
+def ids_of(prompt: str | list[int]) -> list[int]:
+    return list(prompt.encode()) if isinstance(prompt, str) else prompt
+
+
+def conversation(kind: str, T: int, overflow: str, system: str | None = None, number: int = 12) -> Conversation:
+    sampling = Sampling(temperature=0.8)
+    options = {"system": system, "sampling": sampling, "max_new_tokens": number, "context_overflow": overflow}
+    if kind == "bytes":
+        return Conversation(spread_model(T=T), generator=seeded(1), **options)
+    return Conversation(token_model(T=T), generator=seeded(1), tokenizer=tokenizer(), **options)
+
+
+@pytest.mark.parametrize("overflow", ["slide", "half"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_reads_only_what_is_new(kind: str, overflow: str, monkeypatch) -> None:
+    """And the replies are those of `stream_text`, which reads the whole prompt."""
+    talk, reads, generator = conversation(kind, 1024, overflow, system="be so"), Reads(monkeypatch), seeded(1)
+    lengths = []
+    for turn in range(8):
+        text = f"note {turn} reads"
+        reply, read = reads.of(talk.reply(text))
+        del talk.turns[-1]
+        options = {"max_new_tokens": 12, "sampling": talk.sampling, "tokenizer": talk.tokenizer, "stop": talk.stops}
+        assert reply == "".join(stream_text(talk.model, talk.prompt(), generator=generator, **options))
+        lengths.append(len(ids_of(talk.prompt())))
+        talk.add_assistant(reply)
+        if turn:
+            new = lengths[turn] - lengths[turn - 1]
+            assert read <= new, turn  # the reply is a part of what is new, and is read again where it was stripped
+    assert lengths[-1] > 5 * lengths[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_conversation_stays_fast(kind: str, monkeypatch) -> None:
+    """Over many turns and past T, far fewer tokens are read than prompts have; the system message stays in front."""
+    T = 400
+    talk, reads = conversation(kind, T, "half", system="be so", number=10), Reads(monkeypatch)
+    system = prompt_of(kind, ("system", "be so"))[: talk._system_length()]
+    total = prompts = drops = 0
+    last: list[int] = []
+    for turn in range(30):
+        _, read = reads.of(talk.reply(f"note {turn}"))
+        reply = talk.turns.pop()
+        ids = ids_of(talk.prompt())
+        talk.turns.append(reply)
+        assert ids[: len(system)] == system and len(ids) <= 3 * T // 4
+        drops += len(ids) < len(last)
+        total, prompts, last = total + read, prompts + len(ids), ids
+    assert total < 0.4 * prompts
+    assert 3 <= drops <= 8
+
+
+def test_the_system_message_stays_when_a_reply_overflows(monkeypatch) -> None:
+    """The context that is read after an overflow begins with it."""
+    windows = []
+    original = GPT.hidden
+
+    def hidden(model, x, *, cache=None, **options):
+        if cache is not None and cache.lengths == [0]:
+            windows.append(x[0].tolist())
+        return original(model, x, cache=cache, **options)
+
+    monkeypatch.setattr(GPT, "hidden", hidden)
+    talk = conversation("bytes", 64, "half", system="be so", number=150)
+    talk._prefixes.limit = 0  # so that windows are read from their beginning
+    list(talk.reply("hi"))
+    system = list(b"system: be so\n")
+    assert len(windows) > 3
+    assert all(window[: len(system)] == system for window in windows)
+
+
+def test_training_between_turns_is_noticed() -> None:
+    talk = conversation("bytes", 256, "slide")
+    list(talk.reply("one"))
+    with torch.no_grad():
+        talk.model.tok_emb.weight.neg_()
+    second = "".join(talk.reply("two"))
+    fresh = conversation("bytes", 256, "slide")
+    torch.rand(12, generator=fresh.generator, dtype=torch.float64)  # the draws of the first reply
+    with torch.no_grad():
+        fresh.model.tok_emb.weight.neg_()
+    fresh.turns = talk.turns[:2]
+    assert "".join(fresh.reply("two")) == second
