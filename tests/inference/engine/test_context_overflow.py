@@ -24,7 +24,7 @@ def naive_half(gpt, prompt: list[int], number: int, sampling: Sampling, seed: in
         if len(context) > T:
             newest = max(T // 2 - pinned, T // 4, 1)
             context = [*context[:pinned], *context[-newest:]]
-        token = int(choose(gpt(torch.tensor([context]))[:, -1], sampling, draw[None])[0])
+        token = int(choose(gpt(torch.tensor([context], device=gpt.device))[:, -1], sampling, draw[None])[0])
         tokens.append(token)
         context.append(token)
     return tokens

@@ -20,6 +20,8 @@ from niels_gpt.inference.generation import generate, generate_batch, stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.kernels.decoding import step as decode_step
 from tests.inference.engine import GREEDY, KINDS, SAMPLED, T, V, alone, finish, prompt_of
+from tests.inference.engine.test_context_overflow import naive_half
+from tests.inference.engine.test_logprobs_and_penalties import check_logprobs, naive
 from tests.inference.models import check_engine_decoder, seeded
 from tests.kernels.decoding.plain_kernels import Replay, kernels
 
@@ -277,3 +279,87 @@ def test_first_steps_are_decoded_without_compiling(device, monkeypatch):
         assert isinstance(engine._slots, PlainSlots) is plain
         engine.close()
     assert not isinstance(Engine(model, slots=2)._slots, PlainSlots)
+
+
+# --- prefixes, a full context, log-probabilities and penalties ------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=8)
+@given(
+    wanted=st.lists(
+        st.tuples(
+            st.integers(1, 2 * T),  # prompt
+            st.integers(1, 40),  # new tokens
+            st.integers(0, 5),  # steps before it joins
+            st.sampled_from([{}, {}, {"logprobs": 2}, {"logit_bias": {3: 2.0}, "presence_penalty": 1.0}]),
+            st.integers(0, T),  # pinned
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    slots=st.integers(1, 4),
+    prefix_tokens=st.sampled_from([0, 25, 300]),
+    half=st.booleans(),
+)
+def test_prefixes_and_a_full_context_at_random(device, wanted, slots, prefix_tokens, half):
+    """Simple requests in graphs and others beside them, whose prompts begin alike."""
+    model = build("v1", device)
+    overflow = "half" if half else "slide"
+    engine = engine_of(model, slots=slots, prefix_tokens=prefix_tokens, context_overflow=overflow)
+    made, events = {}, []
+    for step in range(600):
+        for i, (length, number, join, options, pinned) in enumerate(wanted):
+            if join == step:
+                prompt = prompt_of(length, i % 2)
+                made[i] = engine.submit(prompt, max_new_tokens=number, sampling=GREEDY, pinned=pinned, **options)
+        events += engine.step()
+        if len(made) == len(wanted) and not engine.busy:
+            break
+    assert not engine.busy and engine._prefixes.size <= prefix_tokens
+    for i, (length, number, _, options, pinned) in enumerate(wanted):
+        prompt = prompt_of(length, i % 2)
+        if half and "logit_bias" in options:
+            continue  # no reference
+        if half:
+            want = naive_half(model, prompt, number, GREEDY, 0, pinned)
+        else:
+            penalties = {"presence": options.get("presence_penalty", 0.0), "bias": options.get("logit_bias")}
+            want, logits = naive(model, prompt, number, GREEDY, 0, **penalties)
+            if "logprobs" in options:
+                shown = [each for event in events if event.request is made[i] for each in event.logprobs]
+                for each, token, row in zip(shown, want, logits.cpu(), strict=True):
+                    check_logprobs(each, token, row, 2)
+        assert made[i].tokens == want
+        assert [t for event in events if event.request is made[i] for t in event.tokens] == want
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_reads_only_what_is_new(device, kind):
+    model = build(kind, device, T=200)
+    engine, ids, kept = engine_of(model, slots=2, prefix_tokens=400), prompt_of(20, 1), 0
+    for turn in range(4):
+        request = engine.submit(ids, max_new_tokens=20, sampling=SAMPLED, seed=turn, stop=(1, 2))
+        finish(engine)
+        assert request.tokens == alone(model, ids, 20, SAMPLED, turn, frozenset((1, 2)))
+        assert request.cached >= kept
+        kept = len(ids)  # at least the prompt; of a reply that ended at its limit, the last launches are missing
+        ids = [*request.ids, *prompt_of(5, turn + 5)]
+
+
+def test_requests_with_logprobs_stay_when_graphs_take_over(device):
+    model = build("v0", device, T=100)
+    engine = Engine(model, slots=3)
+    options = {"max_new_tokens": 60, "sampling": SAMPLED}
+    simple = engine.submit(prompt_of(5, 1), **options, seed=1)
+    shown = engine.submit(prompt_of(6, 2), **options, seed=2, logprobs=1)
+    reading = engine.submit(prompt_of(7, 3), **options, seed=3, frequency_penalty=0.5)
+    for _ in range(5):
+        engine.step()
+    assert isinstance(engine._slots, PlainSlots)
+    engine.wait_until_ready()
+    finish(engine)
+    assert not isinstance(engine._slots, PlainSlots)
+    assert simple.tokens == alone(model, prompt_of(5, 1), 60, SAMPLED, 1)
+    assert shown.tokens == alone(model, prompt_of(6, 2), 60, SAMPLED, 2)
+    assert len(reading.tokens) == 60
+    engine.close()

@@ -21,7 +21,7 @@ def naive(gpt, prompt, number, sampling, seed, *, presence=0.0, frequency=0.0, b
     draws = torch.rand(number, generator=seeded(seed), dtype=torch.float64)
     ids, raw = list(prompt), []
     for draw in draws:
-        logits = gpt(torch.tensor([ids[-T:]]))[0, -1]
+        logits = gpt(torch.tensor([ids[-T:]], device=gpt.device))[0, -1]
         raw.append(logits)
         changed = logits.clone()
         for token in range(V):
