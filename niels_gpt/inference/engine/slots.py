@@ -86,7 +86,11 @@ class ReadyTokens:
 
 
 class PlainSlots:
-    """Slots in one KV buffer; the requests being decoded occupy its first rows, without gaps."""
+    """Slots in one KV buffer; the requests being decoded occupy its first rows, without gaps.
+
+    A prompt is read into the last row, which is free as long as one of the requests is not decoded yet. Several prompts
+    are read into a separate buffer and then copied.
+    """
 
     max_pending = 0
     chunk = 512
@@ -101,25 +105,32 @@ class PlainSlots:
         self._rows: list[Request] = []
         self._loaded: dict[int, Sequence[torch.Tensor]] = {}  # slot -> keys and values that need no reading
         self._partial: dict[int, tuple[KVCache, int]] = {}  # slot -> the cache its prompt is read into, and the row
+        self._reader: int | None = None  # the slot whose prompt is in the last row
 
-    def _new_cache(self, rows: int, capacity: int) -> KVCache:
+    def _new_cache(self, rows: int, capacity: int, buffer: torch.Tensor | None = None) -> KVCache:
         weight = self._model.tok_emb.weight
-        return KVCache(self._model.config, rows, device=weight.device, dtype=weight.dtype, capacity=capacity)
+        return KVCache(
+            self._model.config, rows, device=weight.device, dtype=weight.dtype, capacity=capacity, buffer=buffer
+        )
 
     def load(self, request: Request, parts: Sequence[torch.Tensor]) -> None:
         self._loaded[request.slot] = parts
 
     def read(self, requests: Sequence[Request], number: int) -> None:
         model, first = self._model, requests[0]
-        if first.slot in self._partial:
+        if first.read > first.loaded:
             cache, _ = self._partial[first.slot]
         else:
-            end = max(request.read for request in requests) + number
-            cache = self._new_cache(len(requests), max(end, *(request.length for request in requests)))
-            cache.lengths = [request.read for request in requests]
+            if len(requests) == 1 and self._reader in (None, first.slot):
+                self._reader = first.slot
+                cache = self._new_cache(1, model.config.T, self._buffer[:, -1:])
+            else:
+                end = max(request.read for request in requests) + number
+                cache = self._new_cache(len(requests), max(end, *(request.length for request in requests)))
             for row, request in enumerate(requests):
                 self._partial[request.slot] = cache, row
-                _fill(cache.buffer[:, row], self._loaded.pop(request.slot, ()))
+                _fill(cache.buffer[:, row], self._loaded.get(request.slot, ()))
+        cache.lengths = [request.read for request in requests]  # also if an earlier attempt failed
         model.hidden(pad_right(next_prompt_tokens(requests, number), model.device), cache=cache)
 
     def keys_and_values(self, request: Request, start: int, end: int) -> torch.Tensor:
@@ -128,12 +139,14 @@ class PlainSlots:
     def start(self, request: Request) -> None:
         length, row = request.length - 1, len(self._rows)
         if length < self._model.config.T:
-            target = self._buffer[:, row]
+            target, loaded = self._buffer[:, row], self._loaded.pop(request.slot, ())
             if request.slot in self._partial:
                 cache, cache_row = self._partial.pop(request.slot)
-                target[:, :, :, :length] = cache.buffer[:, cache_row, :, :, :length]
+                if self._reader != request.slot or row < self._buffer.shape[1] - 1:
+                    target[:, :, :, :length] = cache.buffer[:, cache_row, :, :, :length]
             else:
-                _fill(target, self._loaded.pop(request.slot, ()))
+                _fill(target, loaded)
+            self._reader = None if self._reader == request.slot else self._reader
             self._rows.append(request)
             self._cache.lengths.append(length)
             self._cache.buffer = self._buffer[:, : row + 1]
@@ -141,6 +154,7 @@ class PlainSlots:
     def drop(self, request: Request) -> None:
         self._partial.pop(request.slot, None)
         self._loaded.pop(request.slot, None)
+        self._reader = None if self._reader == request.slot else self._reader
         if request in self._rows:  # move the last row into the gap
             row, last = self._rows.index(request), len(self._rows) - 1
             lengths = self._cache.lengths

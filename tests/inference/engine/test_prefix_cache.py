@@ -250,3 +250,30 @@ def test_bad_options():
     for options in ({"prefix_tokens": -1}, {"context_overflow": "crop"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             Engine(model(), **options)
+
+
+def test_a_read_that_fails_is_repeated(monkeypatch):
+    """Whether the prompt is new, begins with a stored prefix, or is in the middle."""
+    gpt, prompt = long_model("v0"), prompt_of(60, 1)
+    engine = Engine(gpt, slots=2, chunk=8, prefix_tokens=1000)
+    original, fail = GPT.hidden, [False]
+
+    def hidden(self, *args, **options):
+        result = original(self, *args, **options)
+        if fail[0]:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(GPT, "hidden", hidden)
+    for ids in (prompt[:30], prompt):
+        request = engine.submit(ids, max_new_tokens=3, sampling=GREEDY)
+        for _ in range(3):
+            fail[0] = True
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
+            fail[0] = False
+            engine.step()
+        finish(engine)
+        monkeypatch.setattr(GPT, "hidden", original)
+        assert request.tokens == alone(gpt, ids, 3, GREEDY, 0)
+        monkeypatch.setattr(GPT, "hidden", hidden)
