@@ -265,10 +265,8 @@ class Engine:
 
     def _read(self) -> None:
         """Read a chunk of the oldest unread prompt, together with the short prompts that follow it."""
-        for request in [request for request in self._full if request.received == request.launched]:
-            self._full.remove(request)
-            request.drop_older_half(self.model.config.T)
-            self._reading.appendleft(request)
+        if self._full:
+            self._drop_older_halves()
         while self._reading:
             first = self._reading[0]
             self._load_prefix(first)
@@ -284,6 +282,13 @@ class Engine:
             if not request.unread:
                 self._reading.popleft()
                 self._start(request)
+
+    def _drop_older_halves(self) -> None:
+        """Shorten the contexts that are full, if all their tokens have been received, and queue them for reading."""
+        for request in [request for request in self._full if request.received == request.launched]:
+            self._full.remove(request)
+            request.drop_older_half(self.model.config.T)
+            self._reading.appendleft(request)
 
     def _group(self) -> list[Request]:
         """Return the first request and those after it whose unread tokens together fit into one chunk."""

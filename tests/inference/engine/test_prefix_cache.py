@@ -277,3 +277,16 @@ def test_a_read_that_fails_is_repeated(monkeypatch):
         monkeypatch.setattr(GPT, "hidden", original)
         assert request.tokens == alone(gpt, ids, 3, GREEDY, 0)
         monkeypatch.setattr(GPT, "hidden", hidden)
+
+
+def test_a_group_does_not_read_past_the_window():
+    """One request has a long prefix and little to read, the next has much to read: padding must not pass T."""
+    gpt = long_model("v0")
+    engine = Engine(gpt, slots=3, prefix_tokens=1000)
+    long, short = prompt_of(LONG - 5, 1), prompt_of(40, 2)
+    ask(engine, long)
+    prompts = [[*long, *prompt_of(4, 3)], short]
+    requests = [engine.submit(prompt, max_new_tokens=1, sampling=GREEDY) for prompt in prompts]
+    finish(engine)
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.tokens == alone(gpt, prompt, 1, GREEDY, 0)
