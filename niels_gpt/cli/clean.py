@@ -18,7 +18,8 @@ def clean(
 ) -> None:
     """Show what the cache folder holds, and free it.
 
-    It holds byte streams of texts that were trained on and compiled kernels: all of it is rebuilt when it is needed.
+    It holds byte streams and indexes of texts that were trained on, and compiled kernels: all of it is rebuilt when it
+    is needed.
     Runs, token caches and everything outside the cache folder stay.
     """
     import sys

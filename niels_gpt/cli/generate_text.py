@@ -63,7 +63,7 @@ def generate(
 
     sampling = make_sampling(temperature, top_k, top_p, min_p)
     run, prompt = split_words(words, checkpoint)
-    text = _read_prompt() if prompt == "-" else prompt
+    text = read_stdin() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
     loaded = load_run(run_or_newest(run, checkpoint), checkpoint, device, tokenizer)
@@ -145,7 +145,7 @@ def open_stdin() -> TextIO:
     return sys.stdin
 
 
-def _read_prompt() -> str:
+def read_stdin() -> str:
     """Return all of standard input. Raises ValueError if it is not utf-8."""
     text = open_stdin().read()
     try:

@@ -14,6 +14,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message, one_line
+from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_chats, open_documents, uses_bytes
 from niels_gpt.training.tasks.splice_task import SpliceTask
 
@@ -31,6 +32,11 @@ class RunSource(NamedTuple):
     held_out: DocumentSet
     changed: str
     """How the data differs from that of the training; empty: it is the same."""
+    path: str
+    """Where the documents are from: a file, a folder, or a token cache."""
+    tokenizer: AnyTokenizer
+    fingerprint: Mapping[str, str]
+    """Hashes that identify the documents of `train` that were trained on, as in a checkpoint."""
 
 
 def run_sources(loaded: LoadedRun, problems: list[str]) -> Iterator[RunSource]:
@@ -38,24 +44,44 @@ def run_sources(loaded: LoadedRun, problems: list[str]) -> Iterator[RunSource]:
 
     What cannot be opened or has changed since the training is appended to `problems`.
     """
-    for config, data in _history(loaded, problems):
-        for name in _source_names(config):
-            try:
-                task = SpliceTask(config) if config.task == "splice" else None
-                if task is not None:
-                    documents = task.documents
-                else:
-                    documents = open_chats(config, name) if config.task == "sft" else open_documents(config, name)
-                current = task.fingerprint() if task else {documents.source: documents.train.sha256}
-                changed = any(data.get(key) != sha for key, sha in current.items())
-                chosen = task.chosen if task else range(len(documents.train.lengths))
-            except (ValueError, OSError) as err:
-                problems.append(_problem(err))
-                continue
-            problem = f"{documents.path} has changed since the training" if changed else ""
-            if problem:
-                problems.append(problem)
-            yield RunSource(documents.source, config, documents.train, chosen, documents.held_out, problem)
+    for config, data in run_history(loaded, problems):
+        for name in source_names(config):
+            source = open_source(config, data, name, problems)
+            if source is not None:
+                yield source
+
+
+def open_source(config: RunConfig, data: Mapping[str, str], name: str | None, problems: list[str]) -> RunSource | None:
+    """Open one of `source_names`; None if that fails. `data`: the fingerprint of the training data.
+
+    What cannot be opened or has changed since the training is appended to `problems`.
+    """
+    try:
+        task = SpliceTask(config) if config.task == "splice" else None
+        if task is not None:
+            documents = task.documents
+        else:
+            documents = open_chats(config, name) if config.task == "sft" else open_documents(config, name)
+        current = task.fingerprint() if task else {documents.source: documents.train.sha256}
+        changed = any(data.get(key) != sha for key, sha in current.items())
+        chosen = task.chosen if task else range(len(documents.train.lengths))
+    except (ValueError, OSError) as err:
+        problems.append(_problem(err))
+        return None
+    problem = f"{documents.path} has changed since the training" if changed else ""
+    if problem:
+        problems.append(problem)
+    return RunSource(
+        name=documents.source,
+        config=config,
+        train=documents.train,
+        chosen=chosen,
+        held_out=documents.held_out,
+        changed=problem,
+        path=documents.path,
+        tokenizer=documents.tokenizer,
+        fingerprint=current,
+    )
 
 
 def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict[str, str], str]:
@@ -85,7 +111,7 @@ def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict
     return status, why
 
 
-def _history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
+def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
     """Yield (config, data fingerprint) of the checkpoint's run, then of the run its weights came from, and so on."""
     path, run, data = loaded.path, loaded.home, loaded.data
     while True:
@@ -117,8 +143,8 @@ def _problem(err: Exception) -> str:
     return problem
 
 
-def _source_names(config: RunConfig) -> list[str | None]:
-    """Return the names of the sources that a run trains on."""
+def source_names(config: RunConfig) -> list[str | None]:
+    """Return the names of the sources that a run trains on; a splice run has one, which its data determines."""
     if config.task == "splice":
         return [None]
     return [name for name, share in config.train.p_train.items() if share]

@@ -1,4 +1,4 @@
-"""The user's cache folder: byte streams, copies of remote caches and compiled kernels; all can be rebuilt.
+"""The user's cache folder: byte streams, text indexes, remote caches and compiled kernels; all can be rebuilt.
 
 $XDG_CACHE_HOME/niels-gpt, or ~/.cache/niels-gpt. It holds text of private notes, so only its owner may read it.
 """
@@ -23,6 +23,8 @@ REMOTE = "remote"
 """Sub-folder of the local copies of token caches at URLs: one folder per URL and content."""
 BUILDS = "builds"
 """Sub-folder of the builds of token caches that are copied to URLs: one folder per URL."""
+INDEXES = "indexes"
+"""Sub-folder of the indexes of training text: one folder per source and content."""
 
 
 def cache_folder() -> Path:
@@ -107,6 +109,7 @@ def list_entries() -> list[CacheEntry]:
             CacheEntry(path, what, sum(file.stat().st_size for file in path.rglob("*")), path.stat().st_mtime)
             for path in _folders(folder / part)
         ]
+    entries += [_index_entry(path) for path in _folders(folder / INDEXES)]
     kernels = sorted(folder.glob("*-*.so")) if folder.is_dir() else []
     entries += [CacheEntry(path, "compiled kernel", path.stat().st_size, path.stat().st_atime) for path in kernels]
     return sorted(entries, key=lambda entry: entry.used, reverse=True)
@@ -115,7 +118,7 @@ def list_entries() -> list[CacheEntry]:
 def remove_entry(entry: CacheEntry) -> bool:
     """Remove an entry; False if another process is using it. Raises ValueError for a path outside the cache folder."""
     folder = cache_folder()
-    if entry.path.parent not in (folder, *(folder / part for part in (STREAMS, REMOTE, BUILDS))):
+    if entry.path.parent not in (folder, *(folder / part for part in (STREAMS, REMOTE, BUILDS, INDEXES))):
         raise ValueError(f"{entry.path} is not in {folder}: nothing outside it is removed")
     if entry.path.is_symlink() or not entry.path.is_dir():
         entry.path.unlink(missing_ok=True)
@@ -142,6 +145,15 @@ def _stream_entry(folder: Path) -> CacheEntry:
     roots = {name: _root_of(folder, name) for name in names}
     listed = ", ".join(f"{name} ({root})" if root else name for name, root in roots.items())
     return CacheEntry(folder, f"byte streams: {listed or 'unfinished'}", size, folder.stat().st_mtime)
+
+
+def _index_entry(folder: Path) -> CacheEntry:
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    what = "unfinished"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        meta = read_checked_json(folder / "meta.json")
+        what = f"{meta['source']} ({meta['path']})"
+    return CacheEntry(folder, f"text index: {what}", size, folder.stat().st_mtime)
 
 
 def _root_of(folder: Path, source: str) -> str:

@@ -36,6 +36,9 @@ class DocumentSet(Protocol):
     def name(self, i: int) -> str:
         """The name of document i."""
 
+    def file(self, i: int) -> str | None:
+        """The path of the file that document i was read from; None if that is not known."""
+
     def ids(self, i: int) -> np.ndarray:
         """The tokens of document i."""
 
@@ -73,6 +76,9 @@ class ByteDocumentSet:
     def name(self, i: int) -> str:
         return f"row {i}" if self._names is None else Path(self._names[i]).name
 
+    def file(self, i: int) -> str | None:
+        return None if self._names is None or not Path(self._names[i]).is_absolute() else self._names[i]
+
     def ids(self, i: int) -> np.ndarray:
         return self._data[self._starts[i] : self.ends[i]]
 
@@ -95,6 +101,9 @@ class TokenDocumentSet:
 
     def name(self, i: int) -> str:
         return f"document {i}"
+
+    def file(self, i: int) -> str | None:
+        return None
 
     def ids(self, i: int) -> np.ndarray:
         ids = self._stream.document(i)
@@ -171,6 +180,9 @@ class ChatDocumentSet:
     def name(self, i: int) -> str:
         return f"conversation {i}"
 
+    def file(self, i: int) -> str | None:
+        return None
+
     def ids(self, i: int) -> np.ndarray:
         return self._dataset.example(i)
 
@@ -201,6 +213,9 @@ class EmptyDocumentSet:
     sha256 = ""
 
     def name(self, i: int) -> str:
+        raise IndexError(i)
+
+    def file(self, i: int) -> str | None:
         raise IndexError(i)
 
     def ids(self, i: int) -> np.ndarray:
