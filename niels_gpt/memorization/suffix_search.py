@@ -24,6 +24,8 @@ SEGMENT = 1 << 22
 """Suffixes per segment: sorting one takes about 300 MB of memory."""
 NEIGHBORS = 32
 """Most suffixes that are read before, and after, the position of a query in the order of a segment."""
+_KEY_STEP = 64
+"""The first 8 bytes of every suffix of this number are kept in memory: they narrow the bisection."""
 _LANES = 1 << 17
 """Most (query offset, segment) pairs searched at a time."""
 POSITION_DTYPE = np.dtype("<u4")
@@ -89,10 +91,10 @@ def segment_slices(size: int, stride: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + width, size)) for begin in range(0, size, width)]
 
 
-def sort_segment(text: np.ndarray, begin: int, end: int, stride: int) -> np.ndarray:
-    """Return the order of the suffixes that begin in a segment; what follows the segment takes part in the order."""
-    order = sort_suffixes(text[begin : end + DEPTH], stride)
-    return order[order < -(-(end - begin) // stride)]
+def sort_segment(text: np.ndarray, size: int, stride: int) -> np.ndarray:
+    """Return the order of the suffixes that begin in the first `size` bytes; `text` has up to DEPTH bytes more."""
+    order = sort_suffixes(text, stride)
+    return order[order < -(-size // stride)]
 
 
 class SuffixSearch:
@@ -108,6 +110,10 @@ class SuffixSearch:
         self._counts = np.array([-(-(end - begin) // stride) for begin, end in slices], dtype=np.int64)
         self._first = np.cumsum(self._counts) - self._counts
         """Segment -> index of its first entry in `suffixes`."""
+        self._keys = [
+            self._words[self._positions(np.arange(first, first + count, _KEY_STEP), segment)].byteswap()
+            for segment, (first, count) in enumerate(zip(self._first, self._counts, strict=True))
+        ]
 
     def find(self, query: bytes, shortest: int) -> Matches:
         """Return the maximal matches of at least `shortest` bytes, each once.
@@ -144,7 +150,7 @@ class SuffixSearch:
         offset = np.repeat(offsets, segments)
         segment = np.tile(np.arange(segments), len(offsets))
         first, last = self._first[segment], self._first[segment] + self._counts[segment]
-        insertion = self._bisect(query, offset, segment, first, last)
+        insertion = self._bisect(query, offset, segment, *self._narrow(query[offsets]))
         found: list[tuple[np.ndarray, ...]] = []
         for step, entry in ((1, insertion), (-1, insertion - 1)):
             lanes = np.arange(len(offset))
@@ -162,15 +168,23 @@ class SuffixSearch:
                 entry[lanes] += step
         return tuple(np.concatenate(columns) for columns in zip(*found, strict=True)) if found else (offsets[:0],) * 3
 
-    def _positions(self, entries: np.ndarray, segment: np.ndarray) -> np.ndarray:
+    def _narrow(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the bisection by the first 8 bytes, for every word and segment, in this order."""
+        keys = words.byteswap()
+        before = np.stack([np.searchsorted(each, keys, side="left") for each in self._keys], axis=1)
+        after = np.stack([np.searchsorted(each, keys, side="right") for each in self._keys], axis=1)
+        low = self._first + np.maximum((before - 1) * _KEY_STEP + 1, 0)
+        high = self._first + np.minimum(after * _KEY_STEP, self._counts)
+        return low.ravel(), high.ravel()
+
+    def _positions(self, entries: np.ndarray, segment: np.ndarray | int) -> np.ndarray:
         return self._begins[segment] + self._suffixes[entries].astype(np.int64) * self.stride
 
     def _bisect(
-        self, query: np.ndarray, offset: np.ndarray, segment: np.ndarray, first: np.ndarray, last: np.ndarray
+        self, query: np.ndarray, offset: np.ndarray, segment: np.ndarray, low: np.ndarray, high: np.ndarray
     ) -> np.ndarray:
-        """The first entry of each segment whose suffix is not smaller than the query from an offset on."""
-        low, high = first.copy(), last.copy()
-        lanes = np.arange(len(offset))
+        """The first entry of [low, high] whose suffix is not smaller than the query from an offset on."""
+        lanes = np.flatnonzero(low < high)
         while len(lanes):
             middle = (low[lanes] + high[lanes]) // 2
             smaller = self._is_smaller(self._positions(middle, segment[lanes]), query, offset[lanes])

@@ -26,6 +26,7 @@ import xxhash
 
 from niels_gpt.memorization.membership import RunSource
 from niels_gpt.memorization.suffix_search import (
+    DEPTH,
     PAD,
     POSITION_DTYPE,
     SEPARATOR,
@@ -176,13 +177,12 @@ def _build(folder: Path, source: RunSource, progress: Progress) -> None:
         listed["text.bin"] = _write(
             folder / "text.bin", _text_chunks(source.train, source.chosen, decode, starts, report, int(lengths.sum()))
         )
-    text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
     with files.atomic_write(folder / "documents.npy") as file:
         np.save(file, np.array(starts[:-1], dtype=np.int64))
     listed["documents.npy"] = _describe(folder / "documents.npy")
-    stride = 1 if len(text) <= DENSE_BYTES else STRIDE
+    stride = 1 if listed["text.bin"]["bytes"] <= DENSE_BYTES else STRIDE
     with progress(f"{title}: sorting") as report:
-        listed["suffixes.bin"] = _write(folder / "suffixes.bin", _sorted_segments(text, stride, report))
+        listed["suffixes.bin"] = _write(folder / "suffixes.bin", _sorted_segments(folder / "text.bin", stride, report))
     write_checked_json(folder / "held_out.json", {"passages": _excerpts(source.held_out, decode)})
     meta = {
         "format_version": FORMAT_VERSION,
@@ -219,13 +219,19 @@ def _text_chunks(
     yield PAD[len(SEPARATOR) :] if starts[1:] else PAD
 
 
-def _sorted_segments(text: np.ndarray, stride: int, report: Callable[[int, int | None], None]) -> Iterator[bytes]:
+def _sorted_segments(path: Path, stride: int, report: Callable[[int, int | None], None]) -> Iterator[bytes]:
     """Yield the bytes of suffixes.bin. Segments are sorted at the same time on all cores, at most four."""
-    slices = segment_slices(len(text), stride)
+    size = path.stat().st_size
+
+    def sort(part: tuple[int, int]) -> bytes:
+        begin, end = part
+        text = np.fromfile(path, dtype=np.uint8, offset=begin, count=min(end + DEPTH, size) - begin)
+        return sort_segment(text, end - begin, stride).tobytes()
+
     executor = ThreadExecutor(min(default_workers() // 2 or 1, 4))
-    for (_, end), order in executor.in_order(slices, lambda part: sort_segment(text, part[0], part[1], stride)):
-        report(end, len(text))
-        yield order.tobytes()
+    for (_, end), order in executor.in_order(segment_slices(size, stride), sort):
+        report(end, size)
+        yield order
 
 
 class _Decoder:

@@ -28,7 +28,9 @@ STRIDES = (1, 2, 4, 8)
 def opened(documents: list[bytes], stride: int) -> SuffixSearch:
     """The search over documents, as text_index.py writes them."""
     text = np.frombuffer(PAD + SEPARATOR.join(documents) + PAD, dtype=np.uint8)
-    orders = [sort_segment(text, begin, end, stride) for begin, end in segment_slices(len(text), stride)]
+    orders = [
+        sort_segment(text[begin : end + DEPTH], end - begin, stride) for begin, end in segment_slices(len(text), stride)
+    ]
     return SuffixSearch(text, np.concatenate(orders), stride)
 
 
@@ -80,6 +82,7 @@ def test_the_matches_are_those_of_brute_force(case):
         patch.setattr(suffix_search, "SEGMENT", segment)
         patch.setattr(suffix_search, "NEIGHBORS", 1000)
         patch.setattr(suffix_search, "_LANES", 64)
+        patch.setattr(suffix_search, "_KEY_STEP", 3)
         found = found_by(opened(documents, stride), query, shortest)
     assert found == naive_matches(query, documents, shortest)
 
