@@ -38,7 +38,7 @@ MIN_LENGTH = 32
 """Characters from which on an overlap counts: shorter ones are common in text that was never trained on."""
 SHORTEST = 24
 """Least `min_length`: shorter overlaps are not all found in a large text."""
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 16
 """Longest text to trace."""
 USUAL = 0.95
 """A text recites if it overlaps more than this share of held-out passages of its length."""

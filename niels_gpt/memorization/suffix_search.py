@@ -132,14 +132,16 @@ class SuffixSearch:
         offset = np.concatenate([each[0] for each in found] or [np.empty(0, dtype=np.int64)])
         position = np.concatenate([each[1] for each in found] or [np.empty(0, dtype=np.int64)])
         length = np.concatenate([each[2] for each in found] or [np.empty(0, dtype=np.int64)])
-        # Candidates of one match lie on one diagonal and overlap: keep the first of them.
+        # Candidates of one match lie on one diagonal and overlap: keep the first of them, and how far they reach.
         by_diagonal = np.lexsort((offset, position - offset))
         offset, position, length = offset[by_diagonal], position[by_diagonal], length[by_diagonal]
         first = np.ones(len(offset), dtype=bool)
         first[1:] = (np.diff(position - offset) != 0) | (offset[1:] > (offset + length)[:-1])
+        known = np.maximum.reduceat(offset + length, np.flatnonzero(first)) if len(offset) else offset
         offset, position = offset[first], position[first]
+        known -= offset
         left = _common_left(self._words, position, words, offset)
-        right = _common_right(self._words, position, words, offset)
+        right = known + _common_right(self._words, position + known, words, offset + known)
         long = left + right >= shortest
         matches = np.stack((offset - left - begin, offset + right - begin, position - left), axis=1)[long]
         return Matches(*np.unique(matches, axis=0).T)
@@ -154,7 +156,7 @@ class SuffixSearch:
         found: list[tuple[np.ndarray, ...]] = []
         for step, entry in ((1, insertion), (-1, insertion - 1)):
             lanes = np.arange(len(offset))
-            for _ in range(NEIGHBORS):
+            for distance in range(NEIGHBORS):
                 at = entry[lanes]
                 inside = (at >= first[lanes]) & (at < last[lanes])
                 lanes, at = lanes[inside], at[inside]
@@ -163,9 +165,13 @@ class SuffixSearch:
                 position = self._positions(at, segment[lanes])
                 length = _common_right(self._words, position, query, offset[lanes], DEPTH)
                 near = length >= shared
-                lanes = lanes[near]
-                found.append((offset[lanes], position[near], length[near]))
+                lanes, position, length = lanes[near], position[near], length[near]
                 entry[lanes] += step
+                if distance:  # a match that begins 8 bytes earlier is a candidate there; the longest is kept here too
+                    new = self._words[position - 8] != query[offset[lanes] - 8]
+                else:
+                    new = np.ones(len(lanes), dtype=bool)
+                found.append((offset[lanes[new]], position[new], length[new]))
         return tuple(np.concatenate(columns) for columns in zip(*found, strict=True)) if found else (offsets[:0],) * 3
 
     def _narrow(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -91,9 +91,9 @@ def test_bad_input_is_one_line(place, capsys, arguments, reason):
 
 
 def test_huge_and_invalid_input(place, capsys, monkeypatch):
-    piped(monkeypatch, b"x" * 2_000_000)
+    piped(monkeypatch, b"x" * 70_000)
     assert call("trace", "-", place / "run") == 1
-    assert "1,048,576" in error_of(capsys)
+    assert "65,536" in error_of(capsys)
     piped(monkeypatch, b"valid \xff")
     assert call("trace", "-", place / "run") == 1
     assert "byte 6" in error_of(capsys)
