@@ -12,6 +12,7 @@ from niels_gpt.memorization.membership import RunSource
 from niels_gpt.memorization.suffix_search import PAD
 from niels_gpt.memorization.text_index import EXCERPTS, build_index, index_key, open_index
 from niels_gpt.streams import Stream
+from niels_gpt.system.files import sha256_bytes
 from niels_gpt.system.user_cache import cache_folder, list_entries, remove_entry
 from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.training.tasks.documents import ByteDocumentSet
@@ -29,7 +30,7 @@ def byte_documents(texts, names=None):
     data = [text.encode() for text in texts]
     starts = np.cumsum([0, *(len(text) + 2 for text in data)])[:-1].tolist() if data else []
     joined = b"\n\n".join(data)
-    return ByteDocumentSet(Stream(joined, f"sha of {len(joined)}", True, names, starts, gap=2))
+    return ByteDocumentSet(Stream(joined, sha256_bytes(repr(texts).encode()), True, names, starts, gap=2))
 
 
 class TokenDocuments:
