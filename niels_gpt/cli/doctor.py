@@ -27,7 +27,7 @@ def doctor(device: DeviceOption = "auto", json: JsonOption = False) -> None:
 
     device = resolve_device(device)
     rows = backend_report(device)
-    facts = {**machine_facts(device), "backends": [row._asdict() for row in rows]}
+    facts = {**doctor_facts(device), "backends": [row._asdict() for row in rows]}
     facts["missing"] = missing(rows)
     if json:
         print(dumps(facts, indent=2, ensure_ascii=False))
@@ -35,28 +35,13 @@ def doctor(device: DeviceOption = "auto", json: JsonOption = False) -> None:
         _print_facts(facts, rows)
 
 
-def machine_facts(device: str) -> dict[str, Any]:
-    """Return versions, devices, precisions of `device`, threads, compiler, Triton and folders of compiled kernels."""
-    import os
-    import platform
+def doctor_facts(device: str) -> dict[str, Any]:
+    """Return `machine_facts` with the precisions of `device`, the compiler and the folders of compiled kernels."""
+    from niels_gpt.system.machine import machine_facts
 
-    import torch
-
-    from niels_gpt import __version__
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "niels_gpt": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "triton": _version("triton"),
-        "device": device,
-        "devices": _devices(),
+        **machine_facts(device),
         "precision": {name: precision_support(name, device) for name in PRECISIONS},
-        "cores": cores,
-        "threads": torch.get_num_threads(),
         "compiler": find_compiler(),
         "kernel_folders": kernel_folders(),
     }
@@ -90,12 +75,13 @@ def kernel_folders() -> dict[str, str | None]:
     import os
 
     from niels_gpt.kernels.cpu import native
+    from niels_gpt.system.machine import package_version
 
     switched_off = os.environ.get(native.VARIABLE) == "0"
     triton = os.environ.get("TRITON_CACHE_DIR") or str(Path("~/.triton/cache").expanduser())
     return {
         "C": None if switched_off else str(native.kernel_folder()),
-        "Triton": triton if _version("triton") else None,
+        "Triton": triton if package_version("triton") else None,
     }
 
 
@@ -106,36 +92,6 @@ def missing(rows: Sequence[BackendRow]) -> list[str]:
         if row.reason:
             by_reason.setdefault(row.reason, []).append(row.name)
     return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-
-
-def _devices() -> list[str]:
-    """Return the processor and every GPU, in words."""
-    import platform
-
-    import torch
-
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    found = [f"cpu: {models[0] if models else platform.processor() or platform.machine()}"]
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        memory = properties.total_memory / 2**30
-        capability = f"{properties.major}.{properties.minor}"
-        found.append(f"cuda:{index}: {properties.name}, {memory:.0f} GiB, compute capability {capability}")
-    if torch.backends.mps.is_available():
-        found.append("mps: Apple GPU")
-    return found
-
-
-def _version(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _print_facts(facts: dict[str, Any], rows: Sequence[BackendRow]) -> None:

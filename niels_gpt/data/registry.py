@@ -149,6 +149,18 @@ def get_source(name: str, data: DataConfig | None = None) -> Source:
     return found[name]
 
 
+def licence_of(name: str, data: DataConfig) -> str:
+    """Return the licence of a source of a config, or of a token cache with the name of a source; "" if unknown."""
+    if name in data.sources:
+        return data.sources[name].licence or "yours"
+    if name in ("roam", "primer") and (path := getattr(data, name)) != "auto":
+        return "MIT" if path == "embedded" else "yours"
+    if name == "wiki":
+        name = "stdlib" if resolve_source_path("wiki", data.wiki) == "embedded" else "wikitext"
+    known = sources()
+    return known[name].licence if name in known else ""
+
+
 def source_of_path(
     path: str | Path,
     *,

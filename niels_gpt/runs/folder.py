@@ -1,4 +1,4 @@
-"""The folder of a run: config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png."""
+"""The folder of a run: config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png, environment.json."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs import environment
 from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
@@ -36,6 +37,7 @@ class RunFolder:
         self.plot_path = self.path / "loss.png"
         self.tokenizer_path = self.path / "tokenizer.model"
         self.skipped_path = self.path / "skipped.json"
+        self.environment_path = self.path / environment.FILE
 
     @property
     def exists(self) -> bool:
@@ -102,7 +104,7 @@ class RunFolder:
     def release(self) -> None:
         """Delete the files of a run that did no step, so that the folder can be used again."""
         config = (self.config_path, copy_path(self.config_path))
-        for path in (*config, self.tokenizer_path, self.metrics_path, self.skipped_path):
+        for path in (*config, self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path):
             path.unlink(missing_ok=True)
 
     def read_config(self) -> RunConfig:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files, memory, open_files, terminal, threads
+from niels_gpt.system import files, memory, open_files, program, terminal, threads
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -84,6 +84,7 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
         if getattr(sys, stream) is None:  # the parent process closed it
             setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     arguments = [_expand_home_in(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    program.set_arguments(arguments)
     with terminal.neutralized_terminal():
         _run(app, arguments, name)
 

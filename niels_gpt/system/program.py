@@ -7,9 +7,24 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 NAME = "niels-gpt"
+
+_arguments: tuple[str, ...] | None = None
+"""The words after the name of the program; None in a process that is not a command of this program."""
+
+
+def set_arguments(arguments: Sequence[str]) -> None:
+    """Remember the words that this process was started with, for `command_line`."""
+    global _arguments
+    _arguments = tuple(arguments)
+
+
+def command_line() -> str | None:
+    """Return the command that this process runs, quoted for the shell; None if it was not started as a command."""
+    return None if _arguments is None else command(*_arguments)
 
 
 def command(*words: str | Path) -> str:

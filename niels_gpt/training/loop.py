@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -25,10 +25,12 @@ from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.runs.loading import claimed_run
 from niels_gpt.system import files
 from niels_gpt.system.device import check_precision, resolve_device
+from niels_gpt.system.machine import machine_facts
 from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, generator, set_seed
 from niels_gpt.training.memory_limits import OutOfMemory, check_size, reporting_out_of_memory, weights_text
@@ -40,7 +42,7 @@ from niels_gpt.training.prefetch import Prefetcher
 from niels_gpt.training.progress import Reporter, Silent
 from niels_gpt.training.resume import TrainState, identity, initialize, restore, sharded_content
 from niels_gpt.training.step import StepRunner, deterministic, first_line
-from niels_gpt.training.tasks.base import Batch, Task
+from niels_gpt.training.tasks.base import Batch, SourceRow, Task
 from niels_gpt.training.tasks.registry import open_task, with_derived_values
 from niels_gpt.training.tasks.token_task import verify_caches
 from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
@@ -121,6 +123,7 @@ def train(
     report = report if report is not None and world.is_main else Silent()
     selections: dict[str, SelectedNotes] = {}
     notes: list[str] = []
+    sources: list[SourceRow] = []
     config = with_absolute_paths(config)
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
@@ -134,7 +137,7 @@ def train(
         report.note(note)
     if task is None:
         opened = world.main_first(lambda: open_task(config))
-        task, selections = opened, opened.selections()
+        task, selections, sources = opened, opened.selections(), opened.describe()
         report.data(opened)
     check_same(config, task.fingerprint(), {"--run-dir": str(run.path), "--resume": resume}, world)
     with contextlib.ExitStack() as stack:
@@ -172,12 +175,42 @@ def train(
         report.start(first=state.step, total=config.train.total_steps)
         stack.callback(report.close)
         try:
-            with _reporting_device_failure(device, state, run):
-                return _loop(state, config, task, run, device, runner, world, log, report, caught)
+            with (
+                _recorded_session(run, state, task, sources, device, world) as session,
+                _reporting_device_failure(device, state, run),
+            ):
+                result = _loop(state, config, task, run, device, runner, world, log, report, caught)
+                session.outcome = STOPPED if result.stopped_by else FINISHED
+                session.reason = result.signal or ""
+                return result
         except ValueError:
             if world.is_main and state.step == 0 and not resume:
                 run.release()
             raise
+
+
+@contextlib.contextmanager
+def _recorded_session(
+    run: RunFolder, state: TrainState, task: Task, sources: Sequence[SourceRow], device: str, world: World
+) -> Iterator[Session]:
+    """Record on the main process that the run starts, and how it ends; see `runs.environment`."""
+    recorded = recorded_session(
+        run.path,
+        step=state.step,
+        processes=world.size,
+        machine=machine_facts(device),
+        data=[row._asdict() for row in sources],
+        fingerprint=task.fingerprint(),
+        write=world.is_main,
+    )
+    with recorded as session:
+        try:
+            yield session
+        except TrainingDiverged:
+            session.outcome = DIVERGED
+            raise
+        finally:
+            session.steps = state.step
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from niels_gpt.cli import doctor
 from niels_gpt.kernels.cpu import native
 from niels_gpt.model import backend
 from niels_gpt.model.backend import BackendRow
-from niels_gpt.system import device
+from niels_gpt.system import device, machine
 from tests.cli import call, error_of
 
 ROWS = [
@@ -99,13 +98,13 @@ def test_the_compiler_is_that_of_cc_or_gcc_or_cc(monkeypatch):
 
 
 def test_the_folders_of_compiled_kernels(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(machine, "package_version", lambda package: None)
     for name in ("NIELS_GPT_NATIVE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
     assert doctor.kernel_folders() == {"C": "/home/someone/.cache/niels-gpt", "Triton": None}
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    monkeypatch.setattr(doctor, "_version", lambda package: "3.0")
+    monkeypatch.setattr(machine, "package_version", lambda package: "3.0")
     assert doctor.kernel_folders() == {"C": "/caches/niels-gpt", "Triton": "/home/someone/.triton/cache"}
     monkeypatch.setenv("NIELS_GPT_NATIVE", "~/kernels")
     assert doctor.kernel_folders()["C"] == "/home/someone/kernels"
@@ -135,21 +134,3 @@ def test_missing_c_kernels_are_reported_once(no_kernels_yet, monkeypatch, capsys
     assert call("doctor", "--device", "cpu", "--json") == 0
     [line] = [line for line in json.loads(capsys.readouterr().out)["missing"] if "kernels" in line or "gcc" in line]
     assert line.startswith("cpu: ") and remedy in line
-
-
-def test_gpus_are_described(monkeypatch):
-    gpu = SimpleNamespace(name="Abacus 9000", total_memory=2**31, major=9, minor=1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    _, first, second, apple = doctor._devices()
-    assert first == "cuda:0: Abacus 9000, 2 GiB, compute capability 9.1"
-    assert second.startswith("cuda:1: ") and apple.startswith("mps: ")
-
-
-def test_the_processor_is_named(tmp_path, monkeypatch):
-    cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(doctor, "Path", lambda _: cpuinfo)
-    assert doctor._devices()[0].startswith("cpu: ")  # no such file outside Linux
-    cpuinfo.write_text("processor: 0\nmodel name : Abacus 1\nmodel name : Abacus 2\n", encoding="utf-8")
-    assert doctor._devices()[0] == "cpu: Abacus 1"
