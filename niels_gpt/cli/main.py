@@ -22,6 +22,7 @@ from niels_gpt.cli.eval import eval_
 from niels_gpt.cli.generate_text import generate
 from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
+from niels_gpt.cli.report import report
 from niels_gpt.cli.trace import trace
 from niels_gpt.cli.train import train
 from niels_gpt.system.command_line import App
@@ -51,6 +52,7 @@ app.command()(chat)
 app.command()(memorize)
 app.command()(audit)
 app.command()(trace)
+app.command()(report)
 app.command()(doctor)
 app.command()(clean)
 app.add_typer(notes.app, name="notes")

@@ -182,6 +182,8 @@ def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
     """Print what `describe` returns, with or without the next commands."""
     from datetime import datetime
 
+    from niels_gpt.runs.describe import value_text
+
     if detail["state"] == "damaged":
         print(f"  damaged: {detail['problem']}; {_size(detail['disk'])} on disk")
         return
@@ -206,7 +208,7 @@ def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
         rows.append(("checkpoint", f"{name}  " + (f"same file as {same[name]}" if name in same else _size(size))))
     rows.append(("disk", _size(detail["disk"])))
     for key, (old, new) in detail["differences"].items():
-        rows.append(("changed", f"{key} = {_one_line(new)}  (default {_one_line(old)})"))
+        rows.append(("changed", f"{key} = {value_text(new)}  (default {value_text(old)})"))
     rows += [("next", line) for line in detail["next"] if show_next]
     _print_rows(rows)
 
@@ -224,29 +226,15 @@ def _show_config_table(table: dict[str, list[Any]], names: list[str]) -> None:
     from rich.table import Table
 
     from niels_gpt.cli.tables import one_line_cell, show_table
+    from niels_gpt.runs.describe import value_text
 
     shown = Table(box=None, pad_edge=False)
     shown.add_column("config", no_wrap=True)
     for name in names:
         shown.add_column(escape(name), overflow="fold")
     for key, values in table.items():
-        shown.add_row(escape(key), *(one_line_cell("" if value is None else _one_line(value)) for value in values))
+        shown.add_row(escape(key), *(one_line_cell("" if value is None else value_text(value)) for value in values))
     show_table(shown, width=120)
-
-
-def _one_line(value: Any) -> str:
-    """Return a config value as one line: dicts and lists as in YAML, paths short, other texts escaped if need be."""
-    import yaml
-
-    from niels_gpt.system.files import display_path
-
-    if isinstance(value, str):
-        plain = value.isprintable() and value == value.strip() != ""
-        return display_path(value) if plain else repr(value)
-    if isinstance(value, (dict, list, tuple)):
-        value = list(value) if isinstance(value, tuple) else value
-        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip()
-    return str(value)
 
 
 def _size(number: int | None) -> str:

@@ -16,6 +16,8 @@ ROAM = ".roam-data"
 PRIMER = "data/primer.txt"
 """Default file of dialogues, relative to the working directory."""
 
+_DOCSTRINGS = " (Python docstrings)"
+
 
 def resolve_source_path(source: str, path: str = "auto") -> str:
     """Return the path of `wiki`, `roam` or `primer` with `auto` and `~` resolved.
@@ -83,4 +85,9 @@ def display_name(source: str, path: str) -> str:
     `source` may also be the name of a held-out stream (`val_wiki`); `path` is the path in the config.
     """
     is_docstrings = source in ("wiki", "val_wiki") and resolve_source_path("wiki", path) == "embedded"
-    return f"{source} (Python docstrings)" if is_docstrings else source
+    return f"{source}{_DOCSTRINGS}" if is_docstrings else source
+
+
+def source_name(displayed: str) -> str:
+    """Return the name of a source that `display_name` shows."""
+    return displayed.removesuffix(_DOCSTRINGS)

@@ -125,10 +125,12 @@ def line_chart(
     x_whole: bool = False,
     key: bool = True,
     size: tuple[int, int] = (480, 270),
+    description: str = "",
 ) -> Markup:
     """Return a figure with lines or dots over common axes and a legend; points that are not finite are skipped.
 
-    x_whole: label whole numbers only, since x counts tokens or steps.
+    x_whole: label whole numbers only, since x counts tokens or steps. description: what the lines show, in words, for
+    those who do not see them.
     """
     width, height = size
     x_axis = _Axis(_concatenate([s.x for s in series]), x_scale, None, None, widen=False, whole=x_whole)
@@ -147,6 +149,7 @@ def line_chart(
     return render(
         "line_chart.html",
         title=title,
+        description=description,
         x_label=x_label,
         y_label=y_label,
         width=width,

@@ -28,9 +28,14 @@ _SIGNS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n\r"} | {0x7F: 0
 _SIGNS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)
 
 
+def visible(text: str) -> str:
+    """Return a text with visible signs for control characters and surrogates; line ends and tabs stay."""
+    return text.translate(_SIGNS)
+
+
 def escape(text: str) -> Markup:
     """Return a text as HTML; line ends stay, control characters and surrogates become visible signs."""
-    return Markup(_html.escape(text.translate(_SIGNS)).replace("\r", "&#13;"))
+    return Markup(_html.escape(visible(text)).replace("\r", "&#13;"))
 
 
 @functools.cache

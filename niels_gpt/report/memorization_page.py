@@ -44,7 +44,7 @@ def memorization_page(report: dict[str, Any]) -> str:
         facts=", ".join(filter(None, facts)),
         unit=report["unit"],
         by_suffix=settings["map"] == "suffix",
-        headline=_headline(report, trained, controls),
+        headline=headline(report),
         documents_table=_documents_table(report, groups),
         loss_table=_loss_table(groups, settings["greedy"], report["unit"]),
         thresholds=_thresholds(trained, controls, colors),
@@ -60,8 +60,9 @@ def memorization_page(report: dict[str, Any]) -> str:
     return str(page)
 
 
-def _headline(report: dict[str, Any], trained: list[Document], controls: list[Document]) -> list[str]:
+def headline(report: dict[str, Any]) -> list[str]:
     """Return the result in a few sentences."""
+    trained, controls = ([d for d in report["documents"] if d["control"] == control] for control in (False, True))
     lines = []
     windows, memorized = _total(trained, _MEMORIZED)
     if trained:

@@ -184,17 +184,13 @@ def _best(config: dict[str, Any], evaluated: list[dict[str, Any]]) -> dict[str, 
 
 def _measured_bits(path: Path, config: dict[str, Any], best_step: int | None) -> float | None:
     """Return the bits per byte that `niels-gpt eval` has measured for the best checkpoint, weighted by p_val."""
-    try:
-        stored = read_checked_json(path / EVAL_FILE)
-        if stored["step"] != best_step or config["task"] == "splice":
-            return None
-        weights = {eval_name(name): w for name, w in config["train"]["p_val"].items() if w}
-        return math.fsum(w * stored["scores"][name]["bits_per_byte"] for name, w in weights.items())
-    except FileNotFoundError:
+    scores = stored_scores(path, best_step)
+    if config["task"] == "splice":
         return None
-    except (OSError, ValueError, LookupError, TypeError) as err:
-        if isinstance(err, OSError | DamagedJSON):
-            _warn_unreadable(path / EVAL_FILE, "the measured bits per byte", err)
+    try:
+        weights = {eval_name(name): w for name, w in config["train"]["p_val"].items() if w}
+        return math.fsum(w * scores[name]["bits_per_byte"] for name, w in weights.items())
+    except (ValueError, LookupError, TypeError):
         return None
 
 
@@ -206,6 +202,20 @@ def store_scores(path: Path, result: Mapping[str, Any]) -> None:
     """Store the scores of the best checkpoint in its run; warns if the run cannot be written to."""
     with optional_write(path / EVAL_FILE):
         write_checked_json(path / EVAL_FILE, {key: value for key, value in result.items() if key != "checkpoint"})
+
+
+def stored_scores(path: Path, best_step: int | None) -> dict[str, dict[str, float]]:
+    """Return the scores that `niels-gpt eval` has stored for the best checkpoint of a run; {} if there are none."""
+    try:
+        stored = read_checked_json(path / EVAL_FILE)
+        if stored["step"] == best_step and all(isinstance(score, dict) for score in stored["scores"].values()):
+            return dict(stored["scores"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as err:
+        if isinstance(err, OSError | DamagedJSON):
+            _warn_unreadable(path / EVAL_FILE, "the measured bits per byte", err)
+    return {}
 
 
 def disk_usage(path: Path) -> int | None:

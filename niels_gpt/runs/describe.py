@@ -11,6 +11,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
 from niels_gpt.runs.catalog import PHASES, disk_usage, pipeline_of, read_tree, summarize
 from niels_gpt.runs.metrics import read_metrics
+from niels_gpt.system.files import display_path
 from niels_gpt.system.program import command
 
 
@@ -73,6 +74,19 @@ def _without_paths_in(folder: Path, value: Any) -> Any:
         inner = {key: _without_paths_in(folder, item) for key, item in value.items()}
         return {key: item for key, item in inner.items() if item not in (None, "", [], {})} or None
     return None if isinstance(value, str) and Path(value).is_relative_to(folder) else value
+
+
+def value_text(value: Any) -> str:
+    """Return a config value as one line: dicts and lists as in YAML, paths short, other texts escaped if need be."""
+    import yaml
+
+    if isinstance(value, str):
+        plain = value.isprintable() and value == value.strip() != ""
+        return display_path(value) if plain else repr(value)
+    if isinstance(value, (dict, list, tuple)):
+        value = list(value) if isinstance(value, tuple) else value
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip()
+    return str(value)
 
 
 def unique_names(paths: Sequence[Path], runs_dir: Path) -> dict[str, Path]:

@@ -53,7 +53,7 @@ class Environment:
 
     sessions: list[Session] = dataclasses.field(default_factory=list)
     data: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """The sources at the last start: a `training.tasks.base.SourceRow` each."""
+    """The sources at the last start; see `training.tasks.registry.sources_with_licences`."""
     fingerprint: dict[str, str] = dataclasses.field(default_factory=dict)
     """sha256 of the training data by source."""
 

@@ -11,7 +11,7 @@ import contextlib
 import math
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -42,8 +42,8 @@ from niels_gpt.training.prefetch import Prefetcher
 from niels_gpt.training.progress import Reporter, Silent
 from niels_gpt.training.resume import TrainState, identity, initialize, restore, sharded_content
 from niels_gpt.training.step import StepRunner, deterministic, first_line
-from niels_gpt.training.tasks.base import Batch, SourceRow, Task
-from niels_gpt.training.tasks.registry import open_task, with_derived_values
+from niels_gpt.training.tasks.base import Batch, Task
+from niels_gpt.training.tasks.registry import open_task, sources_with_licences, with_derived_values
 from niels_gpt.training.tasks.token_task import verify_caches
 from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
@@ -123,7 +123,7 @@ def train(
     report = report if report is not None and world.is_main else Silent()
     selections: dict[str, SelectedNotes] = {}
     notes: list[str] = []
-    sources: list[SourceRow] = []
+    sources: list[dict[str, Any]] = []
     config = with_absolute_paths(config)
     with world.fail_together():
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
@@ -137,7 +137,7 @@ def train(
         report.note(note)
     if task is None:
         opened = world.main_first(lambda: open_task(config))
-        task, selections, sources = opened, opened.selections(), opened.describe()
+        task, selections, sources = opened, opened.selections(), sources_with_licences(opened, config)
         report.data(opened)
     check_same(config, task.fingerprint(), {"--run-dir": str(run.path), "--resume": resume}, world)
     with contextlib.ExitStack() as stack:
@@ -191,7 +191,7 @@ def train(
 
 @contextlib.contextmanager
 def _recorded_session(
-    run: RunFolder, state: TrainState, task: Task, sources: Sequence[SourceRow], device: str, world: World
+    run: RunFolder, state: TrainState, task: Task, sources: Sequence[Mapping[str, Any]], device: str, world: World
 ) -> Iterator[Session]:
     """Record on the main process that the run starts, and how it ends; see `runs.environment`."""
     recorded = recorded_session(
@@ -199,7 +199,7 @@ def _recorded_session(
         step=state.step,
         processes=world.size,
         machine=machine_facts(device),
-        data=[row._asdict() for row in sources],
+        data=sources,
         fingerprint=task.fingerprint(),
         write=world.is_main,
     )

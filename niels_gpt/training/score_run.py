@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +125,47 @@ def score_token_caches(
     return scores
 
 
+def held_out_references(
+    config: RunConfig, fingerprint: Mapping[str, str] | None, *, limit: int | None = None
+) -> dict[str, dict[str, float]]:
+    """Return size and reference bits of the held-out sets of p_val and p_train, which need no model.
+
+    A set is {bytes, tokens, xz_bits, ...} of its first `limit` bytes or tokens. fingerprint: the task's, of the run;
+    None: unknown. Raises ValueError or OSError if the data is gone, or has changed since.
+    """
+    shares = (config.train.p_val, config.train.p_train)
+    names = list(dict.fromkeys(name for p in shares for name, share in p.items() if share))
+    found: dict[str, dict[str, float]] = {}
+    if config.task == "bytes":
+        for name, streams in load_streams(stream_config(config, names), T=config.model.T).items():
+            _check_unchanged(name, streams["train"].sha256, fingerprint)
+            data = streams["val"].data[:limit]
+            found[eval_name(name)] = {"bytes": len(data), "tokens": len(data), **_bits(data, streams["train"].data)}
+    elif config.task == "pretrain":
+        folder = CacheFolder(config.data.token_cache)
+        for name in names:
+            dataset = folder.pretrain(name, "train", T=config.model.T)
+            _check_unchanged(name, dataset.fingerprint(), fingerprint)
+            cache = folder.path / "pretrain" / name
+            meta = read_meta(cache / "meta.json")
+            length, train_length = (split_tokens(meta, cache, split) for split in ("val", "train"))
+            ids = stream_slice(cache, "val", 0, min(length, limit or length))
+            train = stream_slice(cache, "train", 0, min(train_length, REFERENCE_TOKENS))
+            text = text_bytes(folder.tokenizer, ids)
+            bits = _bits(text, text_bytes(folder.tokenizer, train))
+            found[eval_name(name)] = {"bytes": len(text), "tokens": len(ids), **bits}
+    return found
+
+
+def _check_unchanged(name: str, sha256: str, fingerprint: Mapping[str, str] | None) -> None:
+    if fingerprint is not None and fingerprint.get(name, sha256) != sha256:
+        raise ValueError(f"the source {name} has changed since the run")
+
+
+def _bits(held_out: bytes, train: bytes) -> dict[str, float]:
+    return {f"{name}_bits": value for name, value in reference_bits(held_out, train=train).items()}
+
+
 def _as_dict(score: Score) -> dict[str, float]:
     return {
         "bytes": score.tokens if score.bytes is None else score.bytes,
@@ -135,4 +177,4 @@ def _as_dict(score: Score) -> dict[str, float]:
 
 
 def _with_references(score: Score, held_out: bytes, train: bytes) -> dict[str, float]:
-    return _as_dict(score) | {f"{k}_bits": v for k, v in reference_bits(held_out, train=train).items()}
+    return _as_dict(score) | _bits(held_out, train)

@@ -186,6 +186,7 @@ def test_the_folder_of_a_run(texts, full):
         "checkpoints/step_00000008.pt",
         "checkpoints/step_00000012.pt",
         "config.yaml",
+        "environment.json",
         "metrics.jsonl",
         "run.lock",
         "samples/step_00000012.txt",

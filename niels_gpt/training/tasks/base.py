@@ -96,8 +96,6 @@ class SourceRow(NamedTuple):
     """The unit of `train` and `held_out`: bytes or tokens."""
     documents: int
     path: str
-    licence: str = ""
-    """Of its text, as far as `data.registry` knows."""
 
 
 class Task(Protocol):

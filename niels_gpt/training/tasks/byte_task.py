@@ -10,7 +10,6 @@ import numpy as np
 from niels_gpt.batching import RowPlan, gather_rows, plan_batch
 from niels_gpt.config import DataConfig, RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
-from niels_gpt.data.registry import licence_of
 from niels_gpt.data.source_paths import display_name, with_absolute_paths
 from niels_gpt.evaluation.sampled import evaluate_rows
 from niels_gpt.model.gpt import GPT
@@ -129,7 +128,6 @@ class ByteTask:
                     "B",
                     len(train.starts) + len(val.starts),
                     f"{files.display_path(paths[name])} ({state})",
-                    licence_of(name, self.config.data),
                 )
             )
         return rows

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from niels_gpt.config import RunConfig
+from niels_gpt.data.registry import licence_of
+from niels_gpt.data.source_paths import source_name
 from niels_gpt.training.tasks.base import DataTask
 from niels_gpt.training.tasks.byte_task import open_byte_task
+from niels_gpt.training.tasks.documents import uses_bytes
 from niels_gpt.training.tasks.splice_task import SpliceTask, with_steps_of_epochs, with_training_subset
 from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
 
@@ -29,3 +35,11 @@ def open_task(config: RunConfig) -> DataTask:
     if config.task == "splice":
         return SpliceTask(config)
     return PretrainTask(config) if config.task == "pretrain" else SFTTask(config)
+
+
+def sources_with_licences(task: DataTask, config: RunConfig) -> list[dict[str, Any]]:
+    """The rows of `task.describe()` as dicts, with the licence of each source: what a run records of its data."""
+    data = config.data
+    if not uses_bytes(config):  # notes in a cache may be others than those of the config
+        data = dataclasses.replace(data, roam="auto", primer="auto")
+    return [{**row._asdict(), "licence": licence_of(source_name(row.source), data)} for row in task.describe()]

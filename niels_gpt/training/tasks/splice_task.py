@@ -19,7 +19,6 @@ from niels_gpt.config.schema import TrainConfig, default_warmup
 from niels_gpt.config.splice import SingleSelectMode
 from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
-from niels_gpt.data.registry import licence_of
 from niels_gpt.data.source_paths import display_name
 from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.model.gpt import GPT
@@ -166,8 +165,7 @@ class SpliceTask:
         trained = int(self.dataset.lengths.sum())
         path, unit = self.documents.path, self.documents.unit
         source = display_name(self.documents.source, path)
-        licence = licence_of(self.documents.source, self.config.data)
-        return [SourceRow(source, 1.0, trained, held_out, unit, len(self.chosen), path, licence)]
+        return [SourceRow(source, 1.0, trained, held_out, unit, len(self.chosen), path)]
 
     def notes(self) -> list[str]:
         """What was read, the size of the dataset, what packing saves, and a warning if offsets have no effect."""

@@ -20,7 +20,6 @@ from niels_gpt.chat.template import encode_prompt
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
-from niels_gpt.data.registry import licence_of
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
@@ -144,8 +143,7 @@ class _TokenTask(abc.ABC):
             number = sum(meta.get(f"{split}_{unit}", 0) for split in ("train", "val"))
             train, val = (meta.get(f"{split}_tokens", 0) for split in ("train", "val"))
             path = str(self.folder.path / self.kind / name)
-            licence = licence_of(name, dataclasses.replace(self.config.data, roam="auto", primer="auto"))
-            rows.append(SourceRow(name, shares.get(name, 0.0), train, val, " tokens", number, path, licence))
+            rows.append(SourceRow(name, shares.get(name, 0.0), train, val, " tokens", number, path))
         return rows
 
 

@@ -1,0 +1,101 @@
+"""The comparison of several runs: curves in common charts, final metrics, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from niels_gpt.report.charts import Series
+from niels_gpt.report.curves import selection_curve, smooth
+from niels_gpt.report.document import Block, Chart, Charts, Document, Paragraph, Section, Table, Text
+from niels_gpt.report.html import COLORS, Cell, Column
+from niels_gpt.report.run_report import (
+    NOT_RECORDED,
+    VERSIONS,
+    RunFacts,
+    final_metrics,
+    metric_series,
+    reproduce_command,
+    thinned,
+)
+from niels_gpt.runs.describe import config_table, value_text, without_own_paths
+
+
+def comparison(runs: Mapping[str, RunFacts]) -> Document:
+    """Return the comparison of runs by name."""
+    now = datetime.now().strftime("%Y-%m-%d %H:%M")
+    return Document(
+        " and ".join(runs) if len(runs) <= 3 else f"{len(runs)} runs",
+        f"Comparison of {', '.join(runs)}, {now}",
+        [
+            Section("Final metrics", [_by_run(runs, {name: final_metrics(facts) for name, facts in runs.items()})]),
+            Section("Curves", _curves(runs)),
+            Section("Config values that differ", _config(runs)),
+            Section("Environment", _environment(runs)),
+            Section("Reproduce", [Text("\n".join(reproduce_command(facts) for facts in runs.values()))]),
+        ],
+    )
+
+
+def _by_run(runs: Mapping[str, RunFacts], values: Mapping[str, Mapping[str, str]]) -> Table:
+    """Return a table with one row per key and one column per run."""
+    keys = dict.fromkeys(key for found in values.values() for key in found)
+    rows = [[Cell(key), *(Cell(values[name].get(key, "")) for name in runs)] for key in keys]
+    return Table([Column("", text=True), *(Column(name, text=True) for name in runs)], rows)
+
+
+def _curves(runs: Mapping[str, RunFacts]) -> list[Block]:
+    """Return charts of the losses, one pair per unit: a loss per byte and one per token cannot be compared."""
+    looks = {name: (f"c{i % COLORS}", "dash" if i >= COLORS else "") for i, name in enumerate(runs)}
+    charts = []
+    for unit in dict.fromkeys(facts.unit for facts in runs.values()):
+        training, validation = [], []
+        for name, facts in runs.items():
+            lines = [m for m in facts.lines if "loss" in m] if facts.unit == unit else []
+            color, style = looks[name]
+            points = selection_curve(facts.tree, lines)
+            if points.steps:
+                x, y = thinned(points.steps, points.values)
+                dots = len(x) <= 60
+                validation.append(Series(name, x, y, color=color, style=style, label=name, dots=dots))
+            if lines:
+                skipped = len(lines) // 50 if len(lines) >= 100 else 0  # the initial fall from ln V
+                steps, losses = [m["step"] + 1 for m in lines], smooth([m["loss"] for m in lines])
+                x, y = thinned(steps[skipped:], losses[skipped:])
+                training.append(Series(name, x, y, color=color, style=style, label=name))
+        label = f"nats per {unit}"
+        charts += [Chart("Validation loss", label, validation)] if validation else []
+        charts += [Chart("Training loss, smoothed", label, training)] if training else []
+    if not charts:
+        return [Paragraph("No step is recorded yet.")]
+    for key, title, unit in (("lr", "Learning rate", ""), ("tokens_per_s", "Speed", "bytes or tokens per second")):
+        looked = ((name, facts, *looks[name]) for name, facts in runs.items())
+        found = [metric_series(facts, key, label=name, color=c, style=s) for name, facts, c, s in looked]
+        series = [line for line in found if line is not None]
+        charts += [Chart(title, unit, series, options={"y_low": 0})] if series else []
+    return [Charts(charts)]
+
+
+def _config(runs: Mapping[str, RunFacts]) -> list[Block]:
+    paths: dict[str, Path] = {name: facts.path for name, facts in runs.items()}
+    found = without_own_paths(config_table(paths), list(paths.values()))
+    if not found:
+        return [Paragraph("The configs are equal, except for paths inside the runs.")]
+    by_run = {
+        name: {key: "" if values[i] is None else value_text(values[i]) for key, values in found.items()}
+        for i, name in enumerate(runs)
+    }
+    return [_by_run(runs, by_run)]
+
+
+def _environment(runs: Mapping[str, RunFacts]) -> list[Block]:
+    """Return the versions and devices of the last session of each run."""
+    by_run = {}
+    for name, facts in runs.items():
+        sessions = facts.environment.sessions if facts.environment else []
+        machine = sessions[-1].machine if sessions else {}
+        found = {title: str(machine.get(key) or "none") if machine else NOT_RECORDED for key, title in VERSIONS.items()}
+        devices = "; ".join(machine.get("devices", []))
+        by_run[name] = {**found, "Device": str(machine.get("device", NOT_RECORDED)), "Hardware": devices}
+    return [_by_run(runs, by_run)]
