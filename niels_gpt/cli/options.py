@@ -139,6 +139,25 @@ VerifyOption = Annotated[bool, typer.Option("--verify", help="Re-hash the token 
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a config value, e.g. train.base_lr=1e-3.")
 ]
+
+
+def _check_trackers(names: list[str]) -> list[str]:
+    if names:
+        from niels_gpt.training.tracking import check_trackers
+
+        check_trackers(names)
+    return names
+
+
+TrackOption = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        callback=_check_trackers,
+        help="Also write the metrics for tensorboard or wandb (offline), into the run; may be repeated.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 # --- sampling ----------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import CacheDirOption, DeviceOption, OptionalPath, ResumeArgument, VerifyOption
+from niels_gpt.cli.options import CacheDirOption, DeviceOption, OptionalPath, ResumeArgument, TrackOption, VerifyOption
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def pipeline(
     device: DeviceOption = "auto",
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and exit.")] = False,
     verify: VerifyOption = False,
+    track: TrackOption = [],  # noqa: B006
 ) -> None:
     """Pretrain on token caches, then fine-tune for chat.
 
@@ -80,7 +82,7 @@ def pipeline(
             for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
                 check_start(phases[name], run, device=world.device, world=world, resume=run.exists)
             finished = check_and_store(phases, folder, resume, verify) if world.is_main else []
-        run_phases(phases, folder, world.broadcast(finished), world)
+        run_phases(phases, folder, world.broadcast(finished), world, track=track)
         if world.is_main:
             _print_result(folder)
 
@@ -157,10 +159,11 @@ def run_phases(
     *,
     show_samples: bool = False,
     command: str | None = None,
+    track: Sequence[str] = (),
 ) -> None:
     """Run both phases in order, skipping a finished one. Exits after a signal, with how to resume.
 
-    command: what to type to resume; default: `niels-gpt pipeline` with this folder.
+    command: what to type to resume; default: `niels-gpt pipeline` with this folder. track: as for `train_and_report`.
     """
     from niels_gpt.cli.train import exit_if_stopped, program, train_and_report
     from niels_gpt.training.progress import say
@@ -179,7 +182,7 @@ def run_phases(
             say(f"{name}: {run.path} is finished" if trained else f"{name}: into {run.path}")
         started = world.broadcast(run.exists)
         result = train_and_report(
-            phase, run, device=world.device, world=world, resume=started, show_samples=show_samples
+            phase, run, device=world.device, world=world, resume=started, show_samples=show_samples, track=track
         )
         # A signal during the last step of pretraining finishes that run, but the second phase must not start.
         stopped = result.signal if name == "pretrain" else result.stopped_by

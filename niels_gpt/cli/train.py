@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +22,7 @@ from niels_gpt.cli.options import (
     RoamOption,
     SetOption,
     SourceOption,
+    TrackOption,
     VerifyOption,
     WikiOption,
 )
@@ -66,6 +67,7 @@ def train(
     ] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and exit.")] = False,
     verify: VerifyOption = False,
+    track: TrackOption = [],  # noqa: B006
     allow_data_change: Annotated[
         bool, typer.Option("--allow-data-change", help="Resume even if the data has changed.")
     ] = False,
@@ -129,6 +131,7 @@ def train(
             verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
+            track=track,
         )
         exit_if_stopped(result.stopped_by, result, run, world=world)
         if world.is_main:
@@ -232,16 +235,23 @@ def train_and_report(
     allow_data_change: bool = False,
     allow_config_change: bool = False,
     show_samples: bool = False,
+    track: Sequence[str] = (),
 ) -> TrainResult:
-    """Train with a progress display, and write loss.png however the training ends, unless it did not start."""
+    """Train with a progress display, and write loss.png however the training ends, unless it did not start.
+
+    track: the names of trackers (`training.tracking`) that get the metrics, too.
+    """
     from niels_gpt.report.curves import plot_losses
     from niels_gpt.system.optional_writes import optional_write
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
-    from niels_gpt.training import loop, progress
+    from niels_gpt.training import loop, progress, tracking
 
     world = world or SINGLE_PROCESS
     check_single_process(world)
     result: TrainResult | None = None
+    report: progress.Reporter | None = progress.reporter(show_samples=show_samples) if world.is_main else None
+    if report is not None and track:
+        report = tracking.Several(report, tracking.Tracking(run, config, track, report))
     metrics_before = _modified(run.metrics_path)
     try:
         result = loop.train(
@@ -253,7 +263,7 @@ def train_and_report(
             verify=verify,
             allow_data_change=allow_data_change,
             allow_config_change=allow_config_change,
-            report=progress.reporter(show_samples=show_samples) if world.is_main else None,
+            report=report,
         )
         return result
     finally:
