@@ -180,20 +180,23 @@ def _markdown_block(block: Block, level: int) -> Iterator[str]:
 
 
 def _markdown_chart(chart: Chart) -> Iterator[str]:
-    """Yield a table with a few of the points of a chart, evenly spread over its x axis."""
+    """Yield a table with a few of the points of a chart, evenly spread over the line that reaches furthest."""
     labeled = [(series.label, _points(series)) for series in chart.series if series.label]
     labeled = [(label, points) for label, points in labeled if points]
-    fewest = min((points for _, points in labeled), key=len, default=[])
-    number = min(CHART_ROWS, len(fewest))
-    at = [fewest[i * (len(fewest) - 1) // max(number - 1, 1)][0] for i in range(number)]
-    rows = [[f"{x:,g}", *(_value_at(points, x) for _, points in labeled)] for x in at]
+    reach = max((points[-1][0] for _, points in labeled), default=0)
+    longest = min((points for _, points in labeled if points[-1][0] == reach), key=len, default=[])
+    number = min(CHART_ROWS, len(longest))
+    at = [longest[i * (len(longest) - 1) // max(number - 1, 1)][0] for i in range(number)]
+    rows = []
+    for previous, x in zip([-math.inf, *at], at, strict=False):
+        rows.append([f"{x:,g}", *(_value_at(points, previous, x) for _, points in labeled)])
     yield from _markdown_table([chart.x_label, *(label for label, _ in labeled)], rows, [])
 
 
-def _value_at(points: Sequence[tuple[float, float]], x: float) -> str:
-    """Return the last value at or before x."""
+def _value_at(points: Sequence[tuple[float, float]], previous: float, x: float) -> str:
+    """Return the last value at or before x, if the line reaches past `previous`."""
     index = bisect.bisect_right(points, (x, math.inf)) - 1
-    return short(points[index][1]) if index >= 0 else ""
+    return short(points[index][1]) if index >= 0 and points[-1][0] > previous else ""
 
 
 def _markdown_table(names: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[Column]) -> Iterator[str]:

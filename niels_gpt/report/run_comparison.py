@@ -26,10 +26,10 @@ def comparison(runs: Mapping[str, RunFacts]) -> Document:
     """Return the comparison of runs by name."""
     now = datetime.now().strftime("%Y-%m-%d %H:%M")
     return Document(
-        " and ".join(runs) if len(runs) <= 3 else f"{len(runs)} runs",
+        f"Runs {', '.join(runs)}" if len(runs) <= 4 else f"{len(runs)} runs",
         f"Comparison of {', '.join(runs)}, {now}",
         [
-            Section("Final metrics", [_by_run(runs, {name: final_metrics(facts) for name, facts in runs.items()})]),
+            Section("Final metrics", [_by_run("Metric", {name: final_metrics(facts) for name, facts in runs.items()})]),
             Section("Curves", _curves(runs)),
             Section("Config values that differ", _config(runs)),
             Section("Environment", _environment(runs)),
@@ -38,11 +38,11 @@ def comparison(runs: Mapping[str, RunFacts]) -> Document:
     )
 
 
-def _by_run(runs: Mapping[str, RunFacts], values: Mapping[str, Mapping[str, str]]) -> Table:
-    """Return a table with one row per key and one column per run."""
+def _by_run(heading: str, values: Mapping[str, Mapping[str, str]]) -> Table:
+    """Return a table of {run: {key: value}}, with one row per key and one column per run."""
     keys = dict.fromkeys(key for found in values.values() for key in found)
-    rows = [[Cell(key), *(Cell(values[name].get(key, "")) for name in runs)] for key in keys]
-    return Table([Column("", text=True), *(Column(name, text=True) for name in runs)], rows)
+    rows = [[Cell(key), *(Cell(found.get(key, "")) for found in values.values())] for key in keys]
+    return Table([Column(heading, text=True), *(Column(name, text=True) for name in values)], rows)
 
 
 def _curves(runs: Mapping[str, RunFacts]) -> list[Block]:
@@ -86,7 +86,7 @@ def _config(runs: Mapping[str, RunFacts]) -> list[Block]:
         name: {key: "" if values[i] is None else value_text(values[i]) for key, values in found.items()}
         for i, name in enumerate(runs)
     }
-    return [_by_run(runs, by_run)]
+    return [_by_run("Key", by_run)]
 
 
 def _environment(runs: Mapping[str, RunFacts]) -> list[Block]:
@@ -98,4 +98,4 @@ def _environment(runs: Mapping[str, RunFacts]) -> list[Block]:
         found = {title: str(machine.get(key) or "none") if machine else NOT_RECORDED for key, title in VERSIONS.items()}
         devices = "; ".join(machine.get("devices", []))
         by_run[name] = {**found, "Device": str(machine.get("device", NOT_RECORDED)), "Hardware": devices}
-    return [_by_run(runs, by_run)]
+    return [_by_run("Version", by_run)]

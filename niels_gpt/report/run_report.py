@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -147,10 +148,10 @@ def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
 def _result(facts: RunFacts) -> list[Block]:
     detail = facts.detail
     done = f"{detail['steps']:,} of {plural(detail['total_steps'], 'step')}"
-    lines = [f"{facts.state.capitalize()}: {done}."]
+    lines = [f"{_sentence(facts.state)}: {done}."]
     last = facts.environment.sessions[-1] if facts.environment and facts.environment.sessions else None
     if last is not None and facts.state in (DIVERGED, FAILED):
-        lines.append(last.reason)
+        lines.append(f"{_sentence(last.reason)}.")
     if detail["best_loss"] is not None:
         bits = "" if detail["bits_per_byte"] is None else f", {detail['bits_per_byte']:.3f} bits per byte"
         lines.append(
@@ -174,6 +175,11 @@ def _result(facts: RunFacts) -> list[Block]:
     return [Lead(lines), Facts(rows)]
 
 
+def _sentence(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
 # --- curves ------------------------------------------------------------------------------------------
 
 
@@ -186,7 +192,9 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = MOST_POINTS) -> 
     kept = []
     for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         part = values[start:end]
-        kept += sorted({start + int(part.argmin()), start + int(part.argmax())})
+        known = ~np.isnan(part)
+        extremes = (np.where(known, part, np.inf).argmin(), np.where(known, part, -np.inf).argmax())
+        kept += sorted({start + int(index) for index in extremes})
     return [x[i] for i in kept], [y[i] for i in kept]
 
 
@@ -469,7 +477,7 @@ def reproduce_command(facts: RunFacts) -> str:
     words += ["--device", str(machine["device"])] if "device" in machine else []
     if sessions and sessions[-1].processes > 1:
         ranks = f"torchrun --nproc-per-node {sessions[-1].processes} -m niels_gpt"
-        return command(*words).replace(command(), f"{ranks} ", 1)
+        return " ".join([ranks, *(shlex.quote(str(word)) for word in words)])
     words += ["--threads", str(machine["threads"])] if machine.get("device") == "cpu" else []
     return command(*words)
 
