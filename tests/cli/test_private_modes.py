@@ -31,10 +31,20 @@ def test_modes_of_what_is_made_from_notes(tmp_path, folder, note):
     run(work, "eval", "runs/a")
     run(work, "memorize", "runs/a", "--out", "memorize")
     run(work, "audit", "runs/a", "--out", "audit")
+    run(work, "report", "runs/a")
     made = [path for path in work.rglob("*") if not path.is_symlink()]
     names = {path.name for path in made}
     assert names >= {"roam_train.bin", "roam_train.meta.json", "config.yaml", "metrics.jsonl", "latest.pt", "best.pt"}
-    assert names >= {"step_00000002.txt", "loss.png", "eval.json", "report.json", "report.html", "audit.json"}
+    assert names >= {
+        "step_00000002.txt",
+        "loss.png",
+        "eval.json",
+        "report.json",
+        "report.html",
+        "audit.json",
+        "report.md",
+    }
+    assert names >= {"environment.json"}
     # The user's cache folder is always private, and skipped.json, which names private files.
     made = [path for path in made if path.name != "skipped.json" and not (path.is_dir() and path.is_relative_to(cache))]
     expected = (0o700, 0o600) if note == 0o600 else (0o755, 0o644)
