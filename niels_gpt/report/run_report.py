@@ -492,14 +492,14 @@ def _reproduce(facts: RunFacts) -> list[Block]:
     blocks.append(Paragraph(note, soft=True))
     if not facts.environment:
         return [*blocks, Paragraph(f"The commands that were typed: {NOT_RECORDED}.")]
-    rows = []
+    rows, running = [], "running" if facts.detail["state"] == "training" else "killed"
     for session in facts.environment.sessions:
         last = f"{session.steps:,}" if session.steps is not None else "?"
         rows.append(
             [
                 Cell(session.started.replace("T", " ").removesuffix("+00:00")),
                 Cell(f"{session.step:,} to {last}", session.step),
-                Cell(session.outcome or ("running" if facts.detail["state"] == "training" else "killed")),
+                Cell(session.outcome or (running if session is facts.environment.sessions[-1] else "killed")),
                 Cell(session.command or "niels_gpt.train(), from Python", small=f"in {session.folder}"),
             ]
         )

@@ -88,9 +88,10 @@ def test_how_a_run_ended(run, outcome, reason, state):
 
 def test_a_run_that_is_training(run):
     record(run, None)
+    record(run, None)
     with files.lock(run / "run.lock"):
         assert "Training: 3 of 10 steps" in section(run, "Result")
-        assert "running" in section(run, "Reproduce")
+        assert [row[2] for row in rows_of(section(run, "Reproduce"))[2:]] == ["killed", "running"]
 
 
 def test_a_run_without_steps(tmp_path):
