@@ -109,19 +109,15 @@ def test_a_damaged_run_is_one_line(runs, capsys):
     assert "not valid YAML" in error_of(capsys)
 
 
-def test_a_report_contacts_nobody(runs, monkeypatch, capsys):
+def test_a_report_contacts_nobody(runs, monkeypatch):
     """Also if the run has read from the Hub: then xz and gzip are missing."""
-    import socket
-
-    config = (runs / "a" / "config.yaml").read_text(encoding="utf-8")
-    changed = config.replace("wiki: embedded", "wiki: hub").replace("wiki: auto", "wiki: hub")
-    (runs / "a" / "config.yaml").write_text(changed.replace("roam: 0.25", "wiki: 0.25"), encoding="utf-8")
-
-    def refuse(*_):
-        raise AssertionError("a connection")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    assert call("report", "a") == 0
+    make_run(runs / "hub", "data.wiki=hub", "train.p_val={wiki: 1.0}", evals=[(2, {"val_wiki": 2.0})])
+    went = []
+    monkeypatch.setattr("niels_gpt.data.reading.hub.go_offline", lambda: went.append("offline"))
+    assert call("report", "hub") == 0
+    assert went == ["offline"]
+    text = (runs / "hub" / "report.md").read_text(encoding="utf-8")
+    assert "xz, gzip and unigram are missing" in text and "offline" in text
 
 
 @pytest.mark.slow
