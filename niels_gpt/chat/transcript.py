@@ -13,6 +13,7 @@ STOPS = (*(f"\n{role}: " for role in ROLES), "\n\n<dialogue>")
 
 # A tag counts at position 0 or directly after "\n": exactly what ^ means in MULTILINE mode.
 _TAG = re.compile(r"^(system|user|assistant): ", re.MULTILINE)
+_LINE_WITH_TAG = re.compile(rf"\n(?={'|'.join(f'{role}: ' for role in ROLES)}|{DELIMITER.strip()})")
 
 
 def format_chat(messages: Sequence[Mapping[str, str]]) -> str:
@@ -72,6 +73,11 @@ def check_content(text: str) -> None:
         raise ValueError(f"a line of a message must not begin with {tag[0]!r}: it would start another turn")
     if DELIMITER.strip() in text:
         raise ValueError(f"a message must not contain {DELIMITER.strip()!r}: it would end the dialogue")
+
+
+def escape_content(text: str) -> str:
+    """Return the content of a message as text that cannot start a turn: a line that would is indented by a space."""
+    return _LINE_WITH_TAG.sub("\n ", text)
 
 
 def fit_messages(messages: Sequence[Mapping[str, str]], limit: int, keep: int | None = None) -> list[Mapping[str, str]]:

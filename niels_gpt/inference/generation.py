@@ -65,7 +65,7 @@ def stream_text(
     Only an incomplete character and a possible beginning of a stop sequence are held back. Raises ValueError as
     `generate` does; all but an invalid stop only when the first piece is requested.
     """
-    rows = _stream_rows(model, [prompt], max_new_tokens, sampling, generator, _encode_stops(stop), use_cache, tokenizer)
+    rows = _stream_rows(model, [prompt], max_new_tokens, sampling, generator, encode_stops(stop), use_cache, tokenizer)
     return (piece for _, piece in rows)
 
 
@@ -143,7 +143,7 @@ def continue_batch(
     tokenizer: AnyTokenizer | None = None,
 ) -> list[str]:
     """Return the continuation of every prompt (a text, or ids) without the prompt; see `generate_batch`."""
-    texts, stops = [""] * len(prompts), _encode_stops(stop)
+    texts, stops = [""] * len(prompts), encode_stops(stop)
     for row, piece in _stream_rows(model, prompts, max_new_tokens, sampling, generator, stops, use_cache, tokenizer):
         texts[row] += piece
     return texts
@@ -172,10 +172,7 @@ def _stream_rows(
             f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has "
             f"V={model.config.V}; pass the one that the model was trained with"
         )
-    special = tokenizer.special_token_ids()
-    token_bytes, end = tokenizer.token_bytes, special.get("eot")
-    if special:  # a role id that the model emits within its reply is not text
-        token_bytes = [b"" if i in special.values() else data for i, data in enumerate(token_bytes)]
+    token_bytes, end = visible_bytes(tokenizer), tokenizer.special_token_ids().get("eot")
     decoder = decoder_for(
         model,
         [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts],
@@ -187,7 +184,7 @@ def _stream_rows(
         prefix_cache=prefix_cache,
         pinned=pinned,
     )
-    outputs = [_TextOutput(stops) for _ in prompts]
+    outputs = [TextOutput(stops) for _ in prompts]
     was_training = model.training
     try:
         with evaluating(model):
@@ -208,11 +205,21 @@ def _stream_rows(
             yield row, piece
 
 
-class _TextOutput:
+def visible_bytes(tokenizer: AnyTokenizer) -> Sequence[bytes]:
+    """Return the bytes of each id as text for a reader: a role id that the model emits within its reply is not text."""
+    special = set(tokenizer.special_token_ids().values())
+    if not special:
+        return tokenizer.token_bytes
+    return [b"" if i in special else data for i, data in enumerate(tokenizer.token_bytes)]
+
+
+class TextOutput:
     """Turns the bytes of one row into text: finds stop sequences and emits only complete characters."""
 
     def __init__(self, stops: list[bytes]) -> None:
         self.stopped = False
+        self.certain = 0
+        """Bytes that belong to the text for certain: not to a stop sequence, nor to a possible beginning of one."""
         self._stops = stops
         self._pending = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -220,6 +227,7 @@ class _TextOutput:
     def add(self, data: bytes) -> str:
         """Add the bytes of new tokens and return the text that is certain now. Bytes after a stop are ignored."""
         if not self._stops:
+            self.certain += len(data)
             return self._decoder.decode(data)
         for i in range(len(data)):
             self._pending += data[i : i + 1]
@@ -229,13 +237,16 @@ class _TextOutput:
                     self._pending = self._pending[: -len(stop)]
                     return ""
         held = max((_overlap(self._pending, stop) for stop in self._stops), default=0)
-        certain = len(self._pending) - held
-        piece, self._pending = self._pending[:certain], self._pending[certain:]
+        end = len(self._pending) - held
+        piece, self._pending = self._pending[:end], self._pending[end:]
+        self.certain += end
         return self._decoder.decode(piece)
 
     def flush(self) -> str:
         """Return the text that was held back; called once, at the end."""
-        return self._decoder.decode(self._pending, final=True)
+        self.certain += len(self._pending)
+        piece, self._pending = self._pending, b""
+        return self._decoder.decode(piece, final=True)
 
 
 def _overlap(data: bytes, stop: bytes) -> int:
@@ -243,7 +254,7 @@ def _overlap(data: bytes, stop: bytes) -> int:
     return next((n for n in range(min(len(data), len(stop) - 1), 0, -1) if stop.startswith(data[-n:])), 0)
 
 
-def _encode_stops(stop: str | Sequence[str] | None) -> list[bytes]:
+def encode_stops(stop: str | Sequence[str] | None) -> list[bytes]:
     """Return the stop sequences as bytes, longest first: "ab" is found before its suffix "b"."""
     texts = [stop] if isinstance(stop, str) else list(stop or ())
     if not all(texts):

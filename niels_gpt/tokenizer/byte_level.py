@@ -65,6 +65,9 @@ class ByteTokenizer:
         ids: list[int] = encode(text).tolist()
         return ids
 
+    encode_as_text = encode
+    """Bytes have no special strings."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of byte ids, as `decode` does."""
         return decode([int(i) for i in flat_ids(ids)])

@@ -18,7 +18,7 @@ from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
-from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS
+from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS, split_special
 
 BLOCK = "\u2581"
 """The character that SentencePiece uses for a space."""
@@ -95,6 +95,10 @@ class Tokenizer:
         for segment in segments[1:]:
             joined += self._block + segment
         return joined
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Return the ids of a text in which special strings are text: none of the ids is special. Raises as `encode`."""
+        return [i for segment in split_special(text) for i in self.encode(segment)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as uint16, equal to those of `encode`. Releases the interpreter lock."""

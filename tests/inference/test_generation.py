@@ -226,7 +226,7 @@ def test_stop_sequences_hold_back_only_possible_stops(text: str, stops: list[str
 
 def test_longest_stop_first() -> None:
     """Of two stops that end at the same byte the longer one is removed."""
-    assert generation._encode_stops(["b", "cab", "ab"]) == [b"cab", b"ab", b"b"]
+    assert generation.encode_stops(["b", "cab", "ab"]) == [b"cab", b"ab", b"b"]
     assert "".join(say(b"xab", ["b", "ab"])) == "x"
 
 
