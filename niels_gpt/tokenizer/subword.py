@@ -97,7 +97,7 @@ class Tokenizer:
         return joined
 
     def encode_as_text(self, text: str) -> list[int]:
-        """Return the ids of a text in which special strings are text: none of the ids is special. Raises as `encode`."""
+        """Return the ids of a text in which special strings are text, so that no id is special. Raises as `encode`."""
         return [i for segment in split_special(text) for i in self.encode(segment)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:

@@ -1,0 +1,75 @@
+"""`niels-gpt serve`: OpenAI's API over runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from niels_gpt.cli.options import DeviceOption, OptionalPath, Text, WeightsOption, complete_runs, output_option
+
+KEY_VARIABLE = "NIELS_GPT_API_KEY"
+
+
+def serve(
+    runs: Annotated[
+        Optional[list[Path]],  # noqa: UP045 (typer reads it at run time)
+        typer.Argument(
+            metavar="[RUN]...",
+            autocompletion=complete_runs,
+            show_default=False,
+            help="Runs, pipelines or checkpoints; default: the newest run in runs/.",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; all but those of this machine need an API key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
+    api_key: Annotated[
+        Text,
+        typer.Option(
+            "--api-key", envvar=KEY_VARIABLE, show_envvar=True, show_default=False, help="Key that requests need."
+        ),
+    ] = None,
+    slots: Annotated[int, typer.Option("--slots", min=1, max=4096, help="Replies of a model at a time.")] = 32,
+    queue: Annotated[int, typer.Option("--queue", min=0, max=100_000, help="Replies that may wait for a slot.")] = 128,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, max=1_000_000, help="Longest reply that a request may ask for.")
+    ] = 4096,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, max=1e6, help="Longest time of a request, in seconds.")
+    ] = 300.0,
+    access_log: Annotated[
+        OptionalPath, output_option("--access-log", "File of the access log; default: standard error.")
+    ] = None,
+    device: DeviceOption = "auto",
+    weights: WeightsOption = "float32",
+) -> None:
+    """Serve runs over HTTP with OpenAI's API; see docs/serve.md."""
+    import contextlib
+    import sys
+
+    from niels_gpt.cli.options import run_or_newest
+    from niels_gpt.system.console import is_quiet
+
+    try:
+        from niels_gpt.serve.app import create_app
+    except ModuleNotFoundError as err:
+        raise ValueError(f"{err.name} is not installed: pip install 'niels-gpt[serve]'") from None
+    from niels_gpt.serve.limits import Limits
+    from niels_gpt.serve.security import check_key, is_loopback
+    from niels_gpt.serve.served_model import load_models
+    from niels_gpt.serve.server import address, bind, run
+
+    check_key(host, api_key)
+    limits = Limits(slots=slots, queue=queue, new_tokens=max_tokens, request_seconds=timeout)
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(bind(host, port))
+        models = load_models(runs or [run_or_newest(None, None)], limits, device=device, int8=weights == "int8")
+        log = None if is_quiet() else sys.stderr
+        if access_log is not None:
+            log = stack.enter_context(access_log.open("a", encoding="utf-8"))
+        app = create_app(models, limits=limits, api_key=api_key, local=is_loopback(host), access_log=log)
+        print(f"serving {', '.join(model.id for model in models)} on {address(listening)}/v1", flush=True)
+        run(app, listening, limits)

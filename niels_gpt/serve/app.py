@@ -1,0 +1,145 @@
+"""The application: OpenAI's API, health and metrics, behind the middleware."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from niels_gpt import __version__
+from niels_gpt.serve import openai_routes
+from niels_gpt.serve.access_log import AccessLog, LineWriter
+from niels_gpt.serve.errors import APIError, add_handlers
+from niels_gpt.serve.limits import BodyLimit, Limits
+from niels_gpt.serve.metrics import Metrics
+from niels_gpt.serve.security import Guard
+from niels_gpt.serve.served_model import ServedModel
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """The body of every response that is not a success."""
+
+    error: ErrorBody
+
+
+class Draining:
+    """ASGI middleware that answers new requests with 503 while the server shuts down."""
+
+    def __init__(self, app: ASGIApp, state: Any) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._state.draining and scope["path"] != "/metrics":
+            err = APIError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
+            await err.send(send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def create_app(
+    models: Sequence[ServedModel],
+    *,
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    local: bool = True,
+    access_log: IO[str] | None = None,
+    routers: Sequence[APIRouter] = (),
+    static: Path | None = None,
+) -> FastAPI:
+    """Return the application of these models, whose threads it starts and stops.
+
+    local: the server is bound to a loopback address, so that only local names are allowed in the Host header.
+    routers: further routes; `app.state` has `models` (by id), `limits`, `metrics` and `generations`.
+    static: a folder of files for /static, which need no API key. Their names are the only ones that a request decides.
+    """
+    limits = limits or Limits()
+    metrics = Metrics()
+    writer = None if access_log is None else LineWriter(access_log)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for model in models:
+            model.worker.start()
+        try:
+            yield
+        finally:
+            for model in models:
+                model.worker.stop()
+            if writer is not None:
+                writer.close()
+
+    app = FastAPI(
+        title="niels-gpt",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # their pages load scripts from a CDN
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.models = {model.id: model for model in models}
+    app.state.limits = limits
+    app.state.metrics = metrics
+    app.state.generations = set()
+    app.state.draining = False
+    for model in models:
+        admission = model.admission
+        metrics.watch(model.id, lambda a=admission: a.active, lambda a=admission: a.waiting)  # type: ignore[misc]
+    metrics.models(app.state.models)
+    add_handlers(app)
+    app.include_router(openai_routes.router)
+    _add_schema_of_errors(app)
+
+    @app.get("/health")
+    async def health(request: Request) -> JSONResponse:
+        """Whether the threads of all models run."""
+        alive = all(model.worker.alive for model in request.app.state.models.values())
+        return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    for router in routers:
+        app.include_router(router)
+    if static is not None:
+        app.mount("/static", StaticFiles(directory=static))
+    # The last one added is the first to see a request.
+    app.add_middleware(BodyLimit, limits=limits)
+    app.add_middleware(Draining, state=app.state)
+    app.add_middleware(Guard, key=api_key, local=local)
+    app.add_middleware(AccessLog, metrics=metrics, writer=writer)
+    return app
+
+
+def _add_schema_of_errors(app: FastAPI) -> None:
+    """Add the component that the routes refer to; FastAPI knows only those of its own models."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        components = schema.setdefault("components", {}).setdefault("schemas", {})
+        found = Error.model_json_schema(ref_template="#/components/schemas/{model}")
+        components.update(found.pop("$defs", {}))
+        components["Error"] = found
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)  # what is invalid is 400 here
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

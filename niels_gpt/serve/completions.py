@@ -1,0 +1,227 @@
+"""The continuations of one HTTP request: submitted together, read as text, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from niels_gpt.inference.engine.request import Event, Request
+from niels_gpt.inference.generation import TextOutput, encode_stops
+from niels_gpt.inference.sampling import Sampling
+from niels_gpt.serve.access_log import Record
+from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.limits import Limits
+from niels_gpt.serve.model_worker import Inbox
+from niels_gpt.serve.served_model import ServedModel
+from niels_gpt.system.rng import derive_seed
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to generate: `n` continuations of each prompt."""
+
+    prompts: Sequence[Sequence[int]]
+    new_tokens: int
+    sampling: Sampling
+    n: int = 1
+    stops: Sequence[str] = ()
+    seed: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of `Engine.submit`."""
+
+    @property
+    def choices(self) -> int:
+        """Number of continuations."""
+        return len(self.prompts) * self.n
+
+
+class ScoredToken(NamedTuple):
+    """A token of a continuation, with its log-probabilities as the engine reports them."""
+
+    start: int
+    """Position of its first byte in the continuation."""
+    token: int
+    logprobs: Any
+
+
+class Update(NamedTuple):
+    """What is new in a continuation: text that is certain, tokens if they are scored, and the reason of its end."""
+
+    choice: int
+    text: str
+    tokens: list[ScoredToken]
+    finished: str | None
+
+
+class _Choice:
+    """One continuation as text."""
+
+    def __init__(self, index: int, request: Request, stops: list[bytes], model: ServedModel) -> None:
+        self.index = index
+        self.request = request
+        self.tokens = 0
+        self.finished: str | None = None
+        self._model = model
+        self._output = TextOutput(stops)
+        self._size = 0  # bytes so far
+        self._scored: list[ScoredToken] = []  # their text is not certain yet
+
+    def add(self, event: Event) -> Update:
+        """Add new tokens. A stop sequence ends the continuation here; the engine does not know of it yet."""
+        text = ""
+        logprobs = getattr(event, "logprobs", None)
+        for number, token in enumerate(event.tokens):
+            self.tokens += 1
+            data = self._model.token_bytes[token]
+            if token in event.request.stop:
+                break
+            if logprobs is not None:
+                self._scored.append(ScoredToken(self._size, token, logprobs[number]))
+            self._size += len(data)
+            text += self._output.add(data)
+            if self._output.stopped:
+                self.finished = "stop"
+                break
+        if self.finished is None and event.finished is not None:
+            self.finished = event.finished
+        if self.finished is not None:
+            text += self._output.flush()
+        return Update(self.index, text, self._certain_tokens(), self.finished)
+
+    def _certain_tokens(self) -> list[ScoredToken]:
+        certain = self._output.certain
+        if self.finished is not None:  # of the token in which a stop sequence begins, a part is text
+            tokens = [each for each in self._scored if each.start < certain or not self._output.stopped]
+            self._scored = []
+            return tokens
+        size = len(self._scored)
+        while size and self._scored[size - 1].start + self._length(self._scored[size - 1]) > certain:
+            size -= 1
+        tokens, self._scored = self._scored[:size], self._scored[size:]
+        return tokens
+
+    def _length(self, scored: ScoredToken) -> int:
+        return len(self._model.token_bytes[scored.token])
+
+
+class Generation:
+    """The continuations of one HTTP request. Whatever ends it early (`stop`) frees its slots at once."""
+
+    def __init__(self, model: ServedModel, order: Order, limits: Limits, record: Record) -> None:
+        """Submit the continuations. Raises APIError 400 for what the engine refuses, 429 if the queue is full."""
+        if order.choices > limits.choices:
+            raise APIError(
+                400,
+                f"the request asks for {order.choices} continuations, more than {limits.choices}, the limit of this "
+                "server",
+                param="n",
+            )
+        self._model = model
+        self._record = record
+        self._inbox = Inbox()
+        self._stopped: APIError | None = None
+        self._admitted = model.admission.admit(order.choices)
+        self._number = order.choices
+        self.on_close: Callable[[], object] = lambda: None
+        too_long = APIError(
+            504, f"the request took longer than {limits.request_seconds:g} s, the limit of this server", code="timeout"
+        )
+        left = max(0.0, record.began + limits.request_seconds - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(left, self.stop, too_long, "timeout")
+        self.choices: list[_Choice] = []
+        stops = encode_stops(list(order.stops))
+        try:
+            for index in range(order.choices):
+                request = model.worker.submit(
+                    self._inbox,
+                    order.prompts[index // order.n],
+                    max_new_tokens=order.new_tokens,
+                    sampling=order.sampling,
+                    seed=_choice_seed(order.seed, index % order.n),
+                    stop=model.end_ids,
+                    **order.options,
+                )
+                self.choices.append(_Choice(index, request, stops, model))
+        except ValueError as err:
+            self.close()
+            raise APIError(400, str(err), code="invalid_value") from None
+        self._by_request = {choice.request: choice for choice in self.choices}
+        record.model = model.id
+        record.prompt_tokens = sum(map(len, order.prompts))
+
+    def stop(self, err: APIError, outcome: str) -> None:
+        """End the generation early; its reader gets this error."""
+        if self._stopped is None and self._number:
+            self._stopped = err
+            self._record.outcome = outcome
+            self._inbox.fail(err)
+            self._cancel()
+
+    def _cancel(self) -> None:
+        for choice in self.choices:
+            self._model.worker.cancel(choice.request)
+
+    def close(self) -> None:
+        """Free the slots. Nothing happens if it was closed before."""
+        if self._number:
+            self._timer.cancel()
+            self._cancel()
+            self._model.admission.leave(self._number, self._admitted)
+            self._record.completion_tokens = sum(choice.tokens for choice in self.choices)
+            self._number = 0
+            self.on_close()
+
+    async def updates(self) -> AsyncIterator[list[Update]]:
+        """Yield what is new, at most one update per continuation, until all have ended; then close.
+
+        Raises APIError if the generation was stopped (also because it took too long), or the model failed.
+        """
+        unfinished = len(self.choices)
+        try:
+            while unfinished:
+                events = await self._inbox.take()
+                if self._record.first_token is None:
+                    self._record.first_token = time.monotonic() - self._record.began
+                    self._record.cached_tokens = sum(getattr(each.request, "cached", 0) for each in self.choices)
+                updates: dict[int, Update] = {}
+                for event in events:
+                    choice = self._by_request[event.request]
+                    if choice.finished is not None:
+                        continue  # tokens after a stop sequence
+                    update = choice.add(event)
+                    if update.finished is not None:
+                        unfinished -= 1
+                        self._model.worker.cancel(choice.request)
+                    earlier = updates.get(update.choice)
+                    if earlier is not None:  # the reader is slower than the model
+                        text, tokens = earlier.text + update.text, earlier.tokens + update.tokens
+                        update = Update(update.choice, text, tokens, update.finished)
+                    updates[update.choice] = update
+                if updates:
+                    yield list(updates.values())
+        except APIError:
+            raise
+        except (ArithmeticError, MemoryError, RuntimeError, ValueError) as err:
+            self._record.outcome = "error"
+            raise APIError(500, f"the model {self._model.id} failed: {err}", code="model_failed") from err
+        finally:
+            self.close()
+
+    def usage(self, prompt_tokens: int) -> dict[str, Any]:
+        """The tokens so far, in OpenAI's words."""
+        completion = sum(choice.tokens for choice in self.choices)
+        cached = max((getattr(choice.request, "cached", 0) for choice in self.choices[:1]), default=0)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def _choice_seed(seed: int | None, number: int) -> int | None:
+    """The first continuation has the seed itself, so that n = 1 is the first of n = 2."""
+    return seed if seed is None or number == 0 else derive_seed(seed, "choice", number)

@@ -1,0 +1,113 @@
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}` and a status code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import Send
+
+CLIENT_CLOSED = 499
+"""The client went away before its response was complete: for the access log, nobody receives it."""
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+    408: "timeout_error",
+}
+
+
+class APIError(Exception):
+    """What a client did wrong, or what the server cannot do now, with its status code."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The error as a response."""
+        # ASCII only: a message may quote a lone surrogate.
+        return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+
+    async def send(self, send: Send) -> None:
+        """Send the error from a middleware. The body of the request may be unread, so the connection closes."""
+        response = self.response()
+        response.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": self.status, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body})
+
+
+def describe_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:
+    """Return the 400 of the first error that pydantic found in a request."""
+    if not errors:
+        return APIError(400, "the request is invalid")
+    first = errors[0]
+    location = [part for part in first.get("loc", ()) if part != "body"]
+    names = [str(part) for part in location if not _names_a_type(part)]
+    param = ".".join(names)[:200] or None
+    if first.get("type") == "json_invalid":
+        return APIError(400, "the body is not valid JSON", code="invalid_json")
+    if first.get("type") == "extra_forbidden":
+        return APIError(400, f"unknown parameter: {param}", param=param, code="unknown_parameter")
+    message = str(first.get("msg", "invalid value")).removeprefix("Value error, ")
+    return APIError(400, f"{param}: {message}" if param else message, param=param, code="invalid_value")
+
+
+def _names_a_type(part: object) -> bool:
+    """Whether a part of pydantic's location is the tag of a union (`list[str]`, `constrained-str`), not a parameter."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or any(c in part for c in "[-("))
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let every error of the app have this shape."""
+
+    async def on_api_error(_: Request, err: Exception) -> Response:
+        assert isinstance(err, APIError)
+        return err.response()
+
+    async def on_invalid(_: Request, err: Exception) -> Response:
+        assert isinstance(err, RequestValidationError)
+        return describe_validation(err.errors()).response()
+
+    async def on_http(request: Request, err: Exception) -> Response:
+        assert isinstance(err, HTTPException)
+        messages = {
+            404: f"there is no {request.method} {request.url.path[:200]}",
+            405: f"{request.method} is not allowed for {request.url.path[:200]}",
+        }
+        message = messages.get(err.status_code, str(err.detail) or HTTPStatus(err.status_code).phrase)
+        return APIError(err.status_code, message, headers=err.headers).response()
+
+    async def on_bug(_: Request, __: Exception) -> Response:  # the server also prints its traceback
+        return APIError(500, "the server failed; its log has the reason").response()
+
+    app.add_exception_handler(APIError, on_api_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_bug)

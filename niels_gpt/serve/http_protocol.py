@@ -1,0 +1,92 @@
+"""uvicorn's HTTP protocol with limits for clients that are slow, silent, or send what is not HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.limits import Limits
+
+HEAD_BYTES = 32 * 1024
+"""Longest request line with headers."""
+
+
+def protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """Return the protocol class with these limits."""
+
+    class LimitedProtocol(H11Protocol):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._head_timer: asyncio.TimerHandle | None = None
+            self._stall_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                transport.abort()
+                return
+            self._expect_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._head_timer, self._stall_timer):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            try:
+                super().data_received(data)
+            except UnicodeDecodeError:  # a path that is not ASCII
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            if self.cycle is None or self.cycle.response_complete:
+                self._expect_head()
+            elif self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _expect_head(self) -> None:
+            """Close the connection if no complete headers arrive in time."""
+            if self._head_timer is None and not self.transport.is_closing():
+                self._head_timer = self.loop.call_later(limits.head_seconds, self._head_is_late)
+
+        def _head_is_late(self) -> None:
+            self._head_timer = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.abort()
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+                self.transport.close()
+                return
+            body = json.dumps(APIError(400, msg, code="invalid_http").body).encode("ascii")
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
+                self._stall_timer = None
+            super().resume_writing()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            # close() waits until the rest of the response has been read.
+            self._stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)
+
+    return LimitedProtocol

@@ -1,0 +1,140 @@
+"""One thread per model: it steps the engine, and hands the tokens to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.engine.request import Event, Request
+
+R = TypeVar("R")
+
+
+class Inbox:
+    """The events of the engine requests that belong to one HTTP request. Lives in the event loop."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._ready = asyncio.Event()
+        self.failure: Exception | None = None
+        """Why no more events come."""
+
+    def put(self, event: Event) -> None:
+        """Add an event and wake the reader."""
+        self._events.append(event)
+        self._ready.set()
+
+    def fail(self, failure: Exception) -> None:
+        """End the inbox: its reader gets this exception after the events."""
+        self.failure = self.failure or failure
+        self._ready.set()
+
+    async def take(self) -> list[Event]:
+        """Wait for events and return all there are. Raises the failure once there are none left."""
+        while not self._events:
+            if self.failure is not None:
+                raise self.failure
+            self._ready.clear()
+            await self._ready.wait()
+        events, self._events = self._events, []
+        return events
+
+
+class ModelWorker:
+    """Runs an engine in a thread. All methods are called in the event loop, where `start` was called."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine = engine
+        self._name = name
+        self._inboxes: dict[Request, Inbox] = {}
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._work = threading.Event()
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the thread after its current step, and the engine's requests."""
+        self._stopping = True
+        self._work.set()
+        self._thread.join()
+        self.engine.close()
+        for _, future in self._calls:
+            future.cancel()
+        self._fail_all(RuntimeError("the server has stopped"))
+
+    def submit(self, inbox: Inbox, prompt: Sequence[int], **options: Any) -> Request:
+        """Queue a prompt whose events go to the inbox; the options are those of `Engine.submit`."""
+        request = self.engine.submit(prompt, **options)
+        self._inboxes[request] = inbox
+        self._work.set()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request: from the engine's next step on, its slot is free. It has no more events."""
+        if self._inboxes.pop(request, None) is not None:
+            self.engine.cancel(request)
+            self._work.set()
+
+    async def call(self, function: Callable[[], R]) -> R:
+        """Run a function between two steps of the engine and return its result. If cancelled before, it never runs."""
+        future: Future[R] = Future()
+        self._calls.append((function, future))
+        self._work.set()
+        return await asyncio.wrap_future(future)
+
+    # --- in the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        while not self._stopping:
+            self._work.clear()
+            if not self._calls and not self.engine.busy:
+                self._work.wait()
+                continue
+            if self._calls:  # one call, then a step: neither waits for all of the other
+                function, future = self._calls.popleft()
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(function())
+                    except BaseException as err:
+                        future.set_exception(err)
+            try:
+                events = self.engine.step() if self.engine.busy else []
+            except Exception as err:  # broken weights, exhausted memory: the requests fail, the server stays
+                self._loop.call_soon_threadsafe(self._fail_all, err)
+                continue
+            if events:
+                self._loop.call_soon_threadsafe(self._deliver, events)
+
+    # --- in the event loop ---------------------------------------------------------------------------
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            inbox = self._inboxes.get(event.request)
+            if inbox is not None:
+                if event.finished is not None:
+                    del self._inboxes[event.request]
+                inbox.put(event)
+
+    def _fail_all(self, err: Exception) -> None:
+        inboxes, self._inboxes = self._inboxes, {}
+        for request, inbox in inboxes.items():
+            self.engine.cancel(request)
+            inbox.fail(err)
+        self._work.set()

@@ -1,0 +1,168 @@
+"""Responses in the shape of OpenAI's API: whole, and in the chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from niels_gpt.serve.completions import ScoredToken, Update
+from niels_gpt.serve.served_model import ServedModel
+
+LEAST_LOGPROB = -9999.0
+"""Reported for a probability of 0, whose logarithm JSON cannot hold."""
+
+
+class ResponseFormat(Protocol):
+    """How the updates of a generation become JSON."""
+
+    def chunks(self, update: Update) -> list[dict[str, Any]]:
+        """The chunks of a stream for an update."""
+
+    def end(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream with `include_usage`."""
+
+    def whole(self, updates: Sequence[Update], usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The response that is not a stream, of one merged update per continuation."""
+
+
+class _Format:
+    def __init__(self, model: ServedModel, prefix: str, kind: str, include_usage: bool) -> None:
+        self._model = model
+        self._begun: set[int] = set()
+        self._base = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model.id,
+            "system_fingerprint": None,
+        }
+        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
+
+    def end(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._base, "choices": [], "usage": usage}
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._base, "choices": [choice], **self._usage}
+
+
+class ChatFormat(_Format):
+    """Replies to a conversation."""
+
+    def __init__(self, model: ServedModel, *, stream: bool, scored: bool, include_usage: bool = False) -> None:
+        kind = "chat.completion.chunk" if stream else "chat.completion"
+        super().__init__(model, "chatcmpl", kind, include_usage)
+        self._scored = scored
+
+    def chunks(self, update: Update) -> list[dict[str, Any]]:
+        chunks = []
+        if update.choice not in self._begun:
+            self._begun.add(update.choice)
+            chunks.append(self._delta(update, {"role": "assistant", "content": ""}))
+        if update.text or update.tokens:
+            chunks.append(self._delta(update, {"content": update.text}, self._logprobs(update.tokens)))
+        if update.finished is not None:
+            chunks.append(self._delta(update, {}, finished=update.finished))
+        return chunks
+
+    def _delta(
+        self, update: Update, delta: dict[str, Any], logprobs: Any = None, finished: str | None = None
+    ) -> dict[str, Any]:
+        return self._chunk({"index": update.choice, "delta": delta, "logprobs": logprobs, "finish_reason": finished})
+
+    def whole(self, updates: Sequence[Update], usage: Mapping[str, Any]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": update.choice,
+                "message": {"role": "assistant", "content": update.text, "refusal": None},
+                "logprobs": self._logprobs(update.tokens),
+                "finish_reason": update.finished,
+            }
+            for update in updates
+        ]
+        return {**self._base, "choices": choices, "usage": usage}
+
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        if not self._scored:
+            return None
+        content = []
+        for scored in tokens:
+            found = scored.logprobs
+            content.append(
+                {
+                    **self._token(found.token, found.logprob),
+                    "top_logprobs": [self._token(token, logprob) for token, logprob in found.top],
+                    "entropy": found.entropy,
+                }
+            )
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": token_text(self._model, token),
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "bytes": list(self._model.token_bytes[token]),
+            "id": token,
+        }
+
+
+class CompletionFormat(_Format):
+    """Continuations of texts. `echoes` holds, for each continuation, its prompt as text and scored tokens."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        scored: bool,
+        echoes: Sequence[tuple[str, list[ScoredToken]]] = (),
+        include_usage: bool = False,
+    ) -> None:
+        super().__init__(model, "cmpl", "text_completion", include_usage)
+        self._scored = scored
+        self._echoes = echoes
+        self._characters: dict[int, int] = {}  # of each continuation, before its next scored token
+
+    def chunks(self, update: Update) -> list[dict[str, Any]]:
+        return [self._chunk(self._choice(update))]
+
+    def whole(self, updates: Sequence[Update], usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._base, "choices": [self._choice(update) for update in updates], "usage": usage}
+
+    def _choice(self, update: Update) -> dict[str, Any]:
+        text, tokens = update.text, update.tokens
+        if self._echoes and update.choice not in self._begun:
+            self._begun.add(update.choice)
+            prompt, prompt_tokens = self._echoes[update.choice]
+            text, tokens = prompt + text, [*prompt_tokens, *tokens]
+        logprobs = self._logprobs(update.choice, tokens) if self._scored else None
+        return {"index": update.choice, "text": text, "logprobs": logprobs, "finish_reason": update.finished}
+
+    def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        offsets = []
+        count = self._characters.get(index, 0)
+        for scored in tokens:
+            offsets.append(count)
+            count += sum(byte & 0xC0 != 0x80 for byte in self._model.token_bytes[scored.token])
+        self._characters[index] = count
+        return {
+            "tokens": [token_text(self._model, scored.token) for scored in tokens],
+            "token_logprobs": [scored.logprobs and max(scored.logprobs.logprob, LEAST_LOGPROB) for scored in tokens],
+            "top_logprobs": [
+                scored.logprobs
+                and {token_text(self._model, token): max(value, LEAST_LOGPROB) for token, value in scored.logprobs.top}
+                for scored in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+def token_text(model: ServedModel, token: int) -> str:
+    """The text of a token; one that is a part of a character is shown as `bytes:\\xf0\\x9f`."""
+    if token in model.special_names:
+        return model.special_names[token]
+    data = model.token_bytes[token]
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,344 @@
+"""OpenAI's API: models, chat completions, completions and embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from niels_gpt.chat.transcript import STOPS
+from niels_gpt.chat.untrusted import encode_untrusted
+from niels_gpt.inference.sampling import Sampling
+from niels_gpt.serve.access_log import record_of
+from niels_gpt.serve.completions import Generation, Order, ScoredToken, Update
+from niels_gpt.serve.errors import CLIENT_CLOSED, APIError
+from niels_gpt.serve.event_stream import EventStream, watch_client
+from niels_gpt.serve.limits import Limits
+from niels_gpt.serve.openai_responses import ChatFormat, CompletionFormat, ResponseFormat
+from niels_gpt.serve.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    _Sampled,
+    as_prompts,
+)
+from niels_gpt.serve.served_model import ServedModel
+
+COMPLETION_TOKENS = 16
+"""Default `max_tokens` of /v1/completions, as OpenAI's."""
+IN_THREAD = 8192
+"""Texts of more characters are tokenized in a thread, so that other streams go on."""
+
+R = TypeVar("R")
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    for status, text in {
+        400: "A parameter is wrong or not supported.",
+        401: "The API key is missing or wrong.",
+        403: "The Host or Origin header is of another site.",
+        404: "There is no such model.",
+        408: "The body did not arrive in time.",
+        413: "The body is too large.",
+        429: "The queue is full; the header Retry-After says when to try again.",
+        500: "The model failed.",
+        503: "The server is shutting down.",
+        504: "The request took too long.",
+    }.items()
+}
+
+router = APIRouter(prefix="/v1", responses=_ERRORS)
+
+
+@router.get("/models")
+async def list_models(request: Request) -> JSONResponse:
+    """The loaded models."""
+    models: Mapping[str, ServedModel] = request.app.state.models
+    return JSONResponse({"object": "list", "data": [model.describe() for model in models.values()]})
+
+
+@router.get("/models/{model_id}")
+async def show_model(model_id: str, request: Request) -> JSONResponse:
+    """One of the loaded models."""
+    return JSONResponse(find_model(request, model_id).describe())
+
+
+@router.post("/chat/completions")
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Reply to a conversation."""
+    model, limits = find_model(request, body.model), limits_of(request)
+    turns = [message.as_turn() for message in body.messages]
+    size = _check_bytes((turn["content"] for turn in turns), limits, "messages")
+    prompt = await _encode(
+        size,
+        lambda: encode_untrusted(
+            turns, model.tokenizer, 3 * model.context // 4, continue_last=body.continue_final_message
+        ),
+        "messages",
+    )
+    stops = [*body.stops, *(STOPS if model.over_bytes else ())]
+    wanted = body.most_tokens or min(model.context, limits.new_tokens)
+    options = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
+    order = _order(body, [prompt], wanted, stops, options, limits)
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    form = ChatFormat(model, stream=bool(body.stream), scored=bool(body.logprobs), include_usage=include_usage)
+    return await _respond(request, body, model, order, lambda _: form)
+
+
+@router.post("/completions")
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continue texts, or lists of token ids."""
+    model, limits = find_model(request, body.model), limits_of(request)
+    given = as_prompts(body.prompt)
+    prompts = await _encode_all(given, model, limits, "prompt")
+    wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    scored, echo = body.logprobs is not None, bool(body.echo)
+    options: dict[str, Any] = {}
+    if scored:
+        options = {"logprobs": body.logprobs} | ({"prompt_logprobs": True} if echo else {})
+    order = _order(body, prompts, max(wanted, 1), body.stops, options, limits)
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+
+    def form(generation: Generation) -> ResponseFormat:
+        echoes = []
+        for choice in generation.choices if echo else ():
+            prompt, ids = given[choice.index // order.n], prompts[choice.index // order.n]
+            text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
+            found = [None, *(choice.request.prompt_logprobs or [])] if scored else []
+            echoes.append((text, [ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)]))
+        return CompletionFormat(model, scored=scored, echoes=echoes, include_usage=include_usage)
+
+    return await _respond(request, body, model, order, form, drop_text=wanted == 0)
+
+
+@router.post("/embeddings")
+async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """The mean of the last hidden states of a text, not normalized. Small GPTs are not trained for this."""
+    from niels_gpt.inference.inspection import embedding
+
+    model, limits = find_model(request, body.model), limits_of(request)
+    width = model.model.config.C
+    if body.dimensions not in (None, width):
+        raise APIError(400, f"dimensions must be {width}, the width of {model.id}", param="dimensions")
+    prompts = await _encode_all(as_prompts(body.input), model, limits, "input")
+    for ids in prompts:
+        check_ids(ids, model, "input")
+    if len(prompts) > limits.choices:
+        raise APIError(400, f"{len(prompts)} inputs are more than {limits.choices}, the limit of this server")
+    record = record_of(request.scope)
+    record.model, record.prompt_tokens = model.id, sum(map(len, prompts))
+    vectors: list[list[float]] = []
+    for ids in prompts:
+        vectors.append((await call_model(request, model, partial(embedding, model.model, ids))).tolist())
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": vector if body.encoding_format != "base64" else _base64(vector),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}
+    return JSONResponse({"object": "list", "data": data, "model": model.id, "usage": usage})
+
+
+# --- what the routes share, also those of the page ---------------------------------------------------
+
+
+def limits_of(request: Request) -> Limits:
+    """The limits of the server."""
+    limits: Limits = request.app.state.limits
+    return limits
+
+
+def find_model(request: Request, name: str) -> ServedModel:
+    """Return the model with this id. Raises APIError 404."""
+    models: Mapping[str, ServedModel] = request.app.state.models
+    found = models.get(name)
+    if found is None:
+        known = ", ".join(models)
+        raise APIError(
+            404, f"there is no model {name[:100]!r}; this server has {known}", param="model", code="model_not_found"
+        )
+    return found
+
+
+def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+    """Raise APIError 400 for ids that the model cannot read at once: none, too many, or outside its vocabulary."""
+    if not ids:
+        raise APIError(400, f"{param} is empty: give at least one character", param=param)
+    if len(ids) > model.context:
+        raise APIError(
+            400,
+            f"{param} has {len(ids)} tokens, more than {model.context}, the context of {model.id}",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if max(ids) >= model.model.config.V:
+        raise APIError(400, f"{param} has the id {max(ids)}; {model.id} has {model.model.config.V} ids", param=param)
+
+
+async def call_model(request: Request, model: ServedModel, function: Callable[[], R]) -> R:
+    """Run a function of a model in its thread, between two steps.
+
+    Raises APIError: 429 if the queue is full, 504 if it takes too long, CLIENT_CLOSED if the client goes away.
+    """
+    limits = limits_of(request)
+    since = model.admission.admit(1)
+    call = asyncio.ensure_future(model.worker.call(function))
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        call.cancel()
+
+    watching = asyncio.create_task(watch())
+    left = record_of(request.scope).began + limits.request_seconds - time.monotonic()
+    try:
+        return await asyncio.wait_for(call, max(0.0, left))
+    except TimeoutError:
+        raise APIError(504, f"the request took longer than {limits.request_seconds:g} s", code="timeout") from None
+    except asyncio.CancelledError:
+        if watching.done():
+            record_of(request.scope).outcome = "disconnect"
+            raise APIError(CLIENT_CLOSED, "the client closed the connection") from None
+        raise
+    finally:
+        watching.cancel()
+        model.admission.leave(1, since)
+
+
+async def _respond(
+    request: Request,
+    body: ChatRequest | CompletionRequest,
+    model: ServedModel,
+    order: Order,
+    make_form: Callable[[Generation], ResponseFormat],
+    *,
+    drop_text: bool = False,
+) -> Response:
+    """Generate, and return the response or its stream. `drop_text`: only the prompts are wanted."""
+    prompt_tokens = sum(map(len, order.prompts))
+    generation = Generation(model, order, limits_of(request), record_of(request.scope))
+    generations: set[Generation] = request.app.state.generations
+    generations.add(generation)
+    generation.on_close = lambda: generations.discard(generation)
+    watch = watch_client(request.receive, generation)
+    updates = generation.updates()
+    try:
+        first = await anext(updates)
+        form = make_form(generation)
+        if drop_text:
+            first = [Update(choice.index, "", [], "length") for choice in generation.choices]
+            generation.close()
+        if body.stream:
+            include_usage = body.stream_options is not None and body.stream_options.include_usage
+            return EventStream(
+                first,
+                updates,
+                generation,
+                form,
+                prompt_tokens=prompt_tokens,
+                include_usage=include_usage,
+                watch=watch,
+            )
+        merged = [Update(choice.index, "", [], None) for choice in generation.choices]
+        batch: list[Update] | None = first
+        while batch is not None:
+            for update in batch:
+                old = merged[update.choice]
+                merged[update.choice] = Update(
+                    update.choice, old.text + update.text, old.tokens + update.tokens, update.finished
+                )
+            batch = None if drop_text else await anext(updates, None)
+        generation.close()
+        watch.cancel()
+        return JSONResponse(form.whole(merged, generation.usage(prompt_tokens)))
+    except BaseException:
+        watch.cancel()
+        generation.close()
+        raise
+
+
+def _order(
+    body: _Sampled,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    stops: Sequence[str],
+    options: Mapping[str, Any],
+    limits: Limits,
+) -> Order:
+    if new_tokens > limits.new_tokens:
+        raise APIError(
+            400,
+            f"max_tokens must be at most {limits.new_tokens}, the limit of this server, got {new_tokens}",
+            param="max_tokens",
+        )
+    given = {
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
+    }
+    temperature = 1.0 if body.temperature is None else body.temperature
+    return Order(
+        prompts,
+        new_tokens,
+        Sampling(temperature, body.top_k, body.top_p, body.min_p),
+        body.n or 1,
+        stops,
+        body.seed,
+        {**options, **{name: value for name, value in given.items() if value}},
+    )
+
+
+def _check_bytes(texts: Any, limits: Limits, param: str) -> int:
+    """Return the size of texts in bytes. Raises APIError 400 above the limit."""
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if size > limits.prompt_bytes:
+        raise APIError(
+            400,
+            f"{param} has {size} bytes of text, more than {limits.prompt_bytes}, the limit of this server",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return size
+
+
+async def _encode_all(
+    given: Sequence[str | list[int]], model: ServedModel, limits: Limits, param: str
+) -> list[Sequence[int]]:
+    """Return the ids of each prompt. Special strings in it are text. Raises APIError 400."""
+    size = _check_bytes((text for text in given if isinstance(text, str)), limits, param)
+    encode = model.tokenizer.encode_as_text
+    prompts: list[Sequence[int]] = await _encode(
+        size, lambda: [encode(prompt) if isinstance(prompt, str) else prompt for prompt in given], param
+    )
+    for ids in prompts:
+        if not ids:
+            raise APIError(400, f"{param} is empty: give at least one character to continue", param=param)
+        if len(ids) > limits.prompt_tokens:
+            raise APIError(
+                400,
+                f"{param} has {len(ids)} tokens, more than {limits.prompt_tokens}, the limit of this server",
+                param=param,
+                code="context_length_exceeded",
+            )
+    return prompts
+
+
+async def _encode(size: int, function: Callable[[], R], param: str) -> R:
+    try:
+        return function() if size <= IN_THREAD else await asyncio.to_thread(function)
+    except ValueError as err:
+        raise APIError(400, str(err), param=param) from None
+
+
+def _base64(vector: Sequence[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

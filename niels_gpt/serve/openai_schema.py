@@ -1,0 +1,192 @@
+"""The bodies of requests to OpenAI's API, and their checks. Parameters that no model here can honor are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Id = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(max_length=2**24)]
+Prompts = Text | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Id], Field(min_length=1)]
+PromptsOrIds = Prompts | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    model: Annotated[str, Field(max_length=300)]
+    user: str | None = Field(None, description="Ignored.")
+
+
+class StreamOptions(BaseModel):
+    """`stream_options` of a streaming request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = Field(False, description="Ignored.")
+
+
+class _Sampled(_Body):
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=2**31, description="An addition to OpenAI's API; default: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1, description="An addition to OpenAI's API.")
+    n: int | None = Field(None, ge=1, le=128)
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="The same seed gives the same text.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    # Accepted without effect, since clients send them by default.
+    store: bool | None = Field(None, description="Ignored: nothing is stored.")
+    metadata: dict[str, Any] | None = Field(None, description="Ignored.")
+    service_tier: str | None = Field(None, description="Ignored.")
+    safety_identifier: str | None = Field(None, description="Ignored.")
+    prompt_cache_key: str | None = Field(None, description="Ignored: every shared prefix is cached.")
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token in bias or ():
+            if not (token.isascii() and token.isdigit() and len(token) < 10):
+                raise ValueError(f"a key must be the id of a token, got {token[:40]!r}")
+        return bias
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> _Sampled:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop sequences."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+
+class ContentPart(BaseModel):
+    """A part of a message; only text is supported."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_its_text(self) -> ContentPart:
+        if (self.text if self.type == "text" else self.refusal) is None:
+            raise ValueError(f"a part of type {self.type} needs {self.type}")
+        return self
+
+
+class ChatMessage(BaseModel):
+    """A turn of a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    name: str | None = Field(None, description="Ignored.")
+    refusal: str | None = Field(None, description="Ignored.")
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Any] | None = Field(None, max_length=0)
+
+    def as_turn(self) -> dict[str, str]:
+        """The message with one text and a role that models know."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join((part.text or part.refusal or "") for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(_Sampled):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=100_000)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    continue_final_message: bool = Field(
+        False, description="Continue the last message, which is the assistant's. An addition to OpenAI's API."
+    )
+    response_format: dict[str, Any] | None = Field(None, description="Only the type text is supported.")
+    tools: list[Any] | None = Field(None, description="Not supported.")
+    tool_choice: Any = Field(None, description="Not supported.")
+    functions: list[Any] | None = Field(None, description="Not supported.")
+    function_call: Any = Field(None, description="Not supported.")
+    parallel_tool_calls: bool | None = Field(None, description="Ignored.")
+    modalities: list[str] | None = Field(None, description="Only text is supported.")
+    reasoning_effort: str | None = Field(None, description="Ignored.")
+    verbosity: str | None = Field(None, description="Ignored.")
+
+    @model_validator(mode="after")
+    def _supported(self) -> ChatRequest:
+        if self.response_format is not None and self.response_format != {"type": "text"}:
+            raise ValueError(
+                "response_format is not supported: these models cannot be held to a format; leave it out, or send "
+                '{"type": "text"}'
+            )
+        for name, value in (("tools", self.tools), ("functions", self.functions)):
+            if value:
+                raise ValueError(f"{name} are not supported: these models cannot call functions; leave them out")
+        for name, value in (("tool_choice", self.tool_choice), ("function_call", self.function_call)):
+            if value not in (None, "none", "auto"):
+                raise ValueError(f"{name} is not supported: these models cannot call functions; leave it out")
+        if self.modalities not in (None, ["text"]):
+            raise ValueError('modalities must be ["text"]')
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest reply that was asked for."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(_Sampled):
+    """The body of POST /v1/completions."""
+
+    prompt: PromptsOrIds
+    max_tokens: int | None = Field(None, ge=0, description="Default 16; 0 needs echo.")
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    suffix: str | None = Field(None, description="Not supported.")
+    best_of: int | None = Field(None, description="Not supported.")
+
+    @model_validator(mode="after")
+    def _supported(self) -> CompletionRequest:
+        if self.suffix:
+            raise ValueError("suffix is not supported: these models continue a text, they do not fill gaps")
+        if self.best_of not in (None, self.n or 1):
+            raise ValueError("best_of is not supported: ask for n continuations and choose one")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens must be at least 1 without echo")
+        return self
+
+
+class EmbeddingRequest(_Body):
+    """The body of POST /v1/embeddings."""
+
+    input: PromptsOrIds
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1, description="The width of the model, or left out.")
+
+
+def as_prompts(value: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """Return `prompt` or `input` as a list of texts and lists of ids."""
+    if isinstance(value, str):
+        return [value]
+    if all(isinstance(item, int) for item in value):
+        return [[item for item in value if isinstance(item, int)]]
+    return [item for item in value if not isinstance(item, int)]

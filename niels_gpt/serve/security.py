@@ -1,0 +1,123 @@
+"""Who may use the server: the addresses it binds to, the API key, and requests from pages of other sites."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from niels_gpt.serve.errors import APIError
+
+KEY_VARIABLE = "NIELS_GPT_API_KEY"
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+RESPONSE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+OPEN_PATHS = frozenset({"/health", "/"})
+"""Paths that need no key: a browser cannot send one when it opens a page."""
+OPEN_PREFIX = "/static/"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host to bind to. Raises ValueError for an unknown name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise ValueError(
+            f"--host {host}: there is no such host; use 127.0.0.1, or an address of this machine"
+        ) from None
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
+def check_key(host: str, key: str | None) -> None:
+    """Raise ValueError for a key that no header can hold, and for an address without one that others can reach."""
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError("the API key must consist of printable ASCII characters without spaces")
+    if key is None and not is_loopback(host):
+        raise ValueError(
+            f"--host {host} can be reached by other machines: set an API key (--api-key KEY, or the environment "
+            f"variable {KEY_VARIABLE}, which no list of processes shows), or use --host 127.0.0.1"
+        )
+
+
+class Guard:
+    """ASGI middleware that refuses what must not reach the app, and adds the security headers to every response.
+
+    On a loopback address only local names are allowed in the Host header: otherwise a page of another site could reach
+    the server through a name that it lets point to 127.0.0.1 (DNS rebinding). A request with the Origin of another site
+    is refused as well: CORS is off, but a browser would send the request and only hide the response.
+    """
+
+    def __init__(self, app: ASGIApp, *, key: str | None, local: bool) -> None:
+        self._app = app
+        self._key = None if key is None else key.encode("ascii")
+        self._local = local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in RESPONSE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        err = self._refusal(Headers(scope=scope), scope["path"])
+        if err is not None:
+            await err.send(send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+    def _refusal(self, headers: Headers, path: str) -> APIError | None:
+        host = _host_name(headers.get("host", ""))
+        if self._local and host not in LOCAL_HOSTS:
+            return APIError(
+                403, "the Host header must be localhost, 127.0.0.1 or [::1]: this server is local", code="wrong_host"
+            )
+        origin = headers.get("origin")
+        if origin is not None and urlsplit_netloc(origin) != headers.get("host", ""):
+            return APIError(403, "requests from pages of other sites are refused (CORS is off)", code="wrong_origin")
+        if self._key is None or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key):
+            return None
+        return APIError(
+            401,
+            "the API key is missing or wrong: send the header Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _host_name(header: str) -> str:
+    """Return the name in a Host header, without port and brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def urlsplit_netloc(origin: str) -> str | None:
+    """Return host and port of an Origin header; None if it has none ("null") or is malformed."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None

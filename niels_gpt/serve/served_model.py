@@ -1,0 +1,123 @@
+"""The models that a server has loaded, each with its id, its tokenizer and its worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.generation import visible_bytes
+from niels_gpt.inference.int8 import Int8GPT
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.loading import LoadedRun, load_run
+from niels_gpt.runs.pipeline import PipelineFolder
+from niels_gpt.serve.limits import Admission, Limits
+from niels_gpt.serve.model_worker import ModelWorker
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+
+
+@dataclass
+class ServedModel:
+    """A model under an id, with the thread that runs it."""
+
+    id: str
+    model: GPT
+    tokenizer: AnyTokenizer
+    worker: ModelWorker
+    admission: Admission
+    created: int = 0
+    """When its checkpoint was written, in seconds since 1970."""
+    step: int = 0
+    """Training steps done."""
+    run: Path | None = field(default=None, repr=False)
+    """The run folder; no response contains it."""
+
+    @property
+    def context(self) -> int:
+        """T: the most tokens that the model sees at a time."""
+        return self.model.config.T
+
+    @property
+    def over_bytes(self) -> bool:
+        """Whether tokens are bytes."""
+        return isinstance(self.tokenizer, ByteTokenizer)
+
+    @cached_property
+    def token_bytes(self) -> Sequence[bytes]:
+        """The bytes of each id as text; none for special ids."""
+        return visible_bytes(self.tokenizer)
+
+    @cached_property
+    def special_names(self) -> dict[int, str]:
+        """The names of the special ids for a reader: <eot> and the roles."""
+        return {i: f"<{name}>" for name, i in self.tokenizer.special_token_ids().items()}
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end a continuation."""
+        end = self.tokenizer.special_token_ids().get("eot")
+        return [] if end is None else [end]
+
+    def describe(self) -> dict[str, object]:
+        """The model in the list of models."""
+        return {
+            "id": self.id,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "niels-gpt",
+            "context_length": self.context,
+            "tokens": "bytes" if self.over_bytes else "subwords",
+            "vocabulary_size": self.model.config.V,
+            "layers": self.model.config.L,
+            "heads": self.model.config.H,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "training_steps": self.step,
+        }
+
+
+def load_models(
+    runs: Iterable[Path | None], limits: Limits, *, device: str = "auto", int8: bool = False
+) -> list[ServedModel]:
+    """Load the model of each run, pipeline or checkpoint; None is the newest run. Raises ValueError as `load_run`."""
+    loaded = [load_run(run, device=device) for run in runs]
+    ids = unique_ids([model_id(each) for each in loaded])
+    return [serve_run(each, name, limits, int8=int8) for name, each in zip(ids, loaded, strict=True)]
+
+
+def serve_run(loaded: LoadedRun, name: str, limits: Limits, *, int8: bool = False) -> ServedModel:
+    """Return a loaded run as a served model; its worker is not started."""
+    model: GPT = Int8GPT.of(loaded.model) if int8 else loaded.model
+    worker = ModelWorker(Engine(model, slots=limits.slots), name)
+    home = loaded.home
+    return ServedModel(
+        name,
+        model,
+        loaded.tokenizer,
+        worker,
+        Admission(limits),
+        created=int(loaded.path.stat().st_mtime),
+        step=loaded.step,
+        run=None if home is None else home.path,
+    )
+
+
+def model_id(loaded: LoadedRun) -> str:
+    """Return the id of a run: its name; of a phase of a pipeline PIPELINE-PHASE; of a checkpoint RUN-CHECKPOINT."""
+    home = loaded.home
+    if home is None:
+        return loaded.path.stem
+    path = home.path.resolve()
+    name = f"{path.parent.name}-{path.name}" if PipelineFolder(path.parent).exists else path.name
+    return name if loaded.run is not None else f"{name}-{loaded.path.stem}"
+
+
+def unique_ids(names: Sequence[str]) -> list[str]:
+    """Return the names, those that occur again with -2, -3, ... at their end."""
+    ids: list[str] = []
+    for name in names:
+        candidates = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+        ids.append(next(candidate for candidate in candidates if candidate not in ids))
+    return ids
