@@ -7,7 +7,16 @@ from typing import Annotated, Optional
 
 import typer
 
-from niels_gpt.cli.options import DeviceOption, OptionalPath, Text, WeightsOption, complete_runs, output_option
+from niels_gpt.cli.options import (
+    Count,
+    DeviceOption,
+    OptionalPath,
+    Text,
+    WeightsOption,
+    choice_option,
+    complete_runs,
+    output_option,
+)
 
 KEY_VARIABLE = "NIELS_GPT_API_KEY"
 
@@ -40,6 +49,24 @@ def serve(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, max=1e6, help="Longest time of a request, in seconds.")
     ] = 300.0,
+    prefix_tokens: Annotated[
+        Count,
+        typer.Option(
+            "--prefix-tokens",
+            min=0,
+            show_default=False,
+            help="Tokens of earlier prompts and replies to keep, so that they are not computed again; default: "
+            "as many as all slots hold.",
+        ),
+    ] = None,
+    context_overflow: Annotated[
+        str,
+        choice_option(
+            "--context-overflow",
+            ("half", "slide"),
+            "half or slide: a reply past the context drops its older half, or recomputes the window for every token.",
+        ),
+    ] = "half",
     access_log: Annotated[
         OptionalPath, output_option("--access-log", "File of the access log; default: standard error.")
     ] = None,
@@ -66,7 +93,14 @@ def serve(
     limits = Limits(slots=slots, queue=queue, new_tokens=max_tokens, request_seconds=timeout)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bind(host, port))
-        models = load_models(runs or [run_or_newest(None, None)], limits, device=device, int8=weights == "int8")
+        models = load_models(
+            runs or [run_or_newest(None, None)],
+            limits,
+            device=device,
+            int8=weights == "int8",
+            prefix_tokens=prefix_tokens,
+            context_overflow="half" if context_overflow == "half" else "slide",
+        )
         log = None if is_quiet() else sys.stderr
         if access_log is not None:
             log = stack.enter_context(access_log.open("a", encoding="utf-8"))

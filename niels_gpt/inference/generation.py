@@ -86,7 +86,7 @@ def stream_reply(
 
     `context_overflow` is that of `Engine`, `pinned` that of `Engine.submit`.
     """
-    stops = _encode_stops(stop)
+    stops = encode_stops(stop)
     rows = _stream_rows(
         model,
         [prompt],

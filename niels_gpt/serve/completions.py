@@ -72,14 +72,13 @@ class _Choice:
     def add(self, event: Event) -> Update:
         """Add new tokens. A stop sequence ends the continuation here; the engine does not know of it yet."""
         text = ""
-        logprobs = getattr(event, "logprobs", None)
         for number, token in enumerate(event.tokens):
             self.tokens += 1
             data = self._model.token_bytes[token]
             if token in event.request.stop:
                 break
-            if logprobs is not None:
-                self._scored.append(ScoredToken(self._size, token, logprobs[number]))
+            if event.logprobs is not None:
+                self._scored.append(ScoredToken(self._size, token, event.logprobs[number]))
             self._size += len(data)
             text += self._output.add(data)
             if self._output.stopped:
@@ -125,6 +124,7 @@ class Generation:
         self._stopped: APIError | None = None
         self._admitted = model.admission.admit(order.choices)
         self._number = order.choices
+        self._per_prompt = order.n
         self.on_close: Callable[[], object] = lambda: None
         too_long = APIError(
             504, f"the request took longer than {limits.request_seconds:g} s, the limit of this server", code="timeout"
@@ -185,7 +185,7 @@ class Generation:
                 events = await self._inbox.take()
                 if self._record.first_token is None:
                     self._record.first_token = time.monotonic() - self._record.began
-                    self._record.cached_tokens = sum(getattr(each.request, "cached", 0) for each in self.choices)
+                    self._record.cached_tokens = self._cached_tokens()
                 updates: dict[int, Update] = {}
                 for event in events:
                     choice = self._by_request[event.request]
@@ -210,15 +210,17 @@ class Generation:
         finally:
             self.close()
 
+    def _cached_tokens(self) -> int:
+        return sum(choice.request.cached for choice in self.choices[:: self._per_prompt])
+
     def usage(self, prompt_tokens: int) -> dict[str, Any]:
         """The tokens so far, in OpenAI's words."""
         completion = sum(choice.tokens for choice in self.choices)
-        cached = max((getattr(choice.request, "cached", 0) for choice in self.choices[:1]), default=0)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
 
 

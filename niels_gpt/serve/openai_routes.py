@@ -85,8 +85,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     )
     stops = [*body.stops, *(STOPS if model.over_bytes else ())]
     wanted = body.most_tokens or min(model.context, limits.new_tokens)
-    options = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
-    order = _order(body, [prompt], wanted, stops, options, limits)
+    options: dict[str, Any] = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
+    options["pinned"] = prompt.pinned
+    order = _order(body, [prompt.ids], wanted, stops, options, limits)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     form = ChatFormat(model, stream=bool(body.stream), scored=bool(body.logprobs), include_usage=include_usage)
     return await _respond(request, body, model, order, lambda _: form)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.generation import visible_bytes
 from niels_gpt.inference.int8 import Int8GPT
 from niels_gpt.model.gpt import GPT
@@ -79,24 +80,38 @@ class ServedModel:
 
 
 def load_models(
-    runs: Iterable[Path | None], limits: Limits, *, device: str = "auto", int8: bool = False
+    runs: Iterable[Path | None],
+    limits: Limits,
+    *,
+    device: str = "auto",
+    int8: bool = False,
+    prefix_tokens: int | None = None,
+    context_overflow: ContextOverflow = "half",
 ) -> list[ServedModel]:
-    """Load the model of each run, pipeline or checkpoint; None is the newest run. Raises ValueError as `load_run`."""
+    """Load the model of each run, pipeline or checkpoint; None is the newest run.
+
+    prefix_tokens, context_overflow: of the engine; None is the size of the KV cache of all slots.
+    Raises ValueError as `load_run` does.
+    """
     loaded = [load_run(run, device=device) for run in runs]
     ids = unique_ids([model_id(each) for each in loaded])
-    return [serve_run(each, name, limits, int8=int8) for name, each in zip(ids, loaded, strict=True)]
+    served = []
+    for name, each in zip(ids, loaded, strict=True):
+        model: GPT = Int8GPT.of(each.model) if int8 else each.model
+        prefix = limits.slots * model.config.T if prefix_tokens is None else prefix_tokens
+        engine = Engine(model, slots=limits.slots, prefix_tokens=prefix, context_overflow=context_overflow)
+        served.append(serve_run(each, name, engine, limits))
+    return served
 
 
-def serve_run(loaded: LoadedRun, name: str, limits: Limits, *, int8: bool = False) -> ServedModel:
-    """Return a loaded run as a served model; its worker is not started."""
-    model: GPT = Int8GPT.of(loaded.model) if int8 else loaded.model
-    worker = ModelWorker(Engine(model, slots=limits.slots), name)
+def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits) -> ServedModel:
+    """Return a loaded run with an engine of its model as a served model; its worker is not started."""
     home = loaded.home
     return ServedModel(
         name,
-        model,
+        engine.model,
         loaded.tokenizer,
-        worker,
+        ModelWorker(engine, name),
         Admission(limits),
         created=int(loaded.path.stat().st_mtime),
         step=loaded.step,

@@ -40,8 +40,8 @@ def address(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn, but after SIGINT or SIGTERM it still listens until the running requests have ended.
 
-    New requests get 503 meanwhile. After `shutdown_seconds`, or a second signal, what still runs is ended: the last event
-    of a stream is an error.
+    New requests get 503 meanwhile. After `shutdown_seconds`, or a second signal, what still runs is ended: the last
+    event of a stream is an error.
     """
 
     def __init__(self, app: FastAPI, limits: Limits) -> None:
