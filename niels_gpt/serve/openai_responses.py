@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -121,7 +122,7 @@ class CompletionFormat(_Format):
         super().__init__(model, "cmpl", "text_completion", include_usage)
         self._scored = scored
         self._echoes = echoes
-        self._characters: dict[int, int] = {}  # of each continuation, before its next scored token
+        self._offsets: dict[int, _Offsets] = {}
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
         return [self._chunk(self._choice(update))]
@@ -139,12 +140,7 @@ class CompletionFormat(_Format):
         return {"index": update.choice, "text": text, "logprobs": logprobs, "finish_reason": update.finished}
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        offsets = []
-        count = self._characters.get(index, 0)
-        for scored in tokens:
-            offsets.append(count)
-            count += sum(byte & 0xC0 != 0x80 for byte in self._model.token_bytes[scored.token])
-        self._characters[index] = count
+        offsets = self._offsets.setdefault(index, _Offsets())
         return {
             "tokens": [token_text(self._model, scored.token) for scored in tokens],
             "token_logprobs": [scored.logprobs and max(scored.logprobs.logprob, LEAST_LOGPROB) for scored in tokens],
@@ -153,8 +149,24 @@ class CompletionFormat(_Format):
                 and {token_text(self._model, token): max(value, LEAST_LOGPROB) for token, value in scored.logprobs.top}
                 for scored in tokens
             ],
-            "text_offset": offsets,
+            "text_offset": [offsets.add(self._model.token_bytes[scored.token]) for scored in tokens],
         }
+
+
+class _Offsets:
+    """Counts the characters of a text while the bytes of its tokens arrive."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._complete = 0
+
+    def add(self, data: bytes) -> int:
+        """Return the position of the character in which a token begins."""
+        self._complete += len(self._decoder.decode(data[:1]))
+        is_part = bool(self._decoder.getstate()[0])  # of a character that is not complete
+        position = self._complete - (0 if is_part or not data else 1)
+        self._complete += len(self._decoder.decode(data[1:]))
+        return position
 
 
 def token_text(model: ServedModel, token: int) -> str:
