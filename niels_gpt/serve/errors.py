@@ -64,10 +64,10 @@ class APIError(Exception):
 
 
 def describe_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:
-    """Return the 400 of the first error that pydantic found in a request."""
+    """Return the 400 of the most specific error that pydantic found in a request: of a union, it reports all types."""
     if not errors:
         return APIError(400, "the request is invalid")
-    first = errors[0]
+    first = max(errors, key=lambda error: len(error.get("loc", ())))
     location = [part for part in first.get("loc", ()) if part != "body"]
     names = [str(part) for part in location if not _names_a_type(part)]
     param = ".".join(names)[:200] or None

@@ -12,9 +12,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from niels_gpt.serve.errors import APIError
 from niels_gpt.serve.limits import Limits
 
-HEAD_BYTES = 32 * 1024
-"""Longest request line with headers."""
-
 
 def protocol(limits: Limits) -> type[asyncio.Protocol]:
     """Return the protocol class with these limits."""

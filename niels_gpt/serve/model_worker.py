@@ -117,7 +117,10 @@ class ModelWorker:
             try:
                 events = self.engine.step() if self.engine.busy else []
             except Exception as err:  # broken weights, exhausted memory: the requests fail, the server stays
-                self._loop.call_soon_threadsafe(self._fail_all, err)
+                handled = threading.Event()
+                self._loop.call_soon_threadsafe(self._fail_all, err, handled)
+                while not handled.wait(0.1) and not self._stopping:
+                    pass
                 continue
             if events:
                 self._loop.call_soon_threadsafe(self._deliver, events)
@@ -132,9 +135,11 @@ class ModelWorker:
                     del self._inboxes[event.request]
                 inbox.put(event)
 
-    def _fail_all(self, err: Exception) -> None:
+    def _fail_all(self, err: Exception, handled: threading.Event | None = None) -> None:
         inboxes, self._inboxes = self._inboxes, {}
         for request, inbox in inboxes.items():
             self.engine.cancel(request)
             inbox.fail(err)
         self._work.set()
+        if handled is not None:
+            handled.set()

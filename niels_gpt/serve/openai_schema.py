@@ -127,21 +127,32 @@ class ChatRequest(_Sampled):
     reasoning_effort: str | None = Field(None, description="Ignored.")
     verbosity: str | None = Field(None, description="Ignored.")
 
-    @model_validator(mode="after")
-    def _supported(self) -> ChatRequest:
-        if self.response_format is not None and self.response_format != {"type": "text"}:
+    @field_validator("response_format")
+    @classmethod
+    def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value not in (None, {"type": "text"}):
             raise ValueError(
                 "response_format is not supported: these models cannot be held to a format; leave it out, or send "
                 '{"type": "text"}'
             )
-        for name, value in (("tools", self.tools), ("functions", self.functions)):
-            if value:
-                raise ValueError(f"{name} are not supported: these models cannot call functions; leave them out")
-        for name, value in (("tool_choice", self.tool_choice), ("function_call", self.function_call)):
-            if value not in (None, "none", "auto"):
-                raise ValueError(f"{name} is not supported: these models cannot call functions; leave it out")
-        if self.modalities not in (None, ["text"]):
-            raise ValueError('modalities must be ["text"]')
+        return value
+
+    @field_validator("tools", "functions", "tool_choice", "function_call")
+    @classmethod
+    def _no_tools(cls, value: Any) -> Any:
+        if value not in (None, [], "none", "auto"):
+            raise ValueError("tools are not supported: these models cannot call functions; leave it out")
+        return value
+
+    @field_validator("modalities")
+    @classmethod
+    def _no_audio(cls, value: list[str] | None) -> list[str] | None:
+        if value not in (None, ["text"]):
+            raise ValueError('only ["text"] is supported')
+        return value
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

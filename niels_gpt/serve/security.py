@@ -27,6 +27,8 @@ RESPONSE_HEADERS = {
 OPEN_PATHS = frozenset({"/health", "/"})
 """Paths that need no key: a browser cannot send one when it opens a page."""
 OPEN_PREFIX = "/static/"
+HEAD_BYTES = 32 * 1024
+"""Longest request line with headers."""
 
 
 def is_loopback(host: str) -> bool:
@@ -36,7 +38,7 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise ValueError(
             f"--host {host}: there is no such host; use 127.0.0.1, or an address of this machine"
@@ -87,6 +89,8 @@ class Guard:
             await self._app(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers, path: str) -> APIError | None:
+        if sum(len(name) + len(value) for name, value in headers.raw) + len(path) > HEAD_BYTES:
+            return APIError(431, f"the headers have more than {HEAD_BYTES} bytes", code="headers_too_large")
         host = _host_name(headers.get("host", ""))
         if self._local and host not in LOCAL_HOSTS:
             return APIError(

@@ -12,8 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from niels_gpt.serve.errors import APIError
-from niels_gpt.serve.http_protocol import HEAD_BYTES, protocol
+from niels_gpt.serve.http_protocol import protocol
 from niels_gpt.serve.limits import Limits
+from niels_gpt.serve.security import HEAD_BYTES
 
 KEEP_ALIVE_SECONDS = 60
 

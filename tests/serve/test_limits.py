@@ -1,0 +1,196 @@
+"""Queues, disconnects, slow readers, time limits: one client never stops the others, and slots are always freed."""
+
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from niels_gpt.serve.limits import Admission
+from tests.serve.conftest import LIMITS, cycle_model, running, served
+
+LONG = {"model": "cycle", "prompt": " ", "max_tokens": 4000, "temperature": 0}
+
+
+@contextlib.contextmanager
+def small_server(**changes):
+    limits = dataclasses.replace(LIMITS, slots=2, queue=1, **changes)
+    with running([served("cycle", cycle_model(), limits=limits)], limits) as found:
+        yield found
+
+
+def active(server):
+    return server.app.state.models["cycle"].admission.active
+
+
+def engine_of(server):
+    return server.app.state.models["cycle"].worker.engine
+
+
+def raw_request(server, body, *, path="/v1/completions"):
+    """Return a socket on which a request was sent."""
+    data = json.dumps(body).encode()
+    sock = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=30)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    )
+    sock.sendall(head.encode() + b"\r\n" + data)
+    return sock
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_slot_at_once(stream):
+    with small_server() as server:
+        sockets = [raw_request(server, {**LONG, "stream": stream}) for _ in range(2)]
+        if stream:
+            assert all(sock.recv(10).startswith(b"HTTP/1.1 2") for sock in sockets)
+        server.wait_until(lambda: active(server) == 2)
+        for sock in sockets:
+            sock.close()
+        began = time.monotonic()
+        with server.client() as client:
+            made = client.completions.create(model="cycle", prompt=" ", max_tokens=3, temperature=0)
+        assert made.choices[0].text == "ab\ufffd"
+        server.wait_until(lambda: active(server) == 0 and not engine_of(server).busy)
+        assert time.monotonic() - began < 2  # 4000 tokens take longer
+        server.wait_until(lambda: [line.get("outcome") for line in server.log()].count("disconnect") == 2)
+
+
+def test_a_waiting_client_that_goes_away_leaves_the_queue():
+    with small_server() as server:
+        running_streams = [raw_request(server, {**LONG, "stream": True}) for _ in range(2)]
+        server.wait_until(lambda: active(server) == 2)
+        waiting = raw_request(server, LONG)
+        server.wait_until(lambda: active(server) == 3)
+        waiting.close()
+        server.wait_until(lambda: active(server) == 2)
+        for sock in running_streams:
+            sock.close()
+
+
+def test_a_full_queue_is_429():
+    with small_server() as server, server.client() as client:
+        streams = [raw_request(server, {**LONG, "stream": True}) for _ in range(3)]
+        server.wait_until(lambda: active(server) == 3)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(model="cycle", prompt=" ", max_tokens=1)
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert caught.value.code == "queue_full"
+        with pytest.raises(openai.RateLimitError):
+            client.embeddings.create(model="cycle", input="x")
+        for sock in streams:
+            sock.close()
+        server.wait_until(lambda: active(server) == 0)
+        assert client.completions.create(model="cycle", prompt=" ", max_tokens=1).choices
+
+
+def test_many_clients_at_a_time():
+    limits = dataclasses.replace(LIMITS, slots=3, queue=100)
+    with running([served("cycle", cycle_model(), limits=limits)], limits) as server:
+        results = {}
+
+        def ask(number):
+            with server.client() as client:
+                stream = client.completions.create(
+                    model="cycle", prompt=" ", max_tokens=13 * (1 + number % 3), temperature=0, stream=True
+                )
+                results[number] = "".join(chunk.choices[0].text for chunk in stream)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {number: "abé€😀. " * (1 + number % 3) for number in range(24)}
+        server.wait_until(lambda: active(server) == 0)
+
+
+def test_a_reader_that_stops_does_not_stop_the_others():
+    with small_server(stall_seconds=1.0) as server, server.client() as client:
+        # Its events fill the buffers of both sides; it reads none of them.
+        idle = raw_request(server, {**LONG, "stream": True, "logprobs": 20})
+        server.wait_until(lambda: active(server) == 1)
+        made = client.completions.create(model="cycle", prompt=" ", max_tokens=26, temperature=0)
+        assert made.usage.completion_tokens == 26
+        server.wait_until(lambda: active(server) == 0, seconds=60)
+        server.wait_until(lambda: not server.server.server_state.connections or len(server.log()) >= 2, seconds=30)
+        idle.close()
+
+
+def test_requests_that_take_too_long():
+    with small_server(request_seconds=0.3) as server, server.client() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(**LONG)
+        assert caught.value.status_code == 504
+        server.wait_until(lambda: active(server) == 0)
+        stream = client.completions.create(**LONG, stream=True)
+        with pytest.raises(openai.APIError, match="longer than"):
+            for _ in stream:
+                pass
+        server.wait_until(lambda: active(server) == 0)
+        server.wait_until(lambda: [line.get("outcome") for line in server.log()] == ["timeout", "timeout"])
+
+
+def test_bodies_and_headers_that_never_end():
+    with small_server(body_seconds=0.3, head_seconds=0.3) as server:
+        port = httpx.URL(server.url).port
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+            assert sock.recv(100).startswith(b"HTTP/1.1 408")
+        for start in (b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+                sock.sendall(start)
+                began = time.monotonic()
+                with contextlib.suppress(ConnectionResetError):
+                    assert sock.recv(100) == b""
+                assert time.monotonic() - began < 5
+        with server.http() as http:  # an idle connection that was used stays open for longer
+            assert http.get("/health").status_code == 200
+
+
+def test_too_many_connections():
+    with small_server(connections=5) as server:
+        port = httpx.URL(server.url).port
+        sockets = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(5)]
+        server.wait_until(lambda: len(server.server.server_state.connections) == 5)
+        with (
+            contextlib.suppress(ConnectionResetError),
+            socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
+        ):
+            assert sock.recv(100) == b""
+        for sock in sockets:
+            sock.close()
+        server.wait_until(lambda: not server.server.server_state.connections)
+        with server.http() as http:
+            assert http.get("/health").status_code == 200
+
+
+def test_a_model_that_fails_fails_its_requests_only(monkeypatch):
+    with small_server() as server, server.client() as client:
+        engine = engine_of(server)
+        step = engine.step
+
+        def broken():
+            raise FloatingPointError("the logits are nan")
+
+        monkeypatch.setattr(engine, "step", broken)
+        with pytest.raises(openai.InternalServerError, match="the logits are nan"):
+            client.completions.create(model="cycle", prompt=" ", max_tokens=3)
+        monkeypatch.setattr(engine, "step", step)
+        assert client.completions.create(model="cycle", prompt=" ", max_tokens=2, temperature=0).choices[0].text == "ab"
+        assert active(server) == 0
+
+
+def test_the_wait_grows_with_the_queue():
+    admission = Admission(dataclasses.replace(LIMITS, slots=1, queue=9))
+    since = admission.admit(10)
+    with pytest.raises(Exception) as caught:
+        admission.admit(1)
+    assert int(caught.value.headers["Retry-After"]) == 10
+    admission.leave(10, since)
+    assert admission.active == 0
