@@ -31,6 +31,8 @@ ON_CPU = (
     "memorize",
     "stall",
     "memory",
+    "serve",
+    "serve_first_token",
 )
 """Default cases on a CPU."""
 ON_CUDA = (
@@ -122,7 +124,9 @@ def load_case(name: str, device: str = "cpu") -> Case:
     ValueError if there is none for the device.
     """
     module = importlib.import_module(
-        name if "." in name else f"bench.cases.{name.removesuffix('_v1').removesuffix('_124m')}"
+        name
+        if "." in name
+        else f"bench.cases.{name.removesuffix('_v1').removesuffix('_124m').removesuffix('_first_token')}"
     )
     cases: tuple[Case, ...] = getattr(module, "CASES", ()) or (module.CASE,)
     found = [case for case in cases if case.device == device and ("." in name or case.name == name)]

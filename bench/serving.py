@@ -38,20 +38,29 @@ class Stream:
 
 
 def start_ours(size: Size, device: str, slots: int) -> Address:
-    """Save a checkpoint with random weights and start `niels-gpt serve` with it."""
+    """Save a checkpoint of a byte model with random weights and start `niels-gpt serve` with it."""
     import torch
 
-    from bench.generation import Ids
     from bench.models import niels_gpt
     from niels_gpt.runs.checkpoint import save_checkpoint
 
     torch.manual_seed(0)
     model = niels_gpt(size)
-    if size.V > 256:
-        raise ValueError(f"{size.name} needs a tokenizer ({Ids.__name__} is not one that a checkpoint can have)")
     path = temporary_folder() / "bench.pt"
     save_checkpoint(path, model, None, 0, model.config)
-    command = ["-m", "niels_gpt", "serve", str(path), "--port", "0", "--quiet", "--device", device, "--slots", str(slots)]
+    command = [
+        "-m",
+        "niels_gpt",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+        "--quiet",
+        "--device",
+        device,
+        "--slots",
+        str(slots),
+    ]
     return Address(_start(command), "bench")
 
 

@@ -1,6 +1,6 @@
 """A plain server for comparison: FastAPI, and one `generate` of transformers in a thread per request.
 
-    python -m bench.transformers_server v0 256
+python -m bench.transformers_server v0 256
 """
 
 from __future__ import annotations

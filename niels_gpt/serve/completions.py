@@ -66,24 +66,29 @@ class _Choice:
         self.finished: str | None = None
         self._model = model
         self._output = TextOutput(stops)
+        self._has_stops = bool(stops)
         self._size = 0  # bytes so far
         self._scored: list[ScoredToken] = []  # their text is not certain yet
 
     def add(self, event: Event) -> Update:
         """Add new tokens. A stop sequence ends the continuation here; the engine does not know of it yet."""
+        token_bytes, tokens = self._model.token_bytes, event.tokens
+        ends = event.finished == "stop"  # with an id that is not text
+        self.tokens += len(tokens)
         text = ""
-        for number, token in enumerate(event.tokens):
-            self.tokens += 1
-            data = self._model.token_bytes[token]
-            if token in event.request.stop:
-                break
-            if event.logprobs is not None:
-                self._scored.append(ScoredToken(self._size, token, event.logprobs[number]))
-            self._size += len(data)
-            text += self._output.add(data)
-            if self._output.stopped:
-                self.finished = "stop"
-                break
+        if event.logprobs is None and not self._has_stops:
+            text = self._output.add(b"".join([token_bytes[token] for token in (tokens[:-1] if ends else tokens)]))
+        else:
+            for number, token in enumerate(tokens[:-1] if ends else tokens):
+                data = token_bytes[token]
+                if event.logprobs is not None:
+                    self._scored.append(ScoredToken(self._size, token, event.logprobs[number]))
+                self._size += len(data)
+                text += self._output.add(data)
+                if self._output.stopped:
+                    self.finished = "stop"
+                    self.tokens -= len(tokens) - number - 1
+                    break
         if self.finished is None and event.finished is not None:
             self.finished = event.finished
         if self.finished is not None:

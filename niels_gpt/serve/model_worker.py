@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,9 @@ from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.request import Event, Request
 
 R = TypeVar("R")
+TOGETHER_SECONDS = 0.02
+"""Tokens of this time are handed over together. Each handover costs the event loop a wake-up, a JSON text and a system
+call per stream, for which it competes with the model; first and last tokens are handed over at once."""
 
 
 class Inbox:
@@ -102,6 +106,8 @@ class ModelWorker:
 
     def _run(self) -> None:
         assert self._loop is not None
+        gathered: list[Event] = []
+        handed_over = 0.0
         while not self._stopping:
             self._work.clear()
             if not self._calls and not self.engine.busy:
@@ -122,8 +128,11 @@ class ModelWorker:
                 while not handled.wait(0.1) and not self._stopping:
                     pass
                 continue
-            if events:
-                self._loop.call_soon_threadsafe(self._deliver, events)
+            gathered += events
+            now = time.monotonic()
+            if gathered and (now >= handed_over + TOGETHER_SECONDS or any(map(_is_first_or_last, events))):
+                self._loop.call_soon_threadsafe(self._deliver, gathered)
+                gathered, handed_over = [], now
 
     # --- in the event loop ---------------------------------------------------------------------------
 
@@ -143,3 +152,7 @@ class ModelWorker:
         self._work.set()
         if handled is not None:
             handled.set()
+
+
+def _is_first_or_last(event: Event) -> bool:
+    return event.finished is not None or event.request.received == len(event.tokens)

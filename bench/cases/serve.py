@@ -1,0 +1,75 @@
+"""`niels-gpt serve` with the v0 model: tokens/s of 1 and 32 streams, and the time to the first token.
+
+The peer is a plain server: FastAPI, and `generate` of a transformers Llama of the same shape in a thread per request.
+A stream continues 11 bytes by 200 tokens. The client runs on the same cores. For the first token, a bare decode of the
+same prompt by one token in the same process is subtracted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bench import serving
+from bench.case import Case, Contender, Work
+from bench.models import V0, niels_gpt
+from bench.training import OURS
+
+STREAMS = 32
+PEER = "transformers + FastAPI"
+
+
+def _tokens(quick: bool) -> int:
+    return 10 if quick else 200
+
+
+def _start(name: str, quick: bool) -> serving.Address:
+    size = V0.scaled(quick)
+    return serving.start_ours(size, "cpu", STREAMS) if name == OURS else serving.start_transformers(size)
+
+
+def _streams(name: str, number: int, quick: bool) -> Work:
+    address, tokens = _start(name, quick), _tokens(quick)
+    return Work(lambda: serving.read_streams(address, number, tokens), amount=number * tokens)
+
+
+def _first_token(name: str, quick: bool) -> Work:
+    address = _start(name, quick)
+    return Work(lambda: serving.read_streams(address, 1, 1))
+
+
+def _bare_decode(quick: bool) -> Work:
+    import torch
+
+    from niels_gpt.inference.generation import generate
+
+    torch.manual_seed(0)
+    model = niels_gpt(V0.scaled(quick)).eval()
+    return Work(lambda: generate(model, serving.PROMPT, max_new_tokens=1, temperature=0.0))
+
+
+def _contender(name: str, number: int) -> Contender:
+    label = f"{name}, {number} stream{'s' if number > 1 else ''}"
+    ours = name == OURS
+    return Contender(
+        label,
+        partial(_streams, name, number),
+        "ours" if ours else "peer",
+        label.split(", ")[1],
+        target=1.0 if ours else None,
+        alone=f"{OURS}, 1 stream" if ours and number > 1 else None,
+        goals={"x alone": "≥ 6"} if ours and number > 1 else {},
+        package="" if ours else "transformers",
+    )
+
+
+CASES = (
+    Case("serve", "tokens/s", tuple(_contender(name, number) for number in (1, STREAMS) for name in (OURS, PEER))),
+    Case(
+        "serve_first_token",
+        "ms",
+        (
+            Contender("bare decode", _bare_decode, "baseline"),
+            Contender(f"{OURS}, first token", partial(_first_token, OURS), "ours", minus="bare decode", target=50.0),
+        ),
+    ),
+)
