@@ -7,9 +7,10 @@ PEERS := .venv-peers
 RAY := .venv-ray
 PEERS_LITGPT := .venv-peers-litgpt
 LEVANTER := .venv-levanter
+SERVE := .venv-serve
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-fresh test-gpu test-levanter test-ray campaign soak check bench bench-peers clean help
+.PHONY: setup demo shell test test-fresh test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -20,8 +21,10 @@ help:
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
 	@echo "make test-levanter the tests of the Levanter adapter, in an environment with JAX (1.8 GB, installed once)"
 	@echo "make test-ray     the tests with a Ray cluster and an S3 server, in an environment of their own"
+	@echo "make test-serve   the tests of the server, also with litellm and LangChain, in an environment of their own"
 	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
 	@echo "make soak         train, rebuild, chat and audit in one process for MINUTES=5; memory and files must not grow"
+	@echo "make load         streams, disconnects and slow readers on niels-gpt serve for MINUTES=5; memory must not grow"
 	@echo "make check        ruff, mypy, the layers (import-linter), licences and known vulnerabilities of dependencies"
 	@echo "make bench        speed, beside peers where make bench-peers has installed them (a GPU: python -m bench --device cuda)"
 	@echo "make setup        only the virtual environment"
@@ -90,6 +93,16 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	@$(RAY)/bin/python -m $(PIP) -e '.[dev,ray,s3]' 's3fs>=2026.6' 'moto[server]>=5'
 	@touch $@
 
+# `make test` has these tests too, but without the clients that nothing else needs.
+test-serve: $(SERVE)/.ready
+	OMP_NUM_THREADS=1 $(SERVE)/bin/python -m pytest tests/serve tests/cli/test_serve.py
+
+$(SERVE)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(SERVE): niels-gpt, litellm and langchain-openai"
+	@test -x $(SERVE)/bin/python || $(PYTHON) -m venv $(SERVE)
+	@$(SERVE)/bin/python -m $(PIP) -e '.[dev]' litellm langchain-openai
+	@touch $@
+
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
 MINUTES ?= 5
 
@@ -98,6 +111,9 @@ campaign: setup
 
 soak: setup
 	@$(BIN)/python -m tests.campaign.soak --minutes $(MINUTES)
+
+load: setup
+	@$(BIN)/python -m tests.serve.load --minutes $(MINUTES)
 
 check: setup
 	$(BIN)/ruff check .
@@ -147,4 +163,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

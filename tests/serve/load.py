@@ -88,7 +88,7 @@ class Load:
         assert b'"completion_tokens":%d' % tokens in received
 
     async def disconnect(self) -> None:
-        reader, writer = await self._open("/v1/completions", self._body(4000, stream=self._random.random() < 0.7))
+        _, writer = await self._open("/v1/completions", self._body(4000, stream=self._random.random() < 0.7))
         await asyncio.sleep(self._random.random())
         writer.transport.abort()
 
