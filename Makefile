@@ -36,7 +36,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m $(PIP) -e '.[dev]'
+	@$(BIN)/python -m $(PIP) -e '.[dev,serve]'
 	@touch $@
 
 # Every download must have a hash of requirements-locked.txt. hatchling is one of them, so nothing else is downloaded to
@@ -100,7 +100,7 @@ test-serve: $(SERVE)/.ready
 $(SERVE)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(SERVE): niels-gpt, litellm and langchain-openai"
 	@test -x $(SERVE)/bin/python || $(PYTHON) -m venv $(SERVE)
-	@$(SERVE)/bin/python -m $(PIP) -e '.[dev]' litellm langchain-openai
+	@$(SERVE)/bin/python -m $(PIP) -e '.[dev,serve]' litellm langchain-openai
 	@touch $@
 
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.

@@ -24,7 +24,7 @@ class Closure(NamedTuple):
     """Required, but not installed."""
 
 
-SETUP_EXTRAS = ("dev",)
+SETUP_EXTRAS = ("dev", "serve")
 """The extras that `make setup` installs; the others have separate environments."""
 
 
