@@ -88,8 +88,10 @@ def serve(
     from niels_gpt.serve.security import check_key, is_loopback
     from niels_gpt.serve.served_model import load_models
     from niels_gpt.serve.server import address, bind, run
+    from niels_gpt.system.threads import leave_one_core
 
     check_key(host, api_key)
+    leave_one_core()  # for the event loop
     limits = Limits(slots=slots, queue=queue, new_tokens=max_tokens, request_seconds=timeout)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bind(host, port))

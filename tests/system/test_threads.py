@@ -128,3 +128,19 @@ console._run(app, [], "test")
     (line,) = done.stderr.splitlines()
     what = "reading data needs 2 threads" if megabytes < 60 else "training a tokenizer needs 9 threads"
     assert line.startswith(f"error: {what} with 0.") and "(ulimit -v): raise it" in line
+
+
+@pytest.mark.parametrize(("cores", "given", "used"), [(8, None, 7), (2, None, 1), (1, None, 1), (8, "8", 8)])
+def test_leaving_one_core(monkeypatch, cores, given, used):
+    import torch
+
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    try:
+        torch.set_num_threads(cores)
+        threads.leave_one_core()
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(before)
