@@ -14,7 +14,7 @@ from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.request import Event, Request
 
 R = TypeVar("R")
-TOGETHER_SECONDS = 0.02
+TOGETHER_SECONDS = 0.04
 """Tokens of this time are handed over together. Each handover costs the event loop a wake-up, a JSON text and a system
 call per stream, for which it competes with the model; first and last tokens are handed over at once."""
 
