@@ -85,6 +85,7 @@ def serve(
     except ModuleNotFoundError as err:
         raise ValueError(f"{err.name} is not installed: pip install 'niels-gpt[serve]'") from None
     from niels_gpt.serve.limits import Limits
+    from niels_gpt.serve.page_routes import PAGE_ROUTERS, STATIC
     from niels_gpt.serve.security import check_key, is_loopback
     from niels_gpt.serve.served_model import load_models
     from niels_gpt.serve.server import address, bind, run
@@ -106,6 +107,15 @@ def serve(
         log = None if is_quiet() else sys.stderr
         if access_log is not None:
             log = stack.enter_context(access_log.open("a", encoding="utf-8"))
-        app = create_app(models, limits=limits, api_key=api_key, local=is_loopback(host), access_log=log)
-        print(f"serving {', '.join(model.id for model in models)} on {address(listening)}/v1", flush=True)
+        app = create_app(
+            models,
+            limits=limits,
+            api_key=api_key,
+            local=is_loopback(host),
+            access_log=log,
+            routers=PAGE_ROUTERS,
+            static=STATIC,
+        )
+        url = address(listening)
+        print(f"serving {', '.join(model.id for model in models)} on {url}/v1; the page is {url}/", flush=True)
         run(app, listening, limits)

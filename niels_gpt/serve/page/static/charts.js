@@ -1,0 +1,1 @@
+// Line charts as SVG, for the view Runs.
