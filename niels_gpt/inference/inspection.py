@@ -1,16 +1,69 @@
-"""Look inside a model: attention weights, what each layer would predict, and an embedding of a text."""
+"""Look inside a model: what it saw of a text, attention weights, what each layer would predict, and an embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from niels_gpt.config.checks import check_int
-from niels_gpt.inference.engine.request import check_prompt
+from niels_gpt.inference.engine.request import ContextOverflow, check_prompt, dropped_at, most_pinned
+from niels_gpt.inference.logprobs import TokenLogprobs, score_from
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rotate
+
+
+def visible_context(
+    ids: Sequence[int], prompt_length: int, T: int, *, pinned: int = 0, context_overflow: ContextOverflow = "half"
+) -> list[int]:
+    """Return the ids that an engine decoded the next token from, if it continued ids[:prompt_length] by the rest.
+
+    `context_overflow` is that of `Engine`, `pinned` that of `Engine.submit`. At most T ids.
+    """
+    if context_overflow == "slide":
+        return list(ids[-T:])
+    pinned = most_pinned(pinned, prompt_length, T)
+    *_, (_, dropped) = _drops(prompt_length, len(ids), pinned, T)
+    return [*ids[:pinned], *ids[pinned + dropped :]]
+
+
+def reply_logprobs(
+    model: GPT,
+    ids: Sequence[int],
+    prompt_length: int,
+    *,
+    top: int,
+    pinned: int = 0,
+    context_overflow: ContextOverflow = "half",
+) -> list[TokenLogprobs | None]:
+    """Return the `TokenLogprobs` of ids[prompt_length:] as an engine had them when it chose these ids.
+
+    With "slide" every token past T has a separate context; those get None. Arguments as of `visible_context`.
+    """
+    T, end = model.config.T, len(ids)
+    if end == prompt_length:
+        return []
+    if context_overflow == "slide":
+        first = max(prompt_length - T, 0)
+        scored = score_from(model, ids[first : first + T + 1], prompt_length - first, top)
+        return [*scored, *[None] * (end - prompt_length - len(scored))]
+    pinned = most_pinned(pinned, prompt_length, T)
+    found: list[TokenLogprobs | None] = []
+    drops = list(_drops(prompt_length, end - 1, pinned, T))
+    for (start, dropped), (stop, _) in zip(drops, [*drops[1:], (end, 0)], strict=True):
+        context = [*ids[:pinned], *ids[pinned + dropped : stop]]
+        found += score_from(model, context, start - dropped, top)
+    return found
+
+
+def _drops(prompt_length: int, length: int, pinned: int, T: int) -> Iterator[tuple[int, int]]:
+    """Yield (n, dropped): from n tokens on, so many after the pinned ones are dropped, until the next pair."""
+    dropped = dropped_at(prompt_length, pinned, T) if prompt_length > T else 0
+    yield prompt_length, dropped
+    while (n := T + 1 + dropped) <= length:
+        dropped = dropped_at(n, pinned, T)
+        yield n, dropped
 
 
 @torch.inference_mode()

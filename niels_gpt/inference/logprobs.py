@@ -50,12 +50,16 @@ def prompt_logprobs(model: GPT, ids: Sequence[int], top: int = 0) -> list[TokenL
     T = model.config.T
     if len(ids) > T:
         raise ValueError(f"log-probabilities of a prompt need at most T={T} tokens, got {len(ids)}: shorten it")
-    if len(ids) < 2:
-        return []
+    return score_from(model, ids, 1, top) if len(ids) > 1 else []
+
+
+@torch.inference_mode()
+def score_from(model: GPT, ids: Sequence[int], first: int, top: int = 0) -> list[TokenLogprobs]:
+    """Return the `TokenLogprobs` of ids[first:], each predicted from all ids before it: at most T."""
     with evaluating(model):
-        h = model.hidden(torch.tensor([ids[:-1]], device=model.device))[0]  # (n - 1, C)
+        h = model.hidden(torch.tensor([ids[:-1]], device=model.device))[0, first - 1 :]  # (n - first, C)
         result = []
         for start in range(0, len(h), POSITIONS):
             logits = model.logits(h[start : start + POSITIONS])
-            result += token_logprobs(logits, ids[start + 1 : start + 1 + len(logits)], [top] * len(logits))
+            result += token_logprobs(logits, ids[first + start : first + start + len(logits)], [top] * len(logits))
     return result

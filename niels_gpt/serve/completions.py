@@ -31,6 +31,8 @@ class Order:
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of `Engine.submit`."""
+    start: Sequence[int] = ()
+    """The last ids of the prompts, where they are already text of the continuation; a stop sequence can begin there."""
 
     @property
     def choices(self) -> int:
@@ -59,7 +61,9 @@ class Update(NamedTuple):
 class _Choice:
     """One continuation as text."""
 
-    def __init__(self, index: int, request: Request, stops: list[bytes], model: ServedModel) -> None:
+    def __init__(
+        self, index: int, request: Request, stops: list[bytes], model: ServedModel, start: Sequence[int]
+    ) -> None:
         self.index = index
         self.request = request
         self.tokens = 0
@@ -67,8 +71,15 @@ class _Choice:
         self._model = model
         self._output = TextOutput(stops)
         self._has_stops = bool(stops)
-        self._size = 0  # bytes so far
+        before = b"".join(model.token_bytes[token] for token in start)
+        self._output.add(before)
+        self._size = len(before)  # bytes so far
         self._scored: list[ScoredToken] = []  # their text is not certain yet
+
+    @property
+    def certain(self) -> int:
+        """Bytes of text that are certain, with those of the start."""
+        return self._output.certain
 
     def add(self, event: Event) -> Update:
         """Add new tokens. A stop sequence ends the continuation here; the engine does not know of it yet."""
@@ -76,7 +87,9 @@ class _Choice:
         ends = event.finished == "stop"  # with an id that is not text
         self.tokens += len(tokens)
         text = ""
-        if event.logprobs is None and not self._has_stops:
+        if self._output.stopped:  # by the start
+            self.finished = "stop"
+        elif event.logprobs is None and not self._has_stops:
             text = self._output.add(b"".join([token_bytes[token] for token in (tokens[:-1] if ends else tokens)]))
         else:
             for number, token in enumerate(tokens[:-1] if ends else tokens):
@@ -149,7 +162,7 @@ class Generation:
                     stop=model.end_ids,
                     **order.options,
                 )
-                self.choices.append(_Choice(index, request, stops, model))
+                self.choices.append(_Choice(index, request, stops, model, order.start))
         except ValueError as err:
             self.close()
             raise APIError(400, str(err), code="invalid_value") from None

@@ -92,20 +92,12 @@ class ChatFormat(_Format):
             found = scored.logprobs
             content.append(
                 {
-                    **self._token(found.token, found.logprob),
-                    "top_logprobs": [self._token(token, logprob) for token, logprob in found.top],
+                    **token_json(self._model, found.token, found.logprob),
+                    "top_logprobs": [token_json(self._model, token, logprob) for token, logprob in found.top],
                     "entropy": found.entropy,
                 }
             )
         return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": token_text(self._model, token),
-            "logprob": max(logprob, LEAST_LOGPROB),
-            "bytes": list(self._model.token_bytes[token]),
-            "id": token,
-        }
 
 
 class CompletionFormat(_Format):
@@ -167,6 +159,16 @@ class _Offsets:
         position = self._complete - (0 if is_part or not data else 1)
         self._complete += len(self._decoder.decode(data[1:]))
         return position
+
+
+def token_json(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
+    """A token with its log-probability, as chat completions report it; `id` is an addition."""
+    return {
+        "token": token_text(model, token),
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(model.token_bytes[token]),
+        "id": token,
+    }
 
 
 def token_text(model: ServedModel, token: int) -> str:

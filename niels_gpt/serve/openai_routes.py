@@ -38,7 +38,7 @@ IN_THREAD = 8192
 """Texts of more characters are tokenized in a thread, so that other streams go on."""
 
 R = TypeVar("R")
-_ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     for status, text in {
         400: "A parameter is wrong or not supported.",
@@ -54,7 +54,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 
-router = APIRouter(prefix="/v1", responses=_ERRORS)
+router = APIRouter(prefix="/v1", responses=ERRORS)
 
 
 @router.get("/models")
@@ -75,8 +75,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Reply to a conversation."""
     model, limits = find_model(request, body.model), limits_of(request)
     turns = [message.as_turn() for message in body.messages]
-    size = _check_bytes((turn["content"] for turn in turns), limits, "messages")
-    prompt = await _encode(
+    size = check_bytes((turn["content"] for turn in turns), limits, "messages")
+    prompt = await encode(
         size,
         lambda: encode_untrusted(
             turns, model.tokenizer, 3 * model.context // 4, continue_last=body.continue_final_message
@@ -90,7 +90,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     order = _order(body, [prompt.ids], wanted, stops, options, limits)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     form = ChatFormat(model, stream=bool(body.stream), scored=bool(body.logprobs), include_usage=include_usage)
-    return await _respond(request, body, model, order, lambda _: form)
+    return await respond(request, model, order, lambda _: form, stream=bool(body.stream), include_usage=include_usage)
 
 
 @router.post("/completions")
@@ -98,7 +98,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continue texts, or lists of token ids."""
     model, limits = find_model(request, body.model), limits_of(request)
     given = as_prompts(body.prompt)
-    prompts = await _encode_all(given, model, limits, "prompt")
+    prompts = await encode_texts(given, model, limits, "prompt")
     wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     scored, echo = body.logprobs is not None, bool(body.echo)
     options: dict[str, Any] = {}
@@ -116,7 +116,15 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             echoes.append((text, [ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)]))
         return CompletionFormat(model, scored=scored, echoes=echoes, include_usage=include_usage)
 
-    return await _respond(request, body, model, order, form, drop_text=wanted == 0)
+    return await respond(
+        request,
+        model,
+        order,
+        form,
+        stream=bool(body.stream),
+        include_usage=include_usage,
+        drop_text=wanted == 0,
+    )
 
 
 @router.post("/embeddings")
@@ -128,7 +136,7 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     width = model.model.config.C
     if body.dimensions not in (None, width):
         raise APIError(400, f"dimensions must be {width}, the width of {model.id}", param="dimensions")
-    prompts = await _encode_all(as_prompts(body.input), model, limits, "input")
+    prompts = await encode_texts(as_prompts(body.input), model, limits, "input")
     for ids in prompts:
         check_ids(ids, model, "input")
     if len(prompts) > limits.choices:
@@ -216,13 +224,14 @@ async def call_model(request: Request, model: ServedModel, function: Callable[[]
         model.admission.leave(1, since)
 
 
-async def _respond(
+async def respond(
     request: Request,
-    body: ChatRequest | CompletionRequest,
     model: ServedModel,
     order: Order,
     make_form: Callable[[Generation], ResponseFormat],
     *,
+    stream: bool,
+    include_usage: bool,
     drop_text: bool = False,
 ) -> Response:
     """Generate, and return the response or its stream. `drop_text`: only the prompts are wanted."""
@@ -239,8 +248,7 @@ async def _respond(
         if drop_text:
             first = [Update(choice.index, "", [], "length") for choice in generation.choices]
             generation.close()
-        if body.stream:
-            include_usage = body.stream_options is not None and body.stream_options.include_usage
+        if stream:
             return EventStream(
                 first,
                 updates,
@@ -299,7 +307,7 @@ def _order(
     )
 
 
-def _check_bytes(texts: Any, limits: Limits, param: str) -> int:
+def check_bytes(texts: Any, limits: Limits, param: str) -> int:
     """Return the size of texts in bytes. Raises APIError 400 above the limit."""
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     if size > limits.prompt_bytes:
@@ -312,14 +320,14 @@ def _check_bytes(texts: Any, limits: Limits, param: str) -> int:
     return size
 
 
-async def _encode_all(
+async def encode_texts(
     given: Sequence[str | list[int]], model: ServedModel, limits: Limits, param: str
 ) -> list[Sequence[int]]:
     """Return the ids of each prompt. Special strings in it are text. Raises APIError 400."""
-    size = _check_bytes((text for text in given if isinstance(text, str)), limits, param)
-    encode = model.tokenizer.encode_as_text
-    prompts: list[Sequence[int]] = await _encode(
-        size, lambda: [encode(prompt) if isinstance(prompt, str) else prompt for prompt in given], param
+    size = check_bytes((text for text in given if isinstance(text, str)), limits, param)
+    as_text = model.tokenizer.encode_as_text
+    prompts: list[Sequence[int]] = await encode(
+        size, lambda: [as_text(prompt) if isinstance(prompt, str) else prompt for prompt in given], param
     )
     for ids in prompts:
         if not ids:
@@ -334,7 +342,8 @@ async def _encode_all(
     return prompts
 
 
-async def _encode(size: int, function: Callable[[], R], param: str) -> R:
+async def encode(size: int, function: Callable[[], R], param: str) -> R:
+    """Tokenize texts of this many bytes, in a thread if they are long. Raises APIError 400 for what is refused."""
     try:
         return function() if size <= IN_THREAD else await asyncio.to_thread(function)
     except ValueError as err:

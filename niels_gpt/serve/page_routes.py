@@ -7,6 +7,8 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from niels_gpt.serve import inspect_routes
+
 FOLDER = Path(__file__).parent / "page"
 STATIC = FOLDER / "static"
 
@@ -20,5 +22,5 @@ async def show_page() -> HTMLResponse:
 
 
 INDEX = (FOLDER / "index.html").read_text(encoding="utf-8")
-PAGE_ROUTERS = [router]
+PAGE_ROUTERS = [router, inspect_routes.router]
 """What `create_app` needs for the page, together with STATIC."""

@@ -35,6 +35,8 @@ class ServedModel:
     """Training steps done."""
     run: Path | None = field(default=None, repr=False)
     """The run folder; no response contains it."""
+    loaded: LoadedRun | None = field(default=None, repr=False)
+    """The run that it was loaded from."""
 
     @property
     def context(self) -> int:
@@ -116,6 +118,7 @@ def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits) -> S
         created=int(loaded.path.stat().st_mtime),
         step=loaded.step,
         run=None if home is None else home.path,
+        loaded=loaded._replace(model=engine.model),
     )
 
 

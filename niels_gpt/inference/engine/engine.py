@@ -23,6 +23,7 @@ from niels_gpt.inference.engine.request import (
     check_new_tokens,
     check_penalty,
     check_prompt,
+    most_pinned,
 )
 from niels_gpt.inference.engine.slots import PendingTokens, PlainSlots, Slots
 from niels_gpt.inference.logprobs import prompt_logprobs as score_prompt
@@ -72,6 +73,7 @@ class Engine:
         if context_overflow not in get_args(ContextOverflow):
             raise ValueError(f"context_overflow must be 'slide' or 'half', got {context_overflow!r}")
         self.model = model
+        self.context_overflow = context_overflow
         self._half = context_overflow == "half"
         self._prefixes = PrefixCache(prefix_tokens) if prefix_cache is None else prefix_cache
         graphs = cuda_slots.acquire(model, slots)
@@ -148,7 +150,7 @@ class Engine:
             frequency_penalty=check_penalty("frequency_penalty", frequency_penalty),
             logit_bias=check_logit_bias(logit_bias, V),
             wants_prompt_logprobs=prompt_logprobs,
-            pinned=min(check_int("pinned", pinned, 0), T // 2, len(ids) - 1),
+            pinned=most_pinned(check_int("pinned", pinned, 0), len(ids), T),
         )
         if self._half and len(ids) > T:
             request.drop_older_half(T)

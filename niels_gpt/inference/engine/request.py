@@ -94,9 +94,18 @@ class Request:
 
     def drop_older_half(self, T: int) -> None:
         """Shorten the context to the pinned tokens and the newest, T // 2 in all; a quarter of T is always new."""
-        kept = max(T // 2, self.pinned + T // 4, self.pinned + 1)
-        self.dropped = max(len(self.ids) - kept, 0)
+        self.dropped = dropped_at(len(self.ids), self.pinned, T)
         self.read = self.loaded = 0
+
+
+def dropped_at(length: int, pinned: int, T: int) -> int:
+    """Return how many tokens are dropped after the pinned ones, when a text of this length is shortened."""
+    return max(length - max(T // 2, pinned + T // 4, pinned + 1), 0)
+
+
+def most_pinned(pinned: int, prompt_length: int, T: int) -> int:
+    """Return how many of the pinned tokens of a prompt stay."""
+    return min(pinned, T // 2, prompt_length - 1)
 
 
 class Event(NamedTuple):
