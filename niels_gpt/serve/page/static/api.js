@@ -51,15 +51,17 @@ async function request(path, options, asked = false) {
     throw new Error("the server does not answer: is it still running?");
   }
   if (response.status === 401 && (await askKey(asked || key !== null))) return request(path, options, true);
-  if (!response.ok) throw new Error(await reason(response));
+  if (!response.ok) throw await failure(response);
   return response;
 }
 
-async function reason(response) {
+// The error of a response; its code is that of OpenAI's shape.
+async function failure(response) {
   try {
-    return (await response.json()).error.message;
+    const { message, code } = (await response.json()).error;
+    return Object.assign(new Error(message), { code });
   } catch {
-    return `the server answered ${response.status} ${response.statusText}`;
+    return new Error(`the server answered ${response.status} ${response.statusText}`);
   }
 }
 

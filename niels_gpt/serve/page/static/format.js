@@ -1,0 +1,38 @@
+// Numbers and tokens as text for a reader.
+
+export function percent(p) {
+  if (p >= 0.995) return p > 0.9995 ? "100 %" : "99.9 %";
+  if (p >= 0.1) return `${(100 * p).toFixed(0)} %`;
+  if (p >= 0.001) return `${(100 * p).toFixed(1)} %`;
+  return "<0.1 %";
+}
+
+export function bits(nats) {
+  return `${(nats / Math.LN2).toFixed(2)} bits`;
+}
+
+// A token with its white space visible.
+export function visible(token) {
+  return token.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(empty)";
+}
+
+export function plural(count, word) {
+  return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+}
+
+const decoder = new TextDecoder();
+
+export function decodeBytes(bytes) {
+  return decoder.decode(Uint8Array.from(bytes));
+}
+
+// Number of bytes at the end that begin a character which is not complete.
+export function incomplete(bytes) {
+  for (let back = 1; back <= Math.min(3, bytes.length); back++) {
+    const byte = bytes[bytes.length - back];
+    if ((byte & 0xc0) === 0x80) continue;
+    const length = byte >= 0xf0 && byte < 0xf8 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc2 ? 2 : 1;
+    return byte < 0xf8 && length > back ? back : 0;
+  }
+  return 0;
+}

@@ -1,0 +1,114 @@
+"""Look inside: probabilities, forks by ids, attention, logit lens."""
+
+import json
+import re
+
+from playwright.sync_api import expect
+
+from tests.browser.test_chat import chat_with, finished, say
+
+
+def replied(it, model="sft", seed=9, max_tokens=16):
+    page = it.open()
+    chat_with(page, model, max_tokens=max_tokens, seed=seed)
+    say(page, "look")
+    return page, finished(page)
+
+
+def test_hovering_a_token_shows_its_probability_and_alternatives(opened, server):
+    it = opened()
+    page, reply = replied(it)
+    reply.locator(".token").nth(3).hover()
+    popover = page.locator(".popover")
+    expect(popover).to_be_visible()
+    expect(popover).to_contain_text("entropy")
+    assert popover.locator(".alternative").count() == 6
+    shares = [float(text.split()[-2].lstrip("<")) for text in popover.locator(".number").all_text_contents()]
+    assert shares == sorted(shares, reverse=True) and sum(shares) <= 101
+    it.picture("token-popover")
+
+
+def test_a_click_on_an_alternative_forks_the_reply_by_ids(opened, server):
+    it = opened()
+    page, reply = replied(it)
+    bodies = []
+    page.on("request", lambda request: bodies.append(request.post_data) if "/api/reply" in request.url else None)
+    before = page.evaluate("() => JSON.parse(localStorage[Object.keys(localStorage).find(k => k.includes('tion-'))])")
+    ids = before["children"][0]["children"][0]["ids"]
+    reply.locator(".token").nth(5).hover()
+    page.locator(".popover .alternative:enabled").first.click()
+    expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
+    finished(page)
+    sent = json.loads(bodies[0])
+    assert sent["reply"][:5] == ids[:5] and len(sent["reply"]) == 6 and sent["reply"][5] != ids[5]
+    assert sent["seed"] == 9
+    after = page.evaluate("() => JSON.parse(localStorage[Object.keys(localStorage).find(k => k.includes('tion-'))])")
+    forked = after["children"][0]["children"][1]
+    assert forked["ids"][:6] == sent["reply"] and forked["started"] == 6 and len(forked["ids"]) > 6
+
+
+def test_the_keyboard_chooses_tokens_and_forks(opened, server):
+    it = opened()
+    page, reply = replied(it)
+    reply.get_by_role("button", name="Look inside").focus()
+    page.keyboard.press("Enter")
+    listbox = reply.get_by_role("listbox")
+    expect(listbox).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(reply.locator(".inside h3")).to_have_text("Token 3 of 16")
+    expect(reply.locator(".token[aria-selected=true]")).to_have_count(1)
+    page.keyboard.press("End")
+    expect(reply.locator(".inside h3")).to_have_text("Token 16 of 16")
+    page.keyboard.press("Home")
+    reply.locator(".inside .alternative:enabled").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
+    finished(page)
+
+
+def test_attention_and_logit_lens_of_a_token(opened, server):
+    it = opened()
+    page, reply = replied(it)
+    reply.locator(".token").nth(7).click()
+    inside = reply.locator(".inside")
+    expect(inside.locator("h3")).to_contain_text("Token 8")
+    inside.get_by_text("Attention over the context").click()
+    expect(inside.locator(".context .token").nth(8)).to_be_visible()
+    inside.get_by_text("Logit lens").click()
+    model = server.app.state.models["sft"].model.config
+    expect(inside.locator(".lens tbody tr")).to_have_count(model.L)
+    expect(inside.locator(".lens td.chosen")).not_to_have_count(0)
+    inside.get_by_label("Head").select_option("1")
+    expect(inside.locator("caption").first).to_contain_text("head 2")
+    prompt = inside.locator(".context .token").count()
+    reply.get_by_role("listbox").focus()
+    page.keyboard.press("ArrowRight")
+    expect(inside.locator(".context .token")).to_have_count(prompt + 1)
+    it.picture("look-inside")
+
+
+def test_probabilities_of_an_earlier_visit_are_the_same(opened, server):
+    it = opened()
+    page, reply = replied(it)
+    reply.locator(".token").nth(2).click()
+    shown = reply.locator(".inside .details p").text_content()
+    page.reload()
+    again = page.locator(".message.assistant .reply")
+    again.get_by_role("button", name="Look inside").click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(again.locator(".inside .details p")).to_have_text(shown)
+
+
+def test_a_character_of_several_bytes_is_one_cell(opened, server):
+    it = opened()
+    page = it.open()
+    chat_with(page, "cycle", temperature=0, max_tokens=24)
+    say(page, "look")
+    reply = finished(page)
+    cells = reply.locator(".token").all_text_contents()
+    assert "é" in cells and "😀" in cells and all(len(cell) == 1 for cell in cells)
+    reply.locator(".token", has_text="😀").first.hover()
+    expect(page.locator(".popover .details")).to_have_count(4)
+    assert re.fullmatch(r"bytes:\\xf0.*", page.locator(".popover .what").first.text_content())
