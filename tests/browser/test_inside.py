@@ -15,6 +15,12 @@ def replied(it, model="sft", seed=9, max_tokens=16):
     return page, finished(page)
 
 
+def hover(reply, cell):
+    """Point at a cell; return the number of its first token."""
+    reply.locator(".token").nth(cell).hover()
+    return int(reply.locator(".token").nth(cell).get_attribute("data-index"))
+
+
 def test_hovering_a_token_shows_its_probability_and_alternatives(opened, server):
     it = opened()
     page, reply = replied(it)
@@ -35,16 +41,16 @@ def test_a_click_on_an_alternative_forks_the_reply_by_ids(opened, server):
     page.on("request", lambda request: bodies.append(request.post_data) if "/api/reply" in request.url else None)
     before = page.evaluate("() => JSON.parse(localStorage[Object.keys(localStorage).find(k => k.includes('tion-'))])")
     ids = before["children"][0]["children"][0]["ids"]
-    reply.locator(".token").nth(5).hover()
+    at = hover(reply, 5)
     page.locator(".popover .alternative:enabled").first.click()
     expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
     finished(page)
     sent = json.loads(bodies[0])
-    assert sent["reply"][:5] == ids[:5] and len(sent["reply"]) == 6 and sent["reply"][5] != ids[5]
+    assert sent["reply"][:at] == ids[:at] and len(sent["reply"]) == at + 1 and sent["reply"][at] != ids[at]
     assert sent["seed"] == 9
     after = page.evaluate("() => JSON.parse(localStorage[Object.keys(localStorage).find(k => k.includes('tion-'))])")
     forked = after["children"][0]["children"][1]
-    assert forked["ids"][:6] == sent["reply"] and forked["started"] == 6 and len(forked["ids"]) > 6
+    assert forked["ids"][: at + 1] == sent["reply"] and forked["started"] == at + 1 and len(forked["ids"]) > at + 1
 
 
 def test_the_keyboard_chooses_tokens_and_forks(opened, server):
@@ -72,14 +78,15 @@ def test_attention_and_logit_lens_of_a_token(opened, server):
     page, reply = replied(it)
     reply.locator(".token").nth(7).click()
     inside = reply.locator(".inside")
-    expect(inside.locator("h3")).to_contain_text("Token 8")
+    at = int(reply.locator(".token").nth(7).get_attribute("data-index"))
+    expect(inside.locator("h3")).to_contain_text(f"Token {at + 1} ")
     inside.get_by_text("Attention over the context").click()
     expect(inside.locator(".context .token").nth(8)).to_be_visible()
     inside.get_by_text("Logit lens").click()
     model = server.app.state.models["sft"].model.config
     expect(inside.locator(".lens tbody tr")).to_have_count(model.L)
     expect(inside.locator(".lens td.chosen")).not_to_have_count(0)
-    inside.get_by_label("Head").select_option("1")
+    inside.get_by_label("Head", exact=True).select_option("1")
     expect(inside.locator("caption").first).to_contain_text("head 2")
     prompt = inside.locator(".context .token").count()
     reply.get_by_role("listbox").focus()
@@ -91,11 +98,14 @@ def test_attention_and_logit_lens_of_a_token(opened, server):
 def test_probabilities_of_an_earlier_visit_are_the_same(opened, server):
     it = opened()
     page, reply = replied(it)
-    reply.locator(".token").nth(2).click()
+    reply.locator(".token").first.click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
     shown = reply.locator(".inside .details p").text_content()
     page.reload()
     again = page.locator(".message.assistant .reply")
     again.get_by_role("button", name="Look inside").click()
+    expect(again.locator(".inside h3")).to_contain_text("Token 1 ")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     expect(again.locator(".inside .details p")).to_have_text(shown)

@@ -16,7 +16,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 def compared(it):
     page = it.open("compare")
-    page.get_by_label("Left model").select_option("pretrain")
+    page.get_by_label("Left model", exact=True).select_option("pretrain")
     page.get_by_label("Right model").select_option("sft")
     page.get_by_text("Sampling", exact=True).click()
     page.get_by_label("Longest reply").fill("30")
@@ -54,7 +54,7 @@ def test_two_models_reply_to_one_prompt_and_seed(opened, server):
 
 def test_compare_continues_a_text(opened, server):
     page = opened().open("compare")
-    page.get_by_label("Left model").select_option("cycle")
+    page.get_by_label("Left model", exact=True).select_option("cycle")
     page.get_by_label("Right model").select_option("cycle")
     page.get_by_label("The prompt is").select_option("text")
     page.get_by_label("Prompt", exact=True).fill("ab")
@@ -143,11 +143,11 @@ def test_the_api_key_is_asked_for_once(browser):
     with running([served("cycle", cycle_model())], routers=PAGE_ROUTERS, static=STATIC, api_key="secret") as found:
         it = Opened(browser, found)
         page = it.open()
-        page.get_by_label("API key").fill("wrong")
+        page.get_by_label("API key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_placeholder("that key was wrong")).to_be_visible()
         it.picture("api-key")
-        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key", exact=True).fill("secret")
         page.keyboard.press("Enter")
         chat_with(page, "cycle", temperature=0, max_tokens=5)
         say(page, "hello")

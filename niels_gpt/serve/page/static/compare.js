@@ -39,8 +39,10 @@ export async function show(root) {
     el(
       "div",
       { class: "compare-form panel" },
-      el("div", {}, field("Prompt", input), field("The prompt is", kind), el("div", { class: "row" }, parts.run, parts.stop, el("p", { class: "hint" }, "Both get the same seed, so that they draw the same random numbers."))),
+      field("Prompt", input),
+      field("The prompt is", kind),
       el("details", {}, el("summary", {}, "Sampling"), samplingControls(state.settings, (settings) => { state.settings = settings; })),
+      el("div", { class: "row" }, parts.run, parts.stop, el("p", { class: "hint" }, "Both get the same seed, so that they draw the same random numbers.")),
     ),
     el(
       "div",
@@ -48,7 +50,7 @@ export async function show(root) {
       state.sides.map((side, i) =>
         el(
           "section",
-          { class: "column panel", "aria-label": i ? "Right model" : "Left model" },
+          { class: "column panel", "aria-label": i ? "Right" : "Left" },
           modelSelect(models, side.model, (id) => { side.model = id; }, i ? "Right model" : "Left model"),
           parts.columns[i],
         ),

@@ -17,7 +17,7 @@ export function modelSelect(models, selected, onChange, label = "Model") {
   };
   select.addEventListener("change", describe);
   describe();
-  return el("div", {}, field(label, select), facts);
+  return el("div", { class: "model" }, field(label, select), facts);
 }
 
 function describeModel(model) {
@@ -34,7 +34,7 @@ export function samplingControls(settings, onChange) {
   };
   return el(
     "div",
-    {},
+    { class: "sampling" },
     slider("Temperature", "0 always takes the most likely token", values.temperature, 0, 2, 0.05, (v) => change("temperature", v)),
     number("Top-k", "empty: all tokens", values.top_k, 1, 1e6, (v) => change("top_k", v)),
     slider("Top-p", "", values.top_p, 0.05, 1, 0.05, (v) => change("top_p", v)),

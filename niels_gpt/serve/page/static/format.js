@@ -11,9 +11,10 @@ export function bits(nats) {
   return `${(nats / Math.LN2).toFixed(2)} bits`;
 }
 
-// A token with its white space visible.
+// A token with its white space and control characters visible.
 export function visible(token) {
-  return token.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(empty)";
+  const shown = token.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥");
+  return shown.replace(/\p{Cc}/gu, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`) || "(empty)";
 }
 
 export function plural(count, word) {

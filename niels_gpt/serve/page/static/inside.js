@@ -19,8 +19,8 @@ export class InsidePanel {
     this.element = el(
       "section",
       { class: "inside panel", "aria-label": "Look inside" },
-      el("p", { class: "hint" }, "Arrow keys in the reply choose the token. A click on another token forks the reply there."),
       this.body,
+      el("p", { class: "hint" }, "Arrow keys in the reply choose the token. An alternative forks the reply: it is continued from there, and this version is kept."),
       this.attention.node,
       this.lens.node,
     );

@@ -12,6 +12,7 @@ export class TokenView {
     this.tokens = [];
     this.cells = [];
     this.chosen = -1;
+    this.inspecting = false;
     this.pending = [];
     this.element = el("div", {
       class: "tokens",
@@ -35,6 +36,7 @@ export class TokenView {
 
   push(tokens) {
     for (const token of tokens) {
+      if ((token.bytes[0] & 0xc0) !== 0x80) this.flush(); // the character before stays incomplete
       this.pending.push(this.tokens.length);
       this.tokens.push(token);
       const bytes = this.pending.flatMap((index) => this.tokens[index].bytes);
@@ -42,7 +44,7 @@ export class TokenView {
     }
   }
 
-  // At the end: what is not a whole character is shown as U+FFFD.
+  // What is not a whole character is shown as U+FFFD.
   flush() {
     if (this.pending.length) this.#addCell(this.pending.flatMap((index) => this.tokens[index].bytes));
   }
