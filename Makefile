@@ -5,12 +5,13 @@ VENV := .venv
 TOOLS := .venv-tools
 PEERS := .venv-peers
 RAY := .venv-ray
+BROWSER := .venv-browser
 PEERS_LITGPT := .venv-peers-litgpt
 LEVANTER := .venv-levanter
 SERVE := .venv-serve
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-fresh test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
+.PHONY: setup demo shell test test-browser test-fresh test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -20,6 +21,7 @@ help:
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
 	@echo "make test-levanter the tests of the Levanter adapter, in an environment with JAX (1.8 GB, installed once)"
+	@echo "make test-browser the tests of the page in Chromium (installed by apt if it is missing)"
 	@echo "make test-ray     the tests with a Ray cluster and an S3 server, in an environment of their own"
 	@echo "make test-serve   the tests of the server, also with litellm and LangChain, in an environment of their own"
 	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
@@ -103,6 +105,19 @@ $(SERVE)/.ready: pyproject.toml constraints.txt
 	@$(SERVE)/bin/python -m $(PIP) -e '.[dev,serve]' litellm langchain-openai
 	@touch $@
 
+# Screenshots are written to tests/browser/artefacts, or NIELS_GPT_ARTEFACTS.
+CHROMIUM ?= /usr/bin/chromium
+
+test-browser: $(BROWSER)/.ready
+	@test -x $(CHROMIUM) || { $$(test $$(id -u) = 0 || echo sudo) apt-get install -y -qq chromium; }
+	NIELS_GPT_CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BROWSER)/bin/python -m pytest -n0 tests/browser
+
+$(BROWSER)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(BROWSER): niels-gpt, Playwright and axe"
+	@test -x $(BROWSER)/bin/python || $(PYTHON) -m venv $(BROWSER)
+	@$(BROWSER)/bin/python -m $(PIP) -e '.[dev]' 'playwright>=1.49' 'axe-playwright-python>=0.1.4'
+	@touch $@
+
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
 MINUTES ?= 5
 
@@ -163,4 +178,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) $(BROWSER) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

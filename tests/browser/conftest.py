@@ -1,19 +1,21 @@
 """A real server and a real Chromium. Screenshots of every view are written to the folder of artefacts."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from niels_gpt.serve.limits import Limits
 from niels_gpt.serve.page_routes import PAGE_ROUTERS, STATIC
+from niels_gpt.serve.served_model import load_models
+from tests.cli import reciting
 from tests.inference.models import spread_model, token_model
 from tests.serve.conftest import cycle_model, running, served
 from tests.token_caches import tokenizer
 
-pytest.importorskip("playwright", reason="make test-browser installs it")
-
-from playwright.sync_api import sync_playwright
+if find_spec("playwright") is None:  # make test-browser installs it
+    collect_ignore_glob = ["test_*.py"]
 
 CHROMIUM = os.environ.get("NIELS_GPT_CHROMIUM", "/usr/bin/chromium")
 ARTEFACTS = Path(os.environ.get("NIELS_GPT_ARTEFACTS", Path(__file__).parent / "artefacts"))
@@ -56,11 +58,13 @@ def looping_model(text, T=512):
 
 @pytest.fixture(scope="session")
 def server():
+    """Random models under the names of a pretrained and a chat model, one that writes HTML, and a run that recites."""
     models = [
         served("pretrain", spread_model(T=512, dropout=0.0), limits=LIMITS),
         served("sft", token_model(T=256), tokenizer(), limits=LIMITS),
         served("html", looping_model(f"{SCRIPT} {IMAGE} "), limits=LIMITS),
         served("cycle", cycle_model(), limits=LIMITS),
+        *load_models([reciting.folder() / "run"], LIMITS, device="cpu"),
     ]
     with running(models, limits=LIMITS, routers=PAGE_ROUTERS, static=STATIC) as found:
         yield found
@@ -70,6 +74,8 @@ def server():
 def browser():
     if not Path(CHROMIUM).exists():
         pytest.skip(f"{CHROMIUM} is not installed: make test-browser installs it")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         args = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=args)

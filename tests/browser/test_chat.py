@@ -100,7 +100,7 @@ def test_retry_edit_and_versions_lose_nothing(opened, server):
     say(page, "first")
     one = finished(page).locator(".tokens").text_content()
     page.get_by_role("button", name="Retry").click()
-    expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
+    expect(page.locator(".assistant .versions")).to_contain_text("2 of 2")
     two = finished(page).locator(".tokens").text_content()
     assert one != two
     page.get_by_role("button", name="Earlier version").click()
@@ -121,7 +121,7 @@ def test_a_seed_repeats_a_reply(opened, server):
     say(page, "again")
     one = finished(page).locator(".tokens").text_content()
     page.get_by_role("button", name="Retry").click()
-    expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
+    expect(page.locator(".assistant .versions")).to_contain_text("2 of 2")
     assert finished(page).locator(".tokens").text_content() == one
 
 

@@ -43,7 +43,7 @@ def test_a_click_on_an_alternative_forks_the_reply_by_ids(opened, server):
     ids = before["children"][0]["children"][0]["ids"]
     at = hover(reply, 5)
     page.locator(".popover .alternative:enabled").first.click()
-    expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
+    expect(page.locator(".assistant .versions")).to_contain_text("2 of 2")
     finished(page)
     sent = json.loads(bodies[0])
     assert sent["reply"][:at] == ids[:at] and len(sent["reply"]) == at + 1 and sent["reply"][at] != ids[at]
@@ -69,7 +69,7 @@ def test_the_keyboard_chooses_tokens_and_forks(opened, server):
     page.keyboard.press("Home")
     reply.locator(".inside .alternative:enabled").first.focus()
     page.keyboard.press("Enter")
-    expect(page.locator(".assistant .versions")).to_have_text("‹2 of 2›")
+    expect(page.locator(".assistant .versions")).to_contain_text("2 of 2")
     finished(page)
 
 
@@ -86,7 +86,7 @@ def test_attention_and_logit_lens_of_a_token(opened, server):
     model = server.app.state.models["sft"].model.config
     expect(inside.locator(".lens tbody tr")).to_have_count(model.L)
     expect(inside.locator(".lens td.chosen")).not_to_have_count(0)
-    inside.get_by_label("Head", exact=True).select_option("1")
+    inside.get_by_label("Head", exact=True).select_option(label="2")
     expect(inside.locator("caption").first).to_contain_text("head 2")
     prompt = inside.locator(".context .token").count()
     reply.get_by_role("listbox").focus()

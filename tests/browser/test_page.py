@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 from niels_gpt.serve.page_routes import PAGE_ROUTERS, STATIC
 from tests.browser.conftest import Opened
 from tests.browser.test_chat import chat_with, finished, say
+from tests.cli import reciting
 from tests.serve.conftest import cycle_model, running, served
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -62,6 +63,32 @@ def test_compare_continues_a_text(opened, server):
     expect(page.locator(".reply[aria-busy=false]")).to_have_count(2)
     for reply in page.locator(".reply .tokens").all():
         assert reply.text_content().startswith("é€😀. ab")
+
+
+def test_a_recited_reply_shows_its_passage(opened, server):
+    it = opened()
+    notes = reciting.folder() / "notes"
+    note = (notes / reciting.longest(reciting.split(notes)[0], 1)[0]).read_text(encoding="utf-8")
+    page = it.open("compare")
+    page.get_by_label("Left model", exact=True).select_option("run")
+    page.get_by_label("Right model", exact=True).select_option("cycle")
+    page.get_by_label("The prompt is").select_option("text")
+    page.get_by_text("Sampling", exact=True).click()
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Longest reply").fill("80")
+    page.get_by_label("Prompt", exact=True).fill(note[:40])
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".reply[aria-busy=false]")).to_have_count(2)
+    for button in page.get_by_role("button", name="Where from?").all():
+        button.click()
+    recited, other = page.locator(".provenance").all()
+    expect(recited).to_contain_text("recites")
+    assert recited.locator("blockquote mark").first.text_content() in note
+    assert recited.locator(".traced mark").first.text_content() in note
+    expect(other).to_contain_text("not known")  # a model without a run
+    recited.scroll_into_view_if_needed()
+    it.picture("provenance")
+    it.problems = [problem for problem in it.problems if "400" not in problem]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -128,15 +155,23 @@ def test_a_phone_shows_everything_without_scrolling_sideways(opened, server, vie
     it.picture(f"phone-{view}")
 
 
-def test_the_page_loads_from_the_server_only_and_is_soon_interactive(opened, server):
+def test_the_page_loads_from_the_server_only(opened, server):
     it = opened()
     page = it.open()
     expect(page.get_by_label("Model", exact=True)).to_be_visible()
-    page.reload()  # the first load also starts Chromium's processes
-    expect(page.get_by_label("Model", exact=True)).to_be_visible()
-    entries = "performance.getEntriesByType('navigation')[0].domInteractive"
-    print("interactive after", page.evaluate(entries), "ms")
     assert it.requests and all(url.startswith(server.url) for url in it.requests)
+
+
+def test_the_page_is_interactive_within_300_ms(browser, server):
+    page = browser.new_page()  # without the interception of requests, which passes each through this process
+    times = []
+    for _ in range(5):  # the least of them: other processes share the machine
+        page.goto(f"{server.url}/?{len(times)}")
+        expect(page.get_by_label("Model", exact=True)).to_be_visible()
+        times.append(page.evaluate("performance.getEntriesByName('interactive')[0].startTime"))
+    print(f"interactive after {min(times):.0f} ms, at most {max(times):.0f}")
+    page.close()
+    assert min(times) < 300
 
 
 def test_the_api_key_is_asked_for_once(browser):

@@ -197,7 +197,7 @@ def test_past_the_context_the_visible_part_is_shown(http, server):
     whole, _, _ = reply(http, "bytes", seed=2, max_tokens=150)
     body = {"model": "bytes", "messages": HELLO, "reply": ids(whole), "layer": 0, "head": 0}
     found = http.post("/api/attention", json=body).json()
-    assert 0 < found["dropped"] and len(found["tokens"]) <= 96
+    assert found["dropped"] > 0 and len(found["tokens"]) <= 96
     assert len(found["tokens"]) + found["dropped"] == len(prompt_of(server, "bytes")) + 150
     assert ids(found["tokens"])[-20:] == ids(whole)[-20:]
 
@@ -234,9 +234,9 @@ def test_an_unknown_model_is_404(http):
 
 
 def test_the_api_of_the_page_needs_the_key_but_the_page_does_not():
-    with running([served("cycle", cycle_model())], routers=PAGE_ROUTERS, static=STATIC, api_key="secret") as found:
-        with found.http() as http:
-            assert http.get("/").status_code == 200
-            assert http.get("/static/app.js").status_code == 200
-            assert http.post("/api/reply", json={"model": "cycle", "text": "a"}).status_code == 401
-            assert http.get("/static/../page_routes.py").status_code in (401, 404)
+    models = [served("cycle", cycle_model())]
+    with running(models, routers=PAGE_ROUTERS, static=STATIC, api_key="secret") as found, found.http() as http:
+        assert http.get("/").status_code == 200
+        assert http.get("/static/app.js").status_code == 200
+        assert http.post("/api/reply", json={"model": "cycle", "text": "a"}).status_code == 401
+        assert http.get("/static/../page_routes.py").status_code in (401, 404)

@@ -60,3 +60,4 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", route);
 route();
+performance.mark("interactive"); // the first view takes input; its data may still be on the way

@@ -1,6 +1,7 @@
 // The controls that Chat and Compare share: which model, and how to sample.
 
 import { el, field } from "./dom.js";
+import { plural } from "./format.js";
 
 export const DEFAULTS = { temperature: 0.9, top_k: 50, top_p: 1, min_p: 0, max_tokens: 256, seed: null };
 
@@ -22,7 +23,7 @@ export function modelSelect(models, selected, onChange, label = "Model") {
 
 function describeModel(model) {
   const size = model.parameters >= 1e6 ? `${(model.parameters / 1e6).toFixed(1)} M` : `${Math.round(model.parameters / 1e3)} k`;
-  return `${size} weights, ${model.layers} layers, ${model.heads} heads, ${model.context_length} ${model.tokens} of context, step ${model.training_steps.toLocaleString("en")}`;
+  return `${size} weights, ${plural(model.layers, "layer")}, ${plural(model.heads, "head")}, ${model.context_length} ${model.tokens} of context, step ${model.training_steps.toLocaleString("en")}`;
 }
 
 // Returns the fields; onChange gets the new settings.

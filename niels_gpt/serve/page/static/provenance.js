@@ -32,7 +32,7 @@ async function search(model, text, body, panel) {
 function show(body, found) {
   replace(
     body,
-    el("h3", {}, found.recites ? "This reply recites" : "Where this reply comes from"),
+    el("h3", {}, "Where this reply comes from"),
     el("p", {}, found.verdict),
     found.problems ? el("p", { class: "hint" }, "Not all of the training text could be searched; niels-gpt trace prints why.") : null,
     found.spans.length ? el("p", { class: "traced" }, marked(found)) : null,
