@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from niels_gpt import GPT, ModelConfig
-from niels_gpt.inference.inspection import attention, embedding, logit_lens
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.inference.inspection import attention, embedding, logit_lens, reply_logprobs, visible_context
+from niels_gpt.inference.sampling import Sampling
+from tests.inference.models import spread_model
 
 KINDS = {
     "v0": {},
@@ -132,3 +135,31 @@ def test_bad_input(call, words):
     with pytest.raises(ValueError) as caught:
         call(spread("v0"))
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("overflow", ["half", "slide"])
+@pytest.mark.parametrize(("prompt_length", "pinned"), [(5, 0), (5, 3), (30, 8), (33, 0), (60, 4)])
+def test_visible_context_is_what_an_engine_decodes_from(overflow, prompt_length, pinned):
+    model = spread_model(T=32, dropout=0.0)
+    prompt = [7 * i % 251 for i in range(prompt_length)]
+    engine = Engine(model, slots=1, context_overflow=overflow)
+    options = {"max_new_tokens": 70, "sampling": Sampling(temperature=0.0), "logprobs": 3, "pinned": pinned}
+    request = engine.submit(prompt, **options)
+    reported = []
+    while engine.busy:
+        for event in engine.step():
+            reported += event.logprobs
+    ids = request.ids
+    scored = reply_logprobs(model, ids, prompt_length, top=3, pinned=pinned, context_overflow=overflow)
+    assert len(scored) == 70
+    for n, (seen, found) in enumerate(zip(reported, scored, strict=True), start=prompt_length):
+        visible = visible_context(ids[:n], prompt_length, 32, pinned=pinned, context_overflow=overflow)
+        assert len(visible) <= 32 and visible[-1] == ids[n - 1]
+        with torch.inference_mode():
+            logp = model(torch.tensor([visible]))[0, -1].log_softmax(-1)
+        assert seen.logprob == pytest.approx(logp[ids[n]].item(), abs=1e-4)
+        if found is not None:
+            assert found.token == seen.token and found.logprob == pytest.approx(seen.logprob, abs=1e-4)
+            assert [i for i, _ in found.top] == [i for i, _ in seen.top]
+    unknown = [n for n, found in enumerate(scored) if found is None]
+    assert unknown == ([] if overflow == "half" else list(range(max(33 - prompt_length, 1), 70)))

@@ -42,7 +42,7 @@ function show(body, found) {
         { class: "span" },
         el("h4", {}, `${plural(span.length, "character")}, found ${span.occurrences > 1 ? `${span.occurrences} times` : "once"}`),
         span.passages.map((passage) =>
-          el("blockquote", {}, el("p", { class: "hint" }, `${passage.source}: ${passage.document}, byte ${passage.offset.toLocaleString("en")}`), el("p", { class: "passage" }, passage.before, el("mark", {}, passage.text), passage.after)),
+          el("blockquote", {}, el("p", { class: "hint" }, `${passage.source}: ${passage.document}, byte ${passage.offset.toLocaleString("en")}`), el("p", { class: "passage" }, passage.before.trimStart(), el("mark", {}, passage.text), passage.after.trimEnd())),
         ),
       ),
     ),
