@@ -73,7 +73,7 @@ def serve(
     device: DeviceOption = "auto",
     weights: WeightsOption = "float32",
 ) -> None:
-    """Serve runs over HTTP with OpenAI's API; see docs/serve.md."""
+    """Serve runs over HTTP: a page to chat with them and look inside, and OpenAI's API; see docs/serve.md."""
     import contextlib
     import sys
 
@@ -117,5 +117,5 @@ def serve(
             static=STATIC,
         )
         url = address(listening)
-        print(f"serving {', '.join(model.id for model in models)} on {url}/v1; the page is {url}/", flush=True)
+        print(f"serving {', '.join(model.id for model in models)} on {url}/v1 (page: {url}/ )", flush=True)
         run(app, listening, limits)

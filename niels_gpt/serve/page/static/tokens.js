@@ -56,7 +56,7 @@ export class TokenView {
     const node = el("span", { class: text.includes("\n") ? "token newline" : "token", "data-index": first }, text);
     if (logprobs.every((value) => value != null)) {
       const surprise = -Math.min(...logprobs) / Math.LN2; // bits
-      node.style.setProperty("--surprise", Math.min(1, surprise / 10).toFixed(3));
+      node.style.setProperty("--surprise", Math.min(1, surprise / 7).toFixed(3));
     }
     this.cells.push({ node, first, last: this.tokens.length - 1 });
     this.pending = [];
