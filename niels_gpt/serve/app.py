@@ -36,6 +36,15 @@ class Error(BaseModel):
     error: ErrorBody
 
 
+class _PageFiles(StaticFiles):
+    """Files that a browser asks for again before it uses them, so that those of two versions are never mixed."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
 class Draining:
     """ASGI middleware that answers new requests with 503 while the server shuts down."""
 
@@ -118,7 +127,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     if static is not None:
-        app.mount("/static", StaticFiles(directory=static))
+        app.mount("/static", _PageFiles(directory=static))
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Draining, state=app.state)

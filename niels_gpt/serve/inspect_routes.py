@@ -271,6 +271,14 @@ async def _read(body: Inspected, request: Request) -> _Context:
     else:
         (ids,) = await encode_texts([body.text or ""], model, limits, "text")
         prompt = ChatPrompt(list(ids), 0)
+    most = 2 * limits.new_tokens  # a fork can have as many ids before as after it
+    if len(body.reply) > most:
+        raise APIError(
+            400,
+            f"reply has {len(body.reply)} ids, more than {most}, the limit of this server",
+            param="reply",
+            code="context_length_exceeded",
+        )
     V = model.model.config.V
     if body.reply and max(body.reply) >= V:
         raise APIError(400, f"reply has the id {max(body.reply)}; {model.id} has {V} ids", param="reply")

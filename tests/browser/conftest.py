@@ -21,6 +21,7 @@ CHROMIUM = os.environ.get("NIELS_GPT_CHROMIUM", "/usr/bin/chromium")
 ARTEFACTS = Path(os.environ.get("NIELS_GPT_ARTEFACTS", Path(__file__).parent / "artefacts"))
 SCRIPT = "<script>document.title='ran'</script>"
 IMAGE = "<img src=x onerror=\"document.title='ran'\">"
+WAIT_MS = 30_000
 LIMITS = Limits(slots=4, queue=4, choices=8, request_seconds=60.0)
 
 
@@ -74,8 +75,9 @@ def server():
 def browser():
     if not Path(CHROMIUM).exists():
         pytest.skip(f"{CHROMIUM} is not installed: make test-browser installs it")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         args = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
@@ -92,7 +94,7 @@ class Opened:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
         self.context.route(lambda url: not url.startswith((server.url, "blob:", "data:")), self._cut_off)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(WAIT_MS)
         self.page.on("pageerror", lambda err: self.problems.append(f"error: {err}"))
         self.page.on("console", self._console)
         self.page.on("request", lambda request: self.requests.append(request.url))

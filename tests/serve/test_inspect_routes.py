@@ -211,6 +211,8 @@ def test_past_the_context_the_visible_part_is_shown(http, server):
         ("reply", {"messages": HELLO, "max_tokens": 10**6}, "max_tokens"),
         ("reply", {"messages": HELLO, "reply": [256]}, "reply"),
         ("reply", {"messages": HELLO, "reply": [-1]}, "reply.0"),
+        ("reply", {"text": "\ud800"}, "text"),
+        ("tokens", {"messages": HELLO, "reply": [1] * 9000}, "reply"),
         ("reply", {"messages": HELLO, "temperature": 9}, "temperature"),
         ("tokens", {"messages": HELLO}, "reply"),
         ("tokens", {"messages": HELLO, "reply": [1], "started": 2}, None),
@@ -221,7 +223,8 @@ def test_past_the_context_the_visible_part_is_shown(http, server):
     ],
 )
 def test_bad_input_is_400_with_a_reason(http, path, body, param):
-    response = http.post(f"/api/{path}", json={"model": "bytes", **body})
+    content = json.dumps({"model": "bytes", **body})  # httpx encodes no lone surrogates
+    response = http.post(f"/api/{path}", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["message"] and error["param"] == param

@@ -4,16 +4,26 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
+from niels_gpt.serve.page_routes import PAGE_ROUTERS
 from tests.serve.conftest import LIMITS, cycle_model, running, served
 
-POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+POSTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/api/reply",
+    "/api/tokens",
+    "/api/attention",
+    "/api/logit_lens",
+    "/api/provenance",
+)
 GETS = ("/v1/models", "/v1/models/{model_id}", "/health", "/metrics")
 
 
 @pytest.fixture(scope="module")
 def small():
     """A server with one model, named `x`, so that generated names sometimes hit it."""
-    with running([served("x", cycle_model(T=32))], LIMITS) as server:
+    with running([served("x", cycle_model(T=32))], LIMITS, routers=PAGE_ROUTERS) as server:
         yield server
 
 
