@@ -9,7 +9,6 @@ from typing import IO, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,6 +18,7 @@ from niels_gpt.serve.access_log import AccessLog, LineWriter
 from niels_gpt.serve.errors import APIError, add_handlers
 from niels_gpt.serve.limits import BodyLimit, Limits
 from niels_gpt.serve.metrics import Metrics
+from niels_gpt.serve.page_files import PageFiles
 from niels_gpt.serve.security import Guard
 from niels_gpt.serve.served_model import ServedModel
 
@@ -34,15 +34,6 @@ class Error(BaseModel):
     """The body of every response that is not a success."""
 
     error: ErrorBody
-
-
-class _PageFiles(StaticFiles):
-    """Files that a browser asks for again before it uses them, so that those of two versions are never mixed."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["cache-control"] = "no-cache"
-        return response
 
 
 class Draining:
@@ -74,7 +65,7 @@ def create_app(
 
     local: the server is bound to a loopback address, so that only local names are allowed in the Host header.
     routers: further routes; `app.state` has `models` (by id), `limits`, `metrics` and `generations`.
-    static: a folder of files for /static, which need no API key. Their names are the only ones that a request decides.
+    static: a folder of files for /static, which need no API key. They are read now: a request names no path.
     """
     limits = limits or Limits()
     metrics = Metrics()
@@ -127,7 +118,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     if static is not None:
-        app.mount("/static", _PageFiles(directory=static))
+        app.mount("/static", PageFiles(static))
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Draining, state=app.state)
