@@ -24,8 +24,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
-        # Accepted sockets inherit it. asyncio sets it only for sockets with an explicit protocol; without it the body of
-        # a response waits 40 ms for the client to acknowledge the headers.
+        # Accepted sockets inherit it. asyncio sets it only for sockets with an explicit protocol; without it the body
+        # of a response waits 40 ms for the client to acknowledge the headers.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as err:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -65,6 +66,26 @@ def test_the_page_is_served_without_inline_script_or_style(http):
     assert "unsafe" not in page.headers["content-security-policy"]
     assert "<style" not in page.text and " style=" not in page.text and " onclick" not in page.text
     assert page.text.count("<script") == page.text.count('<script type="module" src="/static/')
+
+
+def test_files_of_the_page_are_asked_for_again_and_cannot_name_others(http):
+    first = http.get("/static/app.js")
+    assert first.headers["content-type"].startswith("text/javascript") and first.headers["cache-control"] == "no-cache"
+    again = http.get("/static/app.js", headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 304 and again.content == b""
+    assert http.head("/static/style.css").status_code == 200
+    assert http.post("/static/app.js").status_code == 405
+    for name in ("..%2findex.html", "../index.html", "%2e%2e/%2e%2e/app.py", "/etc/passwd", "", "nothing.js"):
+        assert http.get(f"/static/{name}").status_code == 404, name
+
+
+def test_small_responses_do_not_wait_for_acknowledgements(http):
+    seconds = []
+    for _ in range(20):
+        began = time.perf_counter()
+        http.get("/static/dom.js")
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds[1:]) < 0.03  # 0.04 without TCP_NODELAY
 
 
 def test_the_page_is_small():
