@@ -24,16 +24,12 @@ def show(
     from json import dumps
 
     from niels_gpt.data.source_paths import display_name
-    from niels_gpt.runs.loading import check_unchanged, find_run
+    from niels_gpt.runs.loading import find_run
     from niels_gpt.system import files
     from niels_gpt.training.tasks.documents import uses_bytes
-    from niels_gpt.training.tasks.registry import open_task
+    from niels_gpt.training.trained_data import open_trained_data
 
-    folder = find_run(run)
-    config = folder.read_config()
-    task = open_task(config)
-    trained_on = folder.newest_checkpoint("cpu")[1].get("extra", {}).get("data", {})
-    check_unchanged(task.fingerprint(), trained_on, str(folder.path))
+    config, task = open_trained_data(find_run(run))
     rows = task.origins(step)
     if json:
         print(dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))

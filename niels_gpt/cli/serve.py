@@ -70,6 +70,9 @@ def serve(
     access_log: Annotated[
         OptionalPath, output_option("--access-log", "File of the access log; default: standard error.")
     ] = None,
+    runs_dir: Annotated[
+        Path, typer.Option("--runs", "--runs-dir", help="Folder of the runs that the page shows.")
+    ] = Path("runs"),
     device: DeviceOption = "auto",
     weights: WeightsOption = "float32",
 ) -> None:
@@ -86,6 +89,7 @@ def serve(
         raise ValueError(f"{err.name} is not installed: pip install 'niels-gpt[serve]'") from None
     from niels_gpt.serve.limits import Limits
     from niels_gpt.serve.page_routes import PAGE_ROUTERS, STATIC
+    from niels_gpt.serve.runs_routes import runs_router
     from niels_gpt.serve.security import check_key, is_loopback
     from niels_gpt.serve.served_model import load_models
     from niels_gpt.serve.server import address, bind, run
@@ -113,7 +117,7 @@ def serve(
             api_key=api_key,
             local=is_loopback(host),
             access_log=log,
-            routers=PAGE_ROUTERS,
+            routers=[*PAGE_ROUTERS, runs_router(runs_dir)],
             static=STATIC,
         )
         url = address(listening)

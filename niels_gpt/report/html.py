@@ -137,7 +137,7 @@ def heat_spans(text: str, p: Sequence[float | None] | np.ndarray) -> Markup:
     if len(values) != len(text):
         raise ValueError(f"a strip has {len(text):,} characters but {len(values):,} probabilities: one each is needed")
     spans = []
-    for start, end, level in _runs(heat_levels(values)):
+    for start, end, level in level_runs(heat_levels(values)):
         known = values[start:end][~np.isnan(values[start:end])]
         low, high = (percent(float(value)) for value in (known.min(), known.max())) if len(known) else ("-", "-")
         hover = low if low == high else f"{low} to {high}"
@@ -153,7 +153,7 @@ def heat_bar(p: Sequence[float | None] | np.ndarray, *, bins: int = 240) -> Mark
     edges = np.arange(min(bins, len(levels))) * len(levels) // min(bins, len(levels))
     rects = [
         f'<rect class="h{level}" x="{start}" y="0" width="{end - start}" height="1"/>'
-        for start, end, level in _runs(np.maximum.reduceat(levels, edges))
+        for start, end, level in level_runs(np.maximum.reduceat(levels, edges))
     ]
     svg = f'<svg class="strip" viewBox="0 0 {len(edges)} 1" preserveAspectRatio="none" aria-hidden="true">'
     return Markup(svg + "".join(rects) + "</svg>")
@@ -166,7 +166,7 @@ def heat_key() -> Markup:
     return Markup(f'<div class="key levels">{boxes}</div>')
 
 
-def _runs(levels: np.ndarray) -> list[tuple[int, int, int]]:
+def level_runs(levels: np.ndarray) -> list[tuple[int, int, int]]:
     """Return (start, end, level) of each stretch of equal levels."""
     if not len(levels):
         return []

@@ -72,7 +72,10 @@ def find_runs(folder: Path) -> list[Path]:
         if _looks_like_run(path):
             found.append(path)
         else:
-            found += [inner for inner in _folders(path) if _looks_like_run(inner)]
+            try:
+                found += [inner for inner in _folders(path) if _looks_like_run(inner)]
+            except OSError as err:
+                _warn_unreadable(path, "its runs", err)
     return found
 
 
@@ -148,6 +151,8 @@ def read_tree(path: Path) -> dict[str, Any]:
 
     file = path / "config.yaml"
     try:
+        if file.exists() and not file.is_file():  # reading a pipe would wait for a writer
+            raise ValueError("config.yaml is not a file")
         text = file.read_text(encoding="utf-8")
         # The C parser overflows the stack for deep nesting. Each level needs a bracket, or a column of some line.
         deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
@@ -256,11 +261,8 @@ def is_locked(path: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        with files.lock(file, wait=False):
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:  # no permission to write: it cannot be told
+        return files.is_locked(file)
+    except OSError:  # no permission to read: it cannot be told
         return False
 
 
@@ -295,7 +297,7 @@ def remove(path: Path) -> int | None:
     with contextlib.ExitStack() as stack:
         for run in runs:
             try:
-                stack.enter_context(files.lock(run / "run.lock", wait=False))
+                stack.enter_context(files.lock(run / "run.lock", wait=files.LOCK_SECONDS))
             except BlockingIOError:
                 raise ValueError(f"a process is training into {run}: stop it first (Ctrl-C saves the run)") from None
         size = disk_usage(path)
@@ -307,10 +309,13 @@ def remove(path: Path) -> int | None:
 
 def _folders(path: Path) -> Iterator[Path]:
     """Yield the visible folders in a folder, without links, by name."""
-    if path.is_dir():
-        for inner in sorted(path.iterdir()):
-            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
-                yield inner
+    try:
+        entries = sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # a run that is being removed
+        return
+    for inner in entries:
+        if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
+            yield inner
 
 
 def _looks_like_run(path: Path) -> bool:

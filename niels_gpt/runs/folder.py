@@ -75,7 +75,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock the run for writing. Raises ValueError if another process is training into it."""
         try:
-            with files.lock(self.path / "run.lock", wait=False):
+            with files.lock(self.path / "run.lock", wait=files.LOCK_SECONDS):
                 for folder in (self.checkpoints, self.samples):
                     folder.mkdir(parents=True, exist_ok=True)
                     files.remove_temporaries(folder, ours=True)
@@ -135,6 +135,18 @@ class RunFolder:
     def sample_path(self, step: int) -> Path:
         """The path of the sample text of a step."""
         return self.samples / f"step_{step:08d}.txt"
+
+    def sample_steps(self) -> list[int]:
+        """The steps that have a sample text; links are not followed."""
+        found = files.matching(self.samples, "step_*.txt")
+        digits = {path.stem.removeprefix("step_"): path for path in found if not path.is_symlink() and path.is_file()}
+        return sorted(int(d) for d in digits if d.isdecimal() and self.sample_path(int(d)) == digits[d])
+
+    def read_sample(self, step: int, *, most: int) -> tuple[str, bool]:
+        """(the first `most` bytes of the sample of a step as text, whether that is all of it)."""
+        with self.sample_path(step).open("rb") as file:
+            data = file.read(most + 1)
+        return data[:most].decode("utf-8", errors="replace"), len(data) <= most
 
     def has_outputs_of(self, step: int) -> bool:
         """Whether the latest checkpoint and the sample of a step exist, and loss.png is as new as the metrics.

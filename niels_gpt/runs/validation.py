@@ -15,6 +15,11 @@ def eval_name(source: str, split: str = "val") -> str:
     return "val_chat" if source == "primer" else f"{split}_{source}"
 
 
+def headline_evals(evals: Mapping[str, float]) -> dict[str, float]:
+    """The evaluations to display. Those with a / in their name are per-document details, for metrics.jsonl only."""
+    return {name: value for name, value in evals.items() if "/" not in name}
+
+
 def is_over_bytes(config: Mapping[str, Any]) -> bool:
     """Whether a run, given its config as a dict, predicts bytes: its losses are then per byte."""
     if config["task"] == "splice":

@@ -24,6 +24,8 @@ _counter = itertools.count()
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+LOCK_SECONDS = 0.2
+"""Seconds to wait for a lock that `is_locked` of another process may hold for an instant."""
 _REMEDIES = {
     **dict.fromkeys(NO_SPACE, "free some space"),
     **dict.fromkeys(NO_PERMISSION, "change the permissions, or choose another path"),
@@ -255,24 +257,39 @@ def sha256_file(path: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def lock(path: str | Path, *, wait: bool = True) -> Iterator[None]:
+def lock(path: str | Path, *, wait: bool | float = True) -> Iterator[None]:
     """Hold an exclusive lock on a file for the block; the system releases it even after a SIGKILL.
 
-    The lock file remains. With wait=False, raises BlockingIOError if another process holds the lock. Raises OSError
-    that names the path if the lock file cannot be created.
+    The lock file remains. With wait=False, or after `wait` seconds, raises BlockingIOError if another process holds the
+    lock. Raises OSError that names the path if the lock file cannot be created.
     """
     import filelock
 
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = filelock.FileLock(path).acquire(blocking=wait)
+        held = filelock.FileLock(path).acquire(timeout=-1 if wait is True else float(wait), poll_interval=0.02)
     except filelock.Timeout:  # a TimeoutError, and so an OSError too
         raise BlockingIOError(errno.EAGAIN, f"another process holds the lock {path}") from None
     except OSError as err:
         raise _cannot_write(err, err.filename or path) from err
     with held:
         yield
+
+
+def is_locked(path: str | Path) -> bool:
+    """Whether a process holds the lock on a file. Needs no permission to write; several may ask at a time.
+
+    Asking holds a shared lock for an instant. Raises OSError if the file cannot be read.
+    """
+    import fcntl
+
+    with Path(path).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
+from niels_gpt.runs.validation import headline_evals as headline_evals
 from niels_gpt.system.console import format_duration, is_quiet, short_number
 from niels_gpt.system.files import display_path
 
@@ -255,11 +256,6 @@ class _CutInTheMiddle:
         from rich.measure import Measurement
 
         return Measurement(1, cell_len(self._text))
-
-
-def headline_evals(evals: dict[str, float]) -> dict[str, float]:
-    """The evaluations to display. Those with a / in their name are per-document details, for metrics.jsonl only."""
-    return {name: value for name, value in evals.items() if "/" not in name}
 
 
 def _distinct(evals: dict[str, float]) -> dict[str, float]:

@@ -1,0 +1,316 @@
+"""The runs in a folder, for the page: list, config, metrics, samples, memorization reports and batch rows.
+
+A run is named by an id of the list, never by a path. Folders may be damaged, or written at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Query
+from fastapi import Path as PathParameter
+from starlette.responses import Response
+
+from niels_gpt.config import RunConfig
+from niels_gpt.data.source_paths import display_name
+from niels_gpt.report.stored_reports import ReportError, StoredReport, find_reports, level_names
+from niels_gpt.runs.describe import describe
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.watched_runs import ListedRun, WatchedRuns
+from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.openai_routes import ERRORS
+from niels_gpt.system import files
+from niels_gpt.system.console import error_message
+from niels_gpt.training.tasks.base import DataTask
+from niels_gpt.training.tasks.documents import uses_bytes
+from niels_gpt.training.trained_data import open_trained_data
+
+THREADS = 2
+"""Requests that read files at a time."""
+WAITING = 64
+"""Requests that may wait for a thread; one more gets 429."""
+SAMPLE_BYTES = 64 * 1024
+STRIP_CHARACTERS = 20_000
+ROWS = 16
+"""Most batch rows of a response."""
+ROW_CHARACTERS = 20_000
+OPEN_REPORTS = 4
+LARGEST = 2**53 - 1
+"""Largest integer that JavaScript reads exactly."""
+
+RunId = Annotated[str, PathParameter(pattern="^[0-9a-f]{16}$")]
+Count = Annotated[int, Query(ge=0, le=LARGEST)]
+
+
+class RunsReader:
+    """What the routes read, with the reports and the data that were opened last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.watched = WatchedRuns(folder)
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._waiting = 0
+        self._reports: OrderedDict[tuple[Path, int, int], StoredReport] = OrderedDict()
+        self._data: tuple[Any, RunConfig, DataTask] | None = None
+        self._data_limiter: anyio.CapacityLimiter | None = None
+
+    async def respond(self, read: Callable[[], Any], *, opens_data: bool = False) -> Response:
+        """Return what a function reads as JSON. It runs in a thread; opens_data: one at a time."""
+        if self._limiter is None or self._data_limiter is None:  # they belong to the event loop
+            self._limiter, self._data_limiter = anyio.CapacityLimiter(THREADS), anyio.CapacityLimiter(1)
+        if self._waiting >= WAITING:
+            raise APIError(429, "too many requests for runs: try again in 2 s", headers={"Retry-After": "2"})
+        self._waiting += 1
+        try:
+            limiter = self._data_limiter if opens_data else self._limiter
+            body = await anyio.to_thread.run_sync(lambda: _to_json(_reading(read)), limiter=limiter)
+        finally:
+            self._waiting -= 1
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+    def run(self, identifier: str) -> ListedRun:
+        """The run of an id. Raises APIError 404."""
+        found = self.watched.find(identifier)
+        if found is None:
+            raise APIError(404, f"there is no run {identifier} in the list of /api/runs", code="run_not_found")
+        return found
+
+    def report(self, run: ListedRun, identifier: str) -> StoredReport:
+        """A report on a run. Raises APIError 404."""
+        path = find_reports(run.path).get(identifier)
+        if path is None:
+            raise APIError(404, f"the run has no report {identifier}", code="report_not_found")
+        return self._open(path)
+
+    def reports(self, run: ListedRun) -> list[dict[str, Any]]:
+        """The reports on a run, without their strips; of damaged ones the problem."""
+        listed = []
+        for identifier, path in find_reports(run.path).items():
+            try:
+                report = self._open(path)
+            except ReportError as err:
+                listed.append({"id": identifier, "folder": path.parent.name, "problem": str(err)})
+                continue
+            if path.is_relative_to(run.path) or report.checkpoint_run == run.path.name:
+                listed.append({"id": identifier, **report.summary})
+        return listed
+
+    def _open(self, path: Path) -> StoredReport:
+        info = path.stat()
+        key = (path, info.st_mtime_ns, info.st_size)
+        report = self._reports.pop(key, None) or StoredReport(path)
+        self._reports[key] = report
+        while len(self._reports) > OPEN_REPORTS:
+            self._reports.popitem(last=False)
+        return report
+
+    def data(self, run: ListedRun) -> tuple[RunConfig, DataTask]:
+        """The config and the opened data of a run. Raises APIError 409 if the data is gone or has changed."""
+        info = (run.path / "config.yaml").stat()
+        key = (run.path, info.st_mtime_ns, info.st_size)
+        if self._data is None or self._data[0] != key:
+            self._data = None  # the data of two runs may not fit into memory
+            try:
+                self._data = (key, *open_trained_data(RunFolder(run.path)))
+            except (ValueError, OSError) as err:
+                raise APIError(409, error_message(err), code="data_not_available") from None
+        return self._data[1:]
+
+
+def runs_router(folder: Path) -> APIRouter:
+    """Return the routes under /api/runs for the runs in a folder."""
+    reader = RunsReader(folder)
+    router = APIRouter(prefix="/api/runs", responses=ERRORS, tags=["runs"])
+
+    @router.get("")
+    async def list_runs() -> Response:
+        """The runs, newest first."""
+        return await reader.respond(
+            lambda: {"folder": files.display_path(folder), "runs": [_listed(run) for run in reader.watched.all()]}
+        )
+
+    @router.get("/{run_id}")
+    async def show_run(run_id: RunId) -> Response:
+        """A run: data, settings that differ from the defaults, checkpoints and next commands."""
+        return await reader.respond(lambda: _described(reader.run(run_id)))
+
+    @router.get("/{run_id}/metrics")
+    async def show_metrics(
+        run_id: RunId,
+        after: Annotated[int, Query(ge=-1, le=LARGEST)] = -1,
+        version: Annotated[str, Query(max_length=64)] = "",
+    ) -> Response:
+        """Loss, learning rate and tokens/s by step, and the loss of each held-out set.
+
+        With `after` (the last step received) and `version` of the last response, only points that are new or changed.
+        The receiver drops its points from step `from` on, and appends these. A point is the mean of `width` steps.
+        """
+
+        def read() -> Any:
+            run = reader.run(run_id)
+            curves = reader.watched.curves(run, after=after, version=version)
+            samples = RunFolder(run.path).sample_steps()
+            listed = _listed(run)
+            if curves["last_step"] is not None:  # newer than the summary
+                listed["steps"] = curves["last_step"] + 1
+            return {**listed, **curves, "newest_sample": samples[-1] if samples else None}
+
+        return await reader.respond(read)
+
+    @router.get("/{run_id}/samples")
+    async def list_samples(run_id: RunId) -> Response:
+        """The steps after which a sample was written."""
+        return await reader.respond(lambda: {"steps": RunFolder(reader.run(run_id).path).sample_steps()})
+
+    @router.get("/{run_id}/samples/{step}")
+    async def show_sample(run_id: RunId, step: Annotated[int, PathParameter(ge=0, le=LARGEST)]) -> Response:
+        """The sample that was written after a number of steps."""
+
+        def read() -> Any:
+            folder = RunFolder(reader.run(run_id).path)
+            if step not in folder.sample_steps():
+                raise APIError(404, f"there is no sample after {step} steps", code="sample_not_found")
+            text, complete = folder.read_sample(step, most=SAMPLE_BYTES)
+            return {"step": step, "text": text, "complete": complete}
+
+        return await reader.respond(read)
+
+    @router.get("/{run_id}/reports")
+    async def list_reports(run_id: RunId) -> Response:
+        """The memorization reports in the run or its pipeline."""
+        return await reader.respond(
+            lambda: {"levels": level_names(), "reports": reader.reports(reader.run(run_id))}, opens_data=True
+        )
+
+    @router.get("/{run_id}/reports/{report_id}/strips/{strip}")
+    async def show_strip(
+        run_id: RunId, report_id: RunId, strip: Annotated[int, PathParameter(ge=0, le=LARGEST)], start: Count = 0
+    ) -> Response:
+        """A document of a report: spans of text with their level and the lowest and highest P(z)."""
+
+        def read() -> Any:
+            report = reader.report(reader.run(run_id), report_id)
+            if strip >= report.strips:
+                raise APIError(404, f"the report has {report.strips} strips", code="strip_not_found")
+            about = report.summary["strips"][strip]
+            spans = report.spans(strip, start=start, most=STRIP_CHARACTERS)
+            end = min(start + STRIP_CHARACTERS, about["characters"])
+            return {"document": about["document"], "start": start, "end": end, "total": about["characters"]} | {
+                "spans": spans
+            }
+
+        return await reader.respond(read, opens_data=True)
+
+    @router.get("/{run_id}/batches/{step}")
+    async def show_batch(
+        run_id: RunId,
+        step: Annotated[int, PathParameter(ge=0, le=2**31 - 1)],
+        first: Count = 0,
+        rows: Annotated[int, Query(ge=1, le=ROWS)] = ROWS,
+    ) -> Response:
+        """The rows of a training step: source, document, offset and text."""
+
+        def read() -> Any:
+            config, task = reader.data(reader.run(run_id))
+            try:
+                origins = task.origins(step)
+            except (ValueError, OSError) as err:
+                raise APIError(409, error_message(err), code="data_not_available") from None
+            return {
+                "step": step,
+                "total_steps": config.train.total_steps,
+                "unit": "bytes" if uses_bytes(config) else "tokens",
+                "context": config.model.T,
+                "total": len(origins),
+                "rows": [
+                    {
+                        "row": row.row,
+                        "source": display_name(row.source, config.data.wiki),
+                        "document": files.display_path(row.document),
+                        "offset": row.offset,
+                        "text": row.text[:ROW_CHARACTERS],
+                        "complete": len(row.text) <= ROW_CHARACTERS,
+                    }
+                    for row in origins[first : first + rows]
+                ],
+            }
+
+        return await reader.respond(read, opens_data=True)
+
+    return router
+
+
+def _reading(read: Callable[[], Any]) -> Any:
+    """Call a function that reads a run. What disappears meanwhile is a 404."""
+    try:
+        return read()
+    except ReportError as err:
+        raise APIError(409, str(err), code="report_damaged") from None
+    except FileNotFoundError:
+        raise APIError(404, "the run was changed or removed meanwhile: load it again", code="run_not_found") from None
+    except OSError as err:
+        raise APIError(409, error_message(err), code="not_readable") from None
+
+
+def _listed(run: ListedRun) -> dict[str, Any]:
+    summary = run.summary
+    last = summary.last or {}
+    return {
+        "id": run.id,
+        "name": summary.name,
+        "state": run.state,
+        "problem": run.problem,
+        **{
+            name: getattr(summary, name)
+            for name in (
+                "changed",
+                "disk",
+                "task",
+                "parameters",
+                "steps",
+                "total_steps",
+                "best_loss",
+                "best_step",
+                "bits_per_byte",
+            )
+        },
+        **{name: last.get(name) for name in ("loss", "lr", "tokens_per_s")},
+    }
+
+
+def _described(run: ListedRun) -> dict[str, Any]:
+    """Return the list's entry of a run with what `describe` adds; a damaged run has the entry only."""
+    try:
+        detail = describe(run.path)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as err:
+        detail = {"state": "damaged", "problem": error_message(err)}
+    listed = _listed(run)
+    if detail["state"] == "damaged":
+        return {**listed, "state": "failed", "problem": listed["problem"] or detail["problem"]}
+    added = ("context", "vocabulary", "data", "last_evals", "checkpoints", "same_files", "next")
+    differences = {key: {"default": old, "value": new} for key, (old, new) in detail["differences"].items()}
+    return {**listed, **{name: detail[name] for name in added}, "differences": differences}
+
+
+def _to_json(value: Any) -> str:
+    """Return JSON that every browser reads: no NaN, no integers beyond 2**53, lone surrogates as U+FFFD."""
+    return json.dumps(_clean(value), allow_nan=False, default=str)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8") if not value.isascii() else value
+    if isinstance(value, dict):
+        return {_clean(str(key)): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if abs(value) <= LARGEST else None
+    return value
