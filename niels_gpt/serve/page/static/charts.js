@@ -50,7 +50,7 @@ export function ticks(low, high, number) {
 }
 
 function logTicks(low, high, number) {
-  if (high / low < 8) return ticks(low, high, number).filter((value) => value > 0);
+  if (high / low < 8) return ticks(low, high, 1.8 * number).filter((value) => value > 0);
   const found = [];
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
     for (const digit of high / low < 300 ? [1, 2, 5] : [1]) found.push(digit * 10 ** e);
@@ -139,8 +139,8 @@ export class LineChart {
     if (!(low <= high)) [low, high] = [this.data.log ? 0.1 : 0, 1];
     if (low === high) [low, high] = this.data.log ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
     else if (!this.data.log) [low, high] = [low - (high - low) * 0.04, high + (high - low) * 0.04];
-    const first = this.xs[0] ?? 0;
-    const last = Math.max(this.xs.at(-1) ?? 1, first + 1);
+    const last = Math.max(this.xs.at(-1) ?? 1, 1);
+    const first = (this.xs[0] ?? 0) < last / 10 ? 0 : Math.min(this.xs[0], last - 1);
     return { low, high, first, last };
   }
 

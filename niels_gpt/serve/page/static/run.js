@@ -9,7 +9,7 @@ import { guarded } from "./notice.js";
 import { poll } from "./poll.js";
 import { count, duration, progress, stateBadge } from "./run_parts.js";
 
-const SKIPPED = 0.02;
+const SKIPPED = 0.05;
 const LEAST_STEPS = 100;
 
 export class RunView {
@@ -132,7 +132,14 @@ export class RunView {
     const series = [...each, train, ...held];
     this.charts.loss.update({ series, log: this.scale === "log", range: this.skip ? lateRange(series, this.metrics.last) : null });
     this.charts.lr.update({ series: [{ key: "lr", name: "learning rate", x: points.step, y: points.lr }] });
-    this.charts.speed.update({ series: [{ key: "speed", name: "tokens/s", x: points.step, y: points.tokens_per_s, color: 2 }], range: [0, 1.08 * Math.max(1e-9, ...points.tokens_per_s.filter((v) => v != null))] });
+    const rates = points.tokens_per_s;
+    this.charts.speed.update({
+      series: [
+        ...(this.smoothing > 0 ? [{ key: "each", companion: "speed", name: "each step", x: points.step, y: rates, color: 2, faint: true }] : []),
+        { key: "speed", name: "tokens/s", x: points.step, y: smooth(rates, this.smoothing), color: 2 },
+      ],
+      range: [0, Math.max(1, ...rates.filter((rate) => rate != null))],
+    });
   }
 
   async loadSamples() {

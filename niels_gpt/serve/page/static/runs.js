@@ -59,14 +59,15 @@ function emptyList() {
   );
 }
 
+// The roles are explicit because the phone layout changes `display`, with which tables lose them.
 function listTable(runs) {
   const columns = ["Run", "State", "Progress", "Best loss", "Bits/byte", "Weights", "Changed"];
   return el(
-    "table", { class: "runs" }, el("caption", { class: "visually-hidden" }, "Runs, newest first"),
-    el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col" }, name)))),
-    el("tbody", {}, runs.map((run) => el(
-      "tr", { "data-run": run.id },
-      el("th", { scope: "row" }, el("a", { href: `#/runs/${encodeURIComponent(run.name)}` }, run.name), run.task && el("span", { class: "hint" }, ` ${run.task}`)),
+    "table", { class: "runs", role: "table" }, el("caption", { class: "visually-hidden" }, "Runs, newest first"),
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, columns.map((name) => el("th", { scope: "col", role: "columnheader" }, name)))),
+    el("tbody", { role: "rowgroup" }, runs.map((run) => el(
+      "tr", { role: "row", "data-run": run.id },
+      el("th", { scope: "row", role: "rowheader" }, el("a", { href: `#/runs/${encodeURIComponent(run.name)}` }, run.name), run.task && el("span", { class: "hint" }, ` ${run.task}`)),
       cell(columns[1], stateBadge(run.state), run.problem && el("p", { class: "hint problem" }, run.problem)),
       cell(columns[2], run.steps == null ? "–" : progress(run)),
       cell(columns[3], shortNumber(run.best_loss)),
@@ -78,7 +79,7 @@ function listTable(runs) {
 }
 
 function cell(label, ...children) {
-  return el("td", { "data-label": label }, ...children);
+  return el("td", { role: "cell", "data-label": label, class: children[0] === "–" && "unknown" }, ...children);
 }
 
 // Replace the list; a link that had the focus has it again.
