@@ -13,7 +13,7 @@ from niels_gpt.report.html import LEVELS, heat_levels, level_runs
 from niels_gpt.report.memorization_page import headline
 from niels_gpt.report.numbers import percent
 from niels_gpt.runs.catalog import pipeline_of
-from niels_gpt.system.json_text import parse_json
+from niels_gpt.system.checked_json import parse_checked_json
 from niels_gpt.system.private_files import keep_private
 
 REPORT = "report.json"
@@ -56,7 +56,7 @@ class StoredReport:
         try:
             if path.stat().st_size > LARGEST:
                 raise ReportError(f"{path.parent.name}/{REPORT} is larger than {LARGEST >> 20} MiB")
-            report = parse_json(path.read_bytes())
+            report = parse_checked_json(path.read_bytes())
             self.checkpoint_run = Path(report["checkpoint"]).parent.parent.name
             self.summary = _summary(path, report)
             self._strips = [(strip["text"], np.asarray(strip["p"], dtype=np.float64)) for strip in report["strips"]]

@@ -1,0 +1,173 @@
+"""The list of runs for a program that asks again and again: states, ids, damage, and how often files are read."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from niels_gpt.runs import watched_runs
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.watched_runs import WatchedRuns
+from niels_gpt.system import files
+from tests.runs.test_catalog import make_run
+
+
+@pytest.fixture(autouse=True)
+def list_at_once(monkeypatch):
+    monkeypatch.setattr(watched_runs, "LIST_SECONDS", 0.0)
+    monkeypatch.setattr(watched_runs, "REST", 0)
+
+
+def states(watched):
+    return {run.summary.name: run.state for run in watched.all()}
+
+
+def session(path, outcome, reason=""):
+    content = {"sessions": [{"outcome": "stopped"}, {"outcome": outcome, "reason": reason}]}
+    (path / "environment.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_states(tmp_path):
+    make_run(tmp_path / "finished", steps=10)
+    make_run(tmp_path / "stopped")
+    session(make_run(tmp_path / "diverged"), "diverged", "the loss became nan")
+    session(make_run(tmp_path / "a" / "failed"), "failed")
+    session(make_run(tmp_path / "killed"), None)
+    make_run(tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.yaml").write_text("{{", encoding="utf-8")
+    watched = WatchedRuns(tmp_path)
+    assert states(watched) == {
+        "finished": "finished",
+        "stopped": "stopped",
+        "killed": "stopped",
+        "diverged": "failed",
+        "a/failed": "failed",
+        "damaged": "failed",
+    }
+    problems = {run.summary.name: run.problem for run in watched.all()}
+    assert problems["diverged"] == "the loss became nan" and problems["a/failed"] == "failed"
+    assert "YAML" in problems["damaged"] and problems["stopped"] is None
+
+
+def test_a_run_that_trains_and_stops(tmp_path):
+    run = make_run(tmp_path / "a")
+    watched = WatchedRuns(tmp_path)
+    [first] = watched.all()
+    assert first.state == "stopped"
+    with RunFolder(run).lock():
+        assert states(watched) == {"a": "training"} and watched.find(first.id).state == "training"
+    assert states(watched) == {"a": "stopped"} and watched.find(first.id).state == "stopped"
+
+
+def test_a_process_can_lock_a_run_while_others_ask_whether_it_is_locked(tmp_path):
+    """Asking holds a shared lock for an instant; it must neither look like training nor stop a run from starting."""
+    run = make_run(tmp_path / "a")
+    (run / "run.lock").touch()
+    ask = "import sys; from niels_gpt.system import files\nwhile True: print(files.is_locked(sys.argv[1]), flush=True)"
+    asking = [
+        subprocess.Popen([sys.executable, "-c", ask, run / "run.lock"], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for process in asking:
+            assert process.stdout.readline() == "False\n"
+        for _ in range(30):
+            with RunFolder(run).lock():
+                assert files.is_locked(run / "run.lock")
+    finally:
+        for process in asking:
+            process.kill()
+            process.wait()
+
+
+def test_two_readers_do_not_look_like_training(tmp_path):
+    path = tmp_path / "run.lock"
+    path.touch()
+    found = []
+
+    def ask():
+        found.extend(files.is_locked(path) for _ in range(300))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [False] * 1200
+
+
+def test_an_id_is_no_path_and_stays_the_same(tmp_path):
+    make_run(tmp_path / "x" / "y..")
+    make_run(tmp_path / "b")
+    ids = {run.summary.name: run.id for run in WatchedRuns(tmp_path).all()}
+    assert set(ids) == {"x/y..", "b"}
+    assert all(len(value) == 16 and set(value) <= set("0123456789abcdef") for value in ids.values())
+    assert {run.summary.name: run.id for run in WatchedRuns(tmp_path).all()} == ids
+    watched = WatchedRuns(tmp_path)
+    for wrong in ("b", "..", "../b", "", "0" * 16, str(tmp_path / "b")):
+        assert watched.find(wrong) is None
+
+
+def test_damaged_empty_strange_and_unfinished_folders_do_not_break_the_list(tmp_path):
+    good = make_run(tmp_path / "good")
+    for name in ("empty", "strange"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    (tmp_path / "strange" / "metrics.jsonl").mkdir()
+    (tmp_path / "strange" / "run.lock").touch()
+    os.mkfifo(tmp_path / "strange" / "config.yaml")  # reading it would wait for ever
+    torn = make_run(tmp_path / "torn")
+    with (torn / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "lo')
+    (tmp_path / os.fsdecode(b"not-utf8-\xff")).mkdir()
+    (tmp_path / os.fsdecode(b"not-utf8-\xff") / "run.lock").touch()
+    (tmp_path / "linked").symlink_to(good)
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.warns(UserWarning, match="incomplete last line"):
+        found = states(WatchedRuns(tmp_path))
+    assert found == {"good": "stopped", "torn": "stopped", "strange": "failed", os.fsdecode(b"not-utf8-\xff"): "failed"}
+
+
+def test_a_run_that_disappears(tmp_path):
+    run = make_run(tmp_path / "a")
+    watched = WatchedRuns(tmp_path)
+    [listed] = watched.all()
+    run.rename(tmp_path / ".gone")
+    assert watched.find(listed.id) is None and watched.all() == []
+    assert WatchedRuns(tmp_path / "nowhere").all() == []
+
+
+def test_only_changed_runs_are_read_again(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    read = []
+    real = watched_runs.summarize
+    monkeypatch.setattr(watched_runs, "summarize", lambda path, name: read.append(name) or real(path, name))
+    watched = WatchedRuns(tmp_path)
+    watched.all()
+    assert sorted(read) == ["a", "b"]
+    watched.all()
+    with (tmp_path / "a" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 3, "loss": 1.0}\n')
+    runs = {run.summary.name: run for run in watched.all()}
+    assert read[2:] == ["a"] and runs["a"].summary.steps == 4
+    monkeypatch.setattr(watched_runs, "REST", 10**6)  # a long file: its summary is used for a while
+    for step in (4, 5):
+        time.sleep(0.01)
+        with (tmp_path / "a" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(f'{{"step": {step}, "loss": 1.0}}\n')
+        watched.all()
+    assert read[2:] == ["a", "a"]
+
+
+def test_curves_of_many_runs_keep_a_few_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(watched_runs, "FOLLOWED", 2)
+    for name in "abc":
+        make_run(tmp_path / name)
+    watched = WatchedRuns(tmp_path)
+    for run in watched.all() * 2:
+        assert watched.curves(run, after=-1, version="")["points"]["loss"] == [5.0, 4.0, 3.0]
+    assert len(watched._followers) == 2
