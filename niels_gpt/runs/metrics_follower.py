@@ -91,7 +91,8 @@ class MetricsFollower:
 
         after, version: the last step and the version of an earlier response. If the version is still the same, only
         points that are new or changed are returned. The receiver drops its points from step `from` on, and appends
-        these. `width`: number of steps that a point averages; `low` and `high` are the extreme losses among them.
+        these. `width`: number of steps of a point: its step and learning rate are the last of them, loss and tokens/s
+        the means; `low` and `high` are the extreme losses.
         """
         width = 1
         if self._steps:
@@ -102,10 +103,10 @@ class MetricsFollower:
         begin = bisect.bisect_left(self._steps, first)
         steps = np.array(self._steps[begin:], dtype=np.int64)
         starts = np.flatnonzero(np.diff(steps // width, prepend=-1)) if len(steps) else np.zeros(0, dtype=np.int64)
-        points: dict[str, Any] = {"step": _last_of_each(steps, starts)}
+        points: dict[str, Any] = {"step": _last_of_each(steps, starts).tolist()}
         for name in COLUMNS:
             values = np.array(self._columns[name][begin:], dtype=np.float64)
-            points[name] = _as_json(_means(values, starts))
+            points[name] = _as_json(_last_of_each(values, starts) if name == "lr" else _means(values, starts))
             if name == "loss" and width > 1:
                 finite = np.where(np.isfinite(values), values, np.nan)
                 for key, function in (("low", np.fmin), ("high", np.fmax)):
@@ -144,11 +145,9 @@ def _as_float(value: Any) -> float:
         return math.inf
 
 
-def _last_of_each(steps: np.ndarray, starts: np.ndarray) -> list[int]:
-    if not len(starts):
-        return []
-    ends = np.append(starts[1:], len(steps)) - 1
-    return [int(step) for step in steps[ends]]
+def _last_of_each(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the last value of each group."""
+    return values[np.append(starts[1:], len(values)) - 1] if len(starts) else values[:0]
 
 
 def _means(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

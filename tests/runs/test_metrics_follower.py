@@ -69,6 +69,8 @@ def test_long_runs_are_averaged_over_a_power_of_two(tmp_path):
     groups = [losses[i : i + 16] for i in range(0, 1000, 16)]
     assert found["points"]["step"] == [min(i + 15, 999) for i in range(0, 1000, 16)]
     assert found["points"]["loss"] == pytest.approx([sum(g) / len(g) for g in groups], rel=1e-5)
+    lrs = [line(step)["lr"] for step in found["points"]["step"]]
+    assert found["points"]["lr"] == pytest.approx(lrs, rel=1e-5)
     assert found["points"]["low"] == pytest.approx([min(g) for g in groups], rel=1e-5)
     assert found["points"]["high"] == pytest.approx([max(g) for g in groups], rel=1e-5)
 

@@ -253,12 +253,15 @@ export class LineChart {
     const chosen = thin(sparse.size ? this.xs.filter((value) => sparse.has(value)) : this.xs, TABLE_ROWS);
     const last = this.xs.at(-1);
     if (last != null && chosen.at(-1) !== last) chosen.push(last);
-    const at = named.map((line) => new Map(line.x.map((value, i) => [value, line.y[i]])));
+    const at = (line, value) => {
+      const i = nearest(line.x, value);
+      return i >= 0 && line.y[i] != null && (!line.dots || line.x[i] === value) ? shortNumber(line.y[i]) : "";
+    };
     replace(this.table, el(
       "table", {}, el("caption", { class: "visually-hidden" }, this.options.title),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, this.options.xLabel), named.map((line) => el("th", { scope: "col" }, line.name)))),
       el("tbody", {}, chosen.reverse().map((value) => el(
-        "tr", {}, el("th", { scope: "row" }, value.toLocaleString("en-US")), at.map((map) => el("td", {}, map.get(value) == null ? "" : shortNumber(map.get(value)))),
+        "tr", {}, el("th", { scope: "row" }, value.toLocaleString("en-US")), named.map((line) => el("td", {}, at(line, value))),
       ))),
     ));
   }
