@@ -80,7 +80,8 @@ class MetricsFollower:
 
     def _drop_from(self, step: int) -> None:
         keep = bisect.bisect_left(self._steps, step)
-        for column in (self._steps, *self._columns.values()):
+        del self._steps[keep:]
+        for column in self._columns.values():
             del column[keep:]
         while self._evals and self._evals[-1][0] >= step:
             self._evals.pop()

@@ -75,11 +75,10 @@ class WatchedRuns:
     def curves(self, run: ListedRun, *, after: int, version: str) -> dict[str, Any]:
         """The metrics of a run since an earlier call; see `MetricsFollower.curves`."""
         with self._lock:
-            lock, follower = self._followers.pop(run.id, None) or (
-                threading.Lock(),
-                MetricsFollower(run.path / "metrics.jsonl"),
-            )
-            self._followers[run.id] = lock, follower
+            if run.id not in self._followers:
+                self._followers[run.id] = threading.Lock(), MetricsFollower(run.path / "metrics.jsonl")
+            self._followers.move_to_end(run.id)
+            lock, follower = self._followers[run.id]
             while len(self._followers) > FOLLOWED:
                 self._followers.popitem(last=False)
         with lock:
@@ -101,7 +100,7 @@ def _identifier(name: str) -> str:
 
 def _signature(path: Path) -> Any:
     """A value that changes when the summary of a run may change."""
-    stats = []
+    stats: list[tuple[int, int, int] | None] = []
     for name in _SIGNATURE_FILES:
         try:
             info = (path / name).stat()

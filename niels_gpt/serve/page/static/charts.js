@@ -138,7 +138,8 @@ export class LineChart {
     if (this.data.log && !(low > 0)) low = high > 0 ? high / 1000 : 1;
     if (!(low <= high)) [low, high] = [this.data.log ? 0.1 : 0, 1];
     if (low === high) [low, high] = this.data.log ? [low / 2, high * 2] : [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2];
-    else if (!this.data.log) [low, high] = [low - (high - low) * 0.04, high + (high - low) * 0.04];
+    else if (this.data.log) [low, high] = [low / (high / low) ** 0.03, high * (high / low) ** 0.03];
+    else [low, high] = [low - (high - low) * 0.04, high + (high - low) * 0.04];
     const last = Math.max(this.xs.at(-1) ?? 1, 1);
     const first = (this.xs[0] ?? 0) < last / 10 ? 0 : Math.min(this.xs[0], last - 1);
     return { low, high, first, last };
