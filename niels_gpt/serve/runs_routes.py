@@ -125,8 +125,9 @@ class RunsReader:
 def runs_router(folder: Path) -> APIRouter:
     """Return the routes under /api/runs for the runs in a folder."""
     reader = RunsReader(folder)
-    damaged = {409: {**ERRORS[404], "description": "The run, its report or its data cannot be read, or has changed."}}
-    router = APIRouter(prefix="/api/runs", responses={**ERRORS, **damaged}, tags=["runs"])
+    damaged = "The run, its report or its data cannot be read, or has changed."
+    responses = {**ERRORS, 409: {**ERRORS[404], "description": damaged}}
+    router = APIRouter(prefix="/api/runs", responses=responses, tags=["runs"])
 
     @router.get("")
     async def list_runs() -> Response:
