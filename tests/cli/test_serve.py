@@ -129,3 +129,9 @@ def test_a_port_in_use(checkpoint, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert call("serve", checkpoint, "--port", taken.getsockname()[1]) == 1
     assert "--port 0" in capsys.readouterr().err
+
+
+def test_the_page_shows_the_runs_of_a_folder(checkpoint, token_runs):
+    with Process(checkpoint, "--runs", token_runs / "runs") as server:
+        found = httpx.get(server.url.split("/v1")[0] + "/api/runs", timeout=60).json()["runs"]
+        assert {run["name"]: run["state"] for run in found} == {"base": "finished", "chat": "finished"}
