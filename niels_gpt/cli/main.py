@@ -23,8 +23,8 @@ from niels_gpt.cli.generate_text import generate
 from niels_gpt.cli.memorize import memorize
 from niels_gpt.cli.pipeline import pipeline
 from niels_gpt.cli.report import report
-from niels_gpt.cli.trace import trace
 from niels_gpt.cli.serve import serve
+from niels_gpt.cli.trace import trace
 from niels_gpt.cli.train import train
 from niels_gpt.system.command_line import App
 from niels_gpt.system.console import run_app
