@@ -50,6 +50,7 @@ ON_CUDA = (
     "memory_124m",
     "muon",
     "shakespeare",
+    "serve_v1",
 )
 """Default cases on a GPU. All of them run on a CPU too; those that are not in ON_CPU take long there."""
 NAMES = (*ON_CPU, *(name for name in ON_CUDA if name not in ON_CPU))
@@ -94,7 +95,7 @@ class Contender:
     target: float | None = None
     """The smallest ratio if the group has peers, else the largest median."""
     alone: str | None = None
-    """The contender with batch 1: the unit "x alone" is the throughput relative to it."""
+    """The contender with batch 1, or without a server: the unit "x alone" is the throughput relative to it."""
     goals: Mapping[str, str] = field(default_factory=dict)
     """Unit -> "≥ 55", "≤ 2", or as a ratio "≥ 1.3x"."""
     package: str = ""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.case import temporary_folder
 from bench.models import Size
@@ -38,15 +41,17 @@ class Stream:
 
 
 def start_ours(size: Size, device: str, slots: int) -> Address:
-    """Save a checkpoint of a byte model with random weights and start `niels-gpt serve` with it."""
+    """Save a checkpoint with random weights and start `niels-gpt serve` with it."""
     import torch
 
     from bench.models import niels_gpt
     from niels_gpt.runs.checkpoint import save_checkpoint
 
     torch.manual_seed(0)
-    model = niels_gpt(size)
     path = temporary_folder() / "bench.pt"
+    if size.V > 256:
+        size = dataclasses.replace(size, V=_train_tokenizer(path.with_name("tokenizer.model"), size.V))
+    model = niels_gpt(size)
     save_checkpoint(path, model, None, 0, model.config)
     command = [
         "-m",
@@ -62,6 +67,21 @@ def start_ours(size: Size, device: str, slots: int) -> Address:
         str(slots),
     ]
     return Address(_start(command), "bench")
+
+
+def _train_tokenizer(path: Path, V: int) -> int:
+    """Write a tokenizer of V ids, trained on random words, and return V."""
+    import random
+
+    from niels_gpt.tokenizer import load_tokenizer, train_tokenizer
+
+    draw = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(draw.choices(letters, k=draw.randint(4, 9))) for _ in range(2 * V)]
+    texts = (" ".join(draw.choices(words, k=1000)) for _ in range(400))
+    trained = train_tokenizer(texts, path.parent / "tokenizer", vocab_size=V - 4)
+    shutil.copyfile(trained, path)
+    return load_tokenizer(path).vocab_size
 
 
 def start_transformers(size: Size) -> Address:

@@ -2,7 +2,8 @@
 
 The peer is a plain server: FastAPI, and `generate` of a transformers Llama of the same shape in a thread per request.
 A stream continues 11 bytes by 200 tokens. The client runs on the same cores. For the first token, a bare decode of the
-same prompt by one token in the same process is subtracted.
+same prompt by one token in the same process is subtracted. On CUDA (`serve_v1`), 64 streams of the v1 model are
+compared with its engine, without a server.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from functools import partial
 
 from bench import serving
 from bench.case import Case, Contender, Work
-from bench.models import V0, niels_gpt
+from bench.models import V0, V1, niels_gpt
 from bench.training import OURS
 
 STREAMS = 32
+STREAMS_CUDA = 64
 PEER = "transformers + FastAPI"
 
 
@@ -47,6 +49,31 @@ def _bare_decode(quick: bool) -> Work:
     return Work(lambda: generate(model, serving.PROMPT, max_new_tokens=1, temperature=0.0))
 
 
+def _streams_v1(device: str, quick: bool) -> Work:
+    address, tokens = serving.start_ours(V1.scaled(quick), device, STREAMS_CUDA), _tokens(quick)
+    return Work(lambda: serving.read_streams(address, STREAMS_CUDA, tokens), amount=STREAMS_CUDA * tokens)
+
+
+def _engine_v1(device: str, quick: bool) -> Work:
+    import torch
+
+    from niels_gpt.inference.engine.engine import Engine
+    from niels_gpt.inference.sampling import Sampling
+
+    torch.manual_seed(0)
+    model, tokens = niels_gpt(V1.scaled(quick)).to(device).eval(), _tokens(quick)
+    engine = Engine(model, slots=STREAMS_CUDA)
+    engine.wait_until_ready()
+
+    def run() -> None:
+        for _ in range(STREAMS_CUDA):
+            engine.submit(list(range(1, 9)), max_new_tokens=tokens, sampling=Sampling(temperature=0.0))
+        while engine.busy:
+            engine.step()
+
+    return Work(run, amount=STREAMS_CUDA * tokens)
+
+
 def _contender(name: str, number: int) -> Contender:
     label = f"{name}, {number} stream{'s' if number > 1 else ''}"
     ours = name == OURS
@@ -62,6 +89,18 @@ def _contender(name: str, number: int) -> Contender:
     )
 
 
+def _case_v1(device: str) -> Case:
+    engine = f"engine, {STREAMS_CUDA} requests"
+    streams = Contender(
+        f"{OURS}, {STREAMS_CUDA} streams",
+        partial(_streams_v1, device),
+        "ours",
+        alone=engine,
+        goals={"x alone": "≥ 0.6"} if device == "cuda" else {},
+    )
+    return Case("serve_v1", "tokens/s", (Contender(engine, partial(_engine_v1, device), "baseline"), streams), device)
+
+
 CASES = (
     Case("serve", "tokens/s", tuple(_contender(name, number) for number in (1, STREAMS) for name in (OURS, PEER))),
     Case(
@@ -72,4 +111,6 @@ CASES = (
             Contender(f"{OURS}, first token", partial(_first_token, OURS), "ours", minus="bare decode", target=50.0),
         ),
     ),
+    _case_v1("cpu"),
+    _case_v1("cuda"),
 )
