@@ -93,10 +93,10 @@ def serve(
     from niels_gpt.serve.security import check_key, is_loopback
     from niels_gpt.serve.served_model import load_models
     from niels_gpt.serve.server import address, bind, run
-    from niels_gpt.system.threads import leave_one_core
+    from niels_gpt.system.threads import leave_cores_to_other_threads
 
     check_key(host, api_key)
-    leave_one_core()  # for the event loop
+    threads = leave_cores_to_other_threads()
     limits = Limits(slots=slots, queue=queue, new_tokens=max_tokens, request_seconds=timeout)
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bind(host, port))
@@ -107,6 +107,7 @@ def serve(
             int8=weights == "int8",
             prefix_tokens=prefix_tokens,
             context_overflow="half" if context_overflow == "half" else "slide",
+            threads=threads,
         )
         log = None if is_quiet() else sys.stderr
         if access_log is not None:

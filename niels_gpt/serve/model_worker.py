@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import torch
+
 from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.request import Event, Request
+from niels_gpt.serve.thread_count import ThreadCount
 
 R = TypeVar("R")
-TOGETHER_SECONDS = 0.04
-"""Tokens of this time are handed over together. Each handover costs the event loop a wake-up, a JSON text and a system
-call per stream, for which it competes with the model; first and last tokens are handed over at once."""
+TOGETHER_SECONDS, TOGETHER_PER_STREAM, MOST_TOGETHER = 0.02, 0.0025, 0.1
+"""The tokens of 20 ms, and of 2.5 ms more per stream, at most of 100 ms, are handed over together. A handover costs the
+event loop a wake-up, a JSON text and a system call per stream, for which it competes with the model. The first and the
+last tokens of a stream are handed over at once."""
 
 
 class Inbox:
@@ -52,8 +56,10 @@ class Inbox:
 class ModelWorker:
     """Runs an engine in a thread. All methods are called in the event loop, where `start` was called."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, *, threads: int = 1) -> None:
+        """threads: most threads that compute a step on a CPU."""
         self.engine = engine
+        self._threads = ThreadCount(threads, torch.set_num_threads)
         self._name = name
         self._inboxes: dict[Request, Inbox] = {}
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -106,7 +112,7 @@ class ModelWorker:
 
     def _run(self) -> None:
         assert self._loop is not None
-        gathered: list[Event] = []
+        gathered: dict[Request, Event] = {}
         handed_over = 0.0
         while not self._stopping:
             self._work.clear()
@@ -121,18 +127,33 @@ class ModelWorker:
                     except BaseException as err:
                         future.set_exception(err)
             try:
-                events = self.engine.step() if self.engine.busy else []
+                events = self._step() if self.engine.busy else []
             except Exception as err:  # broken weights, exhausted memory: the requests fail, the server stays
                 handled = threading.Event()
                 self._loop.call_soon_threadsafe(self._fail_all, err, handled)
                 while not handled.wait(0.1) and not self._stopping:
                     pass
                 continue
-            gathered += events
+            urgent = []
+            for event in events:
+                earlier = gathered.get(event.request)
+                gathered[event.request] = event if earlier is None else _joined(earlier, event)
+                if event.finished is not None or event.request.received == len(event.tokens):  # the last, the first
+                    urgent.append(event.request)
             now = time.monotonic()
-            if gathered and (now >= handed_over + TOGETHER_SECONDS or any(map(_is_first_or_last, events))):
-                self._loop.call_soon_threadsafe(self._deliver, gathered)
-                gathered, handed_over = [], now
+            if now >= handed_over + min(TOGETHER_SECONDS + TOGETHER_PER_STREAM * len(gathered), MOST_TOGETHER):
+                urgent, handed_over = list(gathered), now
+            if urgent:
+                self._loop.call_soon_threadsafe(self._deliver, [gathered.pop(request) for request in urgent])
+
+    def _step(self) -> list[Event]:
+        """Step the engine with the number of threads that is the fastest for as many tokens."""
+        tokens = self.engine.next_tokens
+        self._threads.choose(tokens)
+        began = time.monotonic()
+        events = self.engine.step()
+        self._threads.add(tokens, time.monotonic() - began)
+        return events
 
     # --- in the event loop ---------------------------------------------------------------------------
 
@@ -154,5 +175,7 @@ class ModelWorker:
             handled.set()
 
 
-def _is_first_or_last(event: Event) -> bool:
-    return event.finished is not None or event.request.received == len(event.tokens)
+def _joined(first: Event, second: Event) -> Event:
+    """Two events of a request as one."""
+    logprobs = None if second.logprobs is None else [*(first.logprobs or []), *second.logprobs]
+    return Event(second.request, first.tokens + second.tokens, second.finished, logprobs)

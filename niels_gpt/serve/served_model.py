@@ -89,10 +89,12 @@ def load_models(
     int8: bool = False,
     prefix_tokens: int | None = None,
     context_overflow: ContextOverflow = "half",
+    threads: int = 1,
 ) -> list[ServedModel]:
     """Load the model of each run, pipeline or checkpoint; None is the newest run.
 
     prefix_tokens, context_overflow: of the engine; None is the size of the KV cache of all slots.
+    threads: most threads that compute a model on a CPU (see `thread_count`).
     Raises ValueError as `load_run` does.
     """
     loaded = [load_run(run, device=device) for run in runs]
@@ -102,18 +104,18 @@ def load_models(
         model: GPT = Int8GPT.of(each.model) if int8 else each.model
         prefix = limits.slots * model.config.T if prefix_tokens is None else prefix_tokens
         engine = Engine(model, slots=limits.slots, prefix_tokens=prefix, context_overflow=context_overflow)
-        served.append(serve_run(each, name, engine, limits))
+        served.append(serve_run(each, name, engine, limits, threads=threads))
     return served
 
 
-def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits) -> ServedModel:
+def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits, *, threads: int = 1) -> ServedModel:
     """Return a loaded run with an engine of its model as a served model; its worker is not started."""
     home = loaded.home
     return ServedModel(
         name,
         engine.model,
         loaded.tokenizer,
-        ModelWorker(engine, name),
+        ModelWorker(engine, name, threads=threads if engine.model.device.type == "cpu" else 1),
         Admission(limits),
         created=int(loaded.path.stat().st_mtime),
         step=loaded.step,

@@ -170,6 +170,13 @@ class Engine:
             unfinished = self._reading or self._inside or self._outside or self._full
             return bool(self._waiting or unfinished or self._launches)
 
+    @property
+    def next_tokens(self) -> int:
+        """About how many tokens the next step computes: one per request, and a chunk of prompts."""
+        with self._lock:
+            unread = sum(request.unread for request in (*self._reading, *self._waiting, *self._full))
+        return len(self._inside) + len(self._outside) + min(unread, self._chunk)
+
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Admit waiting requests, read a chunk of one prompt, decode the others by one token or more.
