@@ -104,6 +104,7 @@ def load_models(
         model: GPT = Int8GPT.of(each.model) if int8 else each.model
         prefix = limits.slots * model.config.T if prefix_tokens is None else prefix_tokens
         engine = Engine(model, slots=limits.slots, prefix_tokens=prefix, context_overflow=context_overflow)
+        engine.wait_until_ready()
         served.append(serve_run(each, name, engine, limits, threads=threads))
     return served
 
