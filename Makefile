@@ -115,7 +115,7 @@ test-browser: $(BROWSER)/.ready
 $(BROWSER)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(BROWSER): niels-gpt, Playwright and axe"
 	@test -x $(BROWSER)/bin/python || $(PYTHON) -m venv $(BROWSER)
-	@$(BROWSER)/bin/python -m $(PIP) -e '.[dev]' 'playwright>=1.49' 'axe-playwright-python>=0.1.4'
+	@$(BROWSER)/bin/python -m $(PIP) -e '.[dev,serve]' 'playwright>=1.49' 'axe-playwright-python>=0.1.4'
 	@touch $@
 
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
