@@ -6,12 +6,13 @@ TOOLS := .venv-tools
 PEERS := .venv-peers
 RAY := .venv-ray
 BROWSER := .venv-browser
+DOCS := .venv-docs
 PEERS_LITGPT := .venv-peers-litgpt
 LEVANTER := .venv-levanter
 SERVE := .venv-serve
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell test test-browser test-fresh test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
+.PHONY: setup demo shell docs test test-browser test-docs test-fresh test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -24,6 +25,8 @@ help:
 	@echo "make test-browser the tests of the page in Chromium (installed by apt if it is missing)"
 	@echo "make test-ray     the tests with a Ray cluster and an S3 server, in an environment of their own"
 	@echo "make test-serve   the tests of the server, also with litellm and LangChain, in an environment of their own"
+	@echo "make docs         the docs site in site/ (offline; open site/index.html)"
+	@echo "make test-docs    build the docs site, test it, and run every shell block of the how-to pages"
 	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
 	@echo "make soak         train, rebuild, chat and audit in one process for MINUTES=5; memory and files must not grow"
 	@echo "make load         streams, disconnects and slow readers on niels-gpt serve for MINUTES=5; memory must not grow"
@@ -118,6 +121,21 @@ $(BROWSER)/.ready: pyproject.toml constraints.txt
 	@$(BROWSER)/bin/python -m $(PIP) -e '.[dev,serve]' 'playwright>=1.49' 'axe-playwright-python>=0.1.4'
 	@touch $@
 
+# The site needs neither torch nor niels-gpt (docstrings are read from the sources), so only the extra is installed.
+docs: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+$(DOCS)/.ready: pyproject.toml
+	@echo "setting up $(DOCS): mkdocs-material and mkdocstrings"
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt
+	@$(DOCS)/bin/python -m $(PIP) -r $(DOCS)/requirements.txt
+	@touch $@
+
+test-docs: setup docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n0 tests/test_docs.py tests/test_docs_site.py tests/test_how_to.py
+
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
 MINUTES ?= 5
 
@@ -178,4 +196,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) $(BROWSER) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) $(BROWSER) $(DOCS) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
