@@ -134,7 +134,7 @@ $(DOCS)/.ready: pyproject.toml
 	@touch $@
 
 test-docs: setup docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n0 tests/test_docs.py tests/test_docs_site.py tests/test_how_to.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n0 tests/test_docs.py tests/scripts/test_docs_site.py tests/test_how_to.py
 
 # Kills, power cuts, errors, flipped bits and bad input; a failure prints the command that repeats it.
 MINUTES ?= 5

@@ -1,6 +1,7 @@
-"""The commands in README.md and docs/: each exists, and those in the README's console blocks run in order.
+"""The commands in README.md and docs/: each exists; console blocks of the README and of the first hour run in order.
 
-Blocks marked `sh` or `bash` need the Hub, files or hours: only their commands and options are checked.
+`test_how_to.py` runs the how-to pages. Other pages, and blocks marked `sh` or `bash`, need the Hub, files or hours:
+only their commands and options are checked.
 """
 
 import io
@@ -22,7 +23,9 @@ from tests.cli import call
 from tests.training import write_texts
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = [ROOT / "README.md", ROOT / "docs" / "first-hour.md"]
+"""The pages whose console blocks are run."""
 SHELLS = ("console", "sh", "bash", "shell")
 SMALL = [
     "--set=model={T: 64, C: 16, L: 1, H: 2, dropout: 0.1}",
@@ -72,8 +75,9 @@ ROOT_COMMAND = typer.main.get_command(app)
 ALL = [(page.name, words) for page in PAGES for words in commands(page)]
 
 
-def test_the_readme_has_commands():
-    assert len(commands(ROOT / "README.md", ("console",))) >= 3
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_the_page_has_commands(page):
+    assert len(commands(page, ("console",))) >= 3
 
 
 @pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{page}: {shlex.join(words)}"[:70] for page, words in ALL])
@@ -92,7 +96,8 @@ def test_every_command_of_the_docs_exists_with_its_options(page, words):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_readme_and_the_first_hour_run_in_order(tmp_path, monkeypatch, capsys):
+    """A command of both pages runs once, for the README."""
     home, folder = tmp_path / "home", tmp_path / "folder"
     write_texts(home)  # ~/notes and ~/primer.txt
     folder.mkdir()
@@ -106,7 +111,8 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path, monkeypatch, capsys):
     few = tmp_path / "few.txt"
     few.write_text(embedded.PRIMER.read_text(encoding="utf-8")[:40_000].rpartition(DELIMITER)[0], encoding="utf-8")
     monkeypatch.setattr(embedded, "PRIMER", few)
-    for words in commands(ROOT / "README.md", ("console",)):
+    lines = dict.fromkeys(shlex.join(words) for page in RUN for words in commands(page, ("console",)))
+    for words in map(shlex.split, lines):
         words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n/exit\n"))
         extra = [] if words[:2] == ["notes", "check"] or "--resume" in words else EXTRA.get(words[0], [])
