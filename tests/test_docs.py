@@ -111,6 +111,6 @@ def test_links_and_paths_of_a_page_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_are_short(page):
     lines = page.read_text(encoding="utf-8").splitlines()
-    limit = 120 if page.name in ("README.md", "first-hour.md") or page.parent.parent.name == "docs" else 200
+    limit = 120 if page.name in ("README.md", "first-hour.md") or page.parent.parent == ROOT / "docs" else 200
     assert [number for number, line in enumerate(lines, 1) if len(line) > limit] == []
     assert page.name != "README.md" or len(lines) <= 150
