@@ -111,7 +111,7 @@ $(SERVE)/.ready: pyproject.toml constraints.txt
 # Screenshots are written to tests/browser/artefacts, or NIELS_GPT_ARTEFACTS.
 CHROMIUM ?= /usr/bin/chromium
 
-test-browser: $(BROWSER)/.ready
+test-browser: $(BROWSER)/.ready $(DOCS)/.ready
 	@test -x $(CHROMIUM) || { $$(test $$(id -u) = 0 || echo sudo) apt-get install -y -qq chromium; }
 	NIELS_GPT_CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BROWSER)/bin/python -m pytest -n0 tests/browser
 

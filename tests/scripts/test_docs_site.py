@@ -76,10 +76,13 @@ def test_the_parser_finds_resources():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The site, built as `make docs` builds it."""
+    return build_site(tmp_path_factory.mktemp("site"))
+
+
+def build_site(folder: Path) -> Path:
+    """Build the site into a folder, as `make docs` does."""
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs: make test-docs sets it up")
-    folder = tmp_path_factory.mktemp("site")
     command = [MKDOCS, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
