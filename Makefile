@@ -122,8 +122,9 @@ $(BROWSER)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 # The site needs neither torch nor niels-gpt (docstrings are read from the sources), so only the extra is installed.
+# Not with --quiet: it hides warnings from --strict.
 docs: $(DOCS)/.ready
-	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 	@echo "site/index.html"
 
 $(DOCS)/.ready: pyproject.toml

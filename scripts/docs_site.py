@@ -69,7 +69,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite the links of a page; a page that is alone in its tab gets the width of the navigation."""
+    from mkdocs.exceptions import PluginError
+
     if page.parent is None:
         page.meta["hide"] = ["navigation"]
     named = {page: name for name, page in ROOT_PAGES.items()}
-    return site_markdown(markdown, named.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
+    try:
+        return site_markdown(markdown, named.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
+    except ValueError as err:
+        raise PluginError(str(err)) from err

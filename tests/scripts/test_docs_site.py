@@ -83,7 +83,7 @@ def build_site(folder: Path) -> Path:
     """Build the site into a folder, as `make docs` does."""
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs: make test-docs sets it up")
-    command = [MKDOCS, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    command = [MKDOCS, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return folder
