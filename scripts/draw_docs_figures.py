@@ -36,7 +36,7 @@ COLORS = {  # name: (light, dark)
     "line": ("#b9c0c9", "#4b5361"),
     "cell": ("#eceef1", "#2b313b"),
     "blue": ("#2f6fb5", "#7fb4ee"),
-    "blue_cell": ("#cfe2f6", "#28456a"),
+    "blue_cell": ("#b9d5f3", "#28456a"),
     "green": ("#1d7f64", "#6fd0b1"),
     "green_cell": ("#cdebe0", "#1d5145"),
     "orange": ("#b4570d", "#f2a766"),
