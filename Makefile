@@ -24,7 +24,7 @@ help:
 	@echo "make test-levanter the tests of the Levanter adapter, in an environment with JAX (1.8 GB, installed once)"
 	@echo "make test-browser the tests of the page in Chromium (installed by apt if it is missing)"
 	@echo "make test-ray     the tests with a Ray cluster and an S3 server, in an environment of their own"
-	@echo "make test-serve   the tests of the server, also with litellm and LangChain, in an environment of their own"
+	@echo "make test-serve   the server with OpenAI's, litellm's and LangChain's clients, in an environment of their own"
 	@echo "make docs         the docs site in site/ (offline; open site/index.html)"
 	@echo "make test-docs    build the docs site, test it, and run every shell block of the how-to pages"
 	@echo "make campaign     faults on purpose (kills, power cuts, flipped bits, ...) for MINUTES=5; SEED=N repeats a printed seed"
@@ -98,9 +98,9 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	@$(RAY)/bin/python -m $(PIP) -e '.[dev,ray,s3]' 's3fs>=2026.6' 'moto[server]>=5'
 	@touch $@
 
-# `make test` has these tests too, but without the clients that nothing else needs.
+# `make test` has the tests of the server, but not the clients that nothing else needs.
 test-serve: $(SERVE)/.ready
-	OMP_NUM_THREADS=1 $(SERVE)/bin/python -m pytest tests/serve tests/cli/test_serve.py
+	OMP_NUM_THREADS=1 $(SERVE)/bin/python -m pytest -n0 tests/serve/test_other_clients.py tests/serve/test_openai_client.py
 
 $(SERVE)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(SERVE): niels-gpt, litellm and langchain-openai"
@@ -110,9 +110,10 @@ $(SERVE)/.ready: pyproject.toml constraints.txt
 
 # Screenshots are written to tests/browser/artefacts, or NIELS_GPT_ARTEFACTS.
 CHROMIUM ?= /usr/bin/chromium
+AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo)
 
 test-browser: $(BROWSER)/.ready $(DOCS)/.ready
-	@test -x $(CHROMIUM) || { $$(test $$(id -u) = 0 || echo sudo) apt-get install -y -qq chromium; }
+	@test -x $(CHROMIUM) || $(AS_ROOT) sh -c "apt-get update -qq && apt-get install -y -qq chromium"
 	NIELS_GPT_CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BROWSER)/bin/python -m pytest -n0 tests/browser
 
 $(BROWSER)/.ready: pyproject.toml constraints.txt
