@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.runs.catalog import EVAL_FILE, RunSummary, find_runs, is_locked, summarize
+from niels_gpt.runs.environment import DIVERGED, FAILED, read_environment
+from niels_gpt.runs.environment import FILE as ENVIRONMENT_FILE
 from niels_gpt.runs.metrics_follower import MetricsFollower
-from niels_gpt.system.checked_json import read_checked_json
 
 LIST_SECONDS = 1.0
 """The list is at most so old."""
@@ -21,7 +22,6 @@ REST = 20
 """A run that trains is summarized again after so many times what the last summary took."""
 FOLLOWED = 8
 """Runs whose metrics are kept in memory."""
-ENVIRONMENT_FILE = "environment.json"
 _SIGNATURE_FILES = ("config.yaml", "metrics.jsonl", EVAL_FILE, ENVIRONMENT_FILE)
 
 
@@ -123,17 +123,9 @@ def _listed(path: Path, name: str, known: ListedRun | None) -> ListedRun:
     if state == "damaged":
         state = "failed"
     elif state == "stopped":
-        outcome, reason = _last_outcome(path)
-        if outcome in ("diverged", "failed"):
-            state, problem = "failed", reason or outcome
+        environment = read_environment(path)
+        last = environment.sessions[-1] if environment is not None and environment.sessions else None
+        if last is not None and last.outcome in (DIVERGED, FAILED):
+            state, problem = "failed", last.reason or last.outcome
     due = time.monotonic() + REST * (time.monotonic() - began)
     return ListedRun(_identifier(name), path, summary, state, problem, signature, due)
-
-
-def _last_outcome(path: Path) -> tuple[str, str]:
-    """(how the last session of a run ended, the reason), from environment.json; empty texts if it is not known."""
-    try:
-        session = read_checked_json(path / ENVIRONMENT_FILE)["sessions"][-1]
-        return str(session.get("outcome") or ""), str(session.get("reason") or "")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "", ""

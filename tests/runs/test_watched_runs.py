@@ -1,7 +1,7 @@
 """The list of runs for a program that asks again and again: states, ids, damage, and how often files are read."""
 
+import dataclasses
 import fcntl
-import json
 import os
 import threading
 import time
@@ -9,9 +9,11 @@ import time
 import pytest
 
 from niels_gpt.runs import watched_runs
+from niels_gpt.runs.environment import Environment, Session
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.watched_runs import WatchedRuns
 from niels_gpt.system import files
+from niels_gpt.system.checked_json import write_checked_json
 from tests.runs.test_catalog import make_run
 
 
@@ -26,8 +28,9 @@ def states(watched):
 
 
 def session(path, outcome, reason=""):
-    content = {"sessions": [{"outcome": "stopped"}, {"outcome": outcome, "reason": reason}]}
-    (path / "environment.json").write_text(json.dumps(content), encoding="utf-8")
+    """Record a session that ended so; None: a kill."""
+    made = Session(0, "2026-01-02T03:04:05+00:00", None, "/", 1, {}, outcome=outcome, reason=reason)
+    write_checked_json(path / "environment.json", dataclasses.asdict(Environment([made])))
 
 
 def test_states(tmp_path):
