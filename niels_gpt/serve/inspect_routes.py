@@ -13,11 +13,11 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from niels_gpt.chat.transcript import STOPS
-from niels_gpt.chat.untrusted import ChatPrompt, encode_untrusted
+from niels_gpt.chat.untrusted import ChatPrompt
 from niels_gpt.inference.inspection import attention, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.logprobs import TokenLogprobs
 from niels_gpt.inference.sampling import Sampling
@@ -29,13 +29,13 @@ from niels_gpt.serve.openai_routes import (
     ERRORS,
     call_model,
     check_bytes,
-    encode,
+    encode_messages,
     encode_texts,
     find_model,
     limits_of,
     respond,
 )
-from niels_gpt.serve.openai_schema import ChatMessage, Id, Text
+from niels_gpt.serve.openai_schema import Id, Messages, Parameters, Text
 from niels_gpt.serve.provenance_search import ProvenanceSearch
 from niels_gpt.serve.served_model import ServedModel
 
@@ -45,15 +45,13 @@ DIGITS = 6
 router = APIRouter(prefix="/api", responses=ERRORS)
 
 
-class Inspected(BaseModel):
+class Inspected(Parameters):
     """A conversation or a text, and the ids of the reply to it, or of its continuation, so far."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
     model: Annotated[str, Field(max_length=300)]
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=100_000)
+    messages: Messages | None = None
     text: Text | None = Field(None, min_length=1, description="A text to continue, instead of messages.")
-    reply: list[Id] = Field(default_factory=list, max_length=2**18)
+    reply: Annotated[list[Id], Field(fail_fast=True)] = Field(default_factory=list, max_length=2**18)
     started: int = Field(
         0, ge=0, description="So many ids of the reply were given when it was generated: 0, or where it was forked."
     )
@@ -98,10 +96,8 @@ class LensRequest(Inspected):
     top: int = Field(5, ge=1, le=20)
 
 
-class ProvenanceRequest(BaseModel):
+class ProvenanceRequest(Parameters):
     """The body of POST /api/provenance."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     model: Annotated[str, Field(max_length=300)]
     text: Text
@@ -263,11 +259,7 @@ async def _read(body: Inspected, request: Request) -> _Context:
     """Encode the prompt of a request. Raises APIError 400."""
     model, limits = find_model(request, body.model), limits_of(request)
     if body.messages is not None:
-        turns = [message.as_turn() for message in body.messages]
-        size = check_bytes((turn["content"] for turn in turns), limits, "messages")
-        prompt = await encode(
-            size, lambda: encode_untrusted(turns, model.tokenizer, 3 * model.context // 4), "messages"
-        )
+        prompt = await encode_messages(body.messages, model, limits)
     else:
         (ids,) = await encode_texts([body.text or ""], model, limits, "text")
         prompt = ChatPrompt(list(ids), 0)

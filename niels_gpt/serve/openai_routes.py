@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from niels_gpt.chat.transcript import STOPS
-from niels_gpt.chat.untrusted import encode_untrusted
+from niels_gpt.chat.untrusted import ChatPrompt, encode_untrusted
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import Generation, Order, ScoredToken, Update
@@ -24,6 +24,7 @@ from niels_gpt.serve.event_stream import EventStream, watch_client
 from niels_gpt.serve.limits import Limits
 from niels_gpt.serve.openai_responses import ChatFormat, CompletionFormat, ResponseFormat
 from niels_gpt.serve.openai_schema import (
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -36,6 +37,8 @@ COMPLETION_TOKENS = 16
 """Default `max_tokens` of /v1/completions, as OpenAI's."""
 IN_THREAD = 8192
 """Texts of more characters are tokenized in a thread, so that other streams go on."""
+BYTES_PER_TURN = 64
+"""A turn without text takes as long as so many bytes."""
 
 R = TypeVar("R")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -74,15 +77,7 @@ async def show_model(model_id: str, request: Request) -> JSONResponse:
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Reply to a conversation."""
     model, limits = find_model(request, body.model), limits_of(request)
-    turns = [message.as_turn() for message in body.messages]
-    size = check_bytes((turn["content"] for turn in turns), limits, "messages")
-    prompt = await encode(
-        size,
-        lambda: encode_untrusted(
-            turns, model.tokenizer, 3 * model.context // 4, continue_last=body.continue_final_message
-        ),
-        "messages",
-    )
+    prompt = await encode_messages(body.messages, model, limits, continue_last=body.continue_final_message)
     stops = [*body.stops, *(STOPS if model.over_bytes else ())]
     wanted = body.most_tokens or min(model.context, limits.new_tokens)
     options: dict[str, Any] = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
@@ -326,7 +321,7 @@ async def encode_texts(
     """Return the ids of each prompt. Special strings in it are text. Raises APIError 400."""
     size = check_bytes((text for text in given if isinstance(text, str)), limits, param)
     as_text = model.tokenizer.encode_as_text
-    prompts: list[Sequence[int]] = await encode(
+    prompts: list[Sequence[int]] = await _encode(
         size, lambda: [as_text(prompt) if isinstance(prompt, str) else prompt for prompt in given], param
     )
     for ids in prompts:
@@ -342,8 +337,20 @@ async def encode_texts(
     return prompts
 
 
-async def encode(size: int, function: Callable[[], R], param: str) -> R:
-    """Tokenize texts of this many bytes, in a thread if they are long. Raises APIError 400 for what is refused."""
+async def encode_messages(
+    messages: Sequence[ChatMessage], model: ServedModel, limits: Limits, *, continue_last: bool = False
+) -> ChatPrompt:
+    """Return the prompt of a conversation, of which the latest turns fit the context. Raises APIError 400."""
+    turns = [message.as_turn() for message in messages]
+    size = check_bytes((turn["content"] for turn in turns), limits, "messages") + BYTES_PER_TURN * len(turns)
+    most = 3 * model.context // 4
+    return await _encode(
+        size, lambda: encode_untrusted(turns, model.tokenizer, most, continue_last=continue_last), "messages"
+    )
+
+
+async def _encode(size: int, function: Callable[[], R], param: str) -> R:
+    """Tokenize texts of about this many bytes, in a thread if they are long. Raises APIError 400 if one is refused."""
     try:
         return function() if size <= IN_THREAD else await asyncio.to_thread(function)
     except ValueError as err:

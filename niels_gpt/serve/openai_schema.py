@@ -6,24 +6,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+MOST_KEYS = 64
+"""Most keys of an object with named parameters."""
+MOST_BIASES = 1024
 Id = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(max_length=2**24)]
-Prompts = Text | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Id], Field(min_length=1)]
-PromptsOrIds = Prompts | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
+# fail_fast: otherwise pydantic reports each item that is wrong, of a list of a million items as gigabytes of errors.
+Ids = Annotated[list[Id], Field(fail_fast=True, min_length=1)]
+Prompts = Text | Annotated[list[Text], Field(fail_fast=True, min_length=1)] | Ids
+PromptsOrIds = Prompts | Annotated[list[Ids], Field(fail_fast=True, min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class _Body(BaseModel):
+class Parameters(BaseModel):
+    """An object with named parameters: of exact types, without other names."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, value: Any) -> Any:
+        """Refuse many keys at once: pydantic would report each unknown one."""
+        if isinstance(value, dict) and len(value) > MOST_KEYS:
+            raise ValueError(f"an object has {len(value)} keys, more than {MOST_KEYS}, the most that are read")
+        return value
+
+
+class _Body(Parameters):
     model: Annotated[str, Field(max_length=300)]
     user: str | None = Field(None, description="Ignored.")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Parameters):
     """`stream_options` of a streaming request."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
     include_obfuscation: bool = Field(False, description="Ignored.")
@@ -35,19 +50,26 @@ class _Sampled(_Body):
     top_k: int | None = Field(None, ge=1, le=2**31, description="An addition to OpenAI's API; default: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1, description="An addition to OpenAI's API.")
     n: int | None = Field(None, ge=1, le=128)
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=4)] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="The same seed gives the same text.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MOST_BIASES)
     # Accepted without effect, since clients send them by default.
     store: bool | None = Field(None, description="Ignored: nothing is stored.")
     metadata: dict[str, Any] | None = Field(None, description="Ignored.")
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored: every shared prefix is cached.")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, bias: Any) -> Any:
+        if isinstance(bias, dict) and len(bias) > MOST_BIASES:  # before pydantic reports each that is wrong
+            raise ValueError(f"at most {MOST_BIASES} biases are possible, got {len(bias)}")
+        return bias
 
     @field_validator("logit_bias")
     @classmethod
@@ -69,10 +91,8 @@ class _Sampled(_Body):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
 
-class ContentPart(BaseModel):
+class ContentPart(Parameters):
     """A part of a message; only text is supported."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["text", "refusal"]
     text: str | None = None
@@ -85,13 +105,11 @@ class ContentPart(BaseModel):
         return self
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Parameters):
     """A turn of a conversation."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
     name: str | None = Field(None, description="Ignored.")
     refusal: str | None = Field(None, description="Ignored.")
     annotations: list[Any] | None = Field(None, max_length=0)
@@ -106,10 +124,13 @@ class ChatMessage(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=100_000)]
+
+
 class ChatRequest(_Sampled):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=100_000)
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -123,7 +144,7 @@ class ChatRequest(_Sampled):
     functions: list[Any] | None = Field(None, description="Not supported.")
     function_call: Any = Field(None, description="Not supported.")
     parallel_tool_calls: bool | None = Field(None, description="Ignored.")
-    modalities: list[str] | None = Field(None, description="Only text is supported.")
+    modalities: Annotated[list[str], Field(fail_fast=True)] | None = Field(None, description="Only text is supported.")
     reasoning_effort: str | None = Field(None, description="Ignored.")
     verbosity: str | None = Field(None, description="Ignored.")
 

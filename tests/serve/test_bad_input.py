@@ -8,6 +8,8 @@ import time
 import httpx
 import pytest
 
+from niels_gpt.serve import errors
+
 CHAT = "/v1/chat/completions"
 OK = {"model": "bytes", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
@@ -105,6 +107,34 @@ def test_parameters_out_of_range(http, change, param):
     error = check_error(http.post(CHAT, json={**OK, **change}), 400)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("/v1/completions", {"prompt": [None] * 300_000}),
+        ("/v1/completions", {"prompt": [[]] * 300_000}),
+        ("/v1/embeddings", {"input": [{}] * 300_000}),
+        (CHAT, {"messages": [{}] * 300_000}),
+        (CHAT, {"messages": [{"role": "user", "content": [{}] * 300_000}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x", **{str(i): 0 for i in range(200_000)}}]}),
+        (CHAT, {"logit_bias": {str(i): "x" for i in range(200_000)}}),
+        (CHAT, {"stop": [None] * 300_000}),
+        (CHAT, {str(i): 0 for i in range(200_000)}),
+    ],
+)
+def test_only_the_first_of_many_errors_is_sought(http, monkeypatch, path, change):
+    """Each error takes about a kilobyte and ten microseconds, and the event loop waits for all of them."""
+    counts = []
+    describe = errors.describe_validation
+
+    def counting(found):
+        counts.append(len(found))
+        return describe(found)
+
+    monkeypatch.setattr(errors, "describe_validation", counting)
+    check_error(http.post(path, json={"model": "bytes", **change}), 400)
+    assert len(counts) == 1 and counts[0] < 10
 
 
 def test_what_is_not_supported_says_so(http):
