@@ -6,6 +6,8 @@ that begin alike share the nodes of what they share.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -35,12 +37,16 @@ class PrefixCache:
         self.size = 0
         """Tokens that are stored."""
         self._root = _Node((), None, None)
+        # Each leaf once, with the time of a use that may not be its last. A search of the tree for every leaf that is
+        # dropped would take seconds for a long prompt after thousands of prompts that differ in few tokens.
+        self._leaves: list[tuple[int, int, _Node]] = []
+        self._numbers = itertools.count()  # the order of equal times
         self._clock = 0
         self._weights: object = None
 
     def clear(self) -> None:
         """Forget everything."""
-        self._root, self.size = _Node((), None, None), 0
+        self._root, self._leaves, self.size = _Node((), None, None), [], 0
 
     def check_weights(self, model: GPT) -> None:
         """Forget everything if the weights have moved or changed since the last call."""
@@ -82,8 +88,9 @@ class PrefixCache:
         leaf = node.children[ids[found]] = _Node(ids[found:], kv(found, len(ids)), node)
         leaf.used = self._clock
         self.size += len(leaf.ids)
+        self._add_leaf(leaf)
         while self.size > self.limit:
-            self._remove(min(self._leaves(self._root), key=lambda node: node.used))
+            self._drop_oldest()
 
     def _split(self, node: _Node, n: int) -> _Node:
         """Divide a node after n tokens; return the first half, whose only child is the second."""
@@ -95,19 +102,24 @@ class PrefixCache:
         first.used, first.children, node.parent = node.used, {node.ids[0]: node}, first
         return first
 
-    def _leaves(self, node: _Node) -> list[_Node]:
-        found, stack = [], [node]
-        while stack:
-            node = stack.pop()
-            stack += node.children.values()
-            if not node.children:
-                found.append(node)
-        return found
+    def _add_leaf(self, node: _Node) -> None:
+        heapq.heappush(self._leaves, (node.used, next(self._numbers), node))
 
-    def _remove(self, leaf: _Node) -> None:
-        assert leaf.parent is not None
-        del leaf.parent.children[leaf.ids[0]]
-        self.size -= len(leaf.ids)
+    def _drop_oldest(self) -> None:
+        """Drop the least recently used leaf."""
+        while True:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.children:
+                continue  # no leaf any more
+            if node.used == used:
+                break
+            self._add_leaf(node)  # it was used again
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.ids[0]]
+        self.size -= len(node.ids)
+        if not parent.children and parent is not self._root:
+            self._add_leaf(parent)
 
 
 def common_length(run: Sequence[int], ids: Sequence[int], start: int = 0) -> int:

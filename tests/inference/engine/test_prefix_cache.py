@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -68,6 +69,48 @@ def test_against_a_list_of_texts(calls, limit):
             assert found == min(len(ids), limit)
         distinct = {tuple(text[:n]) for text in texts for n in range(1, len(text) + 1)}
         assert cache.size == len(distinct) <= limit  # what texts share is stored once
+
+
+class SearchingCache(PrefixCache):
+    """Searches the whole tree for the least recently used leaf."""
+
+    def _drop_oldest(self):
+        leaves, stack = [], [self._root]
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            if not node.children:
+                leaves.append(node)
+        oldest = min(leaves, key=lambda node: node.used)
+        del oldest.parent.children[oldest.ids[0]]
+        self.size -= len(oldest.ids)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), max_size=7)), max_size=60),
+    st.integers(1, 25),
+)
+def test_what_is_dropped_is_what_a_search_finds(calls, limit):
+    cache, reference = PrefixCache(limit), SearchingCache(limit)
+    for insert, ids in calls:
+        for each in (cache, reference):
+            if insert:
+                each.insert(ids, kv_of(ids))
+            else:
+                each.match(ids)
+        assert sorted(stored(cache)) == sorted(stored(reference))
+
+
+def test_a_long_prompt_after_thousands_of_short_ones():
+    """Dropping a thousand leaves does not search the tree a thousand times: that would take seconds."""
+    cache = PrefixCache(20_000)
+    kv = torch.zeros(1, 2, 1, 1000, 1)
+    for number in range(20_000):
+        cache.insert([1, 2, 100 + number], lambda start, end: kv[:, :, :, start:end])
+    began = time.perf_counter()
+    cache.insert([3] * 1000, lambda start, end: kv[:, :, :, start:end])
+    assert time.perf_counter() - began < 0.5
+    assert cache.size == 20_000
 
 
 def test_the_least_recently_used_goes_first():
