@@ -1,4 +1,7 @@
-"""Look inside a model: what it saw of a text, attention weights, what each layer would predict, and an embedding."""
+"""Look inside a model: what it saw of a text, attention weights, what each layer would predict, and an embedding.
+
+All of them raise FloatingPointError if the model computes nan or infinity.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from niels_gpt.config.checks import check_int
 from niels_gpt.inference.engine.request import ContextOverflow, check_prompt, dropped_at, most_pinned
 from niels_gpt.inference.logprobs import TokenLogprobs, score_from
+from niels_gpt.inference.sampling import check_finite
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rotate
@@ -86,7 +90,9 @@ def attention(model: GPT, ids: Sequence[int], layer: int, head: int) -> torch.Te
         qk = rotate(qk, model.sin[: len(ids)], model.cos[: len(ids)])
     q, k = qk.float().unbind(1)  # (n, D)
     future = torch.ones(len(ids), len(ids), dtype=torch.bool, device=q.device).triu(1)
-    return (q @ k.t() / D**0.5).masked_fill(future, float("-inf")).softmax(dim=-1).cpu()
+    weights = (q @ k.t() / D**0.5).masked_fill(future, float("-inf")).softmax(dim=-1).cpu()
+    check_finite(weights, "attention weights")
+    return weights
 
 
 @torch.inference_mode()
@@ -102,6 +108,7 @@ def logit_lens(model: GPT, ids: Sequence[int], position: int, top: int) -> list[
     check_int("top", top, 1, model.config.V)
     streams = torch.stack([h[position] for h in _residual_stream(model, ids)[1:]])  # (L, C)
     p = model.logits(model.norm(streams)).float().softmax(dim=-1)
+    check_finite(p)
     best = p.topk(top, dim=-1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
@@ -119,6 +126,7 @@ def embedding(model: GPT, ids: Sequence[int]) -> torch.Tensor:
         for start in range(0, len(ids), T):
             h = model.hidden(torch.tensor([ids[start : start + T]], device=model.device))
             total += h[0].float().sum(dim=0).double().cpu()
+    check_finite(total, "hidden states")
     return (total / len(ids)).float()
 
 

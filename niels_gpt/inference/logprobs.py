@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from niels_gpt.inference.sampling import check_finite
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
 
@@ -28,10 +29,15 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: Sequence[int]) -> list[TokenLogprobs]:
-    """Return one `TokenLogprobs` per row of logits (B, V), for a token and a number of alternatives per row."""
+    """Return one `TokenLogprobs` per row of logits (B, V), for a token and a number of alternatives per row.
+
+    Raises FloatingPointError for rows whose logits are nan or infinite.
+    """
     wide = logits.float() if logits.device.type == "mps" else logits.double()  # MPS has no float64
     logp = wide.log_softmax(dim=-1)
-    entropy = torch.special.entr(logp.exp()).sum(dim=-1).tolist()
+    entropies = torch.special.entr(logp.exp()).sum(dim=-1)
+    check_finite(entropies)
+    entropy = entropies.tolist()
     chosen = logp[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
     best = logp.topk(min(max(top), logp.shape[-1]), dim=-1)
     ids, values = best.indices.tolist(), best.values.tolist()

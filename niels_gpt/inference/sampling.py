@@ -52,11 +52,11 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
     """
     if sampling.temperature == 0.0:
         largest, ids = logits.max(dim=-1)
-        _check_finite(largest)
+        check_finite(largest)
         return ids
     cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (B, V)
     threshold = uniform.to(cumulative)[:, None] * cumulative[:, -1:]
-    _check_finite(threshold)
+    check_finite(threshold)
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
 
 
@@ -77,9 +77,10 @@ def adjust(
     return logits.index_add(0, index, torch.tensor(list(change.values()), device=logits.device, dtype=logits.dtype))
 
 
-def _check_finite(row_values: torch.Tensor) -> None:
-    if not math.isfinite(row_values.sum().item()):  # one third of the time of isfinite().all()
-        raise FloatingPointError("the logits are nan or infinite: the weights are broken, use another checkpoint")
+def check_finite(values: torch.Tensor, name: str = "logits") -> None:
+    """Raise FloatingPointError if a model computed nan or infinity."""
+    if not math.isfinite(values.sum().item()):  # one third of the time of isfinite().all()
+        raise FloatingPointError(f"the {name} are nan or infinite: the weights are broken, use another checkpoint")
 
 
 def _outside_top_k(p: torch.Tensor, k: int) -> torch.Tensor:

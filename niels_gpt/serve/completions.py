@@ -18,6 +18,8 @@ from niels_gpt.serve.model_worker import Inbox
 from niels_gpt.serve.served_model import ServedModel
 from niels_gpt.system.rng import derive_seed
 
+MODEL_FAILURES = (ArithmeticError, MemoryError, RuntimeError, ValueError)
+
 
 @dataclass(frozen=True)
 class Order:
@@ -222,9 +224,9 @@ class Generation:
                     yield list(updates.values())
         except APIError:
             raise
-        except (ArithmeticError, MemoryError, RuntimeError, ValueError) as err:
+        except MODEL_FAILURES as err:
             self._record.outcome = "error"
-            raise APIError(500, f"the model {self._model.id} failed: {err}", code="model_failed") from err
+            raise model_failed(self._model, err) from err
         finally:
             self.close()
 
@@ -240,6 +242,11 @@ class Generation:
             "total_tokens": prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
+
+
+def model_failed(model: ServedModel, err: Exception) -> APIError:
+    """Return the error of a model with broken weights, or without memory."""
+    return APIError(500, f"the model {model.id} failed: {err}", code="model_failed")
 
 
 def _choice_seed(seed: int | None, number: int) -> int | None:

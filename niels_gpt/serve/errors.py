@@ -67,12 +67,15 @@ def describe_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:
     """Return the 400 of the most specific error that pydantic found in a request: of a union, it reports all types."""
     if not errors:
         return APIError(400, "the request is invalid")
-    first = max(errors, key=lambda error: len(error.get("loc", ())))
+    # A list with too many items says more than "not a string", which is what the other type of the union reports.
+    first = max(errors, key=lambda error: (len(error.get("loc", ())), not str(error.get("type")).endswith("_type")))
     location = [part for part in first.get("loc", ()) if part != "body"]
     names = [str(part) for part in location if not _names_a_type(part)]
     param = ".".join(names)[:200] or None
     if first.get("type") == "json_invalid":
         return APIError(400, "the body is not valid JSON", code="invalid_json")
+    if not location and str(first.get("type")).endswith("attributes_type"):
+        return APIError(400, "the body must be a JSON object with Content-Type: application/json", code="invalid_json")
     if first.get("type") == "extra_forbidden":
         return APIError(400, f"unknown parameter: {param}", param=param, code="unknown_parameter")
     message = str(first.get("msg", "invalid value")).removeprefix("Value error, ")
@@ -105,7 +108,8 @@ def add_handlers(app: FastAPI) -> None:
         return APIError(err.status_code, message, headers=err.headers).response()
 
     async def on_bug(_: Request, __: Exception) -> Response:  # the server also prints its traceback
-        return APIError(500, "the server failed; its log has the reason").response()
+        # uvicorn closes the connection.
+        return APIError(500, "the server failed; its log has the reason", headers={"Connection": "close"}).response()
 
     app.add_exception_handler(APIError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

@@ -18,7 +18,7 @@ from niels_gpt.chat.transcript import STOPS
 from niels_gpt.chat.untrusted import ChatPrompt, encode_untrusted
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.serve.access_log import record_of
-from niels_gpt.serve.completions import Generation, Order, ScoredToken, Update
+from niels_gpt.serve.completions import MODEL_FAILURES, Generation, Order, ScoredToken, Update, model_failed
 from niels_gpt.serve.errors import CLIENT_CLOSED, APIError
 from niels_gpt.serve.event_stream import EventStream, watch_client
 from niels_gpt.serve.limits import Limits
@@ -192,7 +192,8 @@ def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
 async def call_model(request: Request, model: ServedModel, function: Callable[[], R]) -> R:
     """Run a function of a model in its thread, between two steps.
 
-    Raises APIError: 429 if the queue is full, 504 if it takes too long, CLIENT_CLOSED if the client goes away.
+    Raises APIError: 429 if the queue is full, 500 if the model fails, 504 if it takes too long, CLIENT_CLOSED if the
+    client goes away.
     """
     limits = limits_of(request)
     since = model.admission.admit(1)
@@ -209,6 +210,8 @@ async def call_model(request: Request, model: ServedModel, function: Callable[[]
         return await asyncio.wait_for(call, max(0.0, left))
     except TimeoutError:
         raise APIError(504, f"the request took longer than {limits.request_seconds:g} s", code="timeout") from None
+    except MODEL_FAILURES as err:
+        raise model_failed(model, err) from err
     except asyncio.CancelledError:
         if watching.done():
             record_of(request.scope).outcome = "disconnect"

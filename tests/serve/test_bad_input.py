@@ -190,6 +190,25 @@ def test_methods_that_do_not_exist(http):
     check_error(http.post("/health"), 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        (CHAT, {"stop": ["a"] * 5}, "at most 4"),
+        ("/v1/embeddings", {"input": []}, "at least 1"),
+        ("/v1/completions", {"prompt": []}, "at least 1"),
+    ],
+)
+def test_a_list_of_a_wrong_length_is_not_called_a_wrong_type(http, path, change, words):
+    body = {**OK, **change} if path == CHAT else {"model": "bytes", **change}
+    assert words in check_error(http.post(path, json=body), 400)["message"]
+
+
+def test_bodies_that_are_not_sent_as_json(http):
+    """curl -d without a header sends the body as a form."""
+    for options in ({"data": {"a": "b"}}, {"content": json.dumps(OK)}):
+        assert "Content-Type: application/json" in check_error(http.post(CHAT, **options), 400)["message"]
+
+
 def test_large_bodies(http, server):
     check_error(http.post(CHAT, content=b"x" * (4 * 2**20 + 1)), 413)
     check_error(http.post(CHAT, content=(b"x" * 2**20 for _ in range(6))), 413)  # without Content-Length

@@ -10,7 +10,9 @@ import time
 import httpx
 import openai
 import pytest
+import torch
 
+from niels_gpt.serve import inspect_routes
 from niels_gpt.serve.limits import Admission
 from tests.serve.conftest import LIMITS, cycle_model, running, served
 
@@ -187,6 +189,36 @@ def test_a_model_that_fails_fails_its_requests_only(monkeypatch):
             client.completions.create(model="cycle", prompt=" ", max_tokens=3)
         monkeypatch.setattr(engine, "step", step)
         assert client.completions.create(model="cycle", prompt=" ", max_tokens=2, temperature=0).choices[0].text == "ab"
+        assert active(server) == 0
+
+
+@pytest.mark.parametrize("weight", ["lm_head.weight", "tok_emb.weight"])
+def test_broken_weights_fail_every_route_that_uses_them(weight):
+    model = cycle_model()
+    with torch.no_grad():
+        model.get_parameter(weight)[5] = float("nan")
+        model.get_parameter(weight)[ord("x")] = float("nan")
+    prompt = {"model": "cycle", "text": "x"}
+    requests = {
+        "/v1/completions": {"model": "cycle", "prompt": "x", "logprobs": 2},
+        "/v1/chat/completions": {"model": "cycle", "messages": [{"role": "user", "content": "x"}], "stream": True},
+        "/api/reply": prompt,
+        "/api/tokens": {**prompt, "reply": [65, 66]},
+        "/api/logit_lens": prompt,
+    }
+    if weight == "tok_emb.weight":
+        requests["/v1/embeddings"] = {"model": "cycle", "input": "x"}
+        requests["/v1/embeddings?base64"] = {"model": "cycle", "input": "x", "encoding_format": "base64"}
+        requests["/api/attention"] = {**prompt, "layer": 0, "head": 0}
+    models = [served("cycle", model), served("fine", cycle_model())]
+    with running(models, routers=[inspect_routes.router]) as server, server.http() as http:
+        for path, body in requests.items():
+            response = http.post(path, json=body)
+            assert response.status_code == 500, path
+            assert response.json()["error"]["code"] == "model_failed", path
+            fine = http.post("/v1/completions", json={"model": "fine", "prompt": " ", "max_tokens": 2})
+            assert fine.status_code == 200
+        assert http.get("/health").status_code == 200
         assert active(server) == 0
 
 
