@@ -138,6 +138,14 @@ class Generation:
                 "server",
                 param="n",
             )
+        alternatives = order.choices * order.new_tokens * (order.options.get("logprobs") or 0)
+        if alternatives > limits.alternatives:
+            raise APIError(
+                400,
+                f"the request asks for {alternatives} alternatives (continuations times max_tokens times "
+                f"top_logprobs), more than {limits.alternatives}, the limit of this server",
+                param="top_logprobs",
+            )
         self._model = model
         self._record = record
         self._inbox = Inbox()

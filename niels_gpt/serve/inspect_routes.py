@@ -32,6 +32,7 @@ from niels_gpt.serve.openai_routes import (
     encode_messages,
     encode_texts,
     find_model,
+    json_response,
     limits_of,
     respond,
 )
@@ -183,7 +184,7 @@ class _ReplyEvents:
 
 
 @router.post("/tokens")
-async def score_tokens(body: TokensRequest, request: Request) -> JSONResponse:
+async def score_tokens(body: TokensRequest, request: Request) -> Response:
     """The tokens of a reply with their probabilities and alternatives, as when it was generated; null if unknown."""
     context = await _read(body, request)
     model = context.model
@@ -199,13 +200,17 @@ async def score_tokens(body: TokensRequest, request: Request) -> JSONResponse:
     ids, given, length = context.ids, context.given, len(context.prompt.ids)
     # The ids that were given come from another reply to the same prompt.
     found = await call_model(request, model, lambda: [*score(ids[:given], length), *score(ids, given)])
-    tokens = [
-        {"id": token, "token": token_text(model, token), "bytes": list(model.token_bytes[token])}
-        if scored is None
-        else _scored_json(model, scored)
-        for token, scored in zip(context.reply, found, strict=True)
-    ]
-    return JSONResponse({"tokens": tokens})
+
+    def build() -> dict[str, Any]:
+        tokens = [
+            {"id": token, "token": token_text(model, token), "bytes": list(model.token_bytes[token])}
+            if scored is None
+            else _scored_json(model, scored)
+            for token, scored in zip(context.reply, found, strict=True)
+        ]
+        return {"tokens": tokens}
+
+    return await json_response(build, in_thread=True)
 
 
 @router.post("/attention")

@@ -28,6 +28,8 @@ class Limits:
     """Longest continuation."""
     choices: int = 32
     """Continuations (prompts times n) or embeddings of one request."""
+    alternatives: int = 2**19
+    """Log-probabilities of other tokens in one response: continuations times tokens times `top_logprobs`."""
     request_seconds: float = 300.0
     """From the start of a request to the end of its response, also in the queue."""
     body_seconds: float = 30.0

@@ -267,11 +267,23 @@ async def respond(
             batch = None if drop_text else await anext(updates, None)
         generation.close()
         watch.cancel()
-        return JSONResponse(form.whole(merged, generation.usage(prompt_tokens)))
+        usage = generation.usage(prompt_tokens)
+        return await json_response(
+            lambda: form.whole(merged, usage), in_thread=order.options.get("logprobs") is not None
+        )
     except BaseException:
         watch.cancel()
         generation.close()
         raise
+
+
+async def json_response(build: Callable[[], Any], *, in_thread: bool) -> Response:
+    """Return what a function builds as JSON: that of scored tokens in a thread, since they can be many megabytes."""
+
+    def response() -> Response:
+        return JSONResponse(build())
+
+    return await asyncio.to_thread(response) if in_thread else response()
 
 
 def _order(

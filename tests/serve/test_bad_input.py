@@ -85,6 +85,7 @@ def test_bodies_that_are_no_requests(http, body):
         ({"logit_bias": {"256": 1}}, None),
         ({"top_logprobs": 3}, None),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 20, "max_tokens": 4096, "n": 7}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, None),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),

@@ -14,6 +14,7 @@ import torch
 
 from niels_gpt.serve import inspect_routes
 from niels_gpt.serve.limits import Admission
+from niels_gpt.serve.openai_responses import ChatFormat, CompletionFormat
 from tests.serve.conftest import LIMITS, cycle_model, running, served
 
 LONG = {"model": "cycle", "prompt": " ", "max_tokens": 4000, "temperature": 0}
@@ -126,6 +127,23 @@ def test_a_reader_that_stops_does_not_stop_the_others():
         server.wait_until(lambda: len(server.server.server_state.connections) == 1, seconds=30)  # the client's
         assert idle.fileno() >= 0
         idle.close()
+
+
+def test_a_large_response_is_not_built_in_the_event_loop(monkeypatch):
+    threads = []
+    for kind in (ChatFormat, CompletionFormat):
+        build = kind.whole
+
+        def whole(self, *given, build=build):
+            threads.append(threading.current_thread().name)
+            return build(self, *given)
+
+        monkeypatch.setattr(kind, "whole", whole)
+    with small_server() as server, server.client() as client:
+        client.completions.create(model="cycle", prompt=" ", max_tokens=2, logprobs=20)
+        messages = [{"role": "user", "content": "x"}]
+        client.chat.completions.create(model="cycle", messages=messages, max_tokens=2, logprobs=True, top_logprobs=20)
+        assert all(name.startswith("asyncio_") for name in threads) and len(threads) == 2
 
 
 def test_requests_that_take_too_long():
