@@ -104,6 +104,7 @@ def create_app(
     app.include_router(openai_routes.router)
     _add_schema_of_errors(app)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health(request: Request) -> JSONResponse:
         """Whether the threads of all models run."""

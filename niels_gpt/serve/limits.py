@@ -57,8 +57,18 @@ class Admission:
         return max(0, self.active - self._limits.slots)
 
     def admit(self, number: int) -> float:
-        """Count `number` more continuations and return the time. Raises APIError 429 if the queue is too short."""
-        free = self._limits.slots + self._limits.queue - self.active
+        """Count `number` more continuations and return the time.
+
+        Raises APIError: 429 if the queue is too short now, 400 if it always is.
+        """
+        most = self._limits.slots + self._limits.queue
+        if number > most:
+            raise APIError(
+                400,
+                f"the request asks for {number} continuations, more than {most}, which this server runs and queues",
+                param="n",
+            )
+        free = most - self.active
         if number > free:
             seconds = max(1, min(60, math.ceil(self._seconds * (1 + self.waiting / self._limits.slots))))
             raise APIError(

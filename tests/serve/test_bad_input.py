@@ -189,6 +189,8 @@ def test_methods_that_do_not_exist(http):
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
         check_error(http.request(method, CHAT), 405)
     check_error(http.post("/health"), 405)
+    response = http.head("/health")  # what monitors send
+    assert response.status_code == 200 and not response.content
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ def test_a_full_queue_is_429():
         assert client.completions.create(model="cycle", prompt=" ", max_tokens=1).choices
 
 
+def test_more_than_ever_fit_is_400():
+    """The openai package repeats a request after 429; this one would never succeed."""
+    with small_server() as server, server.client() as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="cycle", prompt=" ", max_tokens=1, n=4)
+        assert caught.value.param == "n"
+        assert len(client.completions.create(model="cycle", prompt=" ", max_tokens=1, n=3).choices) == 3
+        assert active(server) == 0
+
+
 def test_many_clients_at_a_time():
     limits = dataclasses.replace(LIMITS, slots=3, queue=100)
     with running([served("cycle", cycle_model(), limits=limits)], limits) as server:
