@@ -258,3 +258,26 @@ def test_the_wait_grows_with_the_queue():
     assert int(caught.value.headers["Retry-After"]) == 10
     admission.leave(10, since)
     assert admission.active == 0
+
+
+def test_a_body_of_tiny_chunks_does_not_stop_the_others():
+    chunks = 60_000
+    with small_server(body_seconds=60.0) as server, server.http() as http:
+        sock = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        sender = threading.Thread(
+            target=sock.sendall, args=(head + b"\r\n" + b"1\r\n \r\n" * chunks + b"2\r\n{}\r\n0\r\n\r\n",)
+        )
+        sender.start()
+        answered = 0
+        sock.settimeout(0.001)
+        response = b""
+        while not response:
+            assert http.get("/health").status_code == 200
+            answered += 1
+            with contextlib.suppress(TimeoutError):
+                response = sock.recv(1000)
+        sender.join()
+        sock.close()
+    assert response.startswith(b"HTTP/1.1 400")
+    assert answered > 20  # 5 if each read was parsed at once
