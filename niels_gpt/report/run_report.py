@@ -244,7 +244,7 @@ def metric_series(facts: RunFacts, key: str, *, label: str, color: str = "c0", s
 
 
 def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
-    """Return the loss of each held-out set in bits per byte, beside what needs no model."""
+    """Return the loss of each held-out set in bits per byte, beside what needs no model; of chats in nats only."""
     best = facts.detail["best_step"]
     if best is None:
         return [Paragraph("No evaluation is recorded yet.")]
@@ -262,6 +262,12 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
             references = held_out_references(config, known, limit=REFERENCE_LIMIT)
         except (ValueError, OSError) as err:
             problem = f"xz, gzip and unigram are missing: {one_line(error_message(err))}"
+    more = f"{measure} scores all held-out text."
+    if not references and facts.unit != "byte":  # the bytes of its tokens are not known
+        nats = [[Cell(name), Cell(f"{loss:.3f}", loss)] for name, loss in sampled.items()]
+        table = Table([Column("Held out", text=True), Column("nats", hint="per token")], nats)
+        note = f"Sampled at the best step, {best:,}; nats per token, lower is better. {more}"
+        return [table, *(Paragraph(text, soft=True) for text in (note, problem) if text)]
     rows = {}
     for name in dict.fromkeys([*sampled, *references]):
         rows[name] = dict(references.get(name, {"uniform_bits": 8.0}))
@@ -271,7 +277,7 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
                 "nats_per_token": sampled[name],
                 "bits_per_byte": sampled[name] / math.log(2) * ratio or math.nan,
             }
-    note = f"Sampled at the best step, {best:,}; bits per byte, lower is better. {measure} scores all held-out text."
+    note = f"Sampled at the best step, {best:,}; bits per byte, lower is better. {more}"
     blocks: list[Block] = [_score_table(rows), Paragraph(note, soft=True)]
     return [*blocks, Paragraph(problem, soft=True)] if problem else blocks
 

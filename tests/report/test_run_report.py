@@ -147,6 +147,12 @@ def test_losses_without_the_data(tmp_path):
     assert "xz, gzip and unigram are missing" in text and "gone" in text
 
 
+def test_losses_of_a_chat_model_are_in_nats_only(tmp_path):
+    run = make_run(tmp_path / "a", "task=sft", "model.V=512", evals=[(2, {"val_sft": 0.5, "val_dialogues": 0.25})])
+    head, _, *rows = rows_of(section(run, "Loss per source"))
+    assert (head, rows) == (["Held out", "nats"], [["val_sft", "0.500"], ["val_dialogues", "0.250"]])
+
+
 def test_exact_scores_are_preferred(run):
     score = {"bytes": 1000, "tokens": 1000, "nats_per_token": 1.5, "bits_per_byte": 2.25, "perplexity": 4.0}
     scores = {"val_roam": {**score, "xz_bits": 3.0, "gzip_bits": 3.5, "unigram_bits": 4.5, "uniform_bits": 8.0}}
