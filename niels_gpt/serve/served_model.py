@@ -33,6 +33,8 @@ class ServedModel:
     """When its checkpoint was written, in seconds since 1970."""
     step: int = 0
     """Training steps done."""
+    task: str | None = None
+    """What it was trained for, as in the config of its run: bytes, pretrain, sft or splice."""
     run: Path | None = field(default=None, repr=False)
     """The run folder; no response contains it."""
     loaded: LoadedRun | None = field(default=None, repr=False)
@@ -78,6 +80,7 @@ class ServedModel:
             "heads": self.model.config.H,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "training_steps": self.step,
+            "task": self.task,
         }
 
 
@@ -120,6 +123,7 @@ def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits, *, t
         Admission(limits),
         created=int(loaded.path.stat().st_mtime),
         step=loaded.step,
+        task=None if loaded.run is None else loaded.run.read_config().task,
         run=None if home is None else home.path,
         loaded=loaded._replace(model=engine.model),
     )

@@ -8,6 +8,8 @@ from playwright.sync_api import expect
 from tests.browser.conftest import IMAGE, SCRIPT
 from tests.serve.conftest import CYCLE
 
+ROLES = ("user .text", "assistant .tokens")
+
 
 def chat_with(page, model, *, temperature=None, max_tokens=None, seed=None):
     page.get_by_label("Model", exact=True).select_option(model)
@@ -163,6 +165,13 @@ def test_conversations_are_kept_and_exported(opened, server, tmp_path):
     exported = json.loads((tmp_path / "JSON").read_text(encoding="utf-8"))
     assert exported["children"][0]["children"][0]["content"] == text
     assert len(exported["children"][0]["children"][0]["ids"]) == 12
+    page.locator(".message.assistant").get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("mine")
+    page.keyboard.press("Enter")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Export Markdown").click()
+    waiting.value.save_as(tmp_path / "edited")
+    assert "## Reply (edited by hand)\n\nmine" in (tmp_path / "edited").read_text(encoding="utf-8")
     page.get_by_role("button", name="Delete keep me").click()
     expect(page.locator(".conversations li")).to_have_count(1)
 
@@ -187,3 +196,107 @@ def test_shift_enter_starts_a_line(opened, server):
     page.keyboard.press("Enter")
     finished(page)
     assert page.locator(".message.user .text").text_content() == "one\ntwo"
+
+
+def test_a_message_has_the_font_of_the_page(opened, server):
+    page = opened().open()
+    chat_with(page, "pretrain", max_tokens=5)
+    say(page, "in which font?")
+    finished(page)
+    fonts = [page.locator(f".message.{each}").evaluate("e => getComputedStyle(e).fontFamily") for each in ROLES]
+    assert fonts == [page.locator("body").evaluate("e => getComputedStyle(e).fontFamily")] * 2
+
+
+def test_two_tabs_lose_nothing(opened, server):
+    it = opened()
+    one = it.open()
+    chat_with(one, "pretrain", max_tokens=5)
+    say(one, "first tab")
+    finished(one)
+    two = it.context.new_page()
+    two.goto(f"{it.url}/#/chat")
+    expect(two.locator(".message.assistant")).to_have_count(1)
+    say(two, "second tab")
+    finished(two, 2)
+    expect(one.locator(".message.user .text")).to_have_text(["first tab", "second tab"])
+    say(one, "first tab again")
+    finished(one, 3)
+    expect(two.locator(".message.user .text")).to_have_text(["first tab", "second tab", "first tab again"])
+
+
+def test_what_another_tab_saved_during_a_reply_stays(opened, server):
+    it = opened()
+    page = it.open()
+    chat_with(page, "pretrain", max_tokens=5)
+    say(page, "mine")
+    finished(page)
+    page.evaluate(
+        """() => {
+          const key = Object.keys(localStorage).find((each) => each.startsWith("niels-gpt-conversation-"));
+          const theirs = { ...JSON.parse(localStorage[key]), saved: "by another tab" };
+          theirs.children[0].children = [];
+          localStorage[key] = JSON.stringify(theirs);
+        }"""
+    )
+    say(page, "more")
+    finished(page, 2)
+    page.reload()
+    expect(page.locator(".conversations li")).to_have_count(2)
+    expect(page.locator(".message.user .text")).to_have_text(["mine", "more"])
+    page.locator(".conversations li button").nth(2).click()
+    expect(page.locator(".message.user .text")).to_have_text(["mine"])
+
+
+def test_sampling_is_kept_with_the_conversation(opened, server):
+    page = opened().open()
+    chat_with(page, "pretrain", max_tokens=5)
+    say(page, "hello")
+    finished(page)
+    page.get_by_label("Top-k").fill("3")
+    page.get_by_label("Top-k").blur()
+    page.reload()
+    expect(page.get_by_label("Top-k")).to_have_value("3")
+
+
+def test_a_failed_reply_can_be_retried(opened, server):
+    it = opened()
+    page = it.open()
+    chat_with(page, "pretrain", max_tokens=5)
+    page.route("**/api/reply", lambda route: route.abort())
+    say(page, "are you there?")
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    page.unroute("**/api/reply")
+    page.locator(".message.user").get_by_role("button", name="Retry").click()
+    finished(page)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.locator(".message.user")).to_have_count(1)
+    it.problems = [problem for problem in it.problems if "ERR_FAILED" not in problem]
+
+
+def test_the_text_before_a_lost_connection_is_kept(opened, server):
+    it = opened()
+    page = it.open()
+    chat_with(page, "pretrain")
+    token = {"id": 104, "token": "h", "bytes": [104], "logprob": -1.0, "entropy": 1.0, "top": []}
+    body = f"data: {json.dumps({'tokens': [token]})}\n\n"  # no [DONE]
+    page.route("**/api/reply", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    say(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("connection")
+    expect(page.locator(".message.assistant .tokens")).to_have_text("h")
+    page.reload()
+    expect(page.locator(".message.assistant .tokens")).to_have_text("h")
+    expect(page.locator(".message.assistant .facts")).to_contain_text("cut off")
+
+
+def test_a_new_chat_is_with_a_tuned_model(opened, server):
+    it = opened()
+
+    def with_tasks(route):
+        response = route.fetch()
+        models = response.json()
+        models["data"] = [each | {"task": "sft" if each["id"] == "sft" else "pretrain"} for each in models["data"]]
+        route.fulfill(response=response, json=models)
+
+    it.page.route("**/v1/models", with_tasks)
+    page = it.open()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("sft")

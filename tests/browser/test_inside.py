@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.test_chat import chat_with, finished, say
@@ -109,6 +110,36 @@ def test_probabilities_of_an_earlier_visit_are_the_same(opened, server):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     expect(again.locator(".inside .details p")).to_have_text(shown)
+
+
+def test_pointing_at_a_reply_of_an_earlier_visit_scores_it(opened, server):
+    it = opened()
+    page, _ = replied(it)
+    page.reload()
+    page.locator(".message.assistant .tokens").hover()
+    page.locator(".message.assistant .token").nth(2).hover()
+    expect(page.locator(".popover .alternative").first).to_be_visible()
+    page.reload()
+    page.locator(".message.assistant .tokens").dispatch_event("click")  # a tap does not hover
+    expect(page.locator(".inside h3")).to_contain_text("Token 1 ")
+
+
+def test_the_keyboard_stays_in_the_conversation_after_a_fork(opened, server):
+    page, reply = replied(opened())
+    reply.locator(".token").first.click()
+    reply.locator(".inside .alternative:enabled").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".assistant .versions")).to_contain_text("2 of 2")
+    expect(page.get_by_role("log", name="Conversation")).to_be_focused()
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"),
+    [(1, "100 %"), (0.9996, "100 %"), (0.9991, "99.9 %"), (0.996, "99.6 %"), (0.5, "50 %"), (0, "<0.1 %")],
+)
+def test_probabilities_as_percent(opened, server, p, shown):
+    page = opened().open()
+    assert page.evaluate("async (p) => (await import('/static/format.js')).percent(p)", p) == shown
 
 
 def test_a_character_of_several_bytes_is_one_cell(opened, server):

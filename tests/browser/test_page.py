@@ -182,15 +182,19 @@ def test_the_api_key_is_asked_for_once(browser):
     with running([served("cycle", cycle_model())], routers=PAGE_ROUTERS, static=STATIC, api_key="secret") as found:
         it = Opened(browser, found)
         page = it.open()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("alert")).to_contain_text("API key")
+        say(page, "too early")  # asks again
         page.get_by_label("API key", exact=True).fill("wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_placeholder("that key was wrong")).to_be_visible()
         it.picture("api-key")
         page.get_by_label("API key", exact=True).fill("secret")
         page.keyboard.press("Enter")
+        finished(page)
         chat_with(page, "cycle", temperature=0, max_tokens=5)
         say(page, "hello")
-        finished(page)
+        finished(page, 2)
         page.reload()
         expect(page.get_by_label("Model", exact=True)).to_be_visible()
         assert page.evaluate("Object.values(localStorage).join().includes('secret')") is False

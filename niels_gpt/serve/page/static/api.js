@@ -17,7 +17,10 @@ export async function stream(path, body, onEvent, signal) {
   let text = "";
   let done = false;
   for (;;) {
-    const { value, done: ended } = await reader.read();
+    const { value, done: ended } = await reader.read().catch((err) => {
+      if (err.name === "AbortError") throw err;
+      return { done: true }; // the browser's "network error"
+    });
     if (ended) break;
     text += value;
     let end;
@@ -50,7 +53,10 @@ async function request(path, options, asked = false) {
     if (err.name === "AbortError") throw err;
     throw new Error("the server does not answer: is it still running?");
   }
-  if (response.status === 401 && (await askKey(asked || key !== null))) return request(path, options, true);
+  if (response.status === 401) {
+    if (await askKey(asked || key !== null)) return request(path, options, true);
+    throw new Error("this server answers only with its API key: reload the page to enter it");
+  }
   if (!response.ok) throw await failure(response);
   return response;
 }

@@ -14,12 +14,13 @@ let models = [];
 let conversation = null;
 let running = null; // AbortController of the reply that streams
 let parts = null; // elements that change
+let unwatch = null;
 
 export async function show(root) {
   parts = {
     conversations: el("ul", { class: "conversations" }),
     log: el("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" }),
-    settings: el("div"),
+    settings: el("div", { onchange: guarded(() => { if (conversation.children.length) keep(); }) }),
     input: el("textarea", { rows: 3, placeholder: "Write a message", "aria-label": "Message", "aria-describedby": "keys", onkeydown: typed }),
     send: button("Send", guarded(send), { class: "primary" }),
     stop: button("Stop", stop, { class: "primary", hidden: true }),
@@ -50,30 +51,47 @@ export async function show(root) {
     el("details", { class: "side settings panel", open: wide }, el("summary", {}, "Model and sampling"), parts.settings),
   );
   addEventListener("keydown", escape);
+  unwatch = store.watch(changedElsewhere);
   render();
   if (wide) parts.input.focus();
+  await begin();
+}
+
+async function begin() {
   models = await listModels();
   if (!parts) return;
-  open(conversation ?? store.load(store.list()[0]?.id) ?? store.create(models[0].id, { ...DEFAULTS }));
+  open(conversation ?? store.load(store.list()[0]?.id) ?? store.create(chatModel(), { ...DEFAULTS }));
+}
+
+// The first model that was tuned on conversations, else the first one.
+function chatModel() {
+  return (models.find((model) => model.task === "sft") ?? models[0]).id;
 }
 
 export function hide() {
   stop();
   hidePopover(0);
   removeEventListener("keydown", escape);
+  unwatch();
   parts = null;
 }
 
 function open(chosen) {
   stop();
   conversation = chosen;
-  if (!models.some((model) => model.id === conversation.model)) conversation.model = models[0].id;
+  if (!models.some((model) => model.id === conversation.model)) conversation.model = chatModel();
   render();
 }
 
 function startNew() {
-  open(store.create(conversation?.model ?? models[0].id, { ...(conversation?.settings ?? DEFAULTS) }));
+  open(store.create(conversation?.model ?? chatModel(), { ...(conversation?.settings ?? DEFAULTS) }));
   parts.input.focus();
+}
+
+function changedElsewhere(id) {
+  const stored = id === conversation?.id && !running && !parts.log.querySelector("textarea") && store.load(id);
+  if (stored) open(stored);
+  else renderList();
 }
 
 function keep() {
@@ -87,7 +105,7 @@ function render() {
   renderList();
   renderLog();
   if (!conversation) return;
-  const system = el("textarea", { rows: 3, value: conversation.system, onchange: guarded(() => { conversation.system = system.value; if (conversation.children.length) keep(); }) });
+  const system = el("textarea", { rows: 3, value: conversation.system, onchange: () => { conversation.system = system.value; } });
   replace(
     parts.settings,
     modelSelect(models, conversation.model, (id) => { conversation.model = id; }),
@@ -112,11 +130,13 @@ function renderList() {
 
 function renderLog() {
   const shown = conversation ? store.path(conversation) : [];
+  const focused = parts.log.contains(document.activeElement);
   replace(
     parts.log,
     shown.length ? null : el("p", { class: "empty hint" }, "Nothing is sent to any other machine: the model runs on the server that gave you this page. Point at a word of a reply to see how likely it was."),
     shown.map(({ message, parent }) => messageNode(message, parent)),
   );
+  if (focused) parts.log.focus(); // the element that had it is gone
   parts.log.scrollTop = parts.log.scrollHeight;
 }
 
@@ -126,7 +146,8 @@ function messageNode(message, parent) {
   const tools = [
     versions(message, parent),
     button("Edit", () => edit(node, message, parent), { class: "small quiet" }),
-    message.role === "assistant" ? button("Retry", guarded(() => reply(parent)), { class: "small quiet" }) : null,
+    // A message has no reply if the server failed.
+    message.role === "assistant" || !message.children.length ? button("Retry", guarded(() => reply(message.role === "user" ? message : parent)), { class: "small quiet" }) : null,
   ];
   if (message.role === "user") return replace(node, el("div", { class: "text" }, message.content), el("div", { class: "row toolbar" }, tools));
   const view = new ReplyView({
@@ -201,7 +222,9 @@ function stop() {
 
 async function send() {
   const content = parts.input.value;
-  if (running || !content.trim() || !conversation) return;
+  if (running || !content.trim()) return;
+  if (!conversation) await begin(); // the models were not listed yet, or that failed
+  if (!parts || !parts.input.value) return; // the view was left, or the message was sent meanwhile
   const last = store.path(conversation).at(-1)?.message ?? conversation;
   parts.input.value = "";
   await reply(store.add(last, { role: "user", content }));
@@ -236,9 +259,12 @@ async function reply(parent, start = [], origin = null) {
     const result = await generate(prompt, asBody(chat.settings, seed), start, (tokens) => { view.push(tokens); follow(); }, running.signal);
     setTokens(message, result.tokens);
     Object.assign(message, { content: textOf(result.tokens), finished: result.finished, seconds: result.seconds });
+    if (result.error) throw result.error;
   } catch (err) {
-    parent.children.splice(parent.children.indexOf(message), 1);
-    parent.at = Math.max(0, parent.children.length - 1);
+    if (!message.finished) {
+      parent.children.splice(parent.children.indexOf(message), 1);
+      parent.at = Math.max(0, parent.children.length - 1);
+    }
     throw err;
   } finally {
     running = null;

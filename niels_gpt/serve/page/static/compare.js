@@ -106,6 +106,7 @@ async function one(i, prompt, seed, start) {
     const result = await generate(prompt, asBody(state.settings, seed), start, (tokens) => view.push(tokens), running.signal);
     setTokens(side.reply, result.tokens);
     Object.assign(side.reply, { content: textOf(result.tokens), finished: result.finished, seconds: result.seconds });
+    if (result.error) throw result.error;
   } finally {
     view.live(false);
   }

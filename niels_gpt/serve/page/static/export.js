@@ -9,8 +9,8 @@ export function asMarkdown(conversation) {
   const parts = [`# ${conversation.title || "Conversation"}`];
   if (conversation.system.trim()) parts.push(`## System\n\n${conversation.system.trim()}`);
   for (const { message } of path(conversation)) {
-    const model = message.model ? ` (${message.model}, seed ${message.seed})` : "";
-    parts.push(`## ${NAMES[message.role]}${model}\n\n${message.content}`);
+    const origin = message.ids ? ` (${message.model}, seed ${message.seed})` : message.model ? " (edited by hand)" : "";
+    parts.push(`## ${NAMES[message.role]}${origin}\n\n${message.content}`);
   }
   return `${parts.join("\n\n")}\n`;
 }

@@ -1,7 +1,8 @@
 // Numbers and tokens as text for a reader.
 
 export function percent(p) {
-  if (p >= 0.995) return p > 0.9995 ? "100 %" : "99.9 %";
+  if (p > 0.9995) return "100 %";
+  if (p >= 0.995) return `${(Math.floor(1000 * p) / 10).toFixed(1)} %`;
   if (p >= 0.1) return `${(100 * p).toFixed(0)} %`;
   if (p >= 0.001) return `${(100 * p).toFixed(1)} %`;
   return "<0.1 %";

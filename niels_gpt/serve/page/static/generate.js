@@ -13,7 +13,8 @@ export function textOf(tokens) {
 
 // prompt: {model, messages} or {model, text}. settings: those of controls.js, with a seed.
 // start: tokens with which the reply begins. onTokens(tokens) gets the new ones.
-// Returns {tokens, finished, seconds, usage}; after an abort, `finished` is "aborted".
+// Returns {tokens, finished, seconds, usage}; after an abort, `finished` is "aborted". If the server fails after the
+// first token, `finished` is "failed" and `error` is the Error; before it, the Error is thrown.
 export async function generate(prompt, settings, start, onTokens, signal) {
   const tokens = [...start];
   const began = performance.now();
@@ -37,7 +38,10 @@ export async function generate(prompt, settings, start, onTokens, signal) {
       signal,
     );
   } catch (err) {
-    if (err.name !== "AbortError") throw err;
+    if (err.name !== "AbortError") {
+      if (tokens.length === start.length) throw err;
+      Object.assign(result, { finished: "failed", error: err });
+    }
   } finally {
     result.seconds = (performance.now() - began) / 1000;
   }

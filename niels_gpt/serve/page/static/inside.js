@@ -63,8 +63,9 @@ export class InsidePanel {
     const index = this.index;
     head.layer = Math.min(head.layer, this.model.layers - 1);
     head.head = Math.min(head.head, this.model.heads - 1);
+    const { layer, head: column } = head;
     const found = await post("/api/attention", { ...this.#context(), ...head });
-    if (index !== this.index) return;
+    if (index !== this.index || layer !== head.layer || column !== head.head) return; // another was chosen meanwhile
     const largest = Math.max(...found.weights);
     const context = el("div", { class: "context", tabindex: "0", role: "img", "aria-label": "The context, darker where the head reads more; the table has the numbers" });
     found.tokens.forEach((token, i) => {

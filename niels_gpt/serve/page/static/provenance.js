@@ -33,7 +33,7 @@ function show(body, found) {
   replace(
     body,
     el("h3", {}, "Where this reply comes from"),
-    el("p", {}, found.verdict),
+    el("p", { class: "verdict" }, found.verdict),
     found.problems ? el("p", { class: "hint" }, "Not all of the training text could be searched; niels-gpt trace prints why.") : null,
     found.spans.length ? el("p", { class: "traced" }, marked(found)) : null,
     found.spans.map((span) =>

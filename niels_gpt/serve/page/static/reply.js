@@ -12,6 +12,7 @@ const ENDS = {
   stop: "ended by itself",
   length: "reached the longest reply",
   aborted: "stopped",
+  failed: "cut off by an error",
 };
 const scored = new WeakMap(); // reply -> its tokens with probabilities; not kept in the browser's storage
 
@@ -41,7 +42,7 @@ export class ReplyView {
     this.element = el("div", { class: "reply" }, this.view.element, this.toolbar, this.panels);
     const tokens = scored.get(reply);
     if (tokens) this.view.set(tokens);
-    else this.view.element.textContent = reply.content;
+    else this.#showEarlier();
     this.finish();
   }
 
@@ -94,9 +95,19 @@ export class ReplyView {
     this.insideButton.setAttribute("aria-expanded", "true");
     this.view.element.focus({ preventScroll: true });
     await this.#pick(Math.max(0, this.view.chosen));
+    this.inside?.body.scrollIntoView({ block: "nearest" });
   }
 
-  // The probabilities of a reply of an earlier visit.
+  // A reply of an earlier visit has no probabilities until someone points at it.
+  #showEarlier() {
+    const { element } = this.view;
+    element.textContent = this.reply.content;
+    if (!this.model || !this.reply.ids?.length) return;
+    const unknown = () => !scored.has(this.reply) && !this.toolbar.hidden;
+    element.addEventListener("mouseenter", guarded(async () => { if (unknown() && !matchMedia("(hover: none)").matches) await this.#load(); }));
+    element.addEventListener("click", guarded(async () => { if (unknown() && !String(getSelection())) await this.#toggleInside(); }));
+  }
+
   async #load() {
     if (scored.has(this.reply)) return;
     const { ids, started } = this.reply;

@@ -14,7 +14,19 @@ export function list() {
 }
 
 export function create(model, settings) {
-  return { id: crypto.randomUUID?.() ?? String(Date.now()), title: "", created: new Date().toISOString(), model, system: "", settings, children: [], at: 0 };
+  return { id: freshId(), title: "", created: new Date().toISOString(), model, system: "", settings, children: [], at: 0 };
+}
+
+// crypto.randomUUID exists only in a secure context: https or localhost.
+function freshId() {
+  return Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16).padStart(8, "0")).join("");
+}
+
+// Call onChange(id) when another tab has saved or deleted a conversation; returns a function that ends this.
+export function watch(onChange) {
+  const changed = ({ key }) => { if (key?.startsWith(ONE)) onChange(key.slice(ONE.length)); };
+  addEventListener("storage", changed);
+  return () => removeEventListener("storage", changed);
 }
 
 export function load(id) {
@@ -25,10 +37,13 @@ export function load(id) {
   }
 }
 
-// Throws an Error with one line if the storage is full.
+// Throws an Error with one line if the storage is full. What another tab has saved in the meantime stays: then this
+// conversation gets a new id.
 export function save(conversation) {
-  const first = conversation.children[0];
-  conversation.title = (first?.content ?? "").trim().replace(/\s+/g, " ").slice(0, 60) || "New chat";
+  const stored = load(conversation.id);
+  if (stored && stored.saved !== conversation.saved) conversation.id = freshId();
+  conversation.saved = freshId();
+  conversation.title = (path(conversation)[0]?.message.content ?? "").trim().replace(/\s+/g, " ").slice(0, 60) || "New chat";
   const others = list().filter((entry) => entry.id !== conversation.id);
   try {
     localStorage.setItem(ONE + conversation.id, JSON.stringify(conversation));
