@@ -65,8 +65,8 @@ def demo(
         else:
             _chat_demo(steps or STEPS, PipelineFolder(path), roam, primer, note_options, device)
     print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {path}. Try next:")
-    print(f"  {command('chat', path)}")
     print(f"  {command('serve', path)}")
+    print(f"  {command('chat', path)}")
     print(f"  {command('eval', path, '--questions')}")
     print(f"  {command('notes')} ~/notes")  # not quoted: the shell expands it
 

@@ -158,8 +158,8 @@ def folder(
         for line in first_model.unreadable_lines(corpus):
             say(line)
         print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")
-        print(f"  {command('chat', run.path)}")
         print(f"  {command('serve', run.path)}")
+        print(f"  {command('chat', run.path)}")
         print(f"  {command('generate', trained.writer.path.parent.parent, first_model.opening(corpus))}")
         print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
 

@@ -112,7 +112,7 @@ def test_a_key_from_the_environment(checkpoint):
         (["--host", "0.0.0.0"], ["--api-key", "NIELS_GPT_API_KEY", "127.0.0.1"]),
         (["--host", "no-such-host.invalid"], ["no-such-host.invalid"]),
         (["--api-key", ""], ["--api-key"]),
-        (["missing-run"], ["missing-run"]),
+        (["missing-run", "--port", "0"], ["missing-run"]),
     ],
 )
 def test_mistakes(arguments, facts, checkpoint, capsys, monkeypatch):

@@ -37,16 +37,20 @@ def test_counts_and_time_left(capsys):
 
 @pytest.mark.usefixtures("often")
 def test_lines_appear_while_nothing_is_reported(capsys):
+    def wait_for(line):
+        end, text = time.monotonic() + 20, ""
+        while line not in text:
+            assert time.monotonic() < end, (line, text)
+            time.sleep(0.02)
+            text += capsys.readouterr().err
+
     with progress_bar("auditing"):
-        time.sleep(0.2)
+        wait_for("auditing: 0:0")
     with progress_bar("reading", "texts") as update:
         update(7, None)
-        time.sleep(0.2)
+        wait_for("reading: 7 texts, 0:0")
     with status_line("training"):
-        time.sleep(0.2)
-    text = capsys.readouterr().err
-    assert "auditing: 0:00 so far" in text and "reading: 7 texts, 0:00 so far" in text
-    assert "training (0:00 so far)" in text
+        wait_for("training (0:0")
 
 
 @pytest.mark.usefixtures("often")
