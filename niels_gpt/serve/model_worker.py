@@ -17,8 +17,8 @@ from niels_gpt.inference.engine.request import Event, Request
 from niels_gpt.serve.thread_count import ThreadCount
 
 R = TypeVar("R")
-TOGETHER_SECONDS, TOGETHER_PER_STREAM, MOST_TOGETHER = 0.02, 0.0025, 0.1
-"""The tokens of 20 ms, and of 2.5 ms more per stream, at most of 100 ms, are handed over together. A handover costs the
+TOGETHER_SECONDS, TOGETHER_PER_STREAM, MOST_TOGETHER = 0.02, 0.004, 0.15
+"""The tokens of 20 ms, and of 4 ms more per stream, at most of 150 ms, are handed over together. A handover costs the
 event loop a wake-up, a JSON text and a system call per stream, for which it competes with the model. The first and the
 last tokens of a stream are handed over at once."""
 
@@ -148,11 +148,10 @@ class ModelWorker:
 
     def _step(self) -> list[Event]:
         """Step the engine with the number of threads that is the fastest for as many tokens."""
-        tokens = self.engine.next_tokens
-        self._threads.choose(tokens)
+        self._threads.choose(*self.engine.next_tokens)
         began = time.monotonic()
         events = self.engine.step()
-        self._threads.add(tokens, time.monotonic() - began)
+        self._threads.add(time.monotonic() - began)
         return events
 
     # --- in the event loop ---------------------------------------------------------------------------

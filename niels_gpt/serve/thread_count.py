@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 _FIRST_TRIAL = 0.25
-"""Seconds until a slower number is tried again; doubled whenever it is slower again."""
+"""Seconds until a slower number is tried again; four times as long whenever it is slower again."""
 _LAST_TRIAL = 30.0
 _TRIAL_STEPS = 10
 """Single steps vary: the event loop takes a core in some of them."""
@@ -57,7 +57,7 @@ class _Choice:
         del self._numbers[1]
         if lost:
             self._numbers.append(tried)
-            self._wait = min(2 * self._wait, _LAST_TRIAL)
+            self._wait = min(4 * self._wait, _LAST_TRIAL)
         else:
             self._numbers.appendleft(tried)
             self._mean = sum(self._trial) / _TRIAL_STEPS
@@ -78,22 +78,23 @@ class ThreadCount:
         self._set_number = set_number
         self._clock = clock
         self._number = 0
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[tuple[bool, int], _Choice] = {}
+        self._choice: _Choice | None = None
 
-    def choose(self, tokens: int) -> None:
-        """Set the number for the next step, which computes about this many tokens."""
+    def choose(self, read: int, decoded: int) -> None:
+        """Set the number for the next step, which reads and decodes about this many tokens."""
         number = self._most
         if self._most > 1:
-            size = tokens.bit_length()
-            if size not in self._choices:
-                numbers = sorted({self._most, self._most - 1, 1}, reverse=tokens >= _LONG)
-                self._choices[size] = _Choice(numbers)
-            number = self._choices[size].number(self._clock())
+            kind = (read > 0, (read or decoded).bit_length())
+            if kind not in self._choices:
+                self._choices[kind] = _Choice(sorted({self._most, self._most - 1, 1}, reverse=read >= _LONG))
+            self._choice = self._choices[kind]
+            number = self._choice.number(self._clock())
         if number != self._number:
             self._set_number(number)
             self._number = number
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """Add the time of the step that was computed since `choose`, with the same number of tokens."""
-        if self._most > 1:
-            self._choices[tokens.bit_length()].add(seconds, self._clock())
+    def add(self, seconds: float) -> None:
+        """Add the time of the step that was computed since `choose`."""
+        if self._choice is not None:
+            self._choice.add(seconds, self._clock())

@@ -20,11 +20,11 @@ class Machine:
     def set_number(self, number):
         self.number = number
 
-    def step(self, count, tokens=32):
-        count.choose(tokens)
+    def step(self, count, read=0, decoded=32):
+        count.choose(read, decoded)
         self.used.append(self.number)
         self.now += self.seconds[self.number]
-        count.add(tokens, self.seconds[self.number])
+        count.add(self.seconds[self.number])
 
     def run(self, count, seconds, **options):
         """Steps for so many seconds; the share of the time with each number of threads."""
@@ -44,12 +44,12 @@ class Machine:
         ({1: 0.012, 7: 0.003, 8: 0.002}, 8),
     ],
 )
-@pytest.mark.parametrize("tokens", [32, 300])
-def test_the_fastest_number_is_found_and_mostly_used(seconds, best, tokens):
+@pytest.mark.parametrize("read", [0, 300])
+def test_the_fastest_number_is_found_and_mostly_used(seconds, best, read):
     machine = Machine(seconds)
     count = machine.count(max(seconds))
-    machine.run(count, 5, tokens=tokens)
-    assert machine.run(count, 20, tokens=tokens)[best] > 0.9
+    machine.run(count, 5, read=read)
+    assert machine.run(count, 20, read=read)[best] > 0.9
 
 
 def test_it_changes_at_once_when_another_program_starts_and_back_when_that_ends():
@@ -66,15 +66,17 @@ def test_it_changes_at_once_when_another_program_starts_and_back_when_that_ends(
     assert machine.run(count, 10)[2] > 0.9
 
 
-def test_steps_of_different_sizes_have_their_own_number():
+def test_steps_of_different_sizes_and_kinds_have_their_own_number():
     machine = Machine({1: 0.001, 2: 0.002})
     count = machine.count(2)
     for _ in range(3000):
         machine.seconds = {1: 0.001, 2: 0.002}
-        machine.step(count, tokens=1)
+        machine.step(count, decoded=1)
         machine.seconds = {1: 0.02, 2: 0.012}
-        machine.step(count, tokens=32)
-    assert (machine.used[-200::2].count(1), machine.used[-199::2].count(2)) == (100, 100)
+        machine.step(count, decoded=32)
+        machine.seconds = {1: 0.03, 2: 0.04}
+        machine.step(count, read=32)
+    assert [machine.used[-first::3] for first in (300, 299, 298)] == [[1] * 100, [2] * 100, [1] * 100]
 
 
 def test_a_machine_with_one_core_is_not_measured():

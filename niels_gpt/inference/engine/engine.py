@@ -171,11 +171,11 @@ class Engine:
             return bool(self._waiting or unfinished or self._launches)
 
     @property
-    def next_tokens(self) -> int:
-        """About how many tokens the next step computes: one per request, and a chunk of prompts."""
+    def next_tokens(self) -> tuple[int, int]:
+        """How many tokens of prompts the next step reads, at most, and of how many requests it decodes a token."""
         with self._lock:
             unread = sum(request.unread for request in (*self._reading, *self._waiting, *self._full))
-        return len(self._inside) + len(self._outside) + min(unread, self._chunk)
+        return min(unread, self._chunk), len(self._inside) + len(self._outside)
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
