@@ -25,7 +25,9 @@ from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import Generation, Order, Update
 from niels_gpt.serve.errors import APIError
 from niels_gpt.serve.openai_responses import token_json, token_text
-from niels_gpt.serve.openai_routes import (
+from niels_gpt.serve.openai_schema import Id, Messages, Parameters, Text
+from niels_gpt.serve.provenance_search import ProvenanceSearch
+from niels_gpt.serve.requests import (
     ERRORS,
     call_model,
     check_bytes,
@@ -36,8 +38,6 @@ from niels_gpt.serve.openai_routes import (
     limits_of,
     respond,
 )
-from niels_gpt.serve.openai_schema import Id, Messages, Parameters, Text
-from niels_gpt.serve.provenance_search import ProvenanceSearch
 from niels_gpt.serve.served_model import ServedModel
 
 DIGITS = 6

@@ -24,7 +24,7 @@ from niels_gpt.runs.describe import describe
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.watched_runs import ListedRun, WatchedRuns
 from niels_gpt.serve.errors import APIError
-from niels_gpt.serve.openai_routes import ERRORS
+from niels_gpt.serve.requests import ERRORS
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message
 from niels_gpt.training.tasks.base import DataTask
