@@ -174,7 +174,7 @@ def test_the_page_is_soon_interactive(browser, server):
         context.close()
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     print(f"interactive after {min(times):.0f} to {max(times):.0f} ms, {load:.1f} processes per core")
-    # The goal is 300 ms on an idle machine. Several processes per core slow down an empty page too, to 180 ms with four.
+    # The goal is 300 ms on an idle machine. With four processes per core, an empty page takes 180 ms.
     assert min(times) < (600 if load < 1 else 2000)
 
 
