@@ -52,12 +52,11 @@ def printed_commands():
 
 @pytest.fixture(autouse=True)
 def restored_umask(monkeypatch):
-    """Restore the umask: reading private files makes it stricter."""
+    """Set the usual umask: reading private files makes it stricter, also in fixtures of modules, which run before."""
     monkeypatch.setattr(private_files, "_denied_so_far", 0)
-    before = os.umask(0o022)
-    os.umask(before)
+    os.umask(0o022)
     yield
-    os.umask(before)
+    os.umask(0o022)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -17,6 +17,7 @@ from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.cli.main import app
 from niels_gpt.data import embedded
 from niels_gpt.report import curves
+from niels_gpt.serve import server
 from niels_gpt.workflow import plan
 from niels_gpt.workflow.plan import Size
 from tests.cli import call
@@ -111,6 +112,8 @@ def test_the_commands_of_the_readme_and_the_first_hour_run_in_order(tmp_path, mo
     few = tmp_path / "few.txt"
     few.write_text(embedded.PRIMER.read_text(encoding="utf-8")[:40_000].rpartition(DELIMITER)[0], encoding="utf-8")
     monkeypatch.setattr(embedded, "PRIMER", few)
+    monkeypatch.setattr(server, "run", lambda app, *_: served.extend(app.state.models))  # else until Ctrl-C
+    served: list[str] = []
     lines = dict.fromkeys(shlex.join(words) for page in RUN for words in commands(page, ("console",)))
     for words in map(shlex.split, lines):
         words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
@@ -119,3 +122,4 @@ def test_the_commands_of_the_readme_and_the_first_hour_run_in_order(tmp_path, mo
         code = call(*words, *extra)
         output, errors = capsys.readouterr()
         assert code in (AUDIT_CODES if words[0] == "audit" else (0,)), f"{shlex.join(words)}\n{output}\n{errors}"
+    assert served == ["demo-pretrain", "demo-sft"]
