@@ -93,9 +93,11 @@ def table(page, title):
     figure = chart(page, title)
     if figure.locator("details").get_attribute("open") is None:
         figure.get_by_text("Show as a table").click()
-    names = figure.locator("thead th").all_text_contents()[1:]
-    rows = figure.locator("tbody tr").all()
-    cells = [(row.locator("th").text_content(), row.locator("td").all_text_contents()) for row in rows]
+    expect(figure.locator("tbody tr").first).to_be_attached()  # it is drawn after the click
+    head, *rows = figure.locator("table").evaluate(
+        "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    names, cells = head[1:], [(row[0], row[1:]) for row in rows]
     return {int(step.replace(",", "")): dict(zip(names, values, strict=True)) for step, values in cells}
 
 
