@@ -389,6 +389,8 @@ _digests: dict[tuple[str, bytes], str] = {}
 def _digest(path: Path, data: bytes) -> str:
     if path.name == "metrics.jsonl":
         data = json.dumps(_metrics(data)).encode()
+    elif path.name == "environment.json":
+        data = json.dumps(_environment(data)).encode()
     elif path.suffix in (".html", ".json", ".txt"):
         data = CLOCK.sub("CLOCK", data.decode("utf-8", "replace")).encode("utf-8", "replace")
     return hashlib.sha256(data).hexdigest()
@@ -403,6 +405,21 @@ def _metrics(data: bytes) -> list[object]:
         except (ValueError, TypeError):
             lines.append(line)
     return lines
+
+
+def _environment(data: bytes) -> object:
+    """What is the same after a kill and a resume: the data, and how the run ended."""
+    try:
+        stored = json.loads(data)
+        last = stored["sessions"][-1]
+        return [
+            stored["fingerprint"],
+            [(row["source"], row["train"], row["held_out"]) for row in stored["data"]],
+            last["outcome"],
+            last["steps"],
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return data.decode("utf-8", "replace")
 
 
 def write_inputs(folder: Path) -> None:
