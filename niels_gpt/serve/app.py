@@ -129,7 +129,7 @@ def create_app(
 
 
 def _add_schema_of_errors(app: FastAPI) -> None:
-    """Add the component that the routes refer to; FastAPI knows only those of its own models."""
+    """Add the component that the routes refer to; FastAPI has only those of the models in its routes."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Send
 
 CLIENT_CLOSED = 499
-"""The client went away before its response was complete: for the access log, nobody receives it."""
+"""The client went away before its response was complete: only the access log shows it."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server, in a registry of its own."""
+"""Prometheus metrics of a server, in a separate registry."""
 
 from __future__ import annotations
 

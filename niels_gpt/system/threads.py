@@ -69,7 +69,7 @@ def fit_torch() -> None:
 def leave_cores_to_other_threads() -> int:
     """Let torch compute in one thread here and in threads that start later; return how many threads it had.
 
-    For a process whose model has a thread of its own. OpenMP keeps the helpers of every thread that has computed with
+    For a process whose model runs in a separate thread. OpenMP keeps the helpers of every thread that has computed with
     several, and lets all of them wait passively if they are more than the cores: decoding took 11 % longer.
     """
     import torch
