@@ -14,7 +14,7 @@ import torch
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.pretrained.families import Family, family_of_options
-from niels_gpt.pretrained.layouts import Placed
+from niels_gpt.pretrained.layouts import Placed, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
 from niels_gpt.system import files
 
@@ -64,9 +64,8 @@ class ModelFolder:
         state: dict[str, torch.Tensor] = {}
         shapes = dict(weight_shapes(self.config))
         for placed, stored in self.tensors:
-            tensor = stored.read()
             if placed.ours is None:
-                if tensor.any():
+                if stored.read().any():
                     raise ValueError(
                         f"{self.path} has a bias that is not zero ({placed.name}): models of type "
                         f"{self.family.model_type} are supported only without biases"
@@ -74,9 +73,13 @@ class ModelFolder:
             else:
                 if placed.ours not in state:
                     state[placed.ours] = torch.empty(shapes[placed.ours], dtype=dtype)
-                state[placed.ours][placed.rows] = placed.layout.to_ours(tensor)
+                rows = state[placed.ours][placed.rows]
+                if isinstance(placed.layout, Same) and stored.dtype == dtype:
+                    stored.read_into(rows)
+                else:
+                    rows.copy_(placed.layout.to_ours(stored.read()))
             if on_bytes is not None:
-                on_bytes(tensor.nbytes)
+                on_bytes(stored.nbytes)
         if self.config.tie_embeddings:
             state["lm_head.weight"] = state["tok_emb.weight"]
         return {name: state[name] for name in shapes}

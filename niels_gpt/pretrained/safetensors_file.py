@@ -31,10 +31,21 @@ class StoredTensor:
     start: int
     """Offset of its first byte in the file."""
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def read(self) -> torch.Tensor:
         """The tensor. Raises OSError if the file has become shorter."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
-        buffer = memoryview(bytearray()) if not tensor.numel() else tensor.flatten().view(torch.uint8).numpy().data
+        self.read_into(tensor)
+        return tensor
+
+    def read_into(self, tensor: torch.Tensor) -> None:
+        """Fill a contiguous tensor of the same shape and type. Raises as `read` does."""
+        assert tensor.shape == self.shape and tensor.dtype == self.dtype
+        buffer = tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(bytearray())
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.start)
             done = 0
@@ -43,7 +54,6 @@ class StoredTensor:
                 if not count:
                     raise OSError(f"{self.path} ends within a tensor: it was truncated while it was read")
                 done += count
-        return tensor
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
