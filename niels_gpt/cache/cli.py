@@ -555,7 +555,8 @@ def _split_size(meta: dict[str, Any], split: str) -> str:
 @app.command("verify")
 def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     """Hash every file again and name the first damaged one."""
-    from niels_gpt.cache.meta import read_meta
+    from niels_gpt.cache.formats import dtype_name
+    from niels_gpt.cache.meta import dtype_of, read_meta
     from niels_gpt.cache.remote import local_folder, named_as, url_of
     from niels_gpt.cache.verify import verify_cache
     from niels_gpt.system.progress import status_line
@@ -570,9 +571,10 @@ def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
         print(json_format.dumps([str(url_of(folder)) for folder in verified]))
         return
     for folder in verified:
-        listed = read_meta(folder / "meta.json")["files"]
-        size = sum(entry["bytes"] for entry in listed.values())
-        print(f"{url_of(folder)}: {len(listed)} files, {short_number(size)}B, verified")
+        meta = read_meta(folder / "meta.json")
+        size = sum(entry["bytes"] for entry in meta["files"].values())
+        dtype = dtype_name(dtype_of(meta, folder))
+        print(f"{url_of(folder)}: {len(meta['files'])} files, {short_number(size)}B, {dtype}, verified")
 
 
 @app.command("inspect")

@@ -14,8 +14,17 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.checksums import load_array, open_checks
-from niels_gpt.cache.formats import CHECKSUMS, MAX_VOCAB, TOKEN_DTYPE
-from niels_gpt.cache.meta import CacheError, check_file, fingerprint, listed_files, open_meta, open_unchanged
+from niels_gpt.cache.formats import CHECKSUMS
+from niels_gpt.cache.meta import (
+    CacheError,
+    check_file,
+    check_total,
+    dtype_of,
+    fingerprint,
+    listed_files,
+    open_meta,
+    open_unchanged,
+)
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 from niels_gpt.cache.remote import check_fits, local_file, origin_of, remote_file
 from niels_gpt.system.private_files import keep_private
@@ -27,16 +36,20 @@ _SCAN_TOKENS = 1 << 22  # tokens per chunk of the search for spans
 
 def open_sft_tokens(path: Path, meta: dict[str, Any] | None) -> MappedTokens:
     """The tokens of a split of an SFT cache, checked against its meta when they are read. Raises CacheError."""
-    listed = listed_files(meta or {}, path.parent)
+    listed, dtype = listed_files(meta or {}, path.parent), dtype_of(meta, path.parent)
     if path.name not in listed:
-        return MappedTokens(path)
+        return MappedTokens(path, dtype=dtype)
     table = f"{path.name.partition('_')[0]}_{CHECKSUMS}"
     checks = open_checks(listed, path.parent, table, [path.name])[0]
     entry = listed[path.name]
     url = origin_of(path.parent)
     if url is not None:
         check_fits(url, {path.name: entry["bytes"]})
-    return MappedTokens(path, entry["bytes"], checks, remote=remote_file(path, entry))
+    tokens = MappedTokens(path, entry["bytes"], checks, remote=remote_file(path, entry), dtype=dtype)
+    total = f"{path.name.partition('_')[0]}_tokens"
+    if meta is not None and total in meta:
+        check_total(meta, path.parent, total, tokens.size)
+    return tokens
 
 
 class SFTExampleDataset:
@@ -61,13 +74,15 @@ class SFTExampleDataset:
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
-        if not 0 <= eot_id < MAX_VOCAB:
-            raise ValueError(f"eot_id must be in 0..{MAX_VOCAB - 1}, got {eot_id}")
         self.tokens_path, self.idx_path = local_file(tokens_path), local_file(idx_path)
         self.T, self.device, self.eot_id = T, device, eot_id
         open_unchanged(self.tokens_path.parent, lambda: self._open(asst_id, tokenizer_sha256, verify))
+        self.dtype = self._tokens.dtype
+        """Of the tokens: uint16 or uint32."""
+        if not 0 <= eot_id <= np.iinfo(self.dtype).max:
+            raise ValueError(f"eot_id must be in 0..{np.iinfo(self.dtype).max}, got {eot_id}")
         self._files = MappedFiles([self._tokens])
-        self._padding = np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes()
+        self._padding = np.full(T + 1, eot_id, dtype=self.dtype).tobytes()
         self.num_examples = len(self.bounds) - 1
         self._spans, self._first_span = self._find_spans()
         self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
@@ -231,16 +246,17 @@ class SFTExampleDataset:
 
     def gather(self, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x, y, y_masked) of examples, each (len(examples), T) int64 on the CPU."""
-        width = TOKEN_DTYPE.itemsize * (self.T + 1)
+        itemsize = self.dtype.itemsize
+        width = itemsize * (self.T + 1)
         index = np.asarray(examples, dtype=np.int64)
-        starts = (TOKEN_DTYPE.itemsize * self.bounds[index]).tolist()
-        ends = (TOKEN_DTYPE.itemsize * self.bounds[index + 1]).tolist()
+        starts = (itemsize * self.bounds[index]).tolist()
+        ends = (itemsize * self.bounds[index + 1]).tolist()
         read, padding = self._tokens.read, memoryview(self._padding)
         slices: list[memoryview] = []
         for start, end in zip(starts, ends, strict=True):
             row = read(start, min(end, start + width))
             slices += (row, padding[len(row) :])
-        rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
+        rows = np.frombuffer(b"".join(slices), dtype=self.dtype).reshape(len(examples), self.T + 1)
         self._files.touched(len(examples), width)
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         masked = np.full_like(y, IGNORE)

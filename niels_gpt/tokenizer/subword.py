@@ -18,6 +18,7 @@ from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
+from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS, split_special
 
 BLOCK = "\u2581"
@@ -49,6 +50,8 @@ class Tokenizer:
         self.vocab_size: int = self._sp.vocab_size() if model else 0
         if not self.vocab_size:
             raise ValueError(f"{where} is not a SentencePiece model: it is empty; {_remedy()}")
+        self.dtype = token_dtype(self.vocab_size)
+        """Of the arrays of `encode_batch`: uint16, or uint32 if the vocabulary has more than 65,536 ids."""
         ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
         for (name, token), i in zip(_NAMES_AND_TOKENS, ids, strict=True):
             if self._sp.id_to_piece(i) != token:
@@ -101,19 +104,19 @@ class Tokenizer:
         return [i for segment in split_special(text) for i in self.encode(segment)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as uint16, equal to those of `encode`. Releases the interpreter lock."""
+        """Return the ids of each text as `dtype`, equal to those of `encode`. Releases the interpreter lock."""
         try:
             if any(BLOCK in text for text in texts):
-                return [np.array(self.encode(text), dtype=np.uint16) for text in texts]
+                return [np.array(self.encode(text), dtype=self.dtype) for text in texts]
             if self._arrays:  # SentencePiece 0.2.2 and later: no Python int per token
                 arrays = self._sp.encode(list(texts), num_threads=1, return_type="numpy")
-                return [ids.astype(np.uint16) for ids in arrays]
+                return [ids.astype(self.dtype) for ids in arrays]
             lists = self._sp.encode(list(texts), num_threads=1)
         except (RuntimeError, TypeError, UnicodeError):
             for text in texts:
                 _check_text(text)
             raise
-        return [np.array(ids, dtype=np.uint16) for ids in lists]
+        return [np.array(ids, dtype=self.dtype) for ids in lists]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, or of a single one; invalid utf-8 becomes U+FFFD.

@@ -296,7 +296,7 @@ def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> B
     stored = reason
     for path_text in (settings.path_of(source.name), os.environ.get(VARIABLE)):
         stored = stored.replace(str(path_text), "...") if path_text else stored  # no local paths in a cache
-    meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": stored}
+    meta = {"format_version": 1, "dataset_name": source.name, "built": False, "reason": stored}
     write_meta(path, meta)
     if settings.url is not None:
         url = location_of(folder, settings)

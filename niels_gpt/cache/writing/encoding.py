@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_gpt.cache.formats import TOKEN_DTYPE, as_tokens
+from niels_gpt.cache.formats import as_tokens
 from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
 from niels_gpt.data.reading.drops import is_text
+from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import find_special
 
 # Drop reasons. Stored in meta.json: another wording would change the bytes of caches.
@@ -113,15 +114,20 @@ def _encode_all(texts: list[str], tokenizer: TokenizerLike) -> list[np.ndarray]:
     batch = getattr(tokenizer, "encode_batch", None)
     if batch is not None:
         arrays: list[np.ndarray] = batch(texts)
+        dtype = token_dtype(tokenizer.vocab_size)
+        for ids in arrays:
+            if ids.dtype.itemsize < dtype.itemsize:  # ids may have been cut already
+                raise ValueError(f"encode_batch of the tokenizer returns {ids.dtype}; its vocabulary needs {dtype}")
         return arrays
     return [as_tokens(tokenizer.encode(text), tokenizer.vocab_size) for text in texts]
 
 
 def _concatenate(parts: list[np.ndarray], vocab_size: int) -> np.ndarray:
     """Concatenate tokens. Raises ValueError for an id that cannot be stored."""
+    dtype = token_dtype(vocab_size)
     if not parts:
-        return np.empty(0, dtype=TOKEN_DTYPE)
+        return np.empty(0, dtype=dtype)
     tokens = np.concatenate(parts)
-    if tokens.dtype == TOKEN_DTYPE and int(tokens.max()) < vocab_size:
+    if tokens.dtype == dtype and int(tokens.max()) < vocab_size:
         return tokens
     return as_tokens(tokens, vocab_size)
