@@ -19,7 +19,7 @@ from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, fits
 from niels_gpt.training.tasks.byte_task import SOURCES, selections_of, source_paths, stream_config
 
 
@@ -120,9 +120,9 @@ def uses_bytes(config: RunConfig) -> bool:
 
 
 def check_vocabulary(config: RunConfig, tokenizer: AnyTokenizer, path: str) -> None:
-    """Raise ValueError if model.V is not the vocabulary size of the tokenizer of `path`."""
+    """Raise ValueError if model.V does not fit the tokenizer of `path` (see `fits`)."""
     V = tokenizer.vocab_size
-    if config.model.V != V:
+    if not fits(tokenizer, config.model.V):
         raise ValueError(f"model.V={config.model.V}, but the tokenizer of {path} has {V} ids: set model.V={V}")
 
 
