@@ -55,7 +55,10 @@ class ForeignTokenizer:
         """`contents`: name -> bytes of the files. Raises ValueError for files that are damaged or not supported."""
         self.files = {name: contents[name] for name in FILES if name in contents}
         """The files, as they were given."""
-        self._where = where
+        self.where = where
+        """The folder that it was loaded from, for messages."""
+        self.chat_format: Any = None
+        """Set by `niels_gpt.chat.formats.chat_format`."""
         if JSON_FILE in self.files:
             self.files.pop(MODEL_FILE, None)  # the same vocabulary in another format
         self._config = self._read_json(CONFIG_FILE)
@@ -79,11 +82,11 @@ class ForeignTokenizer:
 
     def _open_model(self) -> HuggingFaceModel | SentencePieceModel:
         if JSON_FILE in self.files:
-            return HuggingFaceModel(self.files[JSON_FILE], where=f"{self._where}/{JSON_FILE}")
+            return HuggingFaceModel(self.files[JSON_FILE], where=f"{self.where}/{JSON_FILE}")
         if MODEL_FILE in self.files:
-            added = _added_tokens(self._config, f"{self._where}/{CONFIG_FILE}")
-            return SentencePieceModel(self.files[MODEL_FILE], where=f"{self._where}/{MODEL_FILE}", added=added)
-        raise ValueError(f"{self._where} has neither {JSON_FILE} nor {MODEL_FILE}")
+            added = _added_tokens(self._config, f"{self.where}/{CONFIG_FILE}")
+            return SentencePieceModel(self.files[MODEL_FILE], where=f"{self.where}/{MODEL_FILE}", added=added)
+        raise ValueError(f"{self.where} has neither {JSON_FILE} nor {MODEL_FILE}")
 
     def _read_json(self, name: str) -> dict[str, Any]:
         if name not in self.files:
@@ -91,9 +94,9 @@ class ForeignTokenizer:
         try:
             value = parse_json(self.files[name].decode("utf-8"))
         except (UnicodeDecodeError, ValueError) as err:
-            raise ValueError(f"{self._where}/{name} is damaged ({err}): copy it again") from None
+            raise ValueError(f"{self.where}/{name} is damaged ({err}): copy it again") from None
         if not isinstance(value, dict):
-            raise ValueError(f"{self._where}/{name} must be a JSON object, got {type(value).__name__}")
+            raise ValueError(f"{self.where}/{name} must be a JSON object, got {type(value).__name__}")
         return value
 
     def _read_templates(self) -> dict[str, str]:
@@ -102,7 +105,7 @@ class ForeignTokenizer:
             try:
                 return {"default": self.files[TEMPLATE_FILE].decode("utf-8")}
             except UnicodeDecodeError as err:
-                raise ValueError(f"{self._where}/{TEMPLATE_FILE}: byte {err.start} is not utf-8") from None
+                raise ValueError(f"{self.where}/{TEMPLATE_FILE}: byte {err.start} is not utf-8") from None
         found = self._config.get("chat_template")
         if isinstance(found, str):
             return {"default": found}
@@ -112,7 +115,7 @@ class ForeignTokenizer:
                 return {str(name): str(template) for name, template in named}
         if found is not None:
             raise ValueError(
-                f"{self._where}/{CONFIG_FILE}: chat_template must be a string or a list of {{name, template}}"
+                f"{self.where}/{CONFIG_FILE}: chat_template must be a string or a list of {{name, template}}"
             )
         return {}
 
@@ -135,19 +138,17 @@ class ForeignTokenizer:
         ends = generation.get("eos_token_id")
         ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if not all(isinstance(i, int) and 0 <= i < self.vocab_size for i in ends):
-            raise ValueError(
-                f"{self._where}/{GENERATION_FILE}: eos_token_id {ends} is outside 0..{self.vocab_size - 1}"
-            )
+            raise ValueError(f"{self.where}/{GENERATION_FILE}: eos_token_id {ends} is outside 0..{self.vocab_size - 1}")
         if self.eos_token is None and not ends:
             self.eos_token = next((name for name in END_NAMES if self._model.id_of(name) is not None), None)
         for name, token in (("bos_token", self.bos_token), ("eos_token", self.eos_token)):
             if token is not None and self._model.id_of(token) is None:
-                raise ValueError(f"{self._where}: {name} is {token!r}, which is not in the vocabulary")
+                raise ValueError(f"{self.where}: {name} is {token!r}, which is not in the vocabulary")
         self.bos_id = None if self.bos_token is None else self._model.id_of(self.bos_token)
         first = None if self.eos_token is None else self._model.id_of(self.eos_token)
         if first is None and not ends:
             raise ValueError(
-                f"{self._where} names no end-of-text token: set eos_token in {CONFIG_FILE} to one of its tokens"
+                f"{self.where} names no end-of-text token: set eos_token in {CONFIG_FILE} to one of its tokens"
             )
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*([] if first is None else [first]), *ends]))
         """The ids that end a continuation: eos first, then those of `generation_config.json`."""
@@ -201,8 +202,11 @@ class ForeignTokenizer:
     def encode_inside(self, text: str, *, as_text: bool = False) -> list[int]:
         """Return the ids of a text that continues another one: no space is added at its start. Raises as `encode`."""
         _check_text(text)
-        ids = self._model.encode(text, as_text=as_text, inside=True)
-        return self._without_special(text, ids, inside=True) if as_text else ids
+        if as_text:
+            return self._without_special(text, self._model.encode(text, as_text=True, inside=True), inside=True)
+        special = self.special_pattern.search(text)  # some tokenizers add a space after each of these
+        start = len(text) if special is None else special.start()
+        return [*self._model.encode(text[:start], inside=True), *self._model.encode(text[start:])]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text in `dtype`, equal to those of `encode`. Releases the interpreter lock."""
