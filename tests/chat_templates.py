@@ -37,7 +37,8 @@ LLAMA2 = """\
 {% else %}{% set system, rest = none, messages %}{% endif %}\
 {% for message in rest %}\
 {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}\
-{% if loop.first and system is not none %}{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}\
+{% if loop.first and system is not none %}\
+{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}\
 {% else %}{% set content = message['content'] %}{% endif %}\
 {% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}\
 {% else %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
@@ -82,11 +83,12 @@ STRIPS_OLD_THOUGHTS = """\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 REWRITES_OLD_TURNS = """\
-{% for message in messages %}{{ '<|im_start|>' + message.role + ('\n' if loop.last else ' (before)\n') + message.content }}\
-{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+{% for message in messages %}{{ '<|im_start|>' + message.role + ('\n' if loop.last else ' (before)\n') }}\
+{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 NO_GENERATION_PROMPT = """\
-{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"""
+{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}\
+{% endfor %}"""
 
 NO_END = """\
 {% for message in messages %}{{ message.role + ': ' + message.content + '\n' }}{% endfor %}\

@@ -318,7 +318,8 @@ class TestWithoutATemplate:
         form = chat_format(ours)
         ids, ((begin, end),) = form.encode([SYSTEM, *ASKED])
         assert ours.decode(ids) == (
-            "<|im_start|>system\nAnswer briefly.<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+            "<|im_start|>system\nAnswer briefly.<|im_end|>\n"
+            "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
             "<|im_start|>assistant\nParis is the capital of France.<|im_end|>\n"
         )
         assert ours.decode(ids[begin:end]) == "Paris is the capital of France.<|im_end|>"
