@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from niels_gpt.cache.sources.texts import BuildSettings
     from niels_gpt.data.registry import Source
     from niels_gpt.system.executors import Executor
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer import SubwordTokenizer
 
 app = App(help="Token caches: tokenize once, verify always, train from disk.")
 
@@ -71,7 +71,8 @@ Address = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of splits, shuffles and the tokenizer's sample.")]
 TokenizerPath = Annotated[
-    OptionalPath, typer.Option("--tokenizer", help="spm.model to use; default: the one of --cache-dir, or a new one.")
+    OptionalPath,
+    typer.Option("--tokenizer", help="spm.model or folder to use; default: that of --cache-dir, or a new one."),
 ]
 
 
@@ -395,7 +396,7 @@ def _prepare_tokenizer(
     chosen: list[Source],
     unreadable: dict[str, Exception],
     console: Console,
-) -> Tokenizer:
+) -> SubwordTokenizer:
     """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on.
 
     Several builds into one new folder train one tokenizer: the first trains, the others wait for it.
@@ -410,9 +411,10 @@ def _prepare_tokenizer(
         train_on,
     )
     from niels_gpt.system.progress import status_line
+    from niels_gpt.tokenizer import has_tokenizer
 
     with _one_new_tokenizer(settings.cache_dir):
-        new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
+        new = not has_tokenizer(settings.cache_dir / "tokenizer")
         if new:
             check_lost_tokenizer(settings.cache_dir, chosen, given)
         check_vocab_size(settings, given)
@@ -447,7 +449,7 @@ def _prepare_tokenizer(
         return _published(trained, settings)
 
 
-def _published(tokenizer: Tokenizer, settings: BuildSettings) -> Tokenizer:
+def _published(tokenizer: SubwordTokenizer, settings: BuildSettings) -> SubwordTokenizer:
     """The tokenizer, which is copied to the URL of the caches if they have one."""
     if settings.url is not None:
         from niels_gpt.cache.remote import publish_tokenizer
@@ -460,8 +462,9 @@ def _published(tokenizer: Tokenizer, settings: BuildSettings) -> Tokenizer:
 def _one_new_tokenizer(cache_dir: Path) -> Iterator[None]:
     """Let one build at a time create the tokenizer of a folder; do nothing if there is one."""
     from niels_gpt.system import files
+    from niels_gpt.tokenizer import has_tokenizer
 
-    if (cache_dir / "tokenizer" / "spm.model").exists():
+    if has_tokenizer(cache_dir / "tokenizer"):
         yield
         return
     files.check_output_path(cache_dir, "--cache-dir", folder=True)
@@ -481,7 +484,7 @@ def _without_name(reason: str, name: str) -> str:
 def _build_one(
     source: Source,
     settings: BuildSettings,
-    tokenizer: Tokenizer,
+    tokenizer: SubwordTokenizer,
     unreadable: dict[str, Exception],
     *,
     force: bool,

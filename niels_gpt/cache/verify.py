@@ -35,6 +35,7 @@ from niels_gpt.cache.sft_dataset import open_sft_tokens
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.system import files
 from niels_gpt.system.program import command
+from niels_gpt.tokenizer import has_tokenizer, load_tokenizer
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
              "max_val_tokens", "val_frac", "split_rule", "shard_bytes", "token_dtype", "format_version")  # fmt: skip
@@ -80,6 +81,8 @@ def verify_cache(root: Path, *, on_file: Callable[[Path], None] = lambda path: N
 
 def _verify_tokenizer(folder: Path) -> str:
     model = folder / "spm.model"
+    if not model.is_file() and has_tokenizer(folder):
+        return load_tokenizer(folder).sha256
     if not model.is_file():
         raise CacheError(f"{model} is missing: the caches beside it cannot be decoded")
     sha = sha256_file(model)

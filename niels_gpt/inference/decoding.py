@@ -126,7 +126,7 @@ class Decoder:
         self._cached = rows
         h = model.hidden(pad_right([self.ids[row] for row in rows], model.device), cache=self._cache)  # (B, n, C)
         self._cache.lengths = lengths
-        return model.logits(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])
+        return model.next_logits(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])
 
     def _window_logits(self, rows: list[int]) -> torch.Tensor:
         """Return (len(rows), V) from the last T tokens of each row, without a cache."""

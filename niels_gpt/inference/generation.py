@@ -13,7 +13,7 @@ from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, fits
 
 
 def generate(
@@ -167,11 +167,13 @@ def _stream_rows(
         if model.config.V > 256:
             raise ValueError(f"this model has V={model.config.V} tokens, not bytes: pass its tokenizer")
         tokenizer = ByteTokenizer()
-    elif tokenizer.vocab_size != model.config.V and not (isinstance(tokenizer, ByteTokenizer) and model.config.V < 256):
+    elif not fits(tokenizer, model.config.V):
         raise ValueError(
             f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has "
             f"V={model.config.V}; pass the one that the model was trained with"
         )
+    elif tokenizer.vocab_size < model.config.V:
+        model.sampled_ids = tokenizer.vocab_size
     token_bytes, end = visible_bytes(tokenizer), tokenizer.special_token_ids().get("eot")
     decoder = decoder_for(
         model,

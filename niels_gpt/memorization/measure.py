@@ -16,7 +16,7 @@ from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import continue_greedily, longest_run
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, token_sizes
+from niels_gpt.tokenizer import AnyTokenizer, fits, token_sizes
 
 MEMORIZED = 0.5
 """A window with this P(z) or more counts as memorized."""
@@ -171,7 +171,7 @@ def chance(log_p: np.ndarray | float, n: int) -> np.ndarray:
 def check_documents(model: GPT, documents: Sequence[Document], tokenizer: AnyTokenizer) -> None:
     """Raise ValueError for documents that cannot be measured, or a tokenizer that does not belong to the model."""
     V = model.config.V
-    if tokenizer.vocab_size != V and not (isinstance(tokenizer, ByteTokenizer) and V < 256):
+    if not fits(tokenizer, V):
         raise ValueError(
             f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has V={V}"
         )

@@ -22,7 +22,7 @@ from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_st
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, Tokenizer, remove_foreign, write_foreign
 
 
 class RunFolder:
@@ -36,6 +36,7 @@ class RunFolder:
         self.samples = self.path / "samples"
         self.plot_path = self.path / "loss.png"
         self.tokenizer_path = self.path / "tokenizer.model"
+        self.foreign_tokenizer = self.path / "tokenizer"
         self.skipped_path = self.path / "skipped.json"
         self.environment_path = self.path / environment.FILE
         self.source_path = self.path / "source.json"
@@ -99,6 +100,8 @@ class RunFolder:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""
         if isinstance(tokenizer, Tokenizer):
             files.write_bytes(self.tokenizer_path, tokenizer.model)
+        elif isinstance(tokenizer, ForeignTokenizer):
+            write_foreign(tokenizer, self.foreign_tokenizer)
 
     def write_skipped(self, selections: Mapping[str, SelectedNotes]) -> None:
         """Record which files of the sources were not read, and why; no file if no source was selected from."""
@@ -112,6 +115,8 @@ class RunFolder:
         config = (self.config_path, copy_path(self.config_path))
         for path in (*config, self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path):
             path.unlink(missing_ok=True)
+        if self.foreign_tokenizer.is_dir():
+            remove_foreign(self.foreign_tokenizer)
 
     def read_config(self) -> RunConfig:
         """The config of the run; warns if it has changed since the run wrote it. Raises ValueError for no run."""

@@ -73,8 +73,8 @@ def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
             param=param,
             code="context_length_exceeded",
         )
-    if max(ids) >= model.model.config.V:
-        raise APIError(400, f"{param} has the id {max(ids)}; {model.id} has {model.model.config.V} ids", param=param)
+    if max(ids) >= model.vocabulary:
+        raise APIError(400, f"{param} has the id {max(ids)}; {model.id} has {model.vocabulary} ids", param=param)
 
 
 async def call_model(request: Request, model: ServedModel, function: Callable[[], R]) -> R:

@@ -46,6 +46,11 @@ class ServedModel:
         return self.model.config.T
 
     @property
+    def vocabulary(self) -> int:
+        """Number of ids that can be read and generated."""
+        return self.model.sampled_ids or self.model.config.V
+
+    @property
     def over_bytes(self) -> bool:
         """Whether tokens are bytes."""
         return isinstance(self.tokenizer, ByteTokenizer)
@@ -75,7 +80,7 @@ class ServedModel:
             "owned_by": "niels-gpt",
             "context_length": self.context,
             "tokens": "bytes" if self.over_bytes else "subwords",
-            "vocabulary_size": self.model.config.V,
+            "vocabulary_size": self.vocabulary,
             "layers": self.model.config.L,
             "heads": self.model.config.H,
             "parameters": sum(p.numel() for p in self.model.parameters()),
