@@ -61,7 +61,7 @@ class ModelConfig:
     H: int = 4
     """Attention heads (of the queries)."""
     D: int = 0
-    """Head width, always C // H, and even with RoPE (it rotates pairs); 0: derived."""
+    """Head width, always `head_dim` or C // H, and even with RoPE (it rotates pairs); 0: derived."""
     d_ff: int = 0
     """Hidden width of the MLP; 0: 4 * C for gelu, 8/3 * C rounded up to a multiple of 64 for swiglu (about as many
     weights: swiglu has three matrices, gelu two)."""
@@ -81,18 +81,29 @@ class ModelConfig:
     """Whether the output head is the embedding matrix; false: a separate matrix (V * C more weights)."""
     rope_theta: float = 10000.0
     """Base of RoPE's frequencies: the pair 2i, 2i+1 rotates by position * rope_theta ** (-2i / D)."""
+    head_dim: int = 0
+    """Head width, if it is not C // H: the heads together are then wider or narrower than the model. 0: C // H; C // H
+    itself is stored as 0."""
+    norm_eps: float = 1e-5
+    """Added to the variance or mean square in every norm, against a division by zero."""
+    qkv_bias: bool = False
+    """Whether a bias is added to queries, keys and values (Qwen2)."""
+    qk_norm: bool = False
+    """Whether an RMSNorm over the D dimensions of each head is applied to queries and keys, before RoPE (Qwen3)."""
+    rope_scale: float = 1.0
+    """Llama 3's extension of the context by this factor: frequencies whose wavelength exceeds rope_context / rope_low
+    are divided by it, those below rope_context / rope_high stay, and those between are interpolated. 1: none."""
+    rope_low: float = 1.0
+    """See rope_scale."""
+    rope_high: float = 4.0
+    """See rope_scale; above rope_low."""
+    rope_context: int = 8192
+    """See rope_scale: the context length before the extension."""
 
     def __post_init__(self) -> None:
         for name in ("V", "T", "C", "L", "H"):
             object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name)))
-        if self.C % self.H:
-            raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
-        head = self.C // self.H
-        if self.D not in (0, head):
-            raise ValueError(f"model.D={self.D} disagrees with C // H = {self.C} // {self.H} = {head}: leave D out")
-        if head % 2 and self.positions == "rope":
-            raise ValueError(f"head width D = C // H = {self.C} // {self.H} = {head} is odd; RoPE needs pairs")
-        object.__setattr__(self, "D", head)
+        self._set_head_width()
         choices = {"norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu"), "positions": ("rope", "learned")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -103,6 +114,20 @@ class ModelConfig:
         object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
         self._check_dropout()
         self._check_attention()
+
+    def _set_head_width(self) -> None:
+        """Derive D, and check what it is derived from."""
+        given = check_int("model.head_dim", self.head_dim, low=0)
+        if not given and self.C % self.H:
+            raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
+        head = given or self.C // self.H
+        source = f"head_dim = {given}" if given else f"C // H = {self.C} // {self.H} = {head}"
+        if self.D not in (0, head):
+            raise ValueError(f"model.D={self.D} disagrees with {source}: leave D out")
+        if head % 2 and self.positions == "rope":
+            raise ValueError(f"head width D = {source} is odd; RoPE needs pairs")
+        object.__setattr__(self, "D", head)
+        object.__setattr__(self, "head_dim", 0 if head * self.H == self.C else head)
 
     def _check_dropout(self) -> None:
         if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
@@ -116,12 +141,22 @@ class ModelConfig:
         if shared and self.H % shared:
             raise ValueError(f"model.n_kv_heads={shared} does not divide model.H={self.H}: take a divisor, or 0 for H")
         object.__setattr__(self, "n_kv_heads", 0 if shared == self.H else shared)
-        if not isinstance(self.tie_embeddings, bool):
-            raise ValueError(f"model.tie_embeddings must be true or false, got {self.tie_embeddings!r}")
-        theta = self.rope_theta
-        if isinstance(theta, bool) or not isinstance(theta, numbers.Real) or not 1.0 < theta < math.inf:
-            raise ValueError(f"model.rope_theta must be a number above 1, got {theta!r}")
-        object.__setattr__(self, "rope_theta", float(theta))
+        for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
+        self._check_number("rope_theta", above=1.0)
+        self._check_number("norm_eps", above=0.0)
+        self._check_number("rope_low", above=0.0)
+        self._check_number("rope_high", above=self.rope_low)
+        if self.rope_scale != 1:
+            self._check_number("rope_scale", above=1.0)
+        object.__setattr__(self, "rope_context", check_int("model.rope_context", self.rope_context))
+
+    def _check_number(self, name: str, above: float) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not above < float(value) < math.inf:
+            raise ValueError(f"model.{name} must be a number above {above:g}, got {value!r}")
+        object.__setattr__(self, name, float(value))
 
     @property
     def kv_heads(self) -> int:
@@ -144,7 +179,7 @@ class ModelConfig:
                 raise ValueError(unknown_key_message("model", key, known))
         made = cls(**config)
         if "D" in config and config["D"] != made.D:
-            raise ValueError(f"D={config['D']} disagrees with C // H = {made.C} // {made.H} = {made.D}")
+            raise ValueError(f"D={config['D']} disagrees with the head width {made.D}: leave D out")
         return made
 
 

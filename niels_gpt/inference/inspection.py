@@ -84,7 +84,7 @@ def attention(model: GPT, ids: Sequence[int], layer: int, head: int) -> torch.Te
     x = _residual_stream(model, ids)[layer]  # (n, C), before the block
     block = model.layers()[layer]
     H, G, D = block.attn.heads
-    qkv = block.attn.qkv(block.norm_attn(x)).view(len(ids), H + 2 * G, D)
+    qkv = block.weights().normalized_heads(block.attn.qkv(block.norm_attn(x))).view(len(ids), H + 2 * G, D)
     qk = qkv[:, [head, H + head * G // H]]  # H / G query heads read the keys of one group
     if model.pos_emb is None:
         qk = rotate(qk, model.sin[: len(ids)], model.cos[: len(ids)])

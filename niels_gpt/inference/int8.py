@@ -76,16 +76,18 @@ class Int8OneToken(OneToken):
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Logits (B, V) for one more id per row (B,), which is added to the cache. No gradients."""
-        B, C = ids.shape[0], self.config.C
+        B, options = ids.shape[0], self._options
         if B > MOST_ROWS:
             return super().__call__(ids, cache)
         h, rotation = self._embedded(ids, cache)
         for layer, (norm1, norm2, (qkv_weight, out, up, down), gate) in enumerate(self._packed):
             qkv = _matmul(self._normed(h, norm1), qkv_weight)
+            if options is not None:
+                qkv = self._biased_and_normed(qkv, options[layer])
             q, kv = self._heads(qkv, rotation)
             k, v = cache.extend(layer, kv)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
-            h = h + _matmul(y.reshape(B, C), out)
+            h = h + _matmul(y.reshape(B, -1), out)
             x = self._normed(h, norm2).bfloat16()
             u = _matmul(x, up)
             h = h + _matmul(F.gelu(u) if gate is None else u.mul_(F.silu(_matmul(x, gate))), down)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from niels_gpt.kernels.weights import BlockWeights
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 
@@ -59,6 +60,8 @@ class OneToken:
             )
             for block in weights.blocks
         ]
+        described = [block for block in weights.blocks if block.qkv_bias is not None or block.norm_q is not None]
+        self._options = described or None  # what the loop below leaves out, since most models have neither
         self._transposed: tuple[list[Layer], torch.Tensor] | None = None
         self._version = -1  # of the weights that `_transposed` was copied from
         matrices = [self._head, *(w for layer in self._layers for w in layer if w is not None)]
@@ -78,13 +81,16 @@ class OneToken:
         """Logits (B, V) for one more id per row (B,), which is added to the cache. No gradients."""
         B, C, G, D, eps = ids.shape[0], self.config.C, self.config.kv_heads, self.config.D, self._eps
         width, rms, half, grouped = (C,), self._rms, D // 2, G < self.config.H
+        heads_width = self._sizes[0]
         h, rotation = self._embedded(ids, cache)
         # The branches below cost nothing measurable; functions chosen beforehand cost v0 0.5%.
-        layers, head = self._weights(B)
+        layers, head, options = *self._weights(B), self._options
         for layer, weights in enumerate(layers):
             norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight = weights
             x = torch.rms_norm(h, width, norm1, eps) if rms else torch.layer_norm(h, width, norm1, None, eps, False)
             qkv = torch.mm(x, qkv_weight)  # (B, (H + 2 G) D)
+            if options is not None:
+                qkv = self._biased_and_normed(qkv, options[layer])
             if grouped:
                 q, kv = self._heads(qkv, rotation)
             else:  # as in `_heads`, whose call costs v0 1% of a token; shapes passed as tuples cost 2%
@@ -94,7 +100,7 @@ class OneToken:
                 q, kv = heads.select(1, 0), heads.narrow(1, 1, 2)
             k, v = cache.extend(layer, kv)
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
-            h = torch.addmm(h, y.reshape(B, C), out_weight)
+            h = torch.addmm(h, y.reshape(B, heads_width), out_weight)
             x = torch.rms_norm(h, width, norm2, eps) if rms else torch.layer_norm(h, width, norm2, None, eps, False)
             if gate_weight is None:
                 # With s = u / sqrt(2), GELU is (s + s erf(s)) / sqrt(2), and a matmul takes factors for free.
@@ -107,6 +113,10 @@ class OneToken:
         norm = self._norm
         x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
         return torch.mm(x, head)
+
+    @staticmethod
+    def _biased_and_normed(qkv: torch.Tensor, block: BlockWeights) -> torch.Tensor:
+        return block.normalized_heads(qkv if block.qkv_bias is None else qkv.add_(block.qkv_bias))
 
     def _heads(self, qkv: torch.Tensor, rotation: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate qkv (B, (H + 2 G) D) in place; return queries (B, G, H / G, D), keys and values (B, 2, G, 1, D).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 
 
 class NormWeights(Protocol):
@@ -30,6 +31,25 @@ class HeadSizes(NamedTuple):
         return self.kv < self.H
 
 
+def normalized_heads(
+    qkv: torch.Tensor, heads: HeadSizes, norm_q: NormWeights | None, norm_k: NormWeights | None
+) -> torch.Tensor:
+    """qkv (..., (H + 2 kv) D) with an RMSNorm over each head of queries and keys; unchanged without norms.
+
+    Computed in float32 at least, as the other norms are.
+    """
+    if norm_q is None or norm_k is None:
+        return qkv
+    H, kv, D = heads
+    q, k, v = qkv.unflatten(-1, (H + 2 * kv, D)).split((H, kv, kv), dim=-2)
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    q, k = (
+        F.rms_norm(each.to(wide), (D,), norm.weight, norm.eps).to(qkv.dtype)
+        for each, norm in ((q, norm_q), (k, norm_k))
+    )
+    return torch.cat((q, k, v), dim=-2).flatten(-2)
+
+
 class BlockWeights(NamedTuple):
     """The weights of one transformer block; matrices are (outputs, inputs), as in nn.Linear."""
 
@@ -42,6 +62,14 @@ class BlockWeights(NamedTuple):
     up: torch.Tensor
     down: torch.Tensor
     heads: HeadSizes
+    qkv_bias: torch.Tensor | None = None
+    norm_q: NormWeights | None = None
+    """RMSNorm (D,) of each query head, before RoPE; None: there is none, and none of the keys."""
+    norm_k: NormWeights | None = None
+
+    def normalized_heads(self, qkv: torch.Tensor) -> torch.Tensor:
+        """The function below with these norms."""
+        return normalized_heads(qkv, self.heads, self.norm_q, self.norm_k)
 
     def matrices(self) -> list[torch.Tensor]:
         """The four or five matrices."""

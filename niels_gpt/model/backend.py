@@ -122,6 +122,11 @@ OPTIONS = (
     "n_kv_heads",
     "tie_embeddings=false",
     "rope_theta",
+    "rope_scale",
+    "head_dim",
+    "norm_eps",
+    "qkv_bias",
+    "qk_norm",
     "segments",
     "KV cache",
 )
@@ -151,7 +156,11 @@ SUPPORT: dict[str, dict[str, str]] = {
     "cuda-fp8": fp8.DECLINES,
     "one-token": {"segments": "a cache continues one sequence per row"},
     "int8": {"segments": "a cache continues one sequence per row"},
-    "cuda-graphs": {"n_kv_heads": "decoded by one-token", "segments": "a cache continues one sequence per row"},
+    "cuda-graphs": {
+        "qkv_bias": "decoded by one-token",
+        "qk_norm": "decoded by one-token",
+        "segments": "a cache continues one sequence per row",
+    },
 }
 """Implementation -> the OPTIONS it declines, and what happens instead. It supports all others."""
 

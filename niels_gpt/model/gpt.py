@@ -2,9 +2,11 @@
 
 This file is the reference, in plain torch. With the defaults (LayerNorm, GELU) it computes what a GPT-NeoX with
 sequential residuals and no biases computes; with RMSNorm and SwiGLU, what a Llama does; with learned positions, what a
-GPT-2 does. The tests compare it with all three. `backend.py` chooses faster implementations of the same operations.
+GPT-2 does; with biases or norms of queries and keys, what Qwen2 and Qwen3 do. The tests compare it with all of them.
+`backend.py` chooses faster implementations of the same operations.
 
-Shapes: B batch rows, n <= T positions, C width, H query heads, G key/value heads, D = C / H head width, V vocabulary.
+Shapes: B batch rows, n <= T positions, C width, H query heads, G key/value heads, D head width (C / H unless
+`head_dim` is set), V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.kernels.weights import BlockWeights, HeadSizes, ModelWeights
+from niels_gpt.kernels.weights import BlockWeights, HeadSizes, ModelWeights, normalized_heads
 from niels_gpt.model.backend import Backend, default_backend
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.positions import token_positions
-from niels_gpt.model.rope import rope_cache, rotate
+from niels_gpt.model.rope import RopeScaling, rope_cache, rotate
 from niels_gpt.model.segments import Segments
 from niels_gpt.system import threads
 from niels_gpt.system.allocator import keep_freed_memory
@@ -56,12 +58,16 @@ class Context(NamedTuple):
 class Norm(nn.Module):
     """LayerNorm, or RMSNorm (x / sqrt(mean(x^2) + eps)), over the last dimension; with a weight and no bias."""
 
-    eps = 1e-5
-
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, width: int, eps: float, *, rms: bool) -> None:
         super().__init__()
-        self.rms = config.norm == "rmsnorm"
-        self.weight = nn.Parameter(torch.ones(config.C))
+        self.eps = eps
+        self.rms = rms
+        self.weight = nn.Parameter(torch.ones(width))
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Norm:
+        """A norm of the residual stream."""
+        return cls(config.C, config.norm_eps, rms=config.norm == "rmsnorm")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.rms:
@@ -75,15 +81,19 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = HeadSizes(config.H, config.kv_heads, config.D)
-        self.qkv = nn.Linear(config.C, (config.H + 2 * config.kv_heads) * config.D, bias=False)
-        self.out = nn.Linear(config.C, config.C, bias=False)
+        self.qkv = nn.Linear(config.C, (config.H + 2 * config.kv_heads) * config.D, bias=config.qkv_bias)
+        self.norm_q, self.norm_k = (
+            Norm(config.D, config.norm_eps, rms=True) if config.qk_norm else None for _ in range(2)
+        )
+        self.out = nn.Linear(config.H * config.D, config.C, bias=False)
 
     def forward(self, x: torch.Tensor, layer: int, context: Context) -> torch.Tensor:
-        return self.out(attend(self.qkv(x), self.heads, layer, context))
+        qkv = normalized_heads(self.qkv(x), self.heads, self.norm_q, self.norm_k)
+        return self.out(attend(qkv, self.heads, layer, context))
 
 
 def attend(qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Context) -> torch.Tensor:
-    """softmax(q k^T / sqrt(D)) v for all heads, concatenated (B, n, C), of qkv (B, n, (H + 2 G) D)."""
+    """softmax(q k^T / sqrt(D)) v for all heads, concatenated (B, n, H D), of qkv (B, n, (H + 2 G) D)."""
     B, n, _ = qkv.shape
     H, G, D = heads
     # Token-major (B, n, heads, D): q and k are rotated together, and no transpose is copied.
@@ -135,9 +145,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm_attn = Norm(config)
+        self.norm_attn = Norm.of(config)
         self.attn = Attention(config)
-        self.norm_mlp = Norm(config)
+        self.norm_mlp = Norm.of(config)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.drop = Dropout(config.dropout)
 
@@ -157,7 +167,17 @@ class Block(nn.Module):
         attn, mlp = self.attn, self.mlp
         gate = None if mlp.gate is None else mlp.gate.weight
         matrices = gate, mlp.up.weight, mlp.down.weight
-        return BlockWeights(self.norm_attn, attn.qkv.weight, attn.out.weight, self.norm_mlp, *matrices, attn.heads)
+        return BlockWeights(
+            self.norm_attn,
+            attn.qkv.weight,
+            attn.out.weight,
+            self.norm_mlp,
+            *matrices,
+            attn.heads,
+            qkv_bias=attn.qkv.bias,
+            norm_q=attn.norm_q,
+            norm_k=attn.norm_k,
+        )
 
 
 class GPT(nn.Module):
@@ -182,12 +202,15 @@ class GPT(nn.Module):
         self.pos_emb = nn.Embedding(config.T, config.C) if config.positions == "learned" else None
         self.drop = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.L))
-        self.norm = Norm(config)
+        self.norm = Norm.of(config)
         self.lm_head = nn.Linear(config.C, config.V, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.tok_emb.weight
         if config.positions == "rope":
-            sin, cos = rope_cache(config.T, config.D, theta=config.rope_theta)
+            scaling = None
+            if config.rope_scale != 1:
+                scaling = RopeScaling(config.rope_scale, config.rope_low, config.rope_high, config.rope_context)
+            sin, cos = rope_cache(config.T, config.D, theta=config.rope_theta, scaling=scaling)
             # (T, 1, D/2) broadcasts over (B, n, heads, D/2). Derived from the config, so not saved.
             self.register_buffer("sin", sin[0, 0, :, None], persistent=False)
             self.register_buffer("cos", cos[0, 0, :, None], persistent=False)
@@ -200,6 +223,8 @@ class GPT(nn.Module):
             if p.dim() > 1:
                 residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * self.config.L) ** 0.5 if residual else 0.02)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(p)
 
     def forward(
         self,

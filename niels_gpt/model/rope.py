@@ -6,7 +6,25 @@ no complex kernels and uses the formula with sine and cosine.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
+
+
+class RopeScaling(NamedTuple):
+    """Llama 3's scaling of RoPE's frequencies for a context `factor` times as long as the `context` of pretraining."""
+
+    factor: float
+    low: float
+    high: float
+    context: int
+
+    def __call__(self, frequency: torch.Tensor) -> torch.Tensor:
+        """Divide slow frequencies by the factor, keep fast ones, interpolate between them."""
+        turns = self.context * frequency / (2 * math.pi)  # rotations within the original context
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequency * (kept + (1.0 - kept) / self.factor)
 
 
 def rope_cache(
@@ -14,6 +32,7 @@ def rope_cache(
     D: int,
     *,
     theta: float = 10000.0,
+    scaling: RopeScaling | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,6 +43,8 @@ def rope_cache(
     if D % 2:
         raise ValueError(f"RoPE rotates pairs, so D must be even, got {D}")
     frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D)  # (D/2,)
+    if scaling is not None:
+        frequency = scaling(frequency)
     angle = torch.arange(T, dtype=torch.float64, device="cpu")[:, None] * frequency  # (T, D/2)
     return tuple(  # type: ignore[return-value]
         table[None, None].to(device=device or "cpu", dtype=dtype or torch.float32)

@@ -14,7 +14,7 @@ def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     if config.positions == "learned":
         yield "pos_emb.weight", (config.T, config.C)
     for layer in range(config.L):
-        yield from ((f"blocks.{layer}.{name}.weight", shape) for name, shape in _block_shapes(config).items())
+        yield from ((f"blocks.{layer}.{name}", shape) for name, shape in _block_shapes(config).items())
     yield "norm.weight", (config.C,)
     yield "lm_head.weight", (config.V, config.C)
 
@@ -28,7 +28,14 @@ def number_of_weights(config: ModelConfig) -> int:
 
 
 def _block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    C, wide, qkv = config.C, config.d_ff, (config.H + 2 * config.kv_heads) * config.D
-    gate: dict[str, tuple[int, ...]] = {"mlp.gate": (wide, C)} if config.mlp == "swiglu" else {}
-    attention: dict[str, tuple[int, ...]] = {"norm_attn": (C,), "attn.qkv": (qkv, C), "attn.out": (C, C)}
-    return attention | {"norm_mlp": (C,)} | gate | {"mlp.up": (wide, C), "mlp.down": (C, wide)}
+    C, wide, heads = config.C, config.d_ff, config.H * config.D
+    qkv = heads + 2 * config.kv_heads * config.D
+    shapes: dict[str, tuple[int, ...]] = {"norm_attn.weight": (C,), "attn.qkv.weight": (qkv, C)}
+    if config.qkv_bias:
+        shapes["attn.qkv.bias"] = (qkv,)
+    if config.qk_norm:
+        shapes |= {"attn.norm_q.weight": (config.D,), "attn.norm_k.weight": (config.D,)}
+    shapes |= {"attn.out.weight": (C, heads), "norm_mlp.weight": (C,)}
+    if config.mlp == "swiglu":
+        shapes["mlp.gate.weight"] = (wide, C)
+    return shapes | {"mlp.up.weight": (wide, C), "mlp.down.weight": (C, wide)}

@@ -74,8 +74,8 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
     where = config.init_from
     saved = read_checkpoint(files.expand_home(where), "cpu" if state.sharded else device)
     theirs, ours = to_dict(model_config(saved["config"], where=where)), to_dict(config.model)
-    for key in ("V", "C", "L", "H", "d_ff", "norm", "mlp", "positions", "n_kv_heads", "tie_embeddings", "rope_theta"):
-        if theirs[key] != ours[key]:
+    for key in theirs:
+        if key not in ("T", "dropout") and theirs[key] != ours[key]:
             raise CheckpointError(
                 f"{where} has a different architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
             )

@@ -17,13 +17,13 @@ LAG = 3
 
 
 def flops_per_token(config: ModelConfig, parameters: int) -> int:
-    """FLOPs of a forward and backward pass per token: 6 N + 12 L C T, as is usual.
+    """FLOPs of a forward and backward pass per token: 6 N + 12 L H D T, as is usual (H D is C by default).
 
     N are the weights that a token is multiplied with: not an untied embedding, of which a token reads one row.
     Attention counts as if it were not causal.
     """
     lookup = 0 if config.tie_embeddings else config.V * config.C
-    return 6 * (parameters - lookup) + 12 * config.L * config.C * config.T
+    return 6 * (parameters - lookup) + 12 * config.L * config.H * config.D * config.T
 
 
 @dataclass

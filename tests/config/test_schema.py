@@ -35,6 +35,14 @@ def test_v0_model():
         "n_kv_heads": 0,
         "tie_embeddings": True,
         "rope_theta": 10000.0,
+        "head_dim": 0,
+        "norm_eps": 1e-5,
+        "qkv_bias": False,
+        "qk_norm": False,
+        "rope_scale": 1.0,
+        "rope_low": 1.0,
+        "rope_high": 4.0,
+        "rope_context": 8192,
     }
 
 

@@ -13,6 +13,7 @@ from niels_gpt.config import TrainConfig
 from niels_gpt.config.yaml_file import config_from_dict, dump_config
 from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.engine import cuda_slots
+from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.runs.checkpoint import CheckpointError, build_model, load_model
@@ -23,6 +24,8 @@ from niels_gpt.training.throughput import flops_per_token
 T, V = 12, 50
 LLAMA: dict[str, object] = {"norm": "rmsnorm", "mlp": "swiglu", "n_kv_heads": 2, "tie_embeddings": False}
 LLAMA["rope_theta"] = 100.0
+QWEN2: dict[str, object] = {**LLAMA, "qkv_bias": True, "norm_eps": 1e-6}
+QWEN3: dict[str, object] = {**LLAMA, "qk_norm": True, "head_dim": 12, "norm_eps": 1e-6}
 
 
 def make(**options: object) -> GPT:
@@ -75,13 +78,50 @@ def test_cached_decoding_gives_the_ids_of_uncached() -> None:
     assert decoded[0] == decoded[1]
 
 
-def test_cuda_graphs_decline_grouped_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [QWEN2, QWEN3])
+@torch.no_grad()
+def test_biases_head_norms_and_wide_heads_in_a_cache(options: dict[str, object]) -> None:
+    """The full window, chunks with a cache, and single tokens by `OneToken` give the same logits."""
+    model, ids = make(**options).double(), some_ids(2)
+    cache = KVCache(model.config, 2, device=model.device, dtype=torch.float64)
+    expected, decode = model(ids), OneToken(model)
+    parts = [model(ids[:, :5], cache=cache), *(decode(ids[:, i], cache)[:, None] for i in range(5, T))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-9, rtol=1e-9)
+
+
+@torch.no_grad()
+def test_head_norms_are_those_of_a_naive_loop() -> None:
+    model, ids = make(**QWEN3).double(), some_ids(1)
+    weights, (H, G, D) = model.weights().blocks[0], (4, 2, 12)
+    qkv = torch.randn(1, 3, (H + 2 * G) * D, dtype=torch.float64)
+    found = weights.normalized_heads(qkv).view(1, 3, H + 2 * G, D)
+    for position in range(3):
+        for head in range(H + 2 * G):
+            x = qkv.view(1, 3, H + 2 * G, D)[0, position, head]
+            norm = weights.norm_q if head < H else weights.norm_k
+            if head < H + G:
+                x = x / (x.square().mean() + 1e-6).sqrt() * norm.weight
+            torch.testing.assert_close(found[0, position, head], x)
+    assert model(ids).shape == (1, T, V)
+
+
+def test_head_dim_is_stored_only_if_it_differs() -> None:
+    assert ModelConfig(C=32, H=4, head_dim=8).head_dim == 0
+    assert ModelConfig(C=32, H=4, head_dim=12).D == 12
+    assert ModelConfig(C=30, H=4, head_dim=8).D == 8
+    for wrong in ({"head_dim": 7}, {"head_dim": -1}, {"head_dim": 8, "D": 10}, {"norm_eps": 0.0}, {"rope_scale": 0.5}):
+        with pytest.raises(ValueError, match=next(iter(wrong)) if "D" not in wrong else "D=10"):
+            ModelConfig(C=30, H=4, **{"head_dim": 8, **wrong})
+
+
+def test_cuda_graphs_decline_biases_and_head_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """One token at a time is decoded by plain operations then; the other options are supported."""
     monkeypatch.setattr(cuda_slots, "HAS_TRITON", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
-    assert cuda_slots.usable(make(tie_embeddings=False, rope_theta=100.0))
-    assert not cuda_slots.usable(make(n_kv_heads=2))
+    assert cuda_slots.usable(make(tie_embeddings=False, rope_theta=100.0, n_kv_heads=2, head_dim=12))
+    assert not cuda_slots.usable(make(qkv_bias=True))
+    assert not cuda_slots.usable(make(qk_norm=True))
 
 
 def test_a_checkpoint_keeps_the_options(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def usable(model: GPT) -> bool:
     return (
         HAS_TRITON
         and plain
-        and not model.config.n_kv_heads  # attend_kernel has one head of keys per query head
+        and not (model.config.qkv_bias or model.config.qk_norm)  # the kernels compute neither
         and type(model).forward is GPT.forward
         and torch.cuda.get_device_capability(model.device)[0] >= 8
     )

@@ -64,6 +64,9 @@ class CPUBackend:
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
         qkv = ops.linear(self.norm(x, w.norm_attn), w.qkv)
+        if w.qkv_bias is not None:
+            qkv = qkv + w.qkv_bias
+        qkv = w.normalized_heads(qkv)
         if torch.is_autocast_enabled("cpu"):
             # Attention stays float32 under bf16 autocast: SDPA's backward takes half the time on a CPU.
             with torch.autocast("cpu", enabled=False):

@@ -86,7 +86,7 @@ class CUDABackend:
         return False
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
-        qkv = F.linear(*norm_and_matrix(x, w.norm_attn, w.qkv))
+        qkv = w.normalized_heads(F.linear(*norm_and_matrix(x, w.norm_attn, w.qkv), w.qkv_bias))
         return F.linear(self._attend(qkv, w.heads, layer, context), w.out)
 
     def _attend(self, qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Any) -> torch.Tensor:

@@ -21,13 +21,16 @@ def _add_keys(q, k_s, v_s, seen, tops, weights, sums):
     return higher, weights * old + p, sums * old[:, None] + p[:, None] * v_s
 
 
-@triton.jit(do_not_specialize=["T", "H", "span"])
+@triton.jit(do_not_specialize=["T", "H", "G", "span"])
 def attend_kernel(
-    qkv, sin, cos, cache, part, edges, arrived, y, lengths, slots, T, H, span, scale,
+    qkv, sin, cos, cache, part, edges, arrived, y, lengths, slots, T, H, G, span, scale,
     D: tl.constexpr, DP: tl.constexpr, BS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
     ROPE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row, head and span of keys: rotate q and k, store k and v in the cache (slot, 2, H, T, D), attend.
+    """One row, query head and span of keys: rotate q and k, store k and v in the cache (slot, 2, G, T, D), attend.
+
+    H / G query heads share a head of keys and values. Each computes its new key; the first of them stores it, and none
+    reads it from the cache in this step.
 
     Each of BS lanes has its own maximum and sums until all keys are processed, so no warp waits for another before
     that. If a row is longer than a span, the program that ends last combines the spans.
@@ -46,8 +49,9 @@ def attend_kernel(
         d = tl.arange(0, DP)
         ok = d < D
         lane = tl.arange(0, BS)
-        keys = cache + (slot * 2 * H + h) * T * D
-        values = cache + ((slot * 2 + 1) * H + h) * T * D
+        g = h * G // H
+        keys = cache + (slot * 2 * G + g) * T * D
+        values = cache + ((slot * 2 + 1) * G + g) * T * D
         end = tl.minimum(start + span, pos)
         first = start + lane
         if EARLY:
@@ -60,13 +64,14 @@ def attend_kernel(
             s = tl.where(d % 2 == 0, -s, s)
         if EARLY:
             ready(PDL)
-        at = qkv + b * 3 * H * D + h * D
+        row = qkv + b * (H + 2 * G) * D
+        at, at_key = row + h * D, row + (H + g) * D
         q = tl.load(at + d, mask=ok, other=0.0)
-        key = tl.load(at + H * D + d, mask=ok, other=0.0)
-        new = tl.load(at + 2 * H * D + d, mask=ok, other=0.0)
+        key = tl.load(at_key + d, mask=ok, other=0.0)
+        new = tl.load(at_key + G * D + d, mask=ok, other=0.0)
         if ROPE:
             q = q * c + tl.load(at + (d ^ 1), mask=ok, other=0.0) * s
-            key = key * c + tl.load(at + H * D + (d ^ 1), mask=ok, other=0.0) * s
+            key = key * c + tl.load(at_key + (d ^ 1), mask=ok, other=0.0) * s
         q = q * scale
         tops = tl.full([BS], -1e30, tl.float32)
         weights = tl.zeros([BS], tl.float32)
@@ -89,7 +94,7 @@ def attend_kernel(
         p_new = tl.where(has_new, tl.exp(score - top), 0.0)
         weight = tl.sum(weights * share, 0) + p_new
         acc = tl.sum(sums * share[:, None], 0) + p_new * new
-        if has_new:
+        if has_new and h * G % H == 0:
             tl.store(keys + pos * D + d, key, mask=ok)
             tl.store(values + pos * D + d, new, mask=ok)
         parts = pos // span + 1

@@ -144,7 +144,7 @@ class SlotState:
 
     def __init__(self, config: ModelConfig, slots: int, device: torch.device) -> None:
         self.slots = slots
-        shape = (config.L, slots + 1, 2, config.H, config.T, config.D)
+        shape = (config.L, slots + 1, 2, config.kv_heads, config.T, config.D)
         self.cache = torch.zeros(shape, device=device)  # as KVCache.buffer
         self.lengths = torch.zeros(slots + 1, device=device, dtype=torch.int32)  # tokens in the cache
         self.tokens = torch.zeros(slots + 1, device=device, dtype=torch.int64)  # the next input
@@ -239,8 +239,8 @@ class DecodeStep(DecodeRows):
         super().__init__(weights, state, batch)
         kernels = triton_kernels()
         w, s, config = weights, state, weights.config
-        C, H, D, T = config.C, config.H, config.D, config.T
-        qkv, y, u = (torch.zeros((batch, n), device=self.device) for n in (3 * C, C, config.d_ff))
+        C, H, G, D, T = config.C, config.H, config.kv_heads, config.D, config.T
+        qkv, y, u = (torch.zeros((batch, n), device=self.device) for n in ((H + 2 * G) * D, H * D, config.d_ff))
         # The keys of a row are split among programs.
         span = max(256, power(-(-T // 32)))
         splits = power(-(-T // span))
@@ -256,7 +256,7 @@ class DecodeStep(DecodeRows):
         matrices = iter(w.paired() if fits and batch > 1 else w.normed)
         for cache, (out, down) in zip(s.cache, w.plain, strict=True):
             self._linear(self.h, *next(matrices), qkv, STORE, norm=True)
-            args = (qkv, w.sin, w.cos, cache, part, edges, arrived, y, s.lengths, self.slots, T, H, span, D**-0.5)
+            args = (qkv, w.sin, w.cos, cache, part, edges, arrived, y, s.lengths, self.slots, T, H, G, span, D**-0.5)
             constants = {"D": D, "DP": power(D), "BS": 64, "SPLITS": splits, "ROPE": w.positions is None}
             # After vector_kernel the next kernel starts before that one has waited: it must not read early.
             constants |= {"EARLY": batch > 1}

@@ -20,6 +20,8 @@ from niels_gpt.kernels.weights import BlockWeights
 
 DECLINES = {
     "n_kv_heads": "RoPE and attention by plain torch; matmuls are FP8 if 16 divides (H + 2 n_kv_heads) D, else bf16",
+    "qkv_bias": "everything in bf16",
+    "qk_norm": "everything in bf16",
     "segments": "RoPE by plain torch, attention by torch's varlen kernel; matmuls are FP8",
     "KV cache": "everything in bf16, as always without gradients",
 }
@@ -40,7 +42,8 @@ class FP8Backend(CUDABackend):
 
     def branches(self, block: Any) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
         w: BlockWeights = block.weights()
-        if not self._in_fp8() or w.qkv.shape[0] % 16:  # only grouped heads may have such a number of rows
+        declined = w.qkv_bias is not None or w.norm_q is not None
+        if not self._in_fp8() or declined or w.qkv.shape[0] % 16:  # only grouped heads may have such a number of rows
             return super().branches(block)
         first = [w.up] if w.gate is None else [w.gate, w.up]
         qkv, out, up, down = quantize.matrices(

@@ -83,7 +83,7 @@ def test_total_divides_the_loss(calls):
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_the_weight_of_a_norm_moves_into_the_matrix(norm):
     torch.manual_seed(0)
-    made = Norm(model_of({"norm": norm}, C=64).config)
+    made = Norm.of(model_of({"norm": norm}, C=64).config)
     torch.nn.init.uniform_(made.weight, 0.5, 2)
     x, weight = torch.randn(3, 5, 64), torch.randn(16, 64)
     torch.testing.assert_close(F.linear(*backend.norm_and_matrix(x, made, weight)), F.linear(made(x), weight))

@@ -1,22 +1,27 @@
 // The shell: views by location.hash (#/chat, #/compare, #/runs, #/runs/NAME), theme, one line for errors.
-// A view is a module with show(root, params) and hide(); params are the parts of the hash after its name.
+// A view is a module with show(root, params) and hide(); params are the parts of the hash after its name. The chat is
+// loaded with the page, the others when they are first opened: half as many files until the page takes input.
 
 import * as chat from "./chat.js";
-import * as compare from "./compare.js";
-import * as runs from "./runs.js";
 import { notify } from "./notice.js";
 
-const VIEWS = { chat, compare, runs };
+const VIEWS = {
+  chat: async () => chat,
+  compare: () => import("./compare.js"),
+  runs: () => import("./runs.js"),
+};
 const THEMES = ["auto", "light", "dark"];
 const THEME = "niels-gpt-theme";
 const root = document.getElementById("view");
-let shown = null;
+let shown = null; // the module of the view on the page
+let opened = 0;
 
 async function route() {
+  const number = ++opened;
   const [name = "", ...params] = location.hash.replace(/^#\/?/, "").split("/").map(decode);
   const view = VIEWS[name] ? name : "chat";
-  if (shown) VIEWS[shown].hide();
-  shown = view;
+  shown?.hide();
+  shown = null;
   notify("");
   root.replaceChildren();
   root.className = `view view-${view}`;
@@ -26,9 +31,14 @@ async function route() {
   }
   document.title = `${view[0].toUpperCase()}${view.slice(1)} · niels-gpt`;
   try {
-    await VIEWS[view].show(root, params);
+    const module = await VIEWS[view]();
+    if (number !== opened) return; // another view was chosen while this one was loading
+    shown = module;
+    const complete = module.show(root, params);
+    performance.mark("interactive"); // it takes input; its data may still be on the way
+    await complete;
   } catch (err) {
-    notify(err.message);
+    if (number === opened) notify(err.message);
   }
 }
 
@@ -60,4 +70,3 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", route);
 route();
-performance.mark("interactive"); // the first view takes input; its data may still be on the way
