@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.data.registry import licence_of
 from niels_gpt.memorization.audit import NOT_JUDGED, NOT_SAFE, SAFE, SMALLEST_STRIDE, AuditVerdict, audit_notes
 from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.memorization.membership import run_history, source_names
@@ -23,6 +22,7 @@ from niels_gpt.system import files
 from niels_gpt.system.console import plural
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
+from niels_gpt.training.tasks.registry import licence_in
 
 THRESHOLD = 0.001
 """P(z) of a passage that is not safe to publish; the default of `niels-gpt audit`."""
@@ -55,12 +55,10 @@ class Clearance:
             if self.private:
                 return "Not audited. It was trained on private text, and may recite it."
             return "Not audited. It was trained on public text only."
-        over = (
-            f"{plural(self.verdict['windows_over'], 'passage')} of {plural(self.verdict['notes_exposed'], 'document')}"
-        )
+        found = self.verdict
         return (
-            f"{self.verdict['verdict']}: {over} have a P(z) of {self.verdict['threshold']:g} or more, of "
-            f"{plural(self.verdict['windows'], 'passage')} in {plural(self.verdict['notes_audited'], 'document')} of the "
+            f"{found['verdict']}: {_recited(found)} have a P(z) of {found['threshold']:g} or more, of "
+            f"{plural(found['windows'], 'passage')} in {plural(found['notes_audited'], 'document')} of the "
             "training text. P(z) is the probability that the model, given the first half of a passage, continues with "
             "exactly the second half. Paraphrases and short secrets are not covered."
         )
@@ -83,7 +81,7 @@ def private_sources(loaded: LoadedRun) -> list[str]:
     for config, _ in run_history(loaded, problems):
         for name in source_names(config):
             name = name or "roam"
-            if licence_of(name, config.data).split(",")[0] in PRIVATE:
+            if licence_in(config, name).split(",")[0] in PRIVATE:
                 found[name] = None
     return [*found, *problems]
 
@@ -144,12 +142,15 @@ def refusal(clearance: Clearance, where: Path) -> str:
             "out what it recites, --anyway exports it as it is"
         )
     if clearance.judgment == NOT_SAFE:
-        over = plural(clearance.verdict["windows_over"], "passage")
         return (
-            f"{where} is NOT SAFE to publish: it recites {over} of {plural(clearance.verdict['notes_exposed'], 'document')} "
-            "of its training text; remove them from the data and train again, or export it with --anyway"
+            f"{where} is NOT SAFE to publish: it recites {_recited(clearance.verdict)} of its training text; "
+            "remove them from the data and train again, or export it with --anyway"
         )
     return (
         f"{where} is NOT JUDGED: no passage was found that it recites, but a part of the text was not audited "
         f"({'; '.join(clearance.verdict['because'][:3])}); --anyway exports it all the same"
     )
+
+
+def _recited(verdict: dict[str, Any]) -> str:
+    return f"{plural(verdict['windows_over'], 'passage')} of {plural(verdict['notes_exposed'], 'document')}"

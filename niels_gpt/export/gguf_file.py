@@ -15,6 +15,8 @@ import torch
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.gguf_vocabulary import add_vocabulary
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.rope import RopeScaling
+from niels_gpt.pretrained.layouts import RopePairs
 from niels_gpt.system import files
 from niels_gpt.tokenizer import AnyTokenizer
 
@@ -26,6 +28,9 @@ TYPES = ("f32", "f16", "q8_0", "q4_0")
 depends on their rows alone. Matrices whose rows are no multiple of 32 weights cannot be quantized, and are f16."""
 BLOCK = 32
 """Weights that share a scale in q8_0 and q4_0."""
+
+
+NamedWeight = tuple[str, torch.Tensor]
 
 
 class _Tensor(NamedTuple):
@@ -99,18 +104,32 @@ def _kind_of(name: str, weight: torch.Tensor, kind: str) -> GGMLQuantizationType
     return GGMLQuantizationType[kind.upper()]
 
 
+_BLOCKS = {
+    ("rmsnorm", "swiglu", "rope"): "llama",
+    ("layernorm", "gelu", "rope"): "gptneox",
+    ("layernorm", "gelu", "learned"): "gpt2",
+}
+_LACKS = {
+    "llama": (),
+    "qwen3": ("rope_scale",),
+    "gptneox": ("rope_scale", "head_dim", "qk_norm"),
+    "gpt2": ("head_dim", "qk_norm"),
+}
+"""Architecture -> options of ours that it does not have."""
+
+
 def architecture_of(config: ModelConfig) -> str:
     """Return llama.cpp's name of the architecture. Raises ValueError if it has none that computes this model."""
     blocks = (config.norm, config.mlp, config.positions)
-    known = {
-        ("rmsnorm", "swiglu", "rope"): "llama",
-        ("layernorm", "gelu", "rope"): "gptneox",
-        ("layernorm", "gelu", "learned"): "gpt2",
-    }
-    if blocks not in known:
-        listed = "; ".join(f"{' + '.join(key)} ({value})" for key, value in known.items())
+    if blocks not in _BLOCKS:
+        listed = "; ".join(f"{' + '.join(key)} ({value})" for key, value in _BLOCKS.items())
         raise ValueError(f"llama.cpp has no architecture with {' + '.join(blocks)}; supported are {listed}")
-    return known[blocks]
+    name = "qwen3" if blocks == ("rmsnorm", "swiglu", "rope") and config.qk_norm else _BLOCKS[blocks]
+    default = ModelConfig()
+    for option in _LACKS[name]:
+        if getattr(config, option) != getattr(default, option):
+            raise ValueError(f"llama.cpp's architecture {name} ({' + '.join(blocks)}) does not have model.{option}")
+    return name
 
 
 def _add_config(writer: GGUFWriter, config: ModelConfig, kind: str, name: str) -> None:
@@ -127,30 +146,30 @@ def _add_config(writer: GGUFWriter, config: ModelConfig, kind: str, name: str) -
     writer.add_head_count(config.H)
     writer.add_head_count_kv(config.kv_heads)
     writer.add_vocab_size(config.V)
-    eps = 1e-5
+    writer.add_key_length(config.D)
+    writer.add_value_length(config.D)
     if config.norm == "rmsnorm":
-        writer.add_layer_norm_rms_eps(eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
-        writer.add_layer_norm_eps(eps)
+        writer.add_layer_norm_eps(config.norm_eps)
         writer.add_parallel_residual(False)
     if config.positions == "rope":
         writer.add_rope_dimension_count(config.D)
         writer.add_rope_freq_base(config.rope_theta)
 
 
-def _tensors(model: GPT, architecture: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
     """Yield (name, weight) of each tensor of the file.
 
-    llama.cpp rotates neighbors in a `llama`, as we do, and halves in a `gptneox`. It expects biases in a `gptneox` and
-    a `gpt2`; ours are zero.
+    llama.cpp expects biases in a `gptneox` and a `gpt2`; ours are zero.
     """
     weights, config = model.weights(), model.config
-    biased = architecture != "llama"
+    biased = architecture in ("gptneox", "gpt2")
 
-    def with_bias(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def with_bias(name: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Iterator[NamedWeight]:
         yield f"{name}.weight", weight
-        if biased:
-            yield f"{name}.bias", torch.zeros(weight.shape[0])
+        if biased or bias is not None:
+            yield f"{name}.bias", torch.zeros(weight.shape[0]) if bias is None else bias
 
     yield "token_embd.weight", weights.embedding
     if weights.positions is not None:
@@ -158,17 +177,22 @@ def _tensors(model: GPT, architecture: str) -> Iterator[tuple[str, torch.Tensor]
     yield from with_bias("output_norm", weights.norm.weight)
     if architecture == "gptneox" or not config.tie_embeddings:
         yield "output.weight", weights.head
+    if config.rope_scale != 1:
+        yield "rope_freqs.weight", _frequency_divisors(config)
     for layer, block in enumerate(weights.blocks):
         at = f"blk.{layer}"
-        sizes = [heads * config.D for heads in (config.H, config.kv_heads, config.kv_heads)]
-        q, k, v = block.qkv.split(sizes)
-        if architecture == "gptneox":
-            q, k = (_halves(rows, config.D) for rows in (q, k))
         yield from with_bias(f"{at}.attn_norm", block.norm_attn.weight)
+        heads = _projections(block.qkv, config, architecture)
+        biases = [None] * 3 if block.qkv_bias is None else _projections(block.qkv_bias, config, architecture)
         if biased:
-            yield from with_bias(f"{at}.attn_qkv", torch.cat((q, k, v)))
+            together = None if block.qkv_bias is None else torch.cat([bias for bias in biases if bias is not None])
+            yield from with_bias(f"{at}.attn_qkv", torch.cat(heads), together)
         else:
-            yield from zip((f"{at}.attn_{letter}.weight" for letter in "qkv"), (q, k, v), strict=True)
+            for letter, rows, bias in zip("qkv", heads, biases, strict=True):
+                yield from with_bias(f"{at}.attn_{letter}", rows, bias)
+        for letter, norm in (("q", block.norm_q), ("k", block.norm_k)):
+            if norm is not None:
+                yield f"{at}.attn_{letter}_norm.weight", RopePairs(config.D).to_theirs(norm.weight)
         yield from with_bias(f"{at}.attn_output", block.out)
         yield from with_bias(f"{at}.ffn_norm", block.norm_mlp.weight)
         if block.gate is not None:
@@ -177,7 +201,16 @@ def _tensors(model: GPT, architecture: str) -> Iterator[tuple[str, torch.Tensor]
         yield from with_bias(f"{at}.ffn_down", block.down)
 
 
-def _halves(rows: torch.Tensor, D: int) -> torch.Tensor:
-    """Reorder the rows of queries or keys: RoPE pairs dimension 2i with 2i + 1 here, i with i + D/2 there."""
-    pairs = rows.view(-1, D // 2, 2, rows.shape[1])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+def _projections(qkv: torch.Tensor, config: ModelConfig, architecture: str) -> list[torch.Tensor]:
+    """Return the rows of queries, keys and values. llama.cpp rotates halves; of a `llama`, neighbors, as here."""
+    q, k, v = qkv.split([heads * config.D for heads in (config.H, config.kv_heads, config.kv_heads)])
+    if architecture in ("gptneox", "qwen3"):
+        q, k = (RopePairs(config.D).to_theirs(rows) for rows in (q, k))
+    return [q, k, v]
+
+
+def _frequency_divisors(config: ModelConfig) -> torch.Tensor:
+    """Return by how much llama.cpp must divide each frequency of RoPE, (D/2,)."""
+    frequency = config.rope_theta ** (-torch.arange(0, config.D, 2, dtype=torch.float64) / config.D)
+    scaling = RopeScaling(config.rope_scale, config.rope_low, config.rope_high, config.rope_context)
+    return (frequency / scaling(frequency)).float()

@@ -40,4 +40,4 @@ def write_safetensors(path: Path, tensors: Sequence[NamedTensor], *, dtype: str 
             data = tensor.read().detach().to(device="cpu", dtype=stored).contiguous()
             if tuple(data.shape) != tensor.shape:
                 raise ValueError(f"{tensor.name} has the shape {tuple(data.shape)}, expected {tensor.shape}")
-            file.write(memoryview(data.flatten().view(torch.uint8).numpy()))
+            file.write(data.flatten().view(torch.uint8).numpy().data)
