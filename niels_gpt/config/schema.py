@@ -494,7 +494,9 @@ class RunConfig:
     over windows of the mixed token caches. `sft`: conversations from the token caches, with a loss on the assistant's
     turns only. `splice`: spans of chosen documents at chosen positions."""
     init_from: str = ""
-    """Checkpoint with the initial weights; empty: random weights."""
+    """The initial weights: a checkpoint, a run (its best checkpoint), or `hf:` with a folder or a repository of the
+    Hugging Face Hub (`hf:HuggingFaceTB/SmolLM2-135M`). Without a model section, the model is the one found there.
+    Empty: random weights."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Size and components of the model."""
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -32,8 +32,10 @@ def resolve_source_path(source: str, path: str = "auto") -> str:
 
 
 def absolute_path(path: str) -> str:
-    """Return a path without `~` and relative parts; words that are no paths (`embedded`, `hub`, `hub:ID`) unchanged."""
-    if path in ("", "auto", "embedded", "hub") or path.startswith("hub:") or is_url(path):
+    """Return a path without `~` and relative parts; words that are no paths (`embedded`, `hub:ID`) unchanged."""
+    if path.startswith("hf:") and expand_home(path.removeprefix("hf:")).is_dir():
+        return f"hf:{absolute_path(path.removeprefix('hf:'))}"
+    if path.startswith("hf:") or path in ("", "auto", "embedded", "hub") or path.startswith("hub:") or is_url(path):
         return path
     return os.path.abspath(expand_home(path))  # noqa: PTH100 (keeps links)
 

@@ -43,14 +43,28 @@ def save_checkpoint(
     to resume: numbers, strings, and lists and dicts of them. Raises TypeError, before anything is written, for a config
     that is not JSON and for content that `load_checkpoint` would reject.
     """
+    state = None if optimizer is None else optimizer.state_dict()
+    save_state(path, model.state_dict(), state, step, config, extra=extra)
+
+
+def save_state(
+    path: str | Path,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, Any] | None,
+    step: int,
+    config: dict[str, Any] | ModelConfig,
+    *,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """`save_checkpoint` for the state dicts of a model and an optimizer. Weights may have any floating-point type."""
     path = Path(path)
     if path.suffix not in (".pt", ".pth"):
         raise ValueError(f"a checkpoint must be a .pt or .pth file, got {path}")
     config = _plain(to_dict(config) if isinstance(config, ModelConfig) else dict(config))
     json.dumps(config, sort_keys=True)  # raises before anything is written
     payload = {
-        "model": model.state_dict(),
-        "optimizer": None if optimizer is None else _plain(optimizer.state_dict()),
+        "model": dict(weights),
+        "optimizer": None if optimizer is None else _plain(optimizer),
         "step": int(step),
         "config": config,
         "extra": _plain(extra or {}),
@@ -206,11 +220,14 @@ def build_model(config: dict[str, Any], state: dict[str, Any], *, where: str) ->
     try:
         # No weight depends on T. Check that its RoPE tables could be allocated; untouched memory costs nothing.
         torch.empty(2, parsed.T, parsed.D, dtype=torch.float64)
-        with torch.random.fork_rng(devices=[]):  # drawing initial weights must not advance the caller's generator
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no initial weights are drawn
             model = GPT(parsed)
     except (RuntimeError, TypeError) as err:  # too much memory, or a size beyond 64 bits
         raise CheckpointError(f"{where} does not fit into memory: its config has model.T={parsed.T}") from err
-    model.load_state_dict(dict(state))
+    # The tensors of the state become the weights; those of an imported model may be bfloat16.
+    model.load_state_dict({name: weight.float().contiguous() for name, weight in state.items()}, assign=True)
+    if parsed.tie_embeddings:
+        model.lm_head.weight = model.tok_emb.weight
     return model
 
 

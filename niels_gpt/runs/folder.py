@@ -38,11 +38,17 @@ class RunFolder:
         self.tokenizer_path = self.path / "tokenizer.model"
         self.skipped_path = self.path / "skipped.json"
         self.environment_path = self.path / environment.FILE
+        self.source_path = self.path / "source.json"
 
     @property
     def exists(self) -> bool:
         """Whether the folder holds a run: it has a config.yaml."""
         return self.config_path.exists()
+
+    @property
+    def imported(self) -> bool:
+        """Whether the run is an imported model, which has no steps: other runs start from it (`init_from`)."""
+        return self.source_path.exists()
 
     @property
     def resume_command(self) -> str:

@@ -113,7 +113,7 @@ def find_run(path: Path | None) -> RunFolder:
 
 def find_unfinished_run() -> RunFolder:
     """The newest run in runs/ that has steps left; phases of pipelines do not count. Raises ValueError for none."""
-    runs = [run for run in list_runs() if not PipelineFolder(run.path.parent).exists]
+    runs = [run for run in list_runs() if not PipelineFolder(run.path.parent).exists and not run.imported]
     for run in runs:
         if run.steps_saved < run.read_config().train.total_steps:
             return run

@@ -25,6 +25,7 @@ from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.imported_run import initial_path
 from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.runs.loading import claimed_run
@@ -32,6 +33,7 @@ from niels_gpt.system import files
 from niels_gpt.system.device import check_precision, resolve_device
 from niels_gpt.system.machine import machine_facts
 from niels_gpt.system.processes import SINGLE_PROCESS, World
+from niels_gpt.system.program import command
 from niels_gpt.system.rng import derive_seed, generator, set_seed
 from niels_gpt.training.memory_limits import OutOfMemory, check_size, reporting_out_of_memory, weights_text
 from niels_gpt.training.optim.optimizer import make_optimizer
@@ -233,8 +235,8 @@ def check_start(
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
-    if config.init_from and not resume and not files.expand_home(config.init_from).exists():
-        raise ValueError(f"init_from: no checkpoint {config.init_from}")
+    if config.init_from and not resume:
+        initial_path(config.init_from)
     if world.is_main:
         _check_folder(run, resume)
 
@@ -243,6 +245,11 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
     files.check_output_path(run.path, "--run-dir", folder=True)
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
+    if resume and run.imported:
+        start = command("train", "--set", f"init_from={run.path}")
+        raise ValueError(
+            f"{run.path} is an imported model without training steps: start a new run from it with {start}"
+        )
     if run.exists and not resume:
         remedy = f"resume it with {run.resume_command}, or choose another --run-dir"
         raise ValueError(f"{run.path} already holds a run: {remedy}")

@@ -16,9 +16,9 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config.schema import default_warmup
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense, model_config, read_checkpoint
+from niels_gpt.pretrained.imported_run import open_initial
+from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system import files
 from niels_gpt.system.console import plural
 from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
@@ -71,19 +71,19 @@ def sharded_content(state: TrainState, extra: dict[str, Any]) -> tuple[dict[str,
 
 def initialize(state: TrainState, config: RunConfig, task: Task, device: str) -> None:
     """Load the weights of init_from. Raises CheckpointError if they belong to another model or tokenizer."""
-    where = config.init_from
-    saved = read_checkpoint(files.expand_home(where), "cpu" if state.sharded else device)
-    theirs, ours = to_dict(model_config(saved["config"], where=where)), to_dict(config.model)
+    where, device = config.init_from, "cpu" if state.sharded else device
+    initial = open_initial(where, device)
+    theirs, ours = to_dict(initial.config), to_dict(config.model)
     for key in theirs:
         if key not in ("T", "dropout") and theirs[key] != ours[key]:
             raise CheckpointError(
                 f"{where} has a different architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
             )
-    tokenizers = [data.get("tokenizer") for data in (saved["extra"].get("data", {}), task.fingerprint())]
-    if None not in tokenizers and tokenizers[0] != tokenizers[1]:
+    if None not in (initial.tokenizer, used := task.fingerprint().get("tokenizer")) and initial.tokenizer != used:
         raise CheckpointError(f"{where} was trained with a different tokenizer than that of {config.data.token_cache}")
-    check_weights(state.model, saved["model"], where=where)
-    fill(state.model.state_dict(), saved["model"])
+    weights = dict(initial.read(device))
+    check_weights(state.model, weights, where=where)
+    fill(state.model.state_dict(), weights)
 
 
 def restore(

@@ -66,6 +66,7 @@ def test_gguf(token_runs, tmp_path, capsys):
     assert "m.gguf: gptneox" in capsys.readouterr().out
     fields = gguf.GGUFReader(tmp_path / "new/m.gguf").fields
     assert fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q8_0
+    capsys.readouterr()
     assert call("export", "gguf", token_runs / "runs/chat", "--out", "m.gguf", "--type", "q2") == 1
     assert all(part in error_of(capsys) for part in ("--type", "q4_0", "q2"))
 

@@ -14,7 +14,10 @@ KINDS: list[dict[str, object]] = [
     {"positions": "learned"},
     {"norm": "rmsnorm", "mlp": "swiglu"},
     {"norm": "rmsnorm", "mlp": "swiglu", "n_kv_heads": 1, "tie_embeddings": False, "rope_theta": 500.0},
+    {"norm": "rmsnorm", "mlp": "swiglu", "n_kv_heads": 1, "qkv_bias": True, "norm_eps": 1e-6, "rope_scale": 8.0},
+    {"norm": "rmsnorm", "mlp": "swiglu", "qk_norm": True, "head_dim": 24},
 ]
+IDS = ["v0", "learned", "v1", "llama", "qwen2", "qwen3"]
 
 
 def model_of(kind: dict[str, object], seed: int = 0, **sizes: object) -> GPT:
@@ -57,7 +60,7 @@ def head_of(V: int, N: int, C: int, device: torch.device) -> tuple[torch.Tensor,
     return h, weight, y, (y >= 0).sum()
 
 
-def rotated_heads(qkv, sin, cos):
+def rotated_heads(qkv, sin, cos, H):
     """`ops.rotated_heads` in plain torch."""
 
     def rotated(x):
@@ -65,7 +68,8 @@ def rotated_heads(qkv, sin, cos):
         s, c = sin[:, None], cos[:, None]
         return torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2).to(x.dtype)
 
-    q, k, v = qkv.unbind(2)
+    G = (qkv.shape[2] - H) // 2
+    q, k, v = qkv.split((H, G, G), dim=2)
     return rotated(q), rotated(k), v
 
 

@@ -28,7 +28,15 @@ from tests.training import same
 
 CONFIG = {"V": 17, "T": 8, "C": 8, "L": 2, "H": 2, "D": 4, "d_ff": 16, "dropout": 0.1}
 CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
-CONFIG |= {"n_kv_heads": 0, "tie_embeddings": True, "rope_theta": 10000.0}
+CONFIG |= {"n_kv_heads": 0, "tie_embeddings": True, "rope_theta": 10000.0, "head_dim": 0, "norm_eps": 1e-5}
+CONFIG |= {
+    "qkv_bias": False,
+    "qk_norm": False,
+    "rope_scale": 1.0,
+    "rope_low": 1.0,
+    "rope_high": 4.0,
+    "rope_context": 8192,
+}
 
 
 def make(seed: int = 0, **changes: Any) -> GPT:

@@ -20,7 +20,6 @@ from niels_gpt.system.device import HAS_TRITON
 
 DECLINES = {
     "positions=learned": "attention by torch's SDPA; the rest is fused",
-    "n_kv_heads": "RoPE and attention by plain torch; the rest is fused",
     "segments": "RoPE by plain torch, attention by torch's varlen kernel; the rest is fused",
     "KV cache": "RoPE and attention by plain torch; the rest is fused",
 }
@@ -46,8 +45,10 @@ def norm_and_matrix(x: torch.Tensor, norm: NormWeights, weight: torch.Tensor) ->
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """SDPA of heads (B, n, H, D), concatenated (B, n, H D)."""
+    """SDPA of queries (B, n, H, D), keys and values (B, n, G, D), concatenated (B, n, H D)."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if k.shape[1] < q.shape[1]:  # with copies cuDNN's kernel is used, which is faster than the one for grouped heads
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1).transpose(1, 2).flatten(2)
 
 
@@ -90,12 +91,12 @@ class CUDABackend:
         return F.linear(self._attend(qkv, w.heads, layer, context), w.out)
 
     def _attend(self, qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Any) -> torch.Tensor:
-        if context.plain_causal and context.rope is not None and not heads.grouped:
+        if context.plain_causal and context.rope is not None:
             B, n, _ = qkv.shape
-            split = qkv.view(B, n, 3, heads.H, heads.D)
-            if attention.usable(qkv, heads.H):
-                return attention.attend(split, *context.tables).flatten(2)
-            return causal_attention(*ops.rotated_heads(split, *context.tables))
+            if not heads.grouped and attention.usable(qkv, heads.H):
+                return attention.attend(qkv.view(B, n, 3, heads.H, heads.D), *context.tables).flatten(2)
+            sin, cos = context.tables
+            return causal_attention(*ops.rotated_heads(qkv.view(B, n, -1, heads.D), sin, cos, heads.H))
         return context.attend(qkv, heads, layer)
 
     def _mlp(self, w: BlockWeights, x: torch.Tensor) -> torch.Tensor:

@@ -19,32 +19,40 @@ def _sizes(H: int, D: int) -> dict[str, int]:
 
 @torch.library.custom_op("niels_gpt::rotated_heads", mutates_args=())
 def _rotated_heads(
-    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, H: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from niels_gpt.kernels.cuda import ops_triton
 
-    B, n, _, H, D = qkv.shape
-    q, k, v = (qkv.new_empty((B, n, H, D)) for _ in range(3))
-    ops_triton.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, n, H, D, **_sizes(H, D), VALUES=True, num_warps=2)
+    B, n, all_heads, D = qkv.shape
+    q, k, v = _empty_heads(qkv, H)
+    numbers = n, H, (all_heads - H) // 2, D
+    ops_triton.rope_kernel[(B * n,)](qkv, q, k, v, sin, cos, *numbers, **_sizes(H, D), VALUES=True, num_warps=2)
     return q, k, v
 
 
+def _empty_heads(qkv: torch.Tensor, H: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    B, n, all_heads, D = qkv.shape
+    G = (all_heads - H) // 2
+    return qkv.new_empty((B, n, H, D)), qkv.new_empty((B, n, G, D)), qkv.new_empty((B, n, G, D))
+
+
 @_rotated_heads.register_fake
-def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    B, n, _, H, D = qkv.shape
-    return tuple(qkv.new_empty((B, n, H, D)) for _ in range(3))
+def _(
+    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, H: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _empty_heads(qkv, H)
 
 
 @torch.library.custom_op("niels_gpt::rotated_queries_and_keys", mutates_args=())
 def rotated_queries_and_keys(
     qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Only q and k of `rotated_heads`, without autograd: for callers that read v from qkv."""
+    """q and k (B, n, H, D) of qkv (B, n, 3, H, D), rotated, without autograd: for callers that read v from qkv."""
     from niels_gpt.kernels.cuda import ops_triton
 
     B, n, _, H, D = qkv.shape
     q, k = qkv.new_empty((B, n, H, D)), qkv.new_empty((B, n, H, D))
-    ops_triton.rope_kernel[(B * n,)](qkv, q, k, k, sin, cos, n, H, D, **_sizes(H, D), VALUES=False, num_warps=2)
+    ops_triton.rope_kernel[(B * n,)](qkv, q, k, k, sin, cos, n, H, H, D, **_sizes(H, D), VALUES=False, num_warps=2)
     return q, k
 
 
@@ -58,7 +66,12 @@ def _(qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> tuple[torch.Te
 def _rotated_heads_backward(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
 ) -> torch.Tensor:
-    return rotate_back(dq, dk, dv, sin, cos, dq.new_empty((*dq.shape[:2], 3, *dq.shape[2:])))
+    return rotate_back(dq, dk, dv, sin, cos, _empty_qkv(dq, dk))
+
+
+def _empty_qkv(dq: torch.Tensor, dk: torch.Tensor) -> torch.Tensor:
+    B, n, H, D = dq.shape
+    return dq.new_empty((B, n, H + 2 * dk.shape[2], D))
 
 
 def rotate_back(
@@ -76,11 +89,11 @@ def rotate_back(
     """
     from niels_gpt.kernels.cuda import ops_triton
 
-    B, n, H, D = dq.shape
+    (B, n, H, D), G = dq.shape, dk.shape[2]
     gradients = [g if g.stride(-1) == 1 else g.contiguous() for g in (dq, dk, dv)]
     strides = [stride for g in gradients for stride in g.stride()[:3]]
     ops_triton.rope_backward_kernel[(B * n,)](
-        *gradients, dqkv, scales, sin, cos, n, H, D, *strides,
+        *gradients, dqkv, scales, sin, cos, n, H, G, D, *strides,
         **_sizes(H, D), ROPE=sin is not None, FP8=scales is not None, num_warps=2,
     )  # fmt: skip
     return dqkv
@@ -88,29 +101,28 @@ def rotate_back(
 
 @_rotated_heads_backward.register_fake
 def _(dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
-    B, n, H, D = dq.shape
-    return dq.new_empty((B, n, 3, H, D))
+    return _empty_qkv(dq, dk)
 
 
-def _save_tables(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save_tables(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.save_for_backward(inputs[1], inputs[2])
 
 
 def _rotate_back(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return _rotated_heads_backward(*gradients, *ctx.saved_tensors), None, None
+    return _rotated_heads_backward(*gradients, *ctx.saved_tensors), None, None, None
 
 
 _rotated_heads.register_autograd(_rotate_back, setup_context=_save_tables)
 
 
 def rotated_heads(
-    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor
+    qkv: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor, H: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(q, k, v), each (B, n, H, D), of qkv (B, n, 3, H, D); q and k rotated by RoPE at positions 0..n-1.
+    """q (B, n, H, D), k and v (B, n, G, D) of qkv (B, n, H + 2 G, D); q and k rotated by RoPE at positions 0..n-1.
 
     sin and cos (n, D/2) float32, contiguous.
     """
-    return _rotated_heads(qkv, sin, cos)
+    return _rotated_heads(qkv, sin, cos, H)
 
 
 # --- activations -----------------------------------------------------------------------------------

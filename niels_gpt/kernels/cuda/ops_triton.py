@@ -25,45 +25,47 @@ def rotated(x, sin, cos):
 
 @triton.jit
 def rope_kernel(
-    qkv, q, k, v, sin, cos, n, H, D, HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr
+    qkv, q, k, v, sin, cos, n, H, G, D, HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr
 ):  # fmt: skip
-    """One token of qkv (B n, 3, H, D): rotated q and k, and with VALUES a copy of v, each into (B n, H, D)."""
+    """One token of qkv (B n, H + 2 G, D): rotated q (B n, H, D) and k (B n, G, D), and with VALUES a copy of v."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, HEADS)[:, None]
     lanes = tl.arange(0, WIDTH)[None, :]
     inside = (heads < H) & (lanes < D)
+    shared = (heads < G) & (lanes < D)
     offset = heads * D + lanes
     half = tl.arange(0, WIDTH // 2)[None, :]
     angle = (token % n) * (D // 2) + half
     s = tl.load(sin + angle, mask=half < D // 2, other=0.0)
     c = tl.load(cos + angle, mask=half < D // 2, other=0.0)
-    source = qkv + token * 3 * H * D + offset
-    target = token * H * D + offset
+    source = qkv + token * (H + 2 * G) * D + offset
+    target = token * G * D + offset
     kind = q.dtype.element_ty
     x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    tl.store(q + target, rotated(x, s, c).to(kind), mask=inside)
-    x = tl.load(source + H * D, mask=inside, other=0.0).to(tl.float32)
-    tl.store(k + target, rotated(x, s, c).to(kind), mask=inside)
+    tl.store(q + token * H * D + offset, rotated(x, s, c).to(kind), mask=inside)
+    x = tl.load(source + H * D, mask=shared, other=0.0).to(tl.float32)
+    tl.store(k + target, rotated(x, s, c).to(kind), mask=shared)
     if VALUES:
-        tl.store(v + target, tl.load(source + 2 * H * D, mask=inside, other=0.0), mask=inside)
+        tl.store(v + target, tl.load(source + (H + G) * D, mask=shared, other=0.0), mask=shared)
 
 
 @triton.jit
 def rope_backward_kernel(
-    dq, dk, dv, dqkv, scales, sin, cos, n, H, D,
+    dq, dk, dv, dqkv, scales, sin, cos, n, H, G, D,
     qb, qn, qh, kb, kn, kh, vb, vn, vh,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """One token of dqkv (B n, 3, H, D) from gradients with any strides (b, n, h) and contiguous lanes."""
+    """One token of dqkv (B n, H + 2 G, D) from gradients with any strides (b, n, h) and contiguous lanes."""
     token = tl.program_id(0).to(tl.int64)
     row, position = token // n, token % n
     heads = tl.arange(0, HEADS)[:, None]
     lanes = tl.arange(0, WIDTH)[None, :]
     inside = (heads < H) & (lanes < D)
-    offset = token * 3 * H * D + heads * D + lanes
+    shared = (heads < G) & (lanes < D)
+    offset = token * (H + 2 * G) * D + heads * D + lanes
     x = tl.load(dq + row * qb + position * qn + heads * qh + lanes, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(dk + row * kb + position * kn + heads * kh + lanes, mask=inside, other=0.0).to(tl.float32)
-    z = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(dk + row * kb + position * kn + heads * kh + lanes, mask=shared, other=0.0).to(tl.float32)
+    z = tl.load(dv + row * vb + position * vn + heads * vh + lanes, mask=shared, other=0.0).to(tl.float32)
     if ROPE:
         half = tl.arange(0, WIDTH // 2)[None, :]
         angle = position * (D // 2) + half
@@ -80,8 +82,8 @@ def rope_backward_kernel(
         z *= inverse
     kind = dqkv.dtype.element_ty
     tl.store(dqkv + offset, x.to(kind), mask=inside)
-    tl.store(dqkv + offset + H * D, y.to(kind), mask=inside)
-    tl.store(dqkv + offset + 2 * H * D, z.to(kind), mask=inside)
+    tl.store(dqkv + offset + H * D, y.to(kind), mask=shared)
+    tl.store(dqkv + offset + (H + G) * D, z.to(kind), mask=shared)
 
 
 @triton.jit

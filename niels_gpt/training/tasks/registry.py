@@ -11,6 +11,7 @@ from niels_gpt.data.source_paths import source_name
 from niels_gpt.training.tasks.base import DataTask
 from niels_gpt.training.tasks.byte_task import open_byte_task
 from niels_gpt.training.tasks.documents import uses_bytes
+from niels_gpt.training.tasks.initial_model import with_initial_model
 from niels_gpt.training.tasks.splice_task import SpliceTask, with_steps_of_epochs, with_training_subset
 from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_vocabulary
 
@@ -18,14 +19,15 @@ from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_voca
 def with_derived_values(
     config: RunConfig, *, stored: RunConfig | None = None, notes: list[str] | None = None
 ) -> RunConfig:
-    """The config with what follows from its data and steps: model.V, train.total_steps if splice.epochs is set, and the
-    batches of splice.restrict_to_training_subset.
+    """The config with what follows from init_from, its data and steps: the model, model.V, train.total_steps if
+    splice.epochs is set, and the batches of splice.restrict_to_training_subset.
 
     `stored`: the config of the run that is resumed. `notes`: a line is appended for each value that is replaced.
 
     Raises CacheError if a token cache is missing, ValueError if the documents cannot be chosen.
     """
-    return with_steps_of_epochs(with_training_subset(with_vocabulary(config), stored), notes)
+    config = with_vocabulary(with_initial_model(config, notes))
+    return with_steps_of_epochs(with_training_subset(config, stored), notes)
 
 
 def open_task(config: RunConfig) -> DataTask:

@@ -24,7 +24,7 @@ from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
-from niels_gpt.tokenizer import AnyTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
 from niels_gpt.training.tasks.documents import check_vocabulary, open_documents, uses_bytes
 
@@ -32,10 +32,14 @@ from niels_gpt.training.tasks.documents import check_vocabulary, open_documents,
 def with_vocabulary(config: RunConfig) -> RunConfig:
     """The config with model.V set to the vocabulary of its token cache; unchanged for tasks over bytes.
 
+    The embedding of a public model may have more rows than its tokenizer has ids; they are kept.
     Raises CacheError if the cache is missing."""
     if uses_bytes(config):
         return config
-    V = CacheFolder(config.splice.base or config.data.token_cache).tokenizer.vocab_size
+    tokenizer = CacheFolder(config.splice.base or config.data.token_cache).tokenizer
+    V = tokenizer.vocab_size
+    if config.init_from and not isinstance(tokenizer, Tokenizer):
+        V = max(V, config.model.V)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, V=V))
 
 

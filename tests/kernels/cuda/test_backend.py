@@ -9,6 +9,7 @@ from niels_gpt.model.backend import CUDA_BF16, use_backend
 from niels_gpt.model.gpt import Norm
 from niels_gpt.system.device import bf16_autocast
 from tests.kernels.helpers import (
+    IDS,
     KINDS,
     activation,
     batch_of,
@@ -18,8 +19,6 @@ from tests.kernels.helpers import (
     near,
     rotated_heads,
 )
-
-IDS = ["v0", "learned", "v1", "llama"]
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_it_learns_what_float32_does(kind, calls):
         found = model.loss(x, targets)
     found.backward()
     assert streams == {torch.bfloat16}
-    fused = kind.get("positions") != "learned" and "n_kv_heads" not in kind
+    fused = kind.get("positions") != "learned"
     assert calls == {"rotated_heads": 2 if fused else 0, "activation": 2, "linear_cross_entropy": 1}
     assert abs(found.item() - loss.item()) < 0.01 * loss.item()
     for a, b in zip(gradients(model), expected, strict=True):

@@ -10,18 +10,21 @@ from tests.kernels.helpers import near
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("B", "n", "H", "D"), [(2, 33, 4, 64), (3, 17, 6, 48), (1, 1, 1, 2), (2, 20, 12, 64)])
-def test_rotated_heads(B, n, H, D, cuda):
+@pytest.mark.parametrize(
+    ("B", "n", "H", "G", "D"),
+    [(2, 33, 4, 4, 64), (3, 17, 6, 6, 48), (1, 1, 1, 1, 2), (2, 20, 12, 12, 64), (2, 33, 9, 3, 64), (3, 17, 8, 1, 48)],
+)
+def test_rotated_heads(B, n, H, G, D, cuda):
     torch.manual_seed(0)
-    qkv = torch.randn(B, n, 3, H, D, device=cuda, dtype=torch.bfloat16, requires_grad=True)
+    qkv = torch.randn(B, n, H + 2 * G, D, device=cuda, dtype=torch.bfloat16, requires_grad=True)
     sin, cos = (table[0, 0].to(cuda) for table in rope_cache(n, D))
-    found = cuda_ops.rotated_heads(qkv, sin, cos)
-    weights = [torch.randn(B, H, n, D, device=cuda).transpose(1, 2) for _ in range(3)]  # strides of another order
+    found = cuda_ops.rotated_heads(qkv, sin, cos, H)
+    weights = [torch.randn(B, N, n, D, device=cuda).transpose(1, 2) for N in (H, G, G)]  # strides of another order
     sum((a.float() * w).sum() for a, w in zip(found, weights, strict=True)).backward()
     got = qkv.grad.clone()
     qkv.grad = None
     x = qkv.float()
-    q, k, v = x.unbind(2)
+    q, k, v = x.split((H, G, G), dim=2)
     rotated = []
     for part in (q, k):
         even, odd = part[..., 0::2], part[..., 1::2]

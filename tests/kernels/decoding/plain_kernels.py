@@ -70,18 +70,19 @@ def wide_kernel(*args, **constants):
 
 
 def attend_kernel(
-    qkv, sin, cos, cache, part, edges, arrived, y, lengths, slots, T, H, span, scale, D, ROPE, **constants
+    qkv, sin, cos, cache, part, edges, arrived, y, lengths, slots, T, H, G, span, scale, D, ROPE, **constants
 ):
     for b, slot in enumerate(slots.tolist()):
         pos = min(int(lengths[slot]), T - 1)
-        q, k, v = qkv[b].view(3, H, D)
+        q, k, v = qkv[b].view(H + 2 * G, D).split((H, G, G))
         if ROPE:
             rotation = torch.complex(cos.view(T, D // 2)[pos], sin.view(T, D // 2)[pos])
             q, k = (
-                torch.view_as_real(torch.view_as_complex(t.reshape(H, D // 2, 2)) * rotation).flatten(1) for t in (q, k)
+                torch.view_as_real(torch.view_as_complex(t.reshape(-1, D // 2, 2)) * rotation).flatten(1)
+                for t in (q, k)
             )
         cache[slot, 0, :, pos], cache[slot, 1, :, pos] = k, v
-        keys, values = cache[slot, :, :, : pos + 1]
+        keys, values = cache[slot, :, :, : pos + 1].repeat_interleave(H // G, dim=1)
         share = ((keys @ q[:, :, None]).squeeze(-1) * scale).softmax(-1)  # (H, S)
         y[b] = (share[:, None] @ values).reshape(-1)
 

@@ -30,6 +30,8 @@ from tests.kernels.decoding import plain_kernels
 
 KINDS = {"v0": {}, "v1": {"norm": "rmsnorm", "mlp": "swiglu", "d_ff": 176}, "learned": {"positions": "learned"}}
 KINDS["untied"] = {"tie_embeddings": False, "rope_theta": 50.0}
+KINDS["grouped"] = {**KINDS["v1"], "n_kv_heads": 1}
+KINDS["wide heads"] = {**KINDS["v1"], "H": 4, "n_kv_heads": 2, "head_dim": 40, "norm_eps": 1e-6}
 LONG = {"pieces": {"d_ff": 1100}, "deep": {"d_ff": 2100}, "wide": {"V": 8200, "norm": "rmsnorm"}}
 
 

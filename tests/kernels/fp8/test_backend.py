@@ -10,9 +10,16 @@ from niels_gpt.model import gpt
 from niels_gpt.model.backend import CUDA_BF16, CUDA_FP8, SUPPORT, use_backend
 from niels_gpt.system.device import bf16_autocast
 from tests.kernels.fp8.test_matmul import kernels_in_plain_torch  # noqa: F401
-from tests.kernels.helpers import KINDS, activation, batch_of, gradients, linear_cross_entropy, model_of, rotated_heads
-
-IDS = ["v0", "learned", "v1", "llama"]
+from tests.kernels.helpers import (
+    IDS,
+    KINDS,
+    activation,
+    batch_of,
+    gradients,
+    linear_cross_entropy,
+    model_of,
+    rotated_heads,
+)
 
 
 def quantized_gradient_of_qkv(dq, dk, dv, sin, cos):
@@ -20,9 +27,14 @@ def quantized_gradient_of_qkv(dq, dk, dv, sin, cos):
     if sin is None:
         qkv = torch.stack((dq, dk, dv), dim=2)
     else:
-        q, k, _ = rotated_heads(torch.stack((dq, dk, dv), dim=2), -sin, cos)
+        q, k, _ = rotated_heads(torch.cat((dq, dk, dv), dim=2), -sin, cos, dq.shape[2])
         qkv = torch.stack((q, k, dv), dim=2)
     return matmul.rows(qkv.flatten(0, 1).flatten(1).float())
+
+
+def queries_and_keys(qkv, sin, cos):
+    """`ops.rotated_queries_and_keys` in plain torch."""
+    return rotated_heads(qkv.flatten(2, 3), sin, cos, qkv.shape[3])[:2]
 
 
 @pytest.fixture
@@ -33,7 +45,7 @@ def plain_kernels(monkeypatch, kernels_in_plain_torch):  # noqa: F811
         fp8_heads.append(fp8)
         return linear_cross_entropy(*args)
 
-    monkeypatch.setattr(cuda_ops, "rotated_queries_and_keys", lambda *args: rotated_heads(*args)[:2])
+    monkeypatch.setattr(cuda_ops, "rotated_queries_and_keys", queries_and_keys)
     monkeypatch.setattr(matmul, "_gradient_of_qkv", quantized_gradient_of_qkv)
     monkeypatch.setattr(cuda_ops, "rotated_heads", rotated_heads)
     monkeypatch.setattr(cuda_ops, "activation", activation)
@@ -41,7 +53,7 @@ def plain_kernels(monkeypatch, kernels_in_plain_torch):  # noqa: F811
     return fp8_heads
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids=IDS[1:])
+@pytest.mark.parametrize("kind", KINDS[1:4], ids=IDS[1:4])
 def test_it_learns_about_what_bf16_does(kind, plain_kernels):
     model, (x, targets) = model_of(kind, L=1).train(), batch_of(B=2)
     found = []
@@ -57,7 +69,7 @@ def test_it_learns_about_what_bf16_does(kind, plain_kernels):
         assert (x - y).norm() < 0.2 * y.norm()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("kind", KINDS[:4], ids=IDS[:4])
 @pytest.mark.parametrize("name", ["cuda-bf16", "cuda-fp8"])
 def test_plain_torch_attends_only_if_the_table_declines(kind, name, plain_kernels, monkeypatch):
     calls, attend = [], gpt.attend
@@ -121,7 +133,7 @@ def test_what_is_missing(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+@pytest.mark.parametrize("kind", KINDS[:4], ids=IDS[:4])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_learns_about_what_bf16_does(kind, compiled, hopper):
     model = model_of(kind, V=256, T=64, C=64).to(hopper).train()

@@ -151,7 +151,7 @@ def test_heads(transposed, hopper):
 
     def plain():
         qkv = F.linear(x, weight.to(x.dtype)).view(B, n, 3, H, D)
-        return cuda_ops.rotated_heads(qkv, sin, cos) if transposed else qkv.unbind(2)
+        return cuda_ops.rotated_heads(qkv.flatten(2, 3), sin, cos, H) if transposed else qkv.unbind(2)
 
     turn = (sin, cos) if transposed else (None, None)
     (matrix,) = quantize.matrices([([weight], None)])

@@ -1,0 +1,51 @@
+"""`niels-gpt import hf`: a public model as a run folder."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from niels_gpt.system.command_line import App
+
+app = App(help="Import a public model.")
+
+
+@app.callback()
+def root() -> None:
+    """Import a public model as a run folder: chat with it, fine-tune it (init_from), audit it, export it."""
+
+
+@app.command()
+def hf(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER_OR_ID", help="A folder in the Hugging Face format, or NAME/MODEL of the Hub."),
+    ],
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="The new run folder; default: runs/ and the name of the model.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="Context length; default: the model's, at most 8192.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a repository of the Hub.")
+    ] = None,
+) -> None:
+    """Import a model of the families Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or GPT-2 (safetensors).
+
+    The weights are read tensor by tensor and keep their type. Nothing of the folder is executed.
+    """
+    from niels_gpt.pretrained.imported_run import describe, import_model
+    from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.loading import claimed_run
+    from niels_gpt.system.progress import progress_bar
+
+    name = Path(model.removeprefix("hf:")).resolve().name or "model"
+    target = claimed_run(name.lower()) if run_dir is None else nullcontext(RunFolder(run_dir))
+    with target as run, progress_bar("reading the weights") as bar:
+        imported = import_model(model, run, context=context, revision=revision, on_bytes=bar)
+    for line in describe(imported):
+        print(line)

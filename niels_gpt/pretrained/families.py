@@ -1,0 +1,414 @@
+"""The model families of Hugging Face that our GPT computes: their config.json and tensors as ours, and the reverse.
+
+Options that our model does not have are refused by name, with what is supported. So are biases that are not zero.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from niels_gpt.config import ModelConfig
+from niels_gpt.pretrained.layouts import Layout, NeoXHeads, Placed, RopePairs, Same, Transposed
+
+Options = Mapping[str, Any]
+"""A config.json."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture."""
+
+    model_type: str
+    """Its name in config.json."""
+    architecture: str
+    """Its class in transformers."""
+    prefix: str
+    """Of the names of all tensors but the head; files of a base model lack it."""
+    read: Callable[[Options], ModelConfig]
+    """Our config of a config.json. Raises ValueError that names an option we do not have."""
+    write: Callable[[ModelConfig], dict[str, Any]]
+    """The config.json of our config, without the parts that all families share."""
+    tensors: Callable[[ModelConfig], Iterator[Placed]]
+    """The tensors in the order in which transformers names them; the head only if it is not tied."""
+    computed: str = ""
+    """Pattern of the names of tensors that files may have and that are computed here."""
+
+    def is_computed(self, name: str, config: ModelConfig) -> bool:
+        """Whether a surplus tensor of a file is one that we do not need."""
+        if config.tie_embeddings and name in ("lm_head.weight", "embed_out.weight"):
+            return True
+        return bool(self.computed) and re.search(self.computed, name) is not None
+
+
+# --- reading options ----------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads a config.json of one model type. Raises ValueError for an option that is missing or not supported."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._type = options.get("model_type")
+
+    def size(self, name: str) -> int:
+        value = self._options.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"config.json must have {name}, an integer above 0, got {value!r}")
+        return value
+
+    def get(self, name: str, default: Any) -> Any:
+        value = self._options.get(name)
+        return default if value is None else value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} in config.json must be a number, got {value!r}")
+        return float(value)
+
+    def require(self, name: str, *allowed: Any, default: Any) -> None:
+        """Raise ValueError unless an option has one of the allowed values."""
+        value = self.get(name, default)
+        if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
+            supported = " or ".join(map(str, allowed))
+            raise ValueError(
+                f"{name}={value} in config.json ({self._type}) is not supported: only {name}={supported} is"
+            )
+
+    def rope(self) -> dict[str, Any]:
+        """Our options of RoPE: theta, and Llama 3's scaling."""
+        theirs = self._options.get("rope_parameters") or self._options.get("rope_scaling") or {}
+        if not isinstance(theirs, Mapping):
+            raise ValueError(f"rope_scaling in config.json must be an object, got {theirs!r}")
+        nested = _Reader({"model_type": self._type, "rope_theta": self._options.get("rope_theta"), **theirs})
+        kind = nested.get("rope_type", nested.get("type", "default"))
+        ours: dict[str, Any] = {"rope_theta": nested.number("rope_theta", 10000.0)}
+        if kind not in ("default", "llama3"):
+            raise ValueError(f"rope scaling of type {kind!r} is not supported: only 'default' and 'llama3' are")
+        for part in (self, nested):
+            part.require("partial_rotary_factor", 1.0, 1, default=1.0)
+        if kind == "llama3":
+            context = nested.get("original_max_position_embeddings", self.get("max_position_embeddings", 0))
+            ours |= {
+                "rope_scale": nested.number("factor", 1.0),
+                "rope_low": nested.number("low_freq_factor", 1.0),
+                "rope_high": nested.number("high_freq_factor", 4.0),
+                "rope_context": context,
+            }
+        return ours
+
+
+def _write_rope(config: ModelConfig) -> dict[str, Any]:
+    if config.rope_scale == 1:
+        return {"rope_theta": config.rope_theta, "rope_scaling": None}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": config.rope_scale,
+        "low_freq_factor": config.rope_low,
+        "high_freq_factor": config.rope_high,
+        "original_max_position_embeddings": config.rope_context,
+    }
+    return {"rope_theta": config.rope_theta, "rope_scaling": scaling}
+
+
+# --- Llama, Qwen2, Qwen3 --------------------------------------------------------------------------------
+
+
+def _read_llama(options: Options) -> ModelConfig:
+    """Llama and what differs from it only in options that we have."""
+    read, kind = _Reader(options), options["model_type"]
+    read.require("hidden_act", "silu", default="silu")
+    read.require("attention_bias", False, default=False)
+    read.require("mlp_bias", False, default=False)
+    read.require("use_sliding_window", False, default=False)
+    if kind in ("mistral", "smollm3"):
+        T, window = read.size("max_position_embeddings"), read.get("sliding_window", None)
+        if window is not None and window < T:
+            raise ValueError(f"sliding_window={window} in config.json ({kind}) is not supported: only null is")
+    layers = [layer for layer in read.get("layer_types", []) if layer != "full_attention"]
+    if layers:
+        raise ValueError(f"layer_types in config.json ({kind}) has {layers[0]!r}: only 'full_attention' is supported")
+    if not all(read.get("no_rope_layers", [])):
+        raise ValueError(
+            f"no_rope_layers in config.json ({kind}) has layers without RoPE: only models with RoPE in every layer "
+            "are supported"
+        )
+    width = read.get("head_dim", 0)
+    return ModelConfig(
+        V=read.size("vocab_size"),
+        T=read.size("max_position_embeddings"),
+        C=read.size("hidden_size"),
+        L=read.size("num_hidden_layers"),
+        H=read.size("num_attention_heads"),
+        d_ff=read.size("intermediate_size"),
+        n_kv_heads=read.get("num_key_value_heads", 0),
+        head_dim=width,
+        tie_embeddings=read.get("tie_word_embeddings", kind == "smollm3"),
+        norm_eps=read.number("rms_norm_eps", 1e-6),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+        dropout=0.0,
+        norm="rmsnorm",
+        mlp="swiglu",
+        **read.rope(),
+    )
+
+
+def _write_llama(config: ModelConfig) -> dict[str, Any]:
+    written = {
+        "hidden_size": config.C,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.L,
+        "num_attention_heads": config.H,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.D,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.T,
+        "rms_norm_eps": config.norm_eps,
+        "initializer_range": 0.02,
+        **_write_rope(config),
+    }
+    if config.qkv_bias:  # Qwen2 has no option for it
+        return written | {"use_sliding_window": False}
+    return written | {"attention_bias": False} | ({} if config.qk_norm else {"mlp_bias": False})
+
+
+def _llama_tensors(config: ModelConfig) -> Iterator[Placed]:
+    C, V, wide, D = config.C, config.V, config.d_ff, config.D
+    queries, keys = config.H * D, config.kv_heads * D
+    yield Placed("model.embed_tokens.weight", (V, C), "tok_emb.weight")
+    for layer in range(config.L):
+        theirs, ours = f"model.layers.{layer}", f"blocks.{layer}"
+        yield Placed(f"{theirs}.input_layernorm.weight", (C,), f"{ours}.norm_attn.weight")
+        first = 0
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            place, layout = slice(first, first + rows), Same() if name == "v" else RopePairs(D)
+            first += rows
+            projection = f"{theirs}.self_attn.{name}_proj"
+            yield Placed(f"{projection}.weight", (rows, C), f"{ours}.attn.qkv.weight", place, layout)
+            if config.qkv_bias:
+                yield Placed(f"{projection}.bias", (rows,), f"{ours}.attn.qkv.bias", place, layout)
+            if config.qk_norm and name != "v":
+                norm = f"{theirs}.self_attn.{name}_norm.weight"
+                yield Placed(norm, (D,), f"{ours}.attn.norm_{name}.weight", layout=RopePairs(D))
+        yield Placed(f"{theirs}.self_attn.o_proj.weight", (C, queries), f"{ours}.attn.out.weight")
+        yield Placed(f"{theirs}.post_attention_layernorm.weight", (C,), f"{ours}.norm_mlp.weight")
+        for name, shape in (("gate", (wide, C)), ("up", (wide, C)), ("down", (C, wide))):
+            yield Placed(f"{theirs}.mlp.{name}_proj.weight", shape, f"{ours}.mlp.{name}.weight")
+    yield Placed("model.norm.weight", (C,), "norm.weight")
+    if not config.tie_embeddings:
+        yield Placed("lm_head.weight", (V, C), "lm_head.weight")
+
+
+# --- GPT-NeoX -------------------------------------------------------------------------------------------
+
+
+def _read_neox(options: Options) -> ModelConfig:
+    read = _Reader(options)
+    read.require("use_parallel_residual", False, default=True)
+    rotated = read.get("partial_rotary_factor", read.get("rotary_pct", 0.25))
+    rope = options.get("rope_parameters") or {}
+    if rope.get("partial_rotary_factor", rotated) != 1.0:
+        raise ValueError(f"rotary_pct={rotated} in config.json (gpt_neox) is not supported: only rotary_pct=1.0 is")
+    read.require("hidden_act", "gelu", default="gelu")
+    theta = rope.get("rope_theta", options.get("rope_theta", options.get("rotary_emb_base", 10000)))
+    read = _Reader({**options, "rope_theta": theta, "partial_rotary_factor": 1.0})
+    return ModelConfig(
+        V=read.size("vocab_size"),
+        T=read.size("max_position_embeddings"),
+        C=read.size("hidden_size"),
+        L=read.size("num_hidden_layers"),
+        H=read.size("num_attention_heads"),
+        d_ff=read.size("intermediate_size"),
+        tie_embeddings=read.get("tie_word_embeddings", False),
+        norm_eps=read.number("layer_norm_eps", 1e-5),
+        dropout=0.0,
+        **read.rope(),
+    )
+
+
+def _write_neox(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": config.C,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.L,
+        "num_attention_heads": config.H,
+        "hidden_act": "gelu",
+        "max_position_embeddings": config.T,
+        "layer_norm_eps": config.norm_eps,
+        "use_parallel_residual": False,
+        "rotary_pct": 1.0,
+        "partial_rotary_factor": 1.0,
+        "rotary_emb_base": config.rope_theta,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        **_write_rope(config),
+    }
+
+
+def _neox_tensors(config: ModelConfig, *, attention_bias: bool = False) -> Iterator[Placed]:
+    C, V, wide = config.C, config.V, config.d_ff
+    heads = NeoXHeads(config.H, config.D)
+    yield Placed("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
+    for layer in range(config.L):
+        theirs, ours = f"gpt_neox.layers.{layer}", f"blocks.{layer}"
+        for name, norm in (("input_layernorm", "norm_attn"), ("post_attention_layernorm", "norm_mlp")):
+            yield Placed(f"{theirs}.{name}.weight", (C,), f"{ours}.{norm}.weight")
+            yield Placed(f"{theirs}.{name}.bias", (C,), None)
+        matrices: tuple[tuple[str, str, tuple[int, int], Layout], ...] = (
+            ("attention.query_key_value", "attn.qkv", (3 * C, C), heads),
+            ("attention.dense", "attn.out", (C, C), Same()),
+            ("mlp.dense_h_to_4h", "mlp.up", (wide, C), Same()),
+            ("mlp.dense_4h_to_h", "mlp.down", (C, wide), Same()),
+        )
+        for name, matrix, shape, layout in matrices:
+            yield Placed(f"{theirs}.{name}.weight", shape, f"{ours}.{matrix}.weight", layout=layout)
+            if attention_bias or name.startswith("mlp"):
+                yield Placed(f"{theirs}.{name}.bias", shape[:1], None)
+    yield Placed("gpt_neox.final_layer_norm.weight", (C,), "norm.weight")
+    yield Placed("gpt_neox.final_layer_norm.bias", (C,), None)
+    if not config.tie_embeddings:
+        yield Placed("embed_out.weight", (V, C), "lm_head.weight")
+
+
+# --- GPT-2 ----------------------------------------------------------------------------------------------
+
+
+def _read_gpt2(options: Options) -> ModelConfig:
+    read = _Reader(options)
+    read.require("activation_function", "gelu", default="gelu_new")
+    read.require("scale_attn_weights", True, default=True)
+    read.require("scale_attn_by_inverse_layer_idx", False, default=False)
+    read.require("add_cross_attention", False, default=False)
+    C = read.size("n_embd")
+    return ModelConfig(
+        V=read.size("vocab_size"),
+        T=read.size("n_positions"),
+        C=C,
+        L=read.size("n_layer"),
+        H=read.size("n_head"),
+        d_ff=read.get("n_inner", 4 * C),
+        positions="learned",
+        tie_embeddings=read.get("tie_word_embeddings", True),
+        norm_eps=read.number("layer_norm_epsilon", 1e-5),
+        dropout=0.0,
+    )
+
+
+def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "n_embd": config.C,
+        "n_inner": config.d_ff,
+        "n_layer": config.L,
+        "n_head": config.H,
+        "n_positions": config.T,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": config.norm_eps,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
+
+
+def _gpt2_tensors(config: ModelConfig) -> Iterator[Placed]:
+    C, V, wide = config.C, config.V, config.d_ff
+    yield Placed("transformer.wte.weight", (V, C), "tok_emb.weight")
+    yield Placed("transformer.wpe.weight", (config.T, C), "pos_emb.weight")
+    for layer in range(config.L):
+        theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
+        for name, norm in (("ln_1", "norm_attn"), ("ln_2", "norm_mlp")):
+            yield Placed(f"{theirs}.{name}.weight", (C,), f"{ours}.{norm}.weight")
+            yield Placed(f"{theirs}.{name}.bias", (C,), None)
+        for name, matrix, shape in (
+            ("attn.c_attn", "attn.qkv", (C, 3 * C)),
+            ("attn.c_proj", "attn.out", (C, C)),
+            ("mlp.c_fc", "mlp.up", (C, wide)),
+            ("mlp.c_proj", "mlp.down", (wide, C)),
+        ):
+            yield Placed(f"{theirs}.{name}.weight", shape, f"{ours}.{matrix}.weight", layout=Transposed())
+            yield Placed(f"{theirs}.{name}.bias", shape[1:], None)
+    yield Placed("transformer.ln_f.weight", (C,), "norm.weight")
+    yield Placed("transformer.ln_f.bias", (C,), None)
+    if not config.tie_embeddings:
+        yield Placed("lm_head.weight", (V, C), "lm_head.weight")
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+
+def _llama(model_type: str, architecture: str) -> Family:
+    inverse_frequencies = r"rotary_emb\.inv_freq$"
+    return Family(model_type, architecture, "model.", _read_llama, _write_llama, _llama_tensors, inverse_frequencies)
+
+
+LLAMA = _llama("llama", "LlamaForCausalLM")
+QWEN2 = _llama("qwen2", "Qwen2ForCausalLM")
+QWEN3 = _llama("qwen3", "Qwen3ForCausalLM")
+NEOX = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    "gpt_neox.",
+    _read_neox,
+    _write_neox,
+    _neox_tensors,
+    r"rotary_emb\.inv_freq$|attention\.(bias|masked_bias)$",
+)
+GPT2 = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    "transformer.",
+    _read_gpt2,
+    _write_gpt2,
+    _gpt2_tensors,
+    r"attn\.(bias|masked_bias)$",
+)
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        LLAMA,
+        _llama("mistral", "MistralForCausalLM"),
+        _llama("smollm3", "SmolLM3ForCausalLM"),
+        QWEN2,
+        QWEN3,
+        NEOX,
+        GPT2,
+    )
+}
+"""By model_type of config.json."""
+
+
+def family_of_options(options: Options) -> Family:
+    """The family of a config.json. Raises ValueError for one that is not supported, with those that are."""
+    kind = options.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        named = options.get("architectures") or [kind]
+        raise ValueError(
+            f"the architecture {named[0]} (model_type {kind!r}) is not supported: supported are {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[kind]
+
+
+def family_of_config(config: ModelConfig) -> Family:
+    """The family that computes a model of ours. Raises ValueError that names the options that none has."""
+    norm_mlp = f"norm={config.norm}, mlp={config.mlp}, positions={config.positions}"
+    rope = config.positions == "rope"
+    if config.norm == "rmsnorm" and config.mlp == "swiglu" and rope:
+        if config.qkv_bias and config.qk_norm:
+            raise ValueError("qkv_bias and qk_norm together: no family has both, Qwen2 has biases and Qwen3 head norms")
+        return QWEN2 if config.qkv_bias else QWEN3 if config.qk_norm else LLAMA
+    if config.norm == "layernorm" and config.mlp == "gelu":
+        wrong = [name for name in ("n_kv_heads", "head_dim", "qkv_bias", "qk_norm") if getattr(config, name)]
+        if wrong:
+            raise ValueError(f"{norm_mlp} with {', '.join(wrong)}: GPT-NeoX and GPT-2 do not have {wrong[0]}")
+        if rope and config.rope_scale == 1:
+            return NEOX
+        if not rope:
+            return GPT2
+    raise ValueError(
+        f"no supported family computes {norm_mlp}: Llama and Qwen have rmsnorm, swiglu and rope; GPT-NeoX layernorm, "
+        "gelu and rope; GPT-2 layernorm, gelu and learned positions"
+    )

@@ -1,0 +1,241 @@
+"""Import a public model as a run folder, so that every command works on it; and read its weights for `init_from`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from niels_gpt.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.pretrained.model_folder import (
+    PREFIX,
+    TOKENIZER_FILES,
+    ModelFolder,
+    find_folder,
+    open_folder,
+)
+from niels_gpt.runs.checkpoint import model_config, read_checkpoint, save_state
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import find_run, is_run
+from niels_gpt.system import files
+from niels_gpt.system.program import command
+from niels_gpt.tokenizer import AnyTokenizer, load_tokenizer
+
+MOST_CONTEXT = 8192
+"""Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
+
+
+class Imported(NamedTuple):
+    """What was imported."""
+
+    run: RunFolder
+    folder: Path
+    """Where it was read from."""
+    model_type: str
+    config: ModelConfig
+    weights: int
+    """Number of weights."""
+    context: int
+    """The longest context that the model was made for."""
+    tokenizer: AnyTokenizer | None
+    """None: the folder has none."""
+
+
+def import_model(
+    name: str,
+    run: RunFolder,
+    *,
+    context: int | None = None,
+    revision: str | None = None,
+    on_bytes: Callable[[int, int], None] | None = None,
+) -> Imported:
+    """Import a model in the Hugging Face format into a new run folder.
+
+    name: a folder, or a repository of the Hub (NAME/MODEL). The weights keep their type; training and decoding use
+    float32. context: default `MOST_CONTEXT`, or the model's own if that is shorter.
+    on_bytes: called with the bytes that have been read and their total.
+
+    Raises ValueError or OSError before anything is written if the model or its tokenizer is not supported.
+    """
+    if run.exists or run.orphan() is not None:
+        raise ValueError(f"{run.path} already holds a run: choose another --run-dir")
+    opened = open_folder(find_folder(name, revision=revision))
+    config = with_context(opened.config, context)
+    tokenizer = folder_tokenizer(opened)
+    total, done = sum(stored.nbytes for _, stored in opened.tensors), 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_bytes is not None:
+            on_bytes(done, total)
+
+    state = opened.read_state(on_bytes=progress)
+    files.check_output_path(run.path, "--run-dir", folder=True)
+    try:
+        with run.lock():
+            if tokenizer is not None:
+                copy_tokenizer(opened.path, run.path / "tokenizer")
+            data = {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)}
+            save_state(run.best, state, None, 0, config, extra={"data": data})
+            files.write_json(run.source_path, _source(name, opened))
+            run.write_config(_run_config(config))  # last: with it the folder is a run
+    except BaseException:
+        _remove_partial(run)
+        raise
+    return Imported(
+        run, opened.path, opened.family.model_type, config, number_of_weights(config), opened.config.T, tokenizer
+    )
+
+
+def _run_config(config: ModelConfig) -> RunConfig:
+    """The config of a run without steps, from which others are trained."""
+    return RunConfig(task="pretrain", model=config, train=TrainConfig(total_steps=1, warmup_steps=0), data=DataConfig())
+
+
+def with_context(config: ModelConfig, context: int | None) -> ModelConfig:
+    """The config with another context length. Raises ValueError if it is longer than the model was made for."""
+    if config.positions == "learned":
+        if context not in (None, config.T):
+            raise ValueError(f"--context {context}: the model has learned positions, so its context is {config.T}")
+        return config
+    if context is not None and not 1 <= context <= config.T:
+        raise ValueError(f"--context {context}: the model was made for 1 to {config.T} tokens")
+    return dataclasses.replace(config, T=context or min(config.T, MOST_CONTEXT))
+
+
+def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
+    """The tokenizer in the folder of a model; None if there is none.
+
+    Raises ValueError for one that is not supported, or that has more ids than the model.
+    """
+    if not any((opened.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    tokenizer = load_tokenizer(opened.path)
+    if tokenizer.vocab_size > opened.config.V:
+        raise ValueError(
+            f"the tokenizer of {opened.path} has {tokenizer.vocab_size} ids, but the embedding only {opened.config.V}: "
+            "this tokenizer does not belong to this model"
+        )
+    return tokenizer
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer, unchanged."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            files.write_bytes(target / name, (source / name).read_bytes())
+
+
+def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
+    """Where a model comes from, for reports and model cards; a path only by its last part."""
+    repository = name.removeprefix(PREFIX)
+    local = files.expand_home(repository).is_dir()
+    return {
+        "name": opened.path.resolve().name if local else repository,
+        "model_type": opened.family.model_type,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "context": opened.config.T,
+        "licence": _licence(opened.path),
+    }
+
+
+def _licence(folder: Path) -> str:
+    """The licence in the front matter of README.md; empty if there is none."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    found = re.search(r"^licen[cs]e:\s*(\S.*)$", front[1], re.MULTILINE) if front else None
+    return found[1].strip(" '\"") if found else ""
+
+
+# --- init_from --------------------------------------------------------------------------------------------
+
+
+class InitialWeights(NamedTuple):
+    """What a run starts from."""
+
+    where: str
+    """For messages."""
+    config: ModelConfig
+    tokenizer: str | None
+    """sha256 of its tokenizer, if it is known."""
+    read: Callable[[str], Mapping[str, torch.Tensor]]
+    """The weights on a device."""
+
+
+def initial_path(init_from: str) -> Path:
+    """The folder or checkpoint that `init_from` names: `hf:` with a folder or repository, a run, or a checkpoint.
+
+    Raises ValueError if there is none.
+    """
+    if init_from.startswith(PREFIX):
+        return find_folder(init_from)
+    path = files.expand_home(init_from)
+    if not path.exists():
+        raise ValueError(f"init_from: no checkpoint {init_from}")
+    return find_run(path).model_path() if is_run(path) else path
+
+
+def initial_model(init_from: str) -> ModelConfig:
+    """The model config of what `init_from` names. Raises ValueError or OSError if it cannot be read."""
+    path = initial_path(init_from)
+    if init_from.startswith(PREFIX):
+        return open_folder(path).config
+    beside = path.with_name("config.json") if path.is_file() else None
+    if beside is not None and beside.is_file():
+        try:
+            return model_config(json.loads(beside.read_bytes()), where=str(path))
+        except ValueError:  # damaged; the checkpoint itself counts
+            pass
+    return model_config(read_checkpoint(path, "cpu")["config"], where=str(path))
+
+
+def open_initial(init_from: str, device: str) -> InitialWeights:
+    """The weights that `init_from` names. Raises ValueError or OSError if they cannot be read."""
+    path = initial_path(init_from)
+    if init_from.startswith(PREFIX):
+        opened = open_folder(path)
+        tokenizer = folder_tokenizer(opened)
+        return InitialWeights(
+            init_from,
+            opened.config,
+            None if tokenizer is None else tokenizer.sha256,
+            lambda device: {name: weight.to(device) for name, weight in opened.read_state().items()},
+        )
+    saved = read_checkpoint(path, device)
+    config = model_config(saved["config"], where=init_from)
+    return InitialWeights(init_from, config, saved["extra"].get("data", {}).get("tokenizer"), lambda _: saved["model"])
+
+
+def describe(imported: Imported) -> list[str]:
+    """Lines about an import, for a person."""
+    config = imported.config
+    lines = [f"{imported.model_type}, {imported.weights / 1e6:,.1f}M weights, context {config.T:,}"]
+    if imported.context > config.T:
+        lines[0] += f" of {imported.context:,} (--context N for more)"
+    if imported.tokenizer is None:
+        lines.append("there is no tokenizer in the folder: only ids can be used")
+    elif lossy := getattr(imported.tokenizer, "lossy", None):
+        lines.append(f"its tokenizer does not keep every text: {lossy}")
+    lines.append(f"run folder: {imported.run.path} (config.yaml, checkpoints/, tokenizer/)")
+    lines.append(f"next: {command('chat', imported.run.path)}")
+    return lines
+
+
+def _remove_partial(run: RunFolder) -> None:
+    """Delete what an import that failed has written."""
+    for path in (run.checkpoints, run.samples, run.path / "tokenizer"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (run.source_path, run.path / "run.lock"):
+        path.unlink(missing_ok=True)

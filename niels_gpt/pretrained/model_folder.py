@@ -1,0 +1,238 @@
+"""A folder with a model in the Hugging Face format: its config.json, its tensors, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from niels_gpt.config import ModelConfig
+from niels_gpt.model.sizes import weight_shapes
+from niels_gpt.pretrained.families import Family, family_of_options
+from niels_gpt.pretrained.layouts import Placed, Same
+from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
+from niels_gpt.system import files
+
+PREFIX = "hf:"
+"""Of a model of others in `init_from` and `--base`."""
+MOST_NAMED = 8
+"""Tensors of each kind that an error names."""
+WANTED = [
+    "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
+    "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "README.md",
+]  # fmt: skip
+"""What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "chat_template.jinja",
+)  # fmt: skip
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model whose options are supported and whose tensors are all there."""
+
+    path: Path
+    family: Family
+    config: ModelConfig
+    """T is the longest context that the model was made for."""
+    tensors: tuple[tuple[Placed, StoredTensor], ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest type of the weights."""
+        found = torch.bfloat16 if any(stored.dtype == torch.bfloat16 for _, stored in self.tensors) else torch.float16
+        for _, stored in self.tensors:
+            found = torch.promote_types(found, stored.dtype)
+        return found
+
+    def read_state(
+        self, *, dtype: torch.dtype | None = None, on_bytes: Callable[[int], None] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Our state dict, in `dtype` (default: that of the weights), read one tensor at a time.
+
+        on_bytes: called with the number of bytes of each tensor that has been read.
+        Raises ValueError for a bias that is not zero.
+        """
+        dtype = dtype or self.dtype
+        state: dict[str, torch.Tensor] = {}
+        shapes = dict(weight_shapes(self.config))
+        for placed, stored in self.tensors:
+            if placed.ours is None:
+                if stored.read().any():
+                    raise ValueError(
+                        f"{self.path} has a bias that is not zero ({placed.name}): models of type "
+                        f"{self.family.model_type} are supported only without biases"
+                    )
+            else:
+                if placed.ours not in state:
+                    state[placed.ours] = torch.empty(shapes[placed.ours], dtype=dtype)
+                rows = state[placed.ours][placed.rows]
+                if isinstance(placed.layout, Same) and stored.dtype == dtype:
+                    stored.read_into(rows)
+                else:
+                    rows.copy_(placed.layout.to_ours(stored.read()))
+            if on_bytes is not None:
+                on_bytes(stored.nbytes)
+        if self.config.tie_embeddings:
+            state["lm_head.weight"] = state["tok_emb.weight"]
+        return {name: state[name] for name in shapes}
+
+
+def open_folder(path: Path) -> ModelFolder:
+    """Open a folder and compare its tensors with what its config.json needs. No tensor is read.
+
+    Raises ValueError or OSError: no or a damaged config.json, an architecture or option that is not supported, weights
+    only as pickles, and tensors that are missing, surplus or of a wrong shape (all of them in one error).
+    """
+    options = _read_json(path / "config.json", path)
+    family = family_of_options(options)
+    try:
+        config = family.read(options)
+    except ValueError as err:
+        raise ValueError(f"{path}: {err}") from None
+    return ModelFolder(path, family, config, _match(path, family, config, _stored_tensors(path)))
+
+
+def _read_json(file: Path, folder: Path) -> dict[str, Any]:
+    try:
+        options = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} is not a model in the Hugging Face format: it has no {file.name}; name a folder that "
+            "save_pretrained wrote, or a repository (NAME/MODEL)"
+        ) from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{file} is not JSON, or is damaged: download it again") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"{file} must be an object, got {type(options).__name__}")
+    return options
+
+
+def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of model.safetensors, or of the files that its index names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = _read_json(index, folder).get("weight_map")
+        if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
+            raise ValueError(f"{index} is damaged: it has no weight_map; download it again")
+        paths = [folder / name for name in sorted(set(named.values()))]
+        outside = [path.name for path in paths if path.parent != folder]
+        if outside:
+            raise ValueError(f"{index} names a file outside the folder ({outside[0]})")
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise ValueError(f"{folder} lacks {', '.join(missing[:MOST_NAMED])}, which its index names: download again")
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        pickles = [path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)]
+        if pickles:
+            raise ValueError(
+                f"{folder} has its weights in {sorted(pickles)[0]}, a pickle, which could run code and is never "
+                "loaded: convert it with transformers (save_pretrained writes safetensors), or use another copy"
+            )
+        raise ValueError(f"{folder} has no *.safetensors file")
+    stored: dict[str, StoredTensor] = {}
+    for path in paths:
+        for name, tensor in read_header(path).items():
+            if name in stored:
+                raise ValueError(f"{folder}: the tensor {name} is in {stored[name].path.name} and in {path.name}")
+            stored[name] = tensor
+    return stored
+
+
+def _match(
+    folder: Path, family: Family, config: ModelConfig, stored: dict[str, StoredTensor]
+) -> tuple[tuple[Placed, StoredTensor], ...]:
+    """The tensors of the family with those of the files. Raises ValueError that lists everything that does not fit."""
+    if not any(name.startswith(family.prefix) for name in stored):  # a base model, saved without its head
+        heads = ("lm_head.weight", "embed_out.weight")
+        stored = {name if name in heads else family.prefix + name: tensor for name, tensor in stored.items()}
+    found: list[tuple[Placed, StoredTensor]] = []
+    missing: list[str] = []
+    wrong: list[str] = []
+    for placed in family.tensors(config):
+        tensor = stored.pop(placed.name, None)
+        if tensor is None:
+            if placed.ours is not None:
+                missing.append(placed.name)
+        elif tensor.shape != placed.shape:
+            wrong.append(f"{placed.name} is {_by(tensor.shape)} instead of {_by(placed.shape)}")
+        else:
+            found.append((placed, tensor))
+    surplus = []
+    for name, tensor in stored.items():
+        weight = name.removesuffix("bias") + "weight"
+        if family.is_computed(name, config):
+            continue
+        if name.endswith(".bias") and any(placed.name == weight for placed, _ in found):
+            found.append((Placed(name, tensor.shape, None), tensor))  # must be zero
+        else:
+            surplus.append(name)
+    problems = [
+        f"{kind} {len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
+        for kind, names in (("missing", missing), ("of a wrong shape", wrong), ("unknown", surplus))
+        if names
+    ]
+    if problems:
+        raise ValueError(
+            f"the tensors of {folder} do not fit its config.json ({family.model_type}): {'; '.join(problems)}"
+        )
+    return tuple(found)
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+# --- where a model comes from -----------------------------------------------------------------------------
+
+
+def find_folder(name: str, *, revision: str | None = None) -> Path:
+    """The folder of a model: `name` itself if it is one, else a repository of the Hub, downloaded unless it is cached.
+
+    name: a path or NAME/MODEL, with or without `hf:`. Raises ValueError or OSError with a reason.
+    """
+    name = name.removeprefix(PREFIX)
+    folder = files.expand_home(name)
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ValueError(f"{name} is a file: name the folder that contains config.json and *.safetensors")
+    if not _REPOSITORY.fullmatch(name):
+        raise ValueError(f"{name} is neither a folder nor the name of a repository (NAME/MODEL)")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED))
+    except GatedRepoError:
+        raise ValueError(f"{name} is gated: accept its terms on its page, and log in with `hf auth login`") from None
+    except RepositoryNotFoundError:
+        raise ValueError(f"there is no folder {name} here, and no repository {name} on the Hugging Face Hub") from None
+    except RevisionNotFoundError:
+        raise ValueError(f"the repository {name} has no revision {revision}") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as err:
+        reason = (str(err).strip().splitlines() or [type(err).__name__])[0][:200]
+        raise ValueError(
+            f"{name} is neither a folder nor in the cache of the Hugging Face Hub, and it cannot be downloaded "
+            f"({reason}): connect to the network, or name a folder with config.json and *.safetensors"
+        ) from None

@@ -1,0 +1,38 @@
+"""The model of a run that starts from given weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from niels_gpt.config import ModelConfig, RunConfig
+from niels_gpt.pretrained.imported_run import initial_model
+
+MOST_CONTEXT = 1024
+"""Context of a run from given weights that sets none: activations grow with it, and notes are short."""
+
+
+def with_initial_model(config: RunConfig, notes: list[str] | None = None) -> RunConfig:
+    """The config with the model of `init_from`, if there is one and the config describes no model of its own.
+
+    V, T and dropout may be set beside init_from: they are no part of the architecture. V is the one found there, since
+    an embedding may have more rows than the tokenizer has ids. `notes`: a line is appended if a model was found.
+    Raises ValueError or OSError if init_from cannot be read.
+    """
+    if not config.init_from:
+        return config
+    free = {"V": 0, "T": 0, "dropout": 0.0}
+    default, ours, theirs = ModelConfig(), config.model, initial_model(config.init_from)
+    if _without(ours, free) != _without(default, free):
+        return config
+    T = ours.T if ours.T != default.T else min(theirs.T, MOST_CONTEXT)
+    if theirs.positions == "learned":
+        T = theirs.T
+    dropout = ours.dropout if ours.dropout != default.dropout else theirs.dropout
+    if notes is not None and (ours, theirs) != (default, default):
+        size = f"C={theirs.C}, L={theirs.L}, H={theirs.H}, V={theirs.V}"
+        notes.append(f"the model is that of init_from ({size}), with a context of {T} (model.T)")
+    return dataclasses.replace(config, model=dataclasses.replace(theirs, T=T, dropout=dropout))
+
+
+def _without(model: ModelConfig, names: dict[str, float]) -> dict[str, object]:
+    return {key: value for key, value in dataclasses.asdict(model).items() if key not in names}

@@ -1,0 +1,228 @@
+"""Models saved by transformers, read into ours: the logits and greedy ids are equal, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from niels_gpt import GPT
+from niels_gpt.pretrained.families import FAMILIES as SUPPORTED
+from niels_gpt.pretrained.families import family_of_config
+from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from tests.pretrained.conftest import FAMILIES, change_config, random_model, save
+
+
+def ours(folder: Path) -> GPT:
+    opened = open_folder(folder)
+    model = GPT(opened.config).eval()
+    model.load_state_dict(opened.read_state(dtype=torch.float32))
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_logits_and_greedy_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs = random_model(name)
+    model = ours(save(theirs, tmp_path))
+    ids = torch.randint(300, (2, 60), generator=torch.Generator().manual_seed(1))
+    expected = theirs(ids).logits
+    assert expected.std() > 0.5  # the comparison means something
+    torch.testing.assert_close(model(ids), expected, atol=1e-4, rtol=0)
+    wanted = theirs.generate(
+        ids[:1, :9],
+        attention_mask=torch.ones(1, 9),
+        max_new_tokens=40,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    found = ids[:1, :9]
+    for _ in range(40):
+        found = torch.cat((found, model(found)[:, -1:].argmax(-1)), dim=1)
+    assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_was_read_is_written_unchanged(name: str, tmp_path: Path) -> None:
+    """The export direction is the inverse: every tensor has its bits, and the config gives the same model."""
+    theirs = random_model(name)
+    opened = open_folder(save(theirs, tmp_path))
+    state, stored = opened.read_state(), safetensors.torch.load_file(tmp_path / "model.safetensors")
+    for placed in opened.family.tensors(opened.config):
+        if placed.ours is not None:
+            found = placed.layout.to_theirs(state[placed.ours][placed.rows])
+            assert found.shape == placed.shape
+            assert torch.equal(found, stored[placed.name])
+    family = family_of_config(opened.config)
+    shared = {"model_type": family.model_type, "vocab_size": opened.config.V}
+    shared["tie_word_embeddings"] = opened.config.tie_embeddings
+    assert family.read(family.write(opened.config) | shared) == opened.config
+
+
+def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
+    model = random_model("smollm2")
+    one, several = save(model, tmp_path / "a"), save(model, tmp_path / "b", max_shard_size="100KB")
+    assert len(list(several.glob("*.safetensors"))) > 2
+    states = [open_folder(folder).read_state() for folder in (one, several)]
+    assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    opened = open_folder(save(random_model("tinyllama").to(dtype), tmp_path))
+    state = opened.read_state()
+    assert opened.dtype == dtype and {weight.dtype for weight in state.values()} == {dtype}
+    assert state["lm_head.weight"].data_ptr() != state["tok_emb.weight"].data_ptr()
+
+
+def test_a_tied_head_is_one_tensor(tmp_path: Path) -> None:
+    state = open_folder(save(random_model("smollm2"), tmp_path)).read_state()
+    assert state["lm_head.weight"].data_ptr() == state["tok_emb.weight"].data_ptr()
+
+
+def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
+    theirs = random_model("smollm2")
+    theirs.model.save_pretrained(tmp_path)
+    change_config(tmp_path, architectures=["LlamaForCausalLM"])
+    names = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert "embed_tokens.weight" in names
+    ids = torch.randint(300, (1, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tmp_path)(ids), theirs(ids).logits, atol=1e-4, rtol=0)
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("tinyllama", {"attention_bias": True}, "attention_bias=True"),
+        ("tinyllama", {"mlp_bias": True}, "mlp_bias=True"),
+        ("tinyllama", {"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ("tinyllama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "'yarn'"),
+        ("tinyllama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "'linear'"),
+        ("tinyllama", {"hidden_size": None}, "hidden_size"),
+        ("mistral", {"sliding_window": 16}, "sliding_window=16"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
+        ("tinyllama", {"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_type": "default"}}, "rotary_pct"),
+        ("gpt2", {"activation_function": "gelu_new"}, "activation_function=gelu_new"),
+        ("gpt2", {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+    ],
+)
+def test_options_that_we_do_not_have_are_refused_by_name(
+    name: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    folder = save(random_model(name), tmp_path)
+    change_config(folder, **changes)
+    with pytest.raises(ValueError, match=named) as caught:
+        open_folder(folder)
+    if "model_type" in changes and changes["model_type"] not in SUPPORTED:
+        assert all(known in str(caught.value) for known in SUPPORTED)
+
+
+def test_all_tensors_that_do_not_fit_are_listed(llama: Path) -> None:
+    tensors = safetensors.torch.load_file(llama / "model.safetensors")
+    del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.0.input_layernorm.weight"] = torch.zeros(3)
+    tensors["model.visual.weight"] = torch.zeros(2, 2)
+    safetensors.torch.save_file(tensors, llama / "model.safetensors")
+    with pytest.raises(ValueError, match="missing 2") as caught:
+        open_folder(llama)
+    for part in (
+        "model.norm.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.0.input_layernorm.weight is 3 instead of 64",
+        "model.visual.weight",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_bias_that_is_not_zero_is_refused_by_name(tmp_path: Path) -> None:
+    theirs = random_model("gpt_neox")
+    with torch.no_grad():
+        theirs.gpt_neox.layers[1].attention.dense.bias[3] = 0.5
+    opened = open_folder(save(theirs, tmp_path))
+    with pytest.raises(ValueError, match=r"gpt_neox\.layers\.1\.attention\.dense\.bias"):
+        opened.read_state()
+
+
+def test_a_pickle_is_never_loaded(llama: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (llama / "exploded",)
+
+    (llama / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Bomb()}, llama / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
+        open_folder(llama)
+    assert not (llama / "exploded").exists()
+
+
+def test_a_pickle_under_the_name_of_safetensors(llama: Path) -> None:
+    torch.save({"a": torch.zeros(2)}, llama / "model.safetensors")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        open_folder(llama)
+
+
+def test_truncated_and_damaged_files(llama: Path) -> None:
+    path = llama / "model.safetensors"
+    data = path.read_bytes()
+    for broken in (b"", data[:5], data[:200], data[: len(data) // 2], b"\xff" * 64, b"\x02" + bytes(7) + b"[]"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
+            open_folder(llama)
+
+
+def test_offsets_outside_the_file(llama: Path) -> None:
+    path = llama / "model.safetensors"
+    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(255))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
+        open_folder(llama)
+
+
+def test_an_index_cannot_reach_outside_the_folder(llama: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="outside"):
+        open_folder(llama)
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(ValueError, match=r"gone\.safetensors"):
+        open_folder(llama)
+
+
+def test_config_json_is_missing_or_damaged(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json"):
+        open_folder(tmp_path)
+    (llama / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json"):
+        open_folder(llama)
+
+
+# --- folders and repositories -----------------------------------------------------------------------------
+
+
+def test_a_repository_while_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="somebody/small-model"):
+        find_folder("hf:somebody/small-model")
+
+
+def test_neither_a_folder_nor_a_repository(tmp_path: Path, llama: Path) -> None:
+    assert find_folder(f"hf:{llama}") == llama
+    with pytest.raises(ValueError, match="NAME/MODEL"):
+        find_folder("no such thing")
+    with pytest.raises(ValueError, match="is a file"):
+        find_folder(str(llama / "config.json"))
