@@ -10,9 +10,10 @@ DOCS := .venv-docs
 PEERS_LITGPT := .venv-peers-litgpt
 LEVANTER := .venv-levanter
 SERVE := .venv-serve
+GGUF := .venv-gguf
 BIN := $(VENV)/bin
 
-.PHONY: setup demo shell docs test test-browser test-docs test-fresh test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
+.PHONY: setup demo shell docs test test-browser test-docs test-fresh test-gguf test-gpu test-levanter test-ray test-serve campaign soak load check bench bench-peers clean help
 .PHONY: setup-locked lock tools audit release
 
 help:
@@ -20,6 +21,7 @@ help:
 	@echo "make shell        a shell with niels-gpt on the PATH"
 	@echo "make test         the tests"
 	@echo "make test-fresh   the property tests with new cases; SEED=N repeats those of a printed seed"
+	@echo "make test-gguf    exported GGUF files in llama.cpp, in an environment of their own (built once; eight minutes)"
 	@echo "make test-gpu     the tests that need CUDA, one after the other"
 	@echo "make test-levanter the tests of the Levanter adapter, in an environment with JAX (1.8 GB, installed once)"
 	@echo "make test-browser the tests of the page in Chromium (installed by apt if it is missing)"
@@ -106,6 +108,16 @@ $(SERVE)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(SERVE): niels-gpt, litellm and langchain-openai"
 	@test -x $(SERVE)/bin/python || $(PYTHON) -m venv $(SERVE)
 	@$(SERVE)/bin/python -m $(PIP) -e '.[dev,serve]' litellm langchain-openai
+	@touch $@
+
+# llama.cpp is compiled from the sdist of llama-cpp-python, so its tests have a separate environment.
+test-gguf: $(GGUF)/.ready
+	OMP_NUM_THREADS=1 $(GGUF)/bin/python -m pytest -n0 -s tests/gguf
+
+$(GGUF)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(GGUF): niels-gpt and llama-cpp-python (once; eight minutes)"
+	@test -x $(GGUF)/bin/python || $(PYTHON) -m venv $(GGUF)
+	@$(GGUF)/bin/python -m $(PIP) -e '.[dev,export]' 'llama-cpp-python>=0.3.16'
 	@touch $@
 
 # Screenshots are written to tests/browser/artefacts, or NIELS_GPT_ARTEFACTS.
@@ -198,4 +210,4 @@ bench: setup
 	@$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) $(BROWSER) $(DOCS) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TOOLS) dist $(PEERS) $(PEERS_LITGPT) $(LEVANTER) $(RAY) $(SERVE) $(GGUF) $(BROWSER) $(DOCS) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

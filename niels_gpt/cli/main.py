@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from niels_gpt.cache.cli import app as cache_app
-from niels_gpt.cli import batch, config, data, import_model, notes, runs, splice, tokenizer
+from niels_gpt.cli import batch, config, data, export, import_model, notes, runs, splice, tokenizer
 from niels_gpt.cli.audit import audit
 from niels_gpt.cli.chat import chat
 from niels_gpt.cli.clean import clean
@@ -66,6 +66,7 @@ app.add_typer(splice.app, name="splice")
 app.add_typer(config.app, name="config")
 app.add_typer(runs.app, name="runs")
 app.add_typer(import_model.app, name="import")
+app.add_typer(export.app, name="export")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,6 +21,7 @@ from niels_gpt.memorization.measure import Document, ExtractionSettings, Measure
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
 from niels_gpt.memorization.run import STRIPS, Progress, ProgressBar, no_progress
 from niels_gpt.memorization.summary import build_report, top_passages
+from niels_gpt.model.digest import weights_digest
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.console import plural
 from niels_gpt.tokenizer import ByteTokenizer, text_bytes, token_sizes
@@ -90,6 +91,8 @@ class AuditVerdict:
     """Documents of fewer than MIN_BYTES bytes, which were not judged."""
     interrupted: bool = False
     """Ctrl-C ended the audit early: the counts are of what was measured before."""
+    weights: str = ""
+    """`weights_digest` of the model: the verdict holds for these weights only."""
 
 
 class AuditResult(NamedTuple):
@@ -372,6 +375,7 @@ def judge(
         unknown_because=unknown_because,
         too_short=too_short,
         interrupted=interrupted,
+        weights=weights_digest(loaded.model),
     )
 
 

@@ -252,7 +252,7 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
     scores = stored_scores(facts.path, best)
     if scores:
         note = f"All held-out text, scored by eval after {plural(best, 'step')}. Lower is better."
-        return [_score_table(scores), Paragraph(note, soft=True)]
+        return [score_table(scores), Paragraph(note, soft=True)]
     evals = next(m["evals"] for m in facts.lines if m["step"] + 1 == best)
     sampled = {name: loss for name, loss in evals.items() if "/" not in name}
     references, problem = {}, ""
@@ -278,11 +278,13 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
                 "bits_per_byte": sampled[name] / math.log(2) * ratio or math.nan,
             }
     note = f"Sampled at the best step, {best:,}; bits per byte, lower is better. {more}"
-    blocks: list[Block] = [_score_table(rows), Paragraph(note, soft=True)]
+    blocks: list[Block] = [score_table(rows), Paragraph(note, soft=True)]
     return [*blocks, Paragraph(problem, soft=True)] if problem else blocks
 
 
-def _score_table(scores: dict[str, dict[str, float]]) -> Table:
+def score_table(scores: dict[str, dict[str, float]]) -> Table:
+    """Return the scores of held-out sets, in bits per byte beside what needs no model."""
+
     def bits(value: float | None) -> Cell:
         return Cell("", None) if value is None or math.isnan(value) else Cell(f"{value:.3f}", value)
 
@@ -301,6 +303,11 @@ def _score_table(scores: dict[str, dict[str, float]]) -> Table:
 
 
 def _data(facts: RunFacts) -> list[Block]:
+    return [*data_blocks(facts), *_skipped(facts)]
+
+
+def data_blocks(facts: RunFacts, *, paths: bool = True) -> list[Block]:
+    """Return the sources with counts and licences; `paths`: and with the paths they were read from."""
     blocks: list[Block] = []
     if facts.environment and facts.environment.data:
         columns = [Column("Source", text=True), Column("share"), Column("train"), Column("held out")]
@@ -312,11 +319,13 @@ def _data(facts: RunFacts) -> list[Block]:
             cells = [Cell(row["source"]), Cell(f"{row['share']:.1%}", row["share"]), *sizes]
             licence = row.get("licence") or "unknown"
             rows.append([*cells, count_cell(row["documents"]), Cell(licence), Cell(files.display_path(where))])
+        if not paths:
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
         blocks.append(Table(columns, rows))
     else:
-        lines = [*facts.detail["data"], f"Counts and licences: {NOT_RECORDED}"]
+        lines = [*(facts.detail["data"] if paths else ()), f"Counts and licences: {NOT_RECORDED}"]
         blocks += [Paragraph(line) for line in lines]
-    return [*blocks, *_skipped(facts)]
+    return blocks
 
 
 def _skipped(facts: RunFacts) -> list[Block]:

@@ -62,7 +62,8 @@ def display_path(path: str | Path) -> str:
     return str(path)
 
 
-def _cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
+def cannot_write(err: OSError, path: str | Path, more: str = "") -> OSError:
+    """Return an error of writing with the path, the reason and a remedy."""
     number = err.errno or errno.EIO
     remedy = f": {_REMEDIES[number]}" if number in _REMEDIES else ""
     return OSError(number, f"cannot write {path}: {os.strerror(number)}{more}{remedy}")
@@ -86,7 +87,7 @@ def atomic_write(path: str | Path, *, mode: int | None = None) -> Iterator[IO[by
     except OSError as err:
         if err.errno is None:
             raise
-        raise _cannot_write(err, path, "; the previous file is intact" if path.is_file() else "") from err
+        raise cannot_write(err, path, "; the previous file is intact" if path.is_file() else "") from err
 
 
 def _is_device(path: Path) -> bool:
@@ -128,11 +129,12 @@ def _sweep(path: Path) -> None:
         for name in os.listdir(path.parent):  # noqa: PTH208 (no Path object per file)
             if name.startswith(f".{path.name}.") and _TEMPORARY.fullmatch(name):
                 temporary = path.with_name(name)
-                if not _is_running(int(name.rsplit(".", 3)[1])) and not _is_locked(temporary):
+                if not is_running(int(name.rsplit(".", 3)[1])) and not _is_locked(temporary):
                     temporary.unlink(missing_ok=True)
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Whether a process of this machine has this id."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -272,7 +274,7 @@ def lock(path: str | Path, *, wait: bool | float = True) -> Iterator[None]:
     except filelock.Timeout:  # a TimeoutError, and so an OSError too
         raise BlockingIOError(errno.EAGAIN, f"another process holds the lock {path}") from None
     except OSError as err:
-        raise _cannot_write(err, err.filename or path) from err
+        raise cannot_write(err, err.filename or path) from err
     with held:
         yield
 

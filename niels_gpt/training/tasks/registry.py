@@ -41,7 +41,12 @@ def open_task(config: RunConfig) -> DataTask:
 
 def sources_with_licences(task: DataTask, config: RunConfig) -> list[dict[str, Any]]:
     """The rows of `task.describe()` as dicts, with the licence of each source: what a run records of its data."""
+    return [{**row._asdict(), "licence": licence_in(config, source_name(row.source))} for row in task.describe()]
+
+
+def licence_in(config: RunConfig, source: str) -> str:
+    """The licence of a source of a run; "" if it is not known."""
     data = config.data
     if not uses_bytes(config):  # notes in a cache may be others than those of the config
         data = dataclasses.replace(data, roam="auto", primer="auto")
-    return [{**row._asdict(), "licence": licence_of(source_name(row.source), data)} for row in task.describe()]
+    return licence_of(source, data)

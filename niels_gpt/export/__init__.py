@@ -1,0 +1,1 @@
+"""Write a trained model in the formats of other programs: Hugging Face folders and GGUF files."""

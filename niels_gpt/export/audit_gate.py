@@ -1,0 +1,156 @@
+"""What must be known of a model before it leaves this machine: was it trained on private text, and what does it recite?
+
+A model that was trained on the user's own text is exported if an audit of exactly these weights says SAFE. Otherwise
+the export is refused, with the exit codes of `niels-gpt audit`, unless the user insists (`--anyway`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from niels_gpt.memorization.audit import NOT_JUDGED, NOT_SAFE, SAFE, SMALLEST_STRIDE, AuditVerdict, audit_notes
+from niels_gpt.memorization.measure import ExtractionSettings
+from niels_gpt.memorization.membership import run_history, source_names
+from niels_gpt.memorization.run import ProgressBar, no_progress
+from niels_gpt.model.digest import weights_digest
+from niels_gpt.runs.catalog import pipeline_of
+from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.system import files
+from niels_gpt.system.console import plural
+from niels_gpt.system.json_text import parse_json
+from niels_gpt.system.private_files import keep_private
+from niels_gpt.training.tasks.registry import licence_in
+
+THRESHOLD = 0.001
+"""P(z) of a passage that is not safe to publish; the default of `niels-gpt audit`."""
+FOLDER = "export-audit"
+"""Folder in the run for the verdict of an audit before an export."""
+PRIVATE = ("yours", "")
+"""Licences that mean: not published by others, as far as is known."""
+_ORDER = (SAFE, NOT_JUDGED, NOT_SAFE)
+
+
+@dataclass(frozen=True)
+class Clearance:
+    """What is known of a model before it is exported."""
+
+    private: list[str]
+    """Names of the sources with the user's own text; of the checkpoint, if its training data is not known."""
+    verdict: dict[str, Any] | None
+    """The fields of the AuditVerdict of these weights that counts: the worst one; None: not audited."""
+
+    @property
+    def judgment(self) -> str:
+        """SAFE, NOT SAFE or NOT JUDGED."""
+        if self.verdict is not None:
+            return str(self.verdict["verdict"])
+        return NOT_JUDGED if self.private else SAFE
+
+    def sentence(self) -> str:
+        """What a model card says of it."""
+        if self.verdict is None:
+            if self.private:
+                return "Not audited. It was trained on private text, and may recite it."
+            return "Not audited. It was trained on public text only."
+        found = self.verdict
+        return (
+            f"{found['verdict']}: {_recited(found)} have a P(z) of {found['threshold']:g} or more, of "
+            f"{plural(found['windows'], 'passage')} in {plural(found['notes_audited'], 'document')} of the "
+            "training text. P(z) is the probability that the model, given the first half of a passage, continues with "
+            "exactly the second half. Paraphrases and short secrets are not covered."
+        )
+
+
+def check(loaded: LoadedRun) -> Clearance:
+    """Return what is known of a model: the private sources of its runs, and stored audits of these weights."""
+    return Clearance(private_sources(loaded), stored_verdict(loaded))
+
+
+def private_sources(loaded: LoadedRun) -> list[str]:
+    """Return the sources of the user's own text that a model was trained on, in its run and the runs before.
+
+    A model that was imported and not trained has none.
+    """
+    if loaded.step == 0:
+        return []
+    problems: list[str] = []
+    found = dict[str, None]()
+    for config, _ in run_history(loaded, problems):
+        for name in source_names(config):
+            name = name or "roam"
+            if licence_in(config, name).split(",")[0] in PRIVATE:
+                found[name] = None
+    return [*found, *problems]
+
+
+def stored_verdict(loaded: LoadedRun) -> dict[str, Any] | None:
+    """Return the worst verdict on exactly these weights among the audits stored in the run or its pipeline."""
+    home = loaded.home
+    if home is None:
+        return None
+    found = []
+    folders = [folder for folder in (home.path, pipeline_of(home.path)) if folder is not None]
+    paths = [path for folder in folders for path in sorted(folder.glob("*/audit.json"))]
+    digest = weights_digest(loaded.model) if paths else ""
+    for path in paths:
+        keep_private([path])
+        try:
+            verdict = parse_json(path.read_bytes())
+            if verdict["weights"] == digest and verdict["verdict"] in _ORDER and not verdict["interrupted"]:
+                found.append(verdict)
+        except (OSError, ValueError, LookupError, TypeError):  # of an older version, or damaged: it proves nothing
+            continue
+    return _worst(found)
+
+
+def _worst(verdicts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    return max(verdicts, key=lambda verdict: _ORDER.index(verdict["verdict"]), default=None)
+
+
+def audit(loaded: LoadedRun, *, progress: ProgressBar = no_progress) -> AuditVerdict:
+    """Audit the model on its own training text, as `niels-gpt audit` does, and store the verdict in the run."""
+    T = loaded.model.config.T
+    settings = ExtractionSettings.fitting(T, window=None, prompt=None, stride=SMALLEST_STRIDE, greedy=0)
+    result = audit_notes(loaded, None, settings, threshold=THRESHOLD, exact=False, adapt_stride=True, progress=progress)
+    if loaded.home is not None and not result.verdict.interrupted:
+        folder = loaded.home.path / FOLDER
+        folder.mkdir(exist_ok=True)
+        files.write_json(folder / "audit.json", asdict(result.verdict))
+    return result.verdict
+
+
+def with_verdict(clearance: Clearance, verdict: AuditVerdict) -> Clearance:
+    """Return what is known of a model after another audit of it."""
+    return replace(clearance, verdict=_worst([asdict(verdict), *([clearance.verdict] if clearance.verdict else [])]))
+
+
+def needs_audit(clearance: Clearance) -> bool:
+    """Whether an audit could change whether the model may be exported."""
+    return bool(clearance.private) and clearance.verdict is None
+
+
+def refusal(clearance: Clearance, where: Path) -> str:
+    """Return why a model may not be exported; empty if it may."""
+    if clearance.judgment == SAFE:
+        return ""
+    if clearance.verdict is None:
+        return (
+            f"{where} was trained on private text ({', '.join(clearance.private)}) and was not audited: --audit finds "
+            "out what it recites, --anyway exports it as it is"
+        )
+    if clearance.judgment == NOT_SAFE:
+        return (
+            f"{where} is NOT SAFE to publish: it recites {_recited(clearance.verdict)} of its training text; "
+            "remove them from the data and train again, or export it with --anyway"
+        )
+    return (
+        f"{where} is NOT JUDGED: no passage was found that it recites, but a part of the text was not audited "
+        f"({'; '.join(clearance.verdict['because'][:3])}); --anyway exports it all the same"
+    )
+
+
+def _recited(verdict: dict[str, Any]) -> str:
+    return f"{plural(verdict['windows_over'], 'passage')} of {plural(verdict['notes_exposed'], 'document')}"

@@ -1,0 +1,77 @@
+"""Our tokenizers as GGUF vocabularies that llama.cpp encodes with, to the same ids.
+
+llama.cpp has an algorithm per vocabulary type, and few of them fit:
+
+- `plamo2` is a unigram model with byte fallback, which is what our SentencePiece models are. `llama` merges neighbors
+  by score, which gives other ids; `t5` is a unigram model, but replaces every character without a piece by `<unk>`.
+- `rwkv` matches the longest token, byte by byte: with the 256 bytes as tokens it encodes every text as its bytes.
+
+With `plamo2` two things remain different. Where two segmentations have the same score, such as runs of one character
+(`00000` as 00 + 000 or 000 + 00), it prefers the longer first piece, and SentencePiece mostly the longer last one. And
+it drops a byte order mark (U+FEFF) at the start of a text or turn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from niels_gpt.export.chat_template import chat_template
+from niels_gpt.export.pieces import pieces_of
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter, TokenType
+
+LARGEST_SCORE = 900.0
+"""llama.cpp rounds scores to 1e-4, and an unknown character costs 1000. So scores are scaled up to this range: then
+they are exact to 1e-6, and sums of them rank segmentations as SentencePiece does."""
+
+
+def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
+    """Add the vocabulary, the special ids and the chat template. Embedding rows above the vocabulary get no text."""
+    from gguf import TokenType
+
+    if isinstance(tokenizer, ByteTokenizer):
+        _add_bytes(writer)
+        tokens: list[tuple[str, float, TokenType]] = [(f"\\x{byte:02x}", 0.0, TokenType.NORMAL) for byte in range(256)]
+    else:
+        _add_special_ids(writer, tokenizer)
+        tokens = _unigram_tokens(tokenizer)
+    tokens += [(f"[unused {i}]", -math.inf, TokenType.UNUSED) for i in range(len(tokens), V)]
+    texts, scores, types = zip(*tokens, strict=True)
+    writer.add_token_list(list(texts))
+    writer.add_token_scores(list(scores))
+    writer.add_token_types(list(types))
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(chat_template(tokenizer))
+
+
+def _add_bytes(writer: GGUFWriter) -> None:
+    writer.add_tokenizer_model("rwkv")
+
+
+def _add_special_ids(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
+    writer.add_tokenizer_model("plamo2")
+    eot = tokenizer.special_token_ids()["eot"]
+    writer.add_eos_token_id(eot)
+    writer.add_eot_token_id(eot)
+    writer.add_bos_token_id(eot)  # never added; without it llama.cpp takes id 1
+    writer.add_pad_token_id(eot)
+
+
+def _unigram_tokens(tokenizer: Tokenizer) -> list[tuple[str, float, TokenType]]:
+    """Return (text, score, type) of each id. A score of -inf: no text matches the token."""
+    from gguf import TokenType
+
+    pieces = pieces_of(tokenizer)
+    scale = LARGEST_SCORE / max(-min(piece.score for piece in pieces if piece.kind == "normal"), 1.0)
+    # <unk> is UNUSED, not UNKNOWN: llama.cpp would read a "<unk>" in a prompt as this id.
+    types = {"normal": TokenType.NORMAL, "byte": TokenType.BYTE, "special": TokenType.CONTROL}
+    tokens = []
+    for piece in pieces:
+        score = piece.score * scale if piece.kind == "normal" else -math.inf
+        tokens.append((piece.text, score, types.get(piece.kind, TokenType.UNUSED)))
+    return tokens

@@ -1,0 +1,97 @@
+"""Write a model as a folder that `transformers` loads: weights, config, tokenizer and chat template, no code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from niels_gpt import __version__
+from niels_gpt.config import ModelConfig
+from niels_gpt.export.chat_template import chat_template
+from niels_gpt.export.safetensors_file import DTYPES, NamedTensor, write_safetensors
+from niels_gpt.export.tokenizer_json import to_tokenizer_json
+from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.families import Family, family_of_config
+from niels_gpt.pretrained.layouts import Placed
+from niels_gpt.system import files
+from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, Tokenizer
+from niels_gpt.tokenizer.special import SPECIAL_NAMES
+
+MARK = "niels_gpt_version"
+"""Key of config.json by which a folder is known to be an export."""
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder was written by `write_hf`, so that it may be replaced."""
+    try:
+        return MARK in json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def write_hf(model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = "fp32") -> None:
+    """Write all files but the model card into an existing folder.
+
+    dtype: one of DTYPES. Raises ValueError for a model that no family of transformers computes, or a tokenizer that
+    tokenizer.json cannot represent.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    family = family_of_config(model.config)
+    ids = _special_ids(tokenizer)
+    files.write_json(folder / "config.json", hf_config(model.config, family, ids, dtype))
+    files.write_json(folder / "generation_config.json", ids)
+    _write_tokenizer(tokenizer, model.config.T, folder)
+    write_safetensors(folder / "model.safetensors", [*_tensors(model, family)], dtype=dtype)
+
+
+def _special_ids(tokenizer: AnyTokenizer) -> dict[str, int | None]:
+    """The ids that generation needs. Bytes have none: a reply ends with a line such as `user: `."""
+    eot = tokenizer.special_token_ids().get("eot")
+    return {"bos_token_id": None, "eos_token_id": eot, "pad_token_id": eot}
+
+
+def hf_config(config: ModelConfig, family: Family, ids: dict[str, int | None], dtype: str) -> dict[str, Any]:
+    """Return the content of config.json."""
+    return {
+        **family.write(config),
+        **ids,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": config.V,
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": str(DTYPES[dtype][0]).removeprefix("torch."),
+        "use_cache": True,
+        MARK: __version__,
+    }
+
+
+def _tensors(model: GPT, family: Family) -> Iterator[NamedTensor]:
+    state = model.state_dict()
+
+    def read(placed: Placed) -> torch.Tensor:
+        if placed.ours is None:
+            return torch.zeros(placed.shape)
+        return placed.layout.to_theirs(state[placed.ours][placed.rows])
+
+    for placed in family.tensors(model.config):
+        yield NamedTensor(placed.name, placed.shape, lambda placed=placed: read(placed))  # type: ignore[misc]
+
+
+def _write_tokenizer(tokenizer: AnyTokenizer, T: int, folder: Path) -> None:
+    options: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": T,
+    }
+    if isinstance(tokenizer, Tokenizer):
+        strings = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
+        options |= {"eos_token": strings["eot"], "pad_token": strings["eot"]}
+        options["additional_special_tokens"] = [strings[name] for name in ("sys", "usr", "asst")]
+    files.write_text(folder / "tokenizer.json", to_tokenizer_json(tokenizer))
+    files.write_json(folder / "tokenizer_config.json", options)
+    files.write_text(folder / "chat_template.jinja", chat_template(tokenizer))

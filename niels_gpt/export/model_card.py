@@ -1,0 +1,75 @@
+"""README.md of an exported model: what it is, what it was trained on, how well it predicts, what it recites.
+
+It is made to be published: it has no paths of data, and no text of the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from niels_gpt import __version__
+from niels_gpt.export.audit_gate import Clearance
+from niels_gpt.report.document import Block, Document, Facts, Lead, Paragraph, Section, Text, markdown
+from niels_gpt.report.run_report import NOT_RECORDED, RunFacts, data_blocks, read_facts, score_table
+from niels_gpt.runs.catalog import stored_scores
+from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.system.console import plural
+from niels_gpt.tokenizer import ByteTokenizer
+
+
+def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architecture: str, usage: str) -> str:
+    """Return the Markdown of the card, with the YAML header of the Hugging Face Hub.
+
+    usage: a short program that loads the exported model.
+    """
+    facts = read_facts(loaded.home.path) if loaded.home is not None else None
+    sections = [
+        Section("Model", _model(loaded, architecture)),
+        Section("Use", [Text(usage)]),
+        Section("Training data", data_blocks(facts, paths=False) if facts else [Paragraph(f"{NOT_RECORDED}.")]),
+        Section("Metrics", _metrics(facts)),
+        Section("What it recites", [Lead([clearance.sentence()])]),
+        Section("Command", _commands(facts)),
+    ]
+    subtitle = f"A small language model, trained with niels-gpt {__version__}."
+    header = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [niels-gpt]", "---", ""]
+    return "\n".join(header) + "\n" + markdown(Document(name, subtitle, sections))
+
+
+def _model(loaded: LoadedRun, architecture: str) -> list[Block]:
+    config, tokenizer = loaded.model.config, loaded.tokenizer
+    unit = "byte" if isinstance(tokenizer, ByteTokenizer) else "token"
+    rows = [
+        ("Architecture", architecture),
+        ("Parameters", f"{loaded.model.num_parameters():,}"),
+        ("Layers, width, heads", f"{config.L}, {config.C}, {config.H} ({config.kv_heads} of keys and values)"),
+        ("Context", f"{config.T:,} {unit}s"),
+        ("Vocabulary", "256 bytes" if unit == "byte" else f"{tokenizer.vocab_size:,} tokens"),
+        ("Training steps", f"{loaded.step:,}"),
+    ]
+    return [Facts(rows)]
+
+
+def _metrics(facts: RunFacts | None) -> list[Block]:
+    """Return the losses that the run has recorded; nothing is computed."""
+    if facts is None or facts.detail["best_loss"] is None:
+        return [Paragraph("No evaluation is recorded.")]
+    detail = facts.detail
+    bits = "" if detail["bits_per_byte"] is None else f", {detail['bits_per_byte']:.3f} bits per byte"
+    after = f"after {plural(detail['best_step'], 'step')}"
+    blocks: list[Block] = [
+        Paragraph(f"Best validation loss {detail['best_loss']:.4f} nats per {facts.unit} {after}{bits}.")
+    ]
+    scores = stored_scores(facts.path, detail["best_step"])
+    return [*blocks, score_table(scores)] if scores else blocks
+
+
+def _commands(facts: RunFacts | None) -> list[Block]:
+    """Return what was typed to train the run; the home folder is written as ~."""
+    sessions = facts.environment.sessions if facts and facts.environment else []
+    typed: Sequence[str] = [session.command or "niels_gpt.train(), from Python" for session in sessions]
+    if not typed:
+        return [Paragraph(f"{NOT_RECORDED[:1].upper()}{NOT_RECORDED[1:]}.")]
+    home = str(Path.home())
+    return [Text("\n".join(line.replace(home, "~") if home != "/" else line for line in typed))]

@@ -1,0 +1,87 @@
+"""Export a run: check where it is written, write it completely or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from niels_gpt.export import gguf_file, hugging_face
+from niels_gpt.export.audit_gate import Clearance
+from niels_gpt.export.model_card import model_card
+from niels_gpt.pretrained.families import family_of_config
+from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.system import files
+from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.tokenizer import ByteTokenizer
+
+_GGUF_MAGIC = b"GGUF"
+_LOAD = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+{prompt}
+reply = model.generate(**prompt, max_new_tokens=100, do_sample=True, temperature=0.7)
+print(tokenizer.decode(reply[0]))"""
+_CHAT = """\
+messages = [{"role": "user", "content": "Hello"}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
+_CONTINUE = 'prompt = tokenizer("Once upon a time", return_tensors="pt")'
+
+
+def check_folder(out: Path, *, overwrite: bool) -> None:
+    """Raise ValueError if an export cannot be written to a folder: it has other files, or is an earlier export."""
+    files.check_output_path(out, "--out", folder=True)
+    if out.is_dir() and any(out.iterdir()):
+        if not hugging_face.is_export(out):
+            raise ValueError(f"{out} is not empty and is not an earlier export: choose another --out")
+        if not overwrite:
+            raise ValueError(f"{out} has an earlier export: --overwrite replaces it, or choose another --out")
+
+
+def check_file(out: Path, *, overwrite: bool) -> None:
+    """Raise ValueError if a GGUF file cannot be written to a path: there is a file already."""
+    files.check_output_path(out, "--out")
+    if out.is_file():
+        with out.open("rb") as file:
+            if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+                raise ValueError(f"{out} exists and is not a GGUF file: choose another --out")
+        if not overwrite:
+            raise ValueError(f"{out} exists: --overwrite replaces it, or choose another --out")
+
+
+def export_hf(
+    loaded: LoadedRun, out: Path, clearance: Clearance, *, dtype: str = "fp32", overwrite: bool = False
+) -> str:
+    """Write a Hugging Face folder; return the class of transformers that loads it.
+
+    Raises ValueError for a model that no class computes, and as `check_folder` does. A failed write leaves nothing.
+    """
+    check_folder(out, overwrite=overwrite)
+    architecture = family_of_config(loaded.model.config).architecture
+    name = out.absolute().name
+    usage = _LOAD.format(name=name, prompt=_CHAT if _is_chat_model(loaded) else _CONTINUE)
+    card = model_card(loaded, clearance, name=name, architecture=architecture, usage=usage)
+    with atomic_folder(out) as folder:
+        hugging_face.write_hf(loaded.model, loaded.tokenizer, folder, dtype=dtype)
+        files.write_text(folder / "README.md", card)
+    return architecture
+
+
+def _is_chat_model(loaded: LoadedRun) -> bool:
+    """Whether a model was trained on conversations."""
+    config = loaded.config
+    if config is None:
+        return False
+    return config.task == "sft" or (isinstance(loaded.tokenizer, ByteTokenizer) and "primer" in config.train.p_train)
+
+
+def export_gguf(loaded: LoadedRun, out: Path, *, kind: str = "f32", overwrite: bool = False) -> str:
+    """Write a GGUF file; return llama.cpp's name of the architecture.
+
+    Raises ValueError for a model that llama.cpp does not compute, and as `check_file` does. A failed write leaves
+    nothing.
+    """
+    check_file(out, overwrite=overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem)
+    return gguf_file.architecture_of(loaded.model.config)

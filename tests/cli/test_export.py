@@ -1,0 +1,203 @@
+"""`niels-gpt export`: files, exit codes, refusals, and a disk that fills."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import resource
+import signal
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.loading import load_run
+from tests.cli import call, error_of, reciting, snapshot
+from tests.faults import killed_at
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+NOT_SAFE, NOT_JUDGED = 3, 4
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """A checkpoint that no text was trained on."""
+    torch.manual_seed(0)
+    model = GPT({"T": 32, "C": 32, "L": 1, "H": 2, "dropout": 0.0, "norm": "rmsnorm", "mlp": "swiglu"})
+    save_checkpoint(tmp_path / "untrained.pt", model, None, 0, model.config)
+    return tmp_path / "untrained.pt"
+
+
+def test_a_run_on_tokens_becomes_a_folder_with_a_card(token_runs, tmp_path, capsys):
+    run = token_runs / "runs/chat"
+    assert call("export", "hf", run, "--out", "out", "--anyway") == 0
+    text, errors = capsys.readouterr()
+    assert "out: GPTNeoXForCausalLM" in text and "not audited" in errors
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    loaded = load_run(run, None, "cpu")
+    peer, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
+    ids = tokenizer("Some words.", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(peer(ids).logits, loaded.model(ids), atol=1e-4, rtol=0)
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\n") and "library_name: transformers" in card and "# out" in card
+    assert "apply_chat_template" in card and "oasst1" in card and "Apache-2.0" in card
+    assert "Best validation loss" in card and "niels-gpt train" in card and "Not audited" in card
+    assert str(token_runs) not in card.split("## Command")[0]  # no paths but those that were typed
+
+
+def test_gguf(token_runs, tmp_path, capsys):
+    gguf = pytest.importorskip("gguf")
+    assert call("export", "gguf", token_runs / "runs/chat", "--out", "new/m.gguf", "--type", "q8_0", "--anyway") == 0
+    assert "m.gguf: gptneox" in capsys.readouterr().out
+    fields = gguf.GGUFReader(tmp_path / "new/m.gguf").fields
+    assert fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q8_0
+    capsys.readouterr()
+    assert call("export", "gguf", token_runs / "runs/chat", "--out", "m.gguf", "--type", "q2") == 1
+    message = error_of(capsys)
+    assert all(part in message for part in ("--type", "q4_0", "q2"))
+
+
+def test_a_model_that_recites_is_refused(tmp_path, capsys):
+    place = reciting.copy_to(tmp_path / "place")
+    arguments = ["export", "hf", place / "run", "--out", "out"]
+    assert call(*arguments) == NOT_JUDGED
+    errors = capsys.readouterr().err
+    assert errors.splitlines()[-1].startswith("error: ") and "roam" in errors and "--audit" in errors
+    assert call(*arguments, "--audit") == NOT_SAFE
+    text, errors = capsys.readouterr()
+    assert "NOT SAFE TO PUBLISH" in text and "--anyway" in errors and not (tmp_path / "out").exists()
+    assert call(*arguments) == NOT_SAFE  # the verdict is stored
+    assert call("export", "gguf", place / "run", "--out", "m.gguf") == NOT_SAFE and not (tmp_path / "m.gguf").exists()
+    capsys.readouterr()
+    assert call(*arguments, "--anyway") == 0
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert "NOT SAFE: " in card and "of 2 documents" in card
+    secret = json.loads((place / "run/export-audit/audit.json").read_text("utf-8"))["passages"][0]["suffix"]
+    assert secret[:15] not in card
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "audited"), [("y\n", NOT_SAFE, True), ("\n", NOT_SAFE, True), ("n\n", NOT_JUDGED, False)]
+)
+def test_on_a_terminal_the_audit_is_offered(tmp_path, capsys, monkeypatch, answer, code, audited):
+    place = reciting.copy_to(tmp_path / "place")
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    assert call("export", "hf", place / "run", "--out", "out") == code
+    assert "Audit it now?" in capsys.readouterr().out
+    assert (place / "run/export-audit/audit.json").is_file() is audited
+
+
+def test_other_files_are_not_replaced(untrained, tmp_path, capsys):
+    assert call("export", "hf", untrained, "--out", "out") == 0
+    before = snapshot(tmp_path / "out")
+    capsys.readouterr()
+    assert call("export", "hf", untrained, "--out", "out") == 1
+    assert "--overwrite" in error_of(capsys) and snapshot(tmp_path / "out") == before
+    (tmp_path / "out/mine.txt").write_text("x", encoding="utf-8")
+    assert call("export", "hf", untrained, "--out", "out", "--overwrite") == 0
+    assert not (tmp_path / "out/mine.txt").exists()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.md").write_text("x", encoding="utf-8")
+    capsys.readouterr()
+    for arguments in (["hf", "--out", "notes"], ["gguf", "--out", "notes/a.md"], ["hf", "--out", "notes/a.md"]):
+        assert call("export", arguments[0], untrained, *arguments[1:], "--overwrite") == 1
+        assert "notes" in error_of(capsys)
+    assert (tmp_path / "notes/a.md").read_text(encoding="utf-8") == "x"
+    (tmp_path / "empty").mkdir()
+    assert call("export", "hf", untrained, "--out", "empty") == 0
+    pytest.importorskip("gguf")
+    assert call("export", "gguf", untrained, "--out", "m.gguf") == 0
+    assert call("export", "gguf", untrained, "--out", "m.gguf") == 1
+    assert call("export", "gguf", untrained, "--out", "m.gguf", "--overwrite") == 0
+
+
+def test_errors_are_one_line(untrained, tmp_path, capsys):
+    model = GPT({"T": 32, "C": 32, "L": 1, "H": 2, "mlp": "swiglu"})
+    save_checkpoint(tmp_path / "odd.pt", model, None, 0, model.config)
+    for kind, out in (("hf", "out"), ("gguf", "m.gguf")):
+        assert call("export", kind, "odd.pt", "--out", out) == 1
+        message = error_of(capsys)
+        assert "layernorm" in message and "swiglu" in message and not (tmp_path / out).exists()
+        assert call("export", kind, "none.pt", "--out", out) == 1
+        assert "none.pt" in error_of(capsys)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """The system rejects writes beyond a file size, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize(("kind", "out"), [("hf", "out"), ("gguf", "m.gguf")])
+@pytest.mark.parametrize("size", [0, 3_000, 20_000, 60_000])
+def test_a_full_disk_leaves_nothing_or_the_earlier_export(untrained, tmp_path, capsys, kind, out, size):
+    if kind == "gguf":
+        pytest.importorskip("gguf")
+    for arguments in ([], ["--overwrite"]):
+        before = snapshot(tmp_path)
+        with files_of_at_most(size):
+            assert call("export", kind, untrained, "--out", out, *arguments) == 1
+        assert "space" in error_of(capsys) and snapshot(tmp_path) == before
+        if not arguments:
+            assert call("export", kind, untrained, "--out", out) == 0
+            capsys.readouterr()
+
+
+def test_a_kill_at_any_moment_leaves_a_complete_export_or_none(untrained, tmp_path):
+    from niels_gpt.export.audit_gate import Clearance
+    from niels_gpt.export.run_export import export_hf
+
+    loaded = load_run(untrained, None, "cpu")
+    for number in itertools.count():
+        out = tmp_path / "exports" / str(number) / "out"
+        killed = killed_at(number, lambda out=out: export_hf(loaded, out, Clearance([], None)))
+        if out.exists():
+            AutoModelForCausalLM.from_pretrained(out)
+            assert (out / "README.md").is_file()
+        else:
+            assert killed
+        if not killed:
+            break
+    assert number > 10
+
+
+def test_help_and_export_import_no_transformers(untrained, tmp_path):
+    import subprocess
+
+    program = (
+        "import sys; from niels_gpt.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "sys.exit(sorted({'transformers', 'torch', 'datasets', 'matplotlib'} & sys.modules.keys()).__repr__())"
+    )
+    found = {}
+    for words in (["export", "hf", "--help"], ["export", "hf", str(untrained), "--out", "out"]):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
+        found[len(words)] = done.stderr.strip().splitlines()[-1]
+    assert found == {3: "[]", 5: "['torch']"}

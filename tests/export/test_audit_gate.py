@@ -1,0 +1,126 @@
+"""Which models may be exported: private sources, stored audits of exactly these weights, refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from niels_gpt.export import audit_gate
+from niels_gpt.export.audit_gate import FOLDER, Clearance, check, private_sources, refusal, stored_verdict
+from niels_gpt.memorization.audit import NOT_JUDGED, NOT_SAFE, SAFE
+from niels_gpt.model.digest import weights_digest
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.loading import load_run
+from tests import token_caches
+from tests.runs.test_loading import make_run
+from tests.training import small_config
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def verdict_of(loaded, verdict, **changes):
+    """A stored audit as a dict, with what the gate reads."""
+    fields = {"verdict": verdict, "weights": weights_digest(loaded.model), "interrupted": False, "because": ["a part"]}
+    counts = {"windows_over": 3, "notes_exposed": 2, "windows": 50, "notes_audited": 9, "threshold": 0.001}
+    return {**fields, **counts, **changes}
+
+
+def store(run, name, content):
+    folder = run.path / name
+    folder.mkdir()
+    (folder / "audit.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def run_of(*overrides):
+    return make_run("run", config=small_config(Path("data"), *overrides))
+
+
+def test_sources_are_private_unless_they_are_known_to_be_public():
+    shares = "train.p_train={roam: 0.5, primer: 0.5}"
+    cases = [
+        ((shares,), ["roam", "primer"]),
+        ((shares, "data.roam=embedded"), ["primer"]),
+        ((shares, "data.roam=embedded", "data.primer=embedded"), []),
+        (("train.p_train={wiki: 1.0}", "data.wiki=embedded"), []),
+    ]
+    for overrides, expected in cases:
+        run = run_of(*overrides)
+        assert private_sources(load_run("run", None, "cpu")) == expected
+        shutil.rmtree(run.path)
+
+
+def test_own_sources_are_private_unless_they_have_a_licence(tmp_path):
+    (tmp_path / "mine.txt").write_text("x", encoding="utf-8")
+    for licence, expected in (("", ["mine"]), (", licence: CC0", [])):
+        source = f"data.sources={{mine: {{path: mine.txt{licence}}}}}"
+        run = run_of(source, "train.p_train={mine: 1.0}", "train.p_val={mine: 1.0}")
+        assert private_sources(load_run("run", None, "cpu")) == expected
+        shutil.rmtree(run.path)
+
+
+def test_the_runs_before_count_and_a_checkpoint_alone_is_unknown(tmp_path):
+    make_run("base", config=small_config(Path("data")), best=2)
+    config = token_caches.small_config("sft", f"init_from={tmp_path / 'base/checkpoints/best.pt'}")
+    make_run("chat", config=config, tokenizer=token_caches.tokenizer())
+    assert {"roam", "primer"} <= set(private_sources(load_run("chat", None, "cpu")))
+    model = GPT({"T": 16, "C": 16, "L": 1, "H": 2})
+    save_checkpoint("alone.pt", model, None, 5, model.config)
+    [problem] = private_sources(load_run("alone.pt", None, "cpu"))
+    assert "alone.pt" in problem
+    save_checkpoint("untrained.pt", model, None, 0, model.config)
+    assert private_sources(load_run("untrained.pt", None, "cpu")) == []
+
+
+def test_only_audits_of_these_weights_count_and_the_worst_of_them():
+    run = run_of()
+    loaded = load_run("run", None, "cpu")
+    assert stored_verdict(loaded) is None
+    store(run, "damaged", "no object")
+    store(run, "older", {"verdict": SAFE, "checkpoint": str(loaded.path)})
+    store(run, "partial", verdict_of(loaded, SAFE, interrupted=True))
+    store(run, "others", verdict_of(loaded, NOT_SAFE, weights="0" * 32))
+    assert stored_verdict(loaded) is None
+    for name, verdict in (("a", SAFE), ("b", NOT_JUDGED), ("c", NOT_SAFE), ("d", SAFE)):
+        store(run, name, verdict_of(loaded, verdict))
+        worst = {"a": SAFE, "b": NOT_JUDGED}.get(name, NOT_SAFE)
+        assert stored_verdict(loaded)["verdict"] == check(loaded).judgment == worst
+    with torch.no_grad():
+        loaded.model.norm.weight[0] += 1e-3
+    assert stored_verdict(loaded) is None
+
+
+def test_refusals(tmp_path):
+    run_of()
+    loaded = load_run("run", None, "cpu")
+    public = Clearance([], None)
+    assert refusal(public, tmp_path) == "" and not audit_gate.needs_audit(public) and "public" in public.sentence()
+    unknown = Clearance(["roam"], None)
+    text = refusal(unknown, tmp_path)
+    assert all(part in text for part in (str(tmp_path), "roam", "--audit", "--anyway"))
+    assert audit_gate.needs_audit(unknown) and unknown.judgment == NOT_JUDGED
+    for verdict, expected in ((SAFE, ""), (NOT_JUDGED, "a part"), (NOT_SAFE, "3 passages of 2 documents")):
+        audited = Clearance(["roam"], verdict_of(loaded, verdict))
+        assert expected in refusal(audited, tmp_path) and bool(refusal(audited, tmp_path)) == (verdict != SAFE)
+        assert audited.sentence().startswith(f"{verdict}:") and "50 passages in 9 documents" in audited.sentence()
+    assert refusal(Clearance([], verdict_of(loaded, NOT_SAFE)), tmp_path)  # even if its sources are public
+
+
+def test_an_audit_is_stored_and_found_again(tmp_path):
+    from tests.cli import reciting
+
+    place = reciting.copy_to(tmp_path / "place")
+    loaded = load_run(place / "run", None, "cpu")
+    with reciting.one_thread():
+        verdict = audit_gate.audit(loaded)
+    assert verdict.verdict == NOT_SAFE and (place / "run" / FOLDER / "audit.json").is_file()
+    found = stored_verdict(load_run(place / "run", None, "cpu"))
+    assert (found["verdict"], found["windows_over"]) == (NOT_SAFE, verdict.windows_over)
+    assert audit_gate.with_verdict(Clearance([], None), verdict).judgment == NOT_SAFE

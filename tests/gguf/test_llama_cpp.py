@@ -1,0 +1,171 @@
+"""llama.cpp loads our GGUF files: the same ids for texts, the same greedy continuations, and what quantizing costs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.transcript import format_chat
+from niels_gpt.data import embedded
+from niels_gpt.export.gguf_file import TYPES, write_gguf
+from niels_gpt.export.pieces import HARD_TEXTS, pieces_of
+from niels_gpt.runs.loading import load_run
+from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, load_tokenizer, train_tokenizer
+from tests.cli import call
+from tests.export import MODELS, greedy, make, some_ids
+
+llama_cpp = pytest.importorskip("llama_cpp")
+
+
+def load(path: Path, T: int = 64):
+    """The model in llama.cpp, with keys and values in f32 as ours are."""
+    f32 = llama_cpp.GGML_TYPE_F32
+    options = {"n_ctx": T, "n_batch": T, "n_threads": 1, "logits_all": True, "verbose": False}
+    return llama_cpp.Llama(str(path), type_k=f32, type_v=f32, flash_attn=False, **options)
+
+
+def logits_of(llama, ids: list[int]) -> np.ndarray:
+    llama.reset()
+    llama.eval(ids)
+    return np.array(llama.scores[: len(ids)])
+
+
+def written(tmp_path, name: str, kind: str = "f32"):
+    model, tokenizer = make(name)
+    path = tmp_path / f"{name}.gguf"
+    write_gguf(model, tokenizer, path, kind=kind)
+    return model, tokenizer, load(path)
+
+
+GELU = 1e-2
+"""llama.cpp computes the tanh approximation of GELU from a table of f16; ours is exact."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_f32_gives_our_logits_and_greedy_ids(tmp_path, name):
+    model, _, llama = written(tmp_path, name)
+    ids = some_ids(model, 60)
+    expected = model(torch.tensor([ids]))[0].numpy()
+    tolerance = 1e-4 if model.config.mlp == "swiglu" else GELU
+    np.testing.assert_allclose(logits_of(llama, ids), expected, atol=tolerance, rtol=0)
+    found = ids[:8]
+    llama.reset()
+    llama.eval(found)
+    for _ in range(40):
+        found.append(int(llama.scores[llama.n_tokens - 1].argmax()))
+        llama.eval(found[-1:])
+    if model.config.mlp == "swiglu":
+        assert found == greedy(model, ids[:8], 40)
+    else:  # with random weights some maxima are closer than the error of the approximation
+        ours = model(torch.tensor([found[:-1]]))[0, 7:]
+        chosen = ours.gather(1, torch.tensor(found[8:])[:, None])[:, 0]
+        assert (ours.max(dim=1).values - chosen).max() < 2 * GELU
+
+
+@pytest.mark.parametrize("name", ["v1", "v0"])
+def test_hard_texts_have_our_ids_and_come_back(tmp_path, name):
+    _, tokenizer, llama = written(tmp_path, name)
+    for text in HARD_TEXTS:
+        for special in (True, False):
+            ids = llama.tokenize(text.encode(), add_bos=True, special=special)
+            assert ids == tokenizer.encode(text)
+            assert llama.detokenize(ids) == text.encode()
+
+
+def test_special_strings_and_ends_of_turns(tmp_path):
+    _, tokenizer, llama = written(tmp_path, "v1")
+    text = f"{SPECIAL_TOKENS[1]}hi there{SPECIAL_TOKENS[3]}"
+    assert llama.tokenize(text.encode(), add_bos=False, special=True) == tokenizer.encode(text)
+    plain = llama.tokenize(text.encode(), add_bos=False, special=False)
+    assert not set(plain) & set(tokenizer.special_token_ids().values()) and llama.detokenize(plain) == text.encode()
+    assert llama.token_eos() == tokenizer.special_token_ids()["eot"]
+
+
+@pytest.mark.parametrize("name", ["v1", "v0"])
+def test_the_chat_template_gives_our_prompt(tmp_path, name):
+    _, tokenizer, llama = written(tmp_path, name)
+    template = llama.metadata["tokenizer.chat_template"]
+    formatter = llama_cpp.llama_chat_format.Jinja2ChatFormatter(template, eos_token="", bos_token="")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hello\n"}]
+    prompt = formatter(messages=messages).prompt
+    found = llama.tokenize(prompt.encode(), add_bos=False, special=True)
+    if isinstance(tokenizer, ByteTokenizer):
+        assert found == tokenizer.encode(format_chat(messages))
+    else:
+        assert found == encode_prompt(messages, tokenizer)
+
+
+def test_long_texts_have_our_ids_up_to_ties(tmp_path, capsys):
+    """Where they differ, the pieces are the same in another order: SentencePiece itself decides ties by rounding."""
+    notes = [path.read_text(encoding="utf-8") for path in sorted(embedded.NOTES.glob("*.md"))]
+    tokenizer = load_tokenizer(train_tokenizer(notes, tmp_path, vocab_size=1500))
+    model, _ = make("v1")
+    model.config = type(model.config)(V=tokenizer.vocab_size, T=64, C=64, L=2, H=4, norm="rmsnorm", mlp="swiglu")
+    model.tok_emb.weight = model.lm_head.weight = torch.nn.Parameter(torch.zeros(tokenizer.vocab_size, 64))
+    write_gguf(model, tokenizer, tmp_path / "m.gguf")
+    llama, pieces = load(tmp_path / "m.gguf"), pieces_of(tokenizer)
+    texts = [part for note in notes for part in note.split("\n\n")]
+    different = 0
+    for text in texts:
+        found, expected = llama.tokenize(text.encode(), add_bos=False, special=True), tokenizer.encode(text)
+        if found != expected:
+            different += 1
+            scores = [math.fsum(pieces[i].score for i in ids) for ids in (found, expected)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-3) and llama.detokenize(found) == text.encode()
+    with capsys.disabled():
+        print(f"\n{different} of {len(texts)} paragraphs have pieces of equal score in another order")
+    assert different < 0.05 * len(texts)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A small v1 over bytes, trained on the texts of the package: (run, held-out ids)."""
+    folder = tmp_path_factory.mktemp("trained")
+    model = "{T: 128, C: 128, L: 3, H: 4, norm: rmsnorm, mlp: swiglu, dropout: 0.0}"
+    shares = "{wiki: 0.5, roam: 0.5}"
+    options = [f"--set=model={model}", f"--set=train.p_train={shares}", f"--set=train.p_val={shares}", "--steps=300"]
+    options += [f"--set=train.{key}" for key in ("B=8", "optimizer=muon", "base_lr=0.01", "warmup_steps=20")]
+    options += ["--wiki=embedded", "--notes=embedded", f"--set=data.cache_dir={folder / 'streams'}", "--device=cpu"]
+    assert call("train", *options, "--run-dir", folder / "run") == 0
+    held_out = b"".join(path.read_bytes() for path in sorted((folder / "streams").glob("*roam*val*.bin")))
+    return load_run(folder / "run", None, "cpu"), list(held_out[: 128 * 160])
+
+
+def bits_per_byte(logits_of_window, ids: list[int], T: int) -> float:
+    """Mean over disjoint windows; the first byte of each is given."""
+    total, count = 0.0, 0
+    for start in range(0, len(ids) - T, T):
+        window = ids[start : start + T]
+        logits = torch.from_numpy(logits_of_window(window)).double()
+        total += float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:]), reduction="sum"))
+        count += T - 1
+    return total / count / math.log(2)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_what_each_type_costs(trained, tmp_path, capsys):
+    loaded, ids = trained
+    T = loaded.model.config.T
+    ours = bits_per_byte(lambda window: loaded.model(torch.tensor([window]))[0].numpy(), ids, T)
+    found, sizes = {}, {}
+    for kind in TYPES:
+        path = tmp_path / f"{kind}.gguf"
+        write_gguf(loaded.model, loaded.tokenizer, path, kind=kind)
+        llama = load(path, T)
+        found[kind] = bits_per_byte(lambda window, llama=llama: logits_of(llama, window), ids, T)
+        sizes[kind] = path.stat().st_size
+    with capsys.disabled():
+        print(f"\nours: {ours:.4f} bits per byte of {len(ids):,} held-out bytes")
+        for kind, bits in found.items():
+            print(f"{kind:>5}: {bits:.4f} ({bits / ours - 1:+.2%}), {sizes[kind]:,} bytes")
+    assert found["f32"] == pytest.approx(ours, rel=1e-4)
+    assert found["f16"] == pytest.approx(ours, rel=1e-3)
+    assert found["q8_0"] == pytest.approx(ours, rel=5e-3)
+    assert found["q8_0"] < found["q4_0"] < 1.1 * ours
