@@ -35,7 +35,6 @@ def _remedy() -> str:
 class Tokenizer:
     """A trained SentencePiece model with the four special tokens."""
 
-    dtype = np.dtype(np.uint16)
     document_start: Sequence[int] = ()
     adds_space = False
     lossy = None

@@ -128,6 +128,11 @@ def train(
     sources: list[dict[str, Any]] = []
     config = with_absolute_paths(config)
     with world.fail_together():
+        if resume and run.imported:
+            start = command("train", "--set", f"init_from={run.path}")
+            raise ValueError(
+                f"{run.path} is an imported model without training steps: start a new run from it with {start}"
+            )
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
             subset = resume and run.exists and config.splice.restrict_to_training_subset
@@ -245,11 +250,6 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
     files.check_output_path(run.path, "--run-dir", folder=True)
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
-    if resume and run.imported:
-        start = command("train", "--set", f"init_from={run.path}")
-        raise ValueError(
-            f"{run.path} is an imported model without training steps: start a new run from it with {start}"
-        )
     if run.exists and not resume:
         remedy = f"resume it with {run.resume_command}, or choose another --run-dir"
         raise ValueError(f"{run.path} already holds a run: {remedy}")
