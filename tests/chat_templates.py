@@ -84,7 +84,8 @@ STRIPS_OLD_THOUGHTS = """\
 
 REWRITES_OLD_TURNS = """\
 {% for message in messages %}{{ '<|im_start|>' + message.role + ('\n' if loop.last else ' (before)\n') }}\
-{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+{{ message.content }}{{ '<|im_end|>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 NO_GENERATION_PROMPT = """\
 {% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}\
