@@ -11,6 +11,7 @@ from pathlib import Path
 from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, MAX_VOCAB, SPLITS, TEST
 from niels_gpt.cache.writing.shards import MARGIN_BYTES
 from niels_gpt.chat.template import TokenizerLike
+from niels_gpt.tokenizer import ForeignTokenizer
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 _SHARD = re.compile(r"shard_\d{5,}\.bin")
@@ -22,7 +23,7 @@ def check_tokenizer(tokenizer: TokenizerLike) -> None:
     if not 1 <= vocab <= MAX_VOCAB:
         raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so it must have 1..{MAX_VOCAB:,}")
     special = tokenizer.special_token_ids()
-    for name in SPECIAL_NAMES:
+    for name in ("eot",) if isinstance(tokenizer, ForeignTokenizer) else SPECIAL_NAMES:
         if name not in special or not 0 <= special[name] < vocab:
             raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, not in 0..{vocab - 1}")
 
