@@ -36,11 +36,13 @@ from niels_gpt.cache.writing.checks import (
 )
 from niels_gpt.cache.writing.encoding import encode_chats, encode_texts
 from niels_gpt.cache.writing.partial_build import OnProgress, PartialBuild
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.system import files
 from niels_gpt.system.executors import Executor, ThreadExecutor
 from niels_gpt.system.rng import derive_seed
+from niels_gpt.tokenizer import ForeignTokenizer
 from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
@@ -356,8 +358,21 @@ def _description(
         "token_dtype": dtype_name(dtype),
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "vocab_size": tokenizer.vocab_size,
-        "special_token_ids": {name: int(tokenizer.special_token_ids()[name]) for name in SPECIAL_NAMES},
+        "special_token_ids": _special_ids(tokenizer),
+        **(_reply_marks(tokenizer) if kind == "sft" and isinstance(tokenizer, ForeignTokenizer) else {}),
     }
+
+
+def _special_ids(tokenizer: TokenizerLike) -> dict[str, int]:
+    """The special ids that a reader needs: of a tokenizer of others only the end of a document."""
+    names = ("eot",) if isinstance(tokenizer, ForeignTokenizer) else SPECIAL_NAMES
+    return {name: int(tokenizer.special_token_ids()[name]) for name in names}
+
+
+def _reply_marks(tokenizer: ForeignTokenizer) -> dict[str, list[int]]:
+    """The ids between which a reader finds replies. Raises ValueError for a template that cannot be masked."""
+    chats = chat_format(tokenizer)
+    return {"reply_start": list(chats.reply_start), "reply_ends": list(chats.reply_ends)}
 
 
 def tokenizer_sha256(tokenizer: TokenizerLike) -> str | None:

@@ -418,10 +418,13 @@ def _prepare_tokenizer(
         if new:
             check_lost_tokenizer(settings.cache_dir, chosen, given)
         check_vocab_size(settings, given)
-        if given is not None:
-            return _published(install_tokenizer(given, settings.cache_dir), settings)
-        if not new:
-            return open_tokenizer(settings.cache_dir)
+        if given is not None or not new:
+            installed = (
+                open_tokenizer(settings.cache_dir) if given is None else install_tokenizer(given, settings.cache_dir)
+            )
+            if installed.loss_notice is not None:
+                print(f"note: {installed.loss_notice}", file=sys.stderr)
+            return installed if given is None else _published(installed, settings)
         began = time.monotonic()
         listed = ", ".join(source.name for source in chosen)
         console.print(

@@ -65,7 +65,7 @@ class CacheFolder:
             T=T,
             device="cpu",
             eot_id=special["eot"],
-            asst_id=special["asst"],
+            asst_id=special.get("asst"),
             tokenizer_sha256=self.tokenizer.sha256,
             verify=verify,
         )

@@ -1,7 +1,8 @@
 """Conversations with a loss on the assistant's tokens only.
 
 The target spans of every example are found once, when the cache is opened: from the token after the assistant sentinel
-up to and including the next EOT. A batch copies tokens and looks up spans.
+up to and including the next EOT. A batch copies tokens and looks up spans. The meta of a cache of a tokenizer of others
+has other marks: `reply_start`, a sequence of ids, for the sentinel, and `reply_ends` for EOT.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from niels_gpt.cache.meta import (
 )
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 from niels_gpt.cache.remote import check_fits, local_file, origin_of, remote_file
+from niels_gpt.chat.format import follows
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
@@ -115,15 +117,28 @@ class SFTExampleDataset:
             if asst_id is not None and special.get("asst", asst_id) != asst_id:
                 raise CacheError(f"{folder} has assistant id {special['asst']}, expected {asst_id}")
             asst_id = special.get("asst") if asst_id is None else asst_id
-        if asst_id is None:
-            raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
-        self.asst_id = asst_id
+        self.reply_start, self.reply_ends = self._reply_marks(folder, asst_id)
+        """The ids after which a reply begins, and those that end it."""
+        self.asst_id = self.reply_start[-1]
         if not self.tokens_path.is_file():
             raise CacheError(f"no {self.tokens_path}: build it with {command('cache', 'build', 'SOURCE')}")
         keep_private((self.tokens_path, self.idx_path))
         self._tokens = open_sft_tokens(self.tokens_path, self.meta)
         self.bounds = self._read_bounds()
         """Offset of the first token of each example, and the end of the last."""
+
+    def _reply_marks(self, folder: Path, asst_id: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(the ids after which a reply begins, the ids that end it). Raises CacheError."""
+        marks = [(self.meta or {}).get(name) for name in ("reply_start", "reply_ends")]
+        if asst_id is not None or not any(marks):
+            if asst_id is None:
+                raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
+            return (asst_id,), (self.eot_id,)
+        for name, ids in zip(("reply_start", "reply_ends"), marks, strict=True):
+            if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and i >= 0 for i in ids):
+                raise CacheError(f"{folder / 'meta.json'} is damaged (field {name}): build the cache again")
+        start, ends = marks
+        return tuple(start or ()), tuple(ends or ())
 
     def fingerprint(self) -> str:
         """A sha256 that identifies the tokens; see `meta.fingerprint`."""
@@ -175,16 +190,22 @@ class SFTExampleDataset:
         if j == i + 1:
             end = min(end, begin + self.T + 1)  # an example longer than a chunk: its rest is never used
         tokens = self._tokens.slice(begin, end)
-        marks = np.flatnonzero((tokens == self.asst_id) | (tokens == self.eot_id))
+        starts, ends = follows(tokens, self.reply_start), tokens == self.reply_ends[0]
+        for other in self.reply_ends[1:]:
+            ends |= tokens == other
+        for offset in range(len(self.reply_start) - 1):  # a sequence across the border of two examples
+            at = self.bounds[i:j] - begin + offset
+            starts[at[at < len(starts)]] = False
+        marks = np.flatnonzero(starts | ends)
         of = np.searchsorted(self.bounds[i : j + 1], marks + begin, side="right") - 1
         # A span opens at an assistant mark, unless a span of the same example is open ...
-        opens = tokens[marks] == self.asst_id
+        opens = starts[marks]
         if len(marks):
             same = np.concatenate(([False], of[1:] == of[:-1]))
             opens &= ~(np.concatenate(([False], opens[:-1])) & same)
         first = np.flatnonzero(opens)
         # ... and closes at the next EOT of the example, or at the end of the example.
-        eots = np.flatnonzero(tokens[marks] == self.eot_id)
+        eots = np.flatnonzero(ends[marks])
         after = np.searchsorted(eots, first)
         example_end = np.minimum(self.bounds[i + 1 : j + 1], end)[of[first]] - begin
         closes = example_end.copy()

@@ -132,7 +132,8 @@ class Decoder:
         """Return (len(rows), V) from the last T tokens of each row, without a cache."""
         windows = [self.ids[row][-self.model.config.T :] for row in rows]
         logits = self.model(pad_right(windows, self.model.device))
-        return logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
+        last = logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
+        return last[:, : self.model.sampled_ids]
 
 
 class EngineDecoder:

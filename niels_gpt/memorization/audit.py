@@ -255,7 +255,9 @@ def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: Lo
     separator = separator[-max(1, T + 1 - len(text.ids)) :]
     ids = np.append(np.array(separator, dtype=np.int64), text.ids)[: T + 1]
     document = Document(text.name, ids, control=control, source=status)
-    return _Plan(document, np.zeros(1, dtype=np.int64), len(ids), len(separator))
+    start = list(loaded.tokenizer.document_start)  # a text of a tokenizer of others begins with it
+    given = len(separator) + (len(start) if text.ids[: len(start)].tolist() == start else 0)
+    return _Plan(document, np.zeros(1, dtype=np.int64), len(ids), min(given, len(ids) - 1))
 
 
 def _measure(

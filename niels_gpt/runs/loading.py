@@ -19,7 +19,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.system.device import resolve_device
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, fits, has_tokenizer, load_tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, fits, has_tokenizer, load_tokenizer
 
 RUNS = Path("runs")
 
@@ -41,6 +41,8 @@ class LoadedRun(NamedTuple):
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text as in the training data: token caches hold `\\n` line ends only."""
         text = text if isinstance(self.tokenizer, ByteTokenizer) else normalize_line_ends(text)
+        if isinstance(self.tokenizer, ForeignTokenizer):
+            return self.tokenizer.encode_documents([text])[0].astype(np.int64)
         return np.array(self.tokenizer.encode(text), dtype=np.int64)
 
     @property

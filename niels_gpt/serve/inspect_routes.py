@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from niels_gpt.chat.transcript import STOPS
 from niels_gpt.chat.untrusted import ChatPrompt
 from niels_gpt.inference.inspection import attention, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.logprobs import TokenLogprobs
@@ -153,7 +152,7 @@ async def stream_reply(body: ReplyRequest, request: Request) -> Response:
         [[*prompt.ids, *reply]],
         body.max_tokens,
         Sampling(body.temperature, body.top_k, body.top_p, body.min_p),
-        stops=STOPS if model.over_bytes and body.messages is not None else (),
+        stops=model.format.stops if body.messages is not None else (),
         options=options,
         start=reply,
     )

@@ -63,6 +63,7 @@ class ByteTokenizer:
     end_ids: Sequence[int] = ()
     adds_space = False
     lossy = None
+    loss_notice = None
     token_bytes: Sequence[bytes] = [bytes((byte,)) for byte in range(256)]
 
     def encode(self, text: str) -> list[int]:

@@ -79,6 +79,11 @@ class ForeignTokenizer:
     def __reduce__(self) -> tuple[type[ForeignTokenizer], tuple[dict[str, bytes]]]:
         return ForeignTokenizer, (self.files,)
 
+    @property
+    def loss_notice(self) -> str | None:
+        """A line for the user that says what is lost; None if nothing is."""
+        return None if self.lossy is None else f"the tokenizer of {self.where} does not keep every text: {self.lossy}"
+
     # --- files -----------------------------------------------------------------------------------
 
     def _open_model(self) -> HuggingFaceModel | SentencePieceModel:

@@ -38,6 +38,7 @@ class Tokenizer:
     document_start: Sequence[int] = ()
     adds_space = False
     lossy = None
+    loss_notice = None
 
     def __init__(self, model: bytes, *, where: str = "the tokenizer") -> None:
         """Load the bytes of a model. Raises ValueError if they are not a lossless model with our special tokens."""

@@ -13,6 +13,7 @@ import numpy as np
 from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, SPLITS, TEST, UINT16
 from niels_gpt.cache.writing.shards import MARGIN_BYTES
 from niels_gpt.chat.template import TokenizerLike
+from niels_gpt.tokenizer import ForeignTokenizer
 from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
@@ -24,7 +25,7 @@ def check_tokenizer(tokenizer: TokenizerLike) -> None:
     vocab = tokenizer.vocab_size
     token_dtype(vocab)
     special = tokenizer.special_token_ids()
-    for name in SPECIAL_NAMES:
+    for name in ("eot",) if isinstance(tokenizer, ForeignTokenizer) else SPECIAL_NAMES:
         if name not in special or not 0 <= special[name] < vocab:
             raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, not in 0..{vocab - 1}")
 

@@ -16,7 +16,7 @@ from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.verify import verify_cache
-from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
@@ -242,7 +242,7 @@ class SFTTask(_TokenTask):
             messages = parse_chat(text)
         except ValueError:
             messages = [{"role": "user", "content": text}]
-        return encode_prompt(messages, self.folder.tokenizer)
+        return chat_format(self.folder.tokenizer).fit(messages, limit=self.config.model.T).ids
 
     def describe(self) -> list[SourceRow]:
         return self._described("examples")
