@@ -43,7 +43,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m $(PIP) -e '.[dev,serve]'
+	@$(BIN)/python -m $(PIP) -e '.[dev,serve,export]'
 	@touch $@
 
 # Every download must have a hash of requirements-locked.txt. hatchling is one of them, so nothing else is downloaded to

@@ -21,8 +21,8 @@ from niels_gpt.data import embedded
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-NOT_RUN = {"caches.md": 1, "several-gpus.md": 1}
-"""Blocks that need a network or GPUs; a new one needs a very good reason."""
+NOT_RUN = {"caches.md": 1, "publish.md": 1, "several-gpus.md": 1}
+"""Blocks that need a network, an account or GPUs; a new one needs a very good reason."""
 NAMED_PATH = re.compile(r"`((?:runs|cache|published)/[\w./-]+)`")
 PROGRAM = f"""#!/bin/sh
 if [ "$1" = chat ]; then
@@ -62,6 +62,9 @@ def home(tmp_path) -> Path:
     for name, text in (
         ("niels-gpt", PROGRAM),
         ("torchrun", f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'),
+        ("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n'),
+        ("pip", f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n'),
+        ("hf", f'#!/bin/sh\nexec {sys.executable} -m huggingface_hub.cli.hf "$@"\n'),
     ):
         (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)

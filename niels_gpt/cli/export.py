@@ -45,14 +45,12 @@ def hf(
     """
     from niels_gpt.export.run_export import check_folder, export_hf
     from niels_gpt.runs.loading import load_run
-    from niels_gpt.system.program import command
 
     check_folder(out, overwrite=overwrite)
     loaded = load_run(run, None, "cpu", tokenizer)
     clearance = _cleared(loaded, audit=audit, anyway=anyway)
     architecture = export_hf(loaded, out, clearance, dtype=dtype, overwrite=overwrite)
     print(f"{out}: {architecture}, {loaded.model.num_parameters():,} weights in {dtype}; README.md is the model card")
-    print(f"to use it elsewhere: {command('export', 'gguf', loaded.path if run is None else run, '--out')} model.gguf")
 
 
 @app.command("gguf")
@@ -62,6 +60,9 @@ def gguf(
     kind: Annotated[
         str, choice_option("--type", ("f32", "f16", "q8_0", "q4_0"), "Type of the weights: f32, f16, q8_0 or q4_0.")
     ] = "f32",
+    ollama: Annotated[
+        bool, typer.Option("--ollama", help="Also write Modelfile, for Ollama, beside the file.")
+    ] = False,
     audit: AuditOption = False,
     anyway: AnywayOption = False,
     overwrite: OverwriteOption = False,
@@ -78,7 +79,7 @@ def gguf(
     check_file(out, overwrite=overwrite)
     loaded = load_run(run, None, "cpu", tokenizer)
     _cleared(loaded, audit=audit, anyway=anyway)
-    architecture = export_gguf(loaded, out, kind=kind, overwrite=overwrite)
+    architecture = export_gguf(loaded, out, kind=kind, overwrite=overwrite, with_modelfile=ollama)
     size = short_number(out.stat().st_size)
     print(f"{out}: {architecture}, {loaded.model.num_parameters():,} weights in {kind}, {size}B")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from niels_gpt.export import gguf_file, hugging_face
 from niels_gpt.export.audit_gate import Clearance
 from niels_gpt.export.model_card import model_card
+from niels_gpt.export.ollama import modelfile
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
@@ -75,13 +76,17 @@ def _is_chat_model(loaded: LoadedRun) -> bool:
     return config.task == "sft" or (isinstance(loaded.tokenizer, ByteTokenizer) and "primer" in config.train.p_train)
 
 
-def export_gguf(loaded: LoadedRun, out: Path, *, kind: str = "f32", overwrite: bool = False) -> str:
+def export_gguf(
+    loaded: LoadedRun, out: Path, *, kind: str = "f32", overwrite: bool = False, with_modelfile: bool = False
+) -> str:
     """Write a GGUF file; return llama.cpp's name of the architecture.
 
-    Raises ValueError for a model that llama.cpp does not compute, and as `check_file` does. A failed write leaves
-    nothing.
+    with_modelfile: also write `Modelfile`, for Ollama, into the same folder. Raises ValueError for a model that
+    llama.cpp does not compute, and as `check_file` does. A failed write leaves nothing.
     """
     check_file(out, overwrite=overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem)
+    if with_modelfile:
+        files.write_text(out.parent / "Modelfile", modelfile(out.name, loaded.tokenizer, loaded.model.config.T))
     return gguf_file.architecture_of(loaded.model.config)

@@ -1,0 +1,27 @@
+"""The Modelfile with which Ollama runs an exported GGUF file as a chat model."""
+
+from __future__ import annotations
+
+from niels_gpt.chat.template import ROLE_NAMES
+from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer.special import SPECIAL_NAMES
+
+
+def modelfile(gguf: str, tokenizer: AnyTokenizer, T: int) -> str:
+    """Return a Modelfile for the GGUF file of this name, in the same folder.
+
+    Ollama has Go templates: it does not render the Jinja template of the file.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        template = "{{- range .Messages }}{{ .Role }}: {{ .Content }}\n{{ end }}assistant: "
+        stops = [f"{role}: " for role in ROLE_NAMES]
+    else:
+        strings = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
+        system, user, assistant = (strings[ROLE_NAMES[role]] for role in ("system", "user", "assistant"))
+        role = 'if eq .Role "system" }}SYSTEM{{ else if eq .Role "user" }}USER{{ else }}ASSISTANT{{ end'
+        template = "{{- range .Messages }}{{ ROLE }}{{ .Content }}EOT{{ end }}ASSISTANT".replace("ROLE", role)
+        for name, text in (("SYSTEM", system), ("USER", user), ("ASSISTANT", assistant), ("EOT", strings["eot"])):
+            template = template.replace(name, text)
+        stops = [strings["eot"]]
+    lines = [f"FROM ./{gguf}", f'TEMPLATE """{template}"""', f"PARAMETER num_ctx {T}", "PARAMETER temperature 0.7"]
+    return "\n".join([*lines, *(f'PARAMETER stop "{stop}"' for stop in stops)]) + "\n"
