@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
+
+from niels_gpt.kernels.lora import Adapter
 
 
 class NormWeights(Protocol):
@@ -42,6 +46,8 @@ class BlockWeights(NamedTuple):
     up: torch.Tensor
     down: torch.Tensor
     heads: HeadSizes
+    adapters: Mapping[str, Adapter] = MappingProxyType({})
+    """Low-rank updates by the name of the field of the matrix; only in training, and then the matrices are frozen."""
 
     def matrices(self) -> list[torch.Tensor]:
         """The four or five matrices."""

@@ -157,7 +157,12 @@ class Block(nn.Module):
         attn, mlp = self.attn, self.mlp
         gate = None if mlp.gate is None else mlp.gate.weight
         matrices = gate, mlp.up.weight, mlp.down.weight
-        return BlockWeights(self.norm_attn, attn.qkv.weight, attn.out.weight, self.norm_mlp, *matrices, attn.heads)
+        linears = {"qkv": attn.qkv, "out": attn.out, "gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+        found: dict[str, Any] = {role: getattr(linear, "adapter", None) for role, linear in linears.items()}
+        adapters = {role: adapter for role, adapter in found.items() if adapter is not None}  # of a `LoRALinear`
+        return BlockWeights(
+            self.norm_attn, attn.qkv.weight, attn.out.weight, self.norm_mlp, *matrices, attn.heads, adapters
+        )
 
 
 class GPT(nn.Module):
@@ -287,10 +292,12 @@ class GPT(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def weights(self) -> ModelWeights:
-        """All weights by role, for decoders."""
+        """All weights by role, for decoders. Raises ValueError if the model has adapters."""
         learned = None if self.pos_emb is None else self.pos_emb.weight
         sin, cos = (self.sin, self.cos) if learned is None else (None, None)
         blocks = [block.weights() for block in self.layers()]
+        if any(block.adapters for block in blocks):
+            raise ValueError("this model has adapters, which decoders do not compute: use model.lora.merged_model")
         return ModelWeights(self.tok_emb.weight, learned, sin, cos, blocks, self.norm, self.lm_head.weight)
 
     @property
