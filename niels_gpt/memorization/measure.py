@@ -130,6 +130,9 @@ class Measurement:
     longest: tuple[int, int]
     """(tokens, start) of the longest verbatim run; start is the index of its first token in the document. It ends with
     the document, or where the prompt and all of the run but its last token fill the model's T."""
+    base_log_p: np.ndarray | None = None
+    """log P(z) under the model that this one was fine-tuned from, nan where not measured; None without one."""
+    base_score: Score | None = None
 
     @property
     def p(self) -> np.ndarray:

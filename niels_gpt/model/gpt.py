@@ -167,6 +167,8 @@ class Block(nn.Module):
         attn, mlp = self.attn, self.mlp
         gate = None if mlp.gate is None else mlp.gate.weight
         matrices = gate, mlp.up.weight, mlp.down.weight
+        linears = {"qkv": attn.qkv, "out": attn.out, "gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+        found: dict[str, Any] = {role: getattr(linear, "adapter", None) for role, linear in linears.items()}
         return BlockWeights(
             self.norm_attn,
             attn.qkv.weight,
@@ -174,6 +176,7 @@ class Block(nn.Module):
             self.norm_mlp,
             *matrices,
             attn.heads,
+            adapters={role: adapter for role, adapter in found.items() if adapter is not None},  # of a `LoRALinear`
             qkv_bias=attn.qkv.bias,
             norm_q=attn.norm_q,
             norm_k=attn.norm_k,
@@ -318,10 +321,15 @@ class GPT(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def weights(self) -> ModelWeights:
-        """All weights by role, for decoders: the head computes the logits of the ids that can be generated."""
+        """All weights by role, for decoders: the head computes the logits of the ids that can be generated.
+
+        Raises ValueError if the model has adapters.
+        """
         learned = None if self.pos_emb is None else self.pos_emb.weight
         sin, cos = (self.sin, self.cos) if learned is None else (None, None)
         blocks = [block.weights() for block in self.layers()]
+        if any(block.adapters for block in blocks):
+            raise ValueError("this model has adapters, which decoders do not compute: use model.lora.merged_model")
         head = self.lm_head.weight if self.sampled_ids is None else self.lm_head.weight[: self.sampled_ids]
         return ModelWeights(self.tok_emb.weight, learned, sin, cos, blocks, self.norm, head)
 
