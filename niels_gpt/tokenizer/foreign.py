@@ -203,13 +203,14 @@ class ForeignTokenizer:
     def encode_as_text(self, text: str) -> list[int]:
         """Return the ids of a text in which special strings are text, so that no id is special. Raises as `encode`."""
         _check_text(text)
-        return self._without_special(text, self._model.encode(text, as_text=True))
+        return self._without_special(text, self._model.encode(text, as_text=self._may_be_special(text)))
 
     def encode_inside(self, text: str, *, as_text: bool = False) -> list[int]:
         """Return the ids of a text that continues another one: no space is added at its start. Raises as `encode`."""
         _check_text(text)
         if as_text:
-            return self._without_special(text, self._model.encode(text, as_text=True, inside=True), inside=True)
+            ids = self._model.encode(text, as_text=self._may_be_special(text), inside=True)
+            return self._without_special(text, ids, inside=True)
         special = self.special_pattern.search(text)  # some tokenizers add a space after each of these
         start = len(text) if special is None else special.start()
         return [*self._model.encode(text[:start], inside=True), *self._model.encode(text[start:])]
@@ -227,10 +228,14 @@ class ForeignTokenizer:
         """
         for text in texts:
             _check_text(text)
-        found = self._model.encode_batch(texts, as_text=True)
+        found = self._model.encode_batch(texts, as_text=any(map(self._may_be_special, texts)))
         pairs = zip(texts, found, strict=True)
         bodies = [self._without_special(text, ids) for text, ids in pairs]
         return [np.array([*self.document_start, *ids] if ids else [], dtype=self.dtype) for ids in bodies]
+
+    def _may_be_special(self, text: str) -> bool:
+        """Whether `encode` could find a special string: most texts need no second tokenizer that finds none."""
+        return self.normalizes_special or self.special_pattern.search(text) is not None
 
     def _without_special(self, text: str, ids: list[int], *, inside: bool = False) -> list[int]:
         """Return ids without special ones: a unigram model can find `<s>` in its vocabulary, for example."""

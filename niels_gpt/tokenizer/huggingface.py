@@ -29,8 +29,7 @@ class HuggingFaceModel:
         kind = model.get("type") or ("BPE" if "merges" in model else None)  # old files name no type
         if kind not in MODELS:
             raise ValueError(f"{where} has a tokenizer of type {kind}; supported are {' and '.join(MODELS)}")
-        self._json["truncation"] = self._json["padding"] = None  # a text is encoded whole
-        self._plain = self._build(self._json)
+        self._plain = self._build(data.decode("utf-8"))
         vocabulary: Mapping[str, int] = self._plain.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError(f"{where} has an empty vocabulary")
@@ -52,7 +51,7 @@ class HuggingFaceModel:
         self.__dict__.pop("_as_text", None)
         self.__dict__.pop("_as_text_inside", None)
 
-    @property
+    @cached_property
     def normalizes_added(self) -> bool:
         """Whether text that differs from an added token can become one: by lower case, for example."""
         return self._json.get("normalizer") is not None and any(
@@ -109,20 +108,23 @@ class HuggingFaceModel:
     def _as_text_inside(self) -> Any:
         return self._build(_without_prefix(self._json), protect=True)
 
-    def _build(self, content: dict[str, Any], *, protect: bool = False) -> Any:
+    def _build(self, content: str | dict[str, Any], *, protect: bool = False) -> Any:
+        """The library's tokenizer; with `protect`, it does not find special strings in a text."""
         from tokenizers import Tokenizer
 
-        if protect:
+        if isinstance(content, dict) and protect:
             tokens = [
                 token | {"special": token["special"] or token["content"] in self._special}
                 for token in content.get("added_tokens", ())
             ]
             content = content | {"added_tokens": tokens}
         try:
-            built = Tokenizer.from_str(json.dumps(content))
+            built = Tokenizer.from_str(content if isinstance(content, str) else json.dumps(content))
         except Exception as err:  # the library raises Exception itself
             reason = " ".join(str(err).split())[:200]
             raise ValueError(f"{self._where} cannot be read by the library tokenizers: {reason}") from err
+        built.no_truncation()  # a text is encoded whole
+        built.no_padding()
         built.encode_special_tokens = protect
         return built
 

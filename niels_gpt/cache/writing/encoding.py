@@ -114,11 +114,12 @@ def _encode_formatted(examples: Sequence[Any], tokenizer: ForeignTokenizer) -> E
         reason = _drop_reason(messages, special=False)
         if reason is None:
             try:
-                ids = as_tokens(chats.encode(messages).ids, vocab)
-                parts.append(ids)
-                lengths[i] = len(ids)
+                ids = chats.encode(messages).ids
             except ValueError:
                 reason = REFUSED
+            else:
+                parts.append(np.array(ids, dtype=tokenizer.dtype))
+                lengths[i] = len(ids)
         if reason is not None:
             dropped.append((i, reason))
     return Encoded(_concatenate(parts, vocab), lengths, dropped)
