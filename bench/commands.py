@@ -17,6 +17,8 @@ class Finished(NamedTuple):
     """A command that has ended."""
 
     seconds: float
+    cpu_seconds: float
+    """Of all its threads; on a busy machine the wall time says little."""
     peak_bytes: int
     """Largest resident size, of its mapped files too."""
 
@@ -41,4 +43,4 @@ def run(arguments: Sequence[str]) -> Finished:
         if process.returncode:
             errors.seek(0)
             raise RuntimeError((errors.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1])
-    return Finished(seconds, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+    return Finished(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))

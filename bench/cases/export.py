@@ -45,7 +45,8 @@ def _work(kind: str, quick: bool, *options: str) -> Work:
     def run() -> dict[str, float]:
         done = commands.run(["export", kind, str(folder / "run"), "--out", str(out), "--anyway", *options])
         shutil.rmtree(out) if out.is_dir() else out.unlink()
-        return {"seconds": done.seconds, "s": done.seconds, "GiB": done.peak_bytes / 2**30}
+        memory = {"GiB": done.peak_bytes / 2**30}
+        return {"seconds": done.seconds, "s": done.seconds, "CPU s": done.cpu_seconds, **memory}
 
     return Work(run, facts={"weights": weights}, measures=True)
 

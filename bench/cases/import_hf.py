@@ -90,8 +90,8 @@ def _import(dtype: str, layers: int, quick: bool) -> Work:
     def run() -> dict[str, float]:
         done = commands.run(["import", "hf", str(folder), "--run-dir", str(out)])
         shutil.rmtree(out)
-        gib = done.peak_bytes / 2**30
-        return {"seconds": done.seconds, "s": done.seconds, "GiB": gib, "x weights": done.peak_bytes / size}
+        memory = {"GiB": done.peak_bytes / 2**30, "x weights": done.peak_bytes / size}
+        return {"seconds": done.seconds, "s": done.seconds, "CPU s": done.cpu_seconds, **memory}
 
     return Work(run, facts={"GiB of weights": size / 2**30}, measures=True)
 
