@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -33,6 +34,11 @@ ON_CPU = (
     "memory",
     "serve",
     "serve_first_token",
+    "pretrained_train",
+    "pretrained_decode",
+    "lora_step",
+    "import_hf",
+    "export",
 )
 """Default cases on a CPU."""
 ON_CUDA = (
@@ -51,9 +57,15 @@ ON_CUDA = (
     "muon",
     "shakespeare",
     "serve_v1",
+    "pretrained_train",
+    "pretrained_decode",
+    "lora_step",
+    "import_hf_1b",
 )
 """Default cases on a GPU. All of them run on a CPU too; those that are not in ON_CPU take long there."""
 NAMES = (*ON_CPU, *(name for name in ON_CUDA if name not in ON_CPU))
+_SIZE = re.compile(r"_(v1|124m|1b|first_token)$")
+"""Ends of names of cases that share a module."""
 Role = Literal["ours", "peer", "baseline", "peak"]
 HIGHER_IS_BETTER = ("tokens/s", "% MFU", "x alone")
 """Units; of all others, lower is better."""
@@ -124,11 +136,7 @@ def load_case(name: str, device: str = "cpu") -> Case:
     A module has CASE, or CASES: one case in several sizes (train_step, train_step_v1) and for several devices. Raises
     ValueError if there is none for the device.
     """
-    module = importlib.import_module(
-        name
-        if "." in name
-        else f"bench.cases.{name.removesuffix('_v1').removesuffix('_124m').removesuffix('_first_token')}"
-    )
+    module = importlib.import_module(name if "." in name else f"bench.cases.{_SIZE.sub('', name)}")
     cases: tuple[Case, ...] = getattr(module, "CASES", ()) or (module.CASE,)
     found = [case for case in cases if case.device == device and ("." in name or case.name == name)]
     if not found:

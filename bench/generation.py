@@ -1,4 +1,4 @@
-"""Greedy text generation with our model and with peers, for the cases generate and generate_cold.
+"""Greedy text generation with our model and with peers, for the cases generate, generate_cold and pretrained_decode.
 
 On CUDA peers run in bf16; ours runs in fp32, the precision of its weights, through the public functions only.
 """
@@ -15,6 +15,8 @@ from bench.case import Work
 from bench.models import Size
 from bench.training import OURS
 
+STATIC = "Llama, static cache"
+"""Llama of transformers with a cache of fixed size, for which `generate` compiles the forward on CUDA."""
 Generate = Callable[[int], object]
 """Continues the prompt by so many tokens, and returns when they are on the host."""
 
@@ -26,14 +28,20 @@ class Setup:
     size: Size
     device: str = "cpu"
     batch: int = 1
+    prompt_tokens: int = 0
+    """Length of the prompt; 0: by device."""
+    new_tokens: int = 0
+    """Tokens to generate; 0: by device."""
 
     @property
     def prompt(self) -> str:
-        """On CUDA one token, so that 256 new ones fit the context of v0."""
+        """On CUDA one token by default, so that 256 new ones fit the context of v0."""
+        if self.prompt_tokens:
+            return ("hello world, " * self.prompt_tokens)[: self.prompt_tokens]
         return "hello world" if self.device == "cpu" else "\n"
 
     def new(self, quick: bool) -> int:
-        return 10 if quick else 200 if self.device == "cpu" else 256
+        return 10 if quick else self.new_tokens or (200 if self.device == "cpu" else 256)
 
 
 class Ids:
@@ -56,11 +64,12 @@ def load(name: str, setup: Setup, quick: bool) -> Generate:
 
     size = setup.size.scaled(quick)
     torch.manual_seed(0)
-    make = models.niels_gpt if name == OURS else models.PEERS[name]
+    make = models.niels_gpt if name == OURS else models.llama if name == STATIC else models.PEERS[name]
     model = make(size).to(setup.device).eval()
     if setup.device == "cuda" and name != OURS:
         model = model.to(torch.bfloat16)
     builders: dict[str, Callable[[Any, Setup, int], Generate]] = {OURS: _ours, "nano": _nano, "litgpt": _litgpt}
+    builders[STATIC] = _static
     generate = builders.get(name, _transformers)(model, setup, setup.new(quick))
     if setup.device == "cuda":
         torch.cuda.synchronize()
@@ -90,11 +99,15 @@ def _nano(model: Any, setup: Setup, most: int) -> Generate:
     return lambda n: model.generate(ids, n, temperature=0.0).tolist()
 
 
-def _transformers(model: Any, setup: Setup, most: int) -> Generate:
+def _static(model: Any, setup: Setup, most: int) -> Generate:
+    return _transformers(model, setup, most, cache_implementation="static")
+
+
+def _transformers(model: Any, setup: Setup, most: int, **more: Any) -> Generate:
     import torch
 
     ids = _ids(setup)
-    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "use_cache": True, "pad_token_id": 0}
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "use_cache": True, "pad_token_id": 0, **more}
 
     def continue_by(n: int) -> object:
         ids_out = model.generate(ids, min_new_tokens=n, max_new_tokens=n, **options)

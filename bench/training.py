@@ -6,6 +6,7 @@ its default mode, TF32, fused AdamW. Ours is the package's StepRunner on either 
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ ROWS_AND_STEPS = {
     ("cuda", "v0"): (256, 100),
     ("cuda", "v1"): (64, 20),
     ("cuda", "124m"): (64, 8),
+    ("cpu", "SmolLM2, 2 layers"): (1, 1),
+    ("cuda", "SmolLM2-135M"): (16, 10),
 }
 """(rows per step, steps per round) by device and size: about one second per round."""
 
@@ -38,6 +41,8 @@ class Setting:
     """Ours only."""
     dropout: float = 0.0
     checkpointed: bool = False
+    lora: int = 0
+    """Rank of LoRA, ours only; 0: all weights are trained."""
 
 
 @dataclass
@@ -65,7 +70,10 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainer:
     torch.manual_seed(0)
     options = {"dropout": setting.dropout} if setting.dropout else {}
     make = models.niels_gpt if name == OURS else models.PEERS[name]
-    model = make(size, **options).to(device).train()
+    model = make(size, **options)
+    if setting.lora:
+        _add_adapters(model, setting.lora)
+    model = model.to(device).train()
     ids = torch.randint(0, size.V, (rows, size.T + 1)).to(device)
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     notes: list[str] = []
@@ -76,6 +84,20 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainer:
     return Trainer(step, x.numel(), sum(p.numel() for p in model.parameters()), notes)
 
 
+def _add_adapters(model: Any, rank: int) -> None:
+    """Freeze the weights of our model, and add LoRA of this rank to its matrices."""
+    settings = _lora_config(rank)
+    importlib.import_module("niels_gpt.model.lora").add_adapters(model, settings)
+
+
+def _lora_config(rank: int) -> Any:
+    """Return the options of LoRA. Raises Unavailable if niels-gpt has none: older versions are measured, too."""
+    make = getattr(importlib.import_module("niels_gpt.config"), "LoRAConfig", None)
+    if make is None:
+        raise Unavailable("this version of niels-gpt has no LoRA")
+    return make(rank=rank)
+
+
 def _our_step(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: list[str]) -> Callable[[], object]:
     from niels_gpt.config import EngineConfig, RunConfig, TrainConfig
     from niels_gpt.training.optim.optimizer import make_optimizer
@@ -83,9 +105,10 @@ def _our_step(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: 
     from niels_gpt.training.tasks.base import Batch
 
     precision: Literal["fp8", "bf16", "fp32"] = "fp8" if setting.fp8 else "bf16" if setting.bf16 else "fp32"
-    train = TrainConfig(B=len(x), precision=precision, accumulate=1)  # 1: fail rather than split the batch
+    lora: dict[str, Any] = {"lora": _lora_config(setting.lora)} if setting.lora else {}
+    train = TrainConfig(B=len(x), precision=precision, accumulate=1, **lora)  # 1: fail rather than split the batch
     settings = EngineConfig(compile=False if quick else None, checkpoint_activations=setting.checkpointed)
-    config = RunConfig(model=model.config, train=train, engine=settings)
+    config = RunConfig(model=model.config, train=train, engine=settings, init_from="a base" if setting.lora else "")
     runner = StepRunner(model, make_optimizer(model, train), config, setting.device, note=notes.append)
     batch = Batch(x, y)
     return lambda: runner.step(batch, step=0, lr=3e-4)
@@ -132,7 +155,7 @@ def step_work(name: str, setting: Setting, quick: bool) -> Work:
             trainer.step()
 
     if setting.device == "cpu":
-        gflop = flops * trainer.tokens * steps / 1e9 if name == OURS else None
+        gflop = flops * trainer.tokens * steps / 1e9 if name == OURS and not setting.lora else None
         return Work(run, trainer.tokens * steps, gflop, {**facts, "threads": torch.get_num_threads()})
 
     from niels_gpt.system.device import peak_flops
@@ -149,7 +172,7 @@ def step_work(name: str, setting: Setting, quick: bool) -> Work:
         seconds = time.perf_counter() - began
         torch.cuda.empty_cache()  # the other contenders need the memory
         measured = {"seconds": seconds, "GiB": torch.cuda.max_memory_allocated() / 2**30}
-        if peak:
+        if peak and not setting.lora:
             measured["% MFU"] = 100 * flops * trainer.tokens * steps / seconds / peak
         return measured
 
@@ -158,8 +181,6 @@ def step_work(name: str, setting: Setting, quick: bool) -> Work:
 
 def memory_work(name: str, setting: Setting, quick: bool) -> Work:
     """Return the peak memory of a few steps: allocated bytes on CUDA, growth of the process on a CPU."""
-    import importlib
-
     import torch
 
     importlib.import_module({OURS: "niels_gpt.training.step", "nano": "bench.nano"}.get(name, _package(name)))

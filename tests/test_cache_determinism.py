@@ -1,5 +1,6 @@
 """Acceptance: the same input and seed give the same bytes."""
 
+import hashlib
 import json
 import os
 import random
@@ -40,6 +41,13 @@ def pretrain(out_dir, texts=TEXTS, **changes):
 
 def sft(out_dir, examples=EXAMPLES, **changes):
     return digests(build_sft(examples, out_dir, **{"val_frac": 0.2, "dataset_name": "small", **changes}))
+
+
+def test_bytes_of_uint16_caches_stay_as_they_are(tmp_path):
+    """Golden: caches that exist must equal those that are built now, and build-all must leave them alone."""
+    files = {"pretrain": pretrain(tmp_path / "a"), "sft": sft(tmp_path / "b")}
+    data = json.dumps(files, sort_keys=True).encode()
+    assert hashlib.sha256(data).hexdigest() == "c82814bca2edf42d456ef623f3eb696981364e4ca8487d9e9cc99a3b1942ee73"
 
 
 BUILDERS = {"pretrain": (pretrain, TEXTS), "sft": (sft, EXAMPLES)}

@@ -19,13 +19,12 @@ from niels_gpt.cache.checksums import BlockHasher, write_table
 from niels_gpt.cache.formats import (
     CHECKSUMS,
     DOCUMENTS,
-    FORMAT_VERSION,
+    FORMAT_VERSIONS,
     NO_LIMIT,
     OFFSET_DTYPE,
     SPLITS,
     TEST,
-    TOKEN_DTYPE,
-    TOKEN_DTYPE_NAME,
+    dtype_name,
 )
 from niels_gpt.cache.meta import FORMAT, sha256_file, write_meta
 from niels_gpt.cache.writing.checks import (
@@ -37,11 +36,14 @@ from niels_gpt.cache.writing.checks import (
 )
 from niels_gpt.cache.writing.encoding import encode_chats, encode_texts
 from niels_gpt.cache.writing.partial_build import OnProgress, PartialBuild
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.system import files
 from niels_gpt.system.executors import Executor, ThreadExecutor
 from niels_gpt.system.rng import derive_seed
+from niels_gpt.tokenizer import ForeignTokenizer
+from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 log = logging.getLogger("niels_gpt.cache")
@@ -96,8 +98,9 @@ def build_pretrain_cache(
     on_progress: OnProgress | None = None,
     also_dropped: Callable[[], Mapping[str, int]] | None = None,
 ) -> None:
-    """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin (uint16) and out_dir/meta.json.
+    """Write out_dir/train/shard_*.bin, out_dir/val/shard_*.bin and out_dir/meta.json.
 
+    Tokens are uint16, or uint32 if the vocabulary has more than 65,536 ids.
     Each split also has documents.npy (offsets) and checksums.npy, which readers check its tokens with.
     Every document is followed by one EOT. Complete documents go to val until its budget is full, then to train; the
     document that fills a budget is cut there. With `val_texts`, val is built from them, and all `texts` go to train.
@@ -111,14 +114,15 @@ def build_pretrain_cache(
     `executor` encodes (a `RayExecutor`: on a cluster); None: `workers` threads. The bytes are the same.
 
     No file has a final name before the build is complete; a killed build resumes from its last complete shard.
-    Raises ValueError for invalid numbers, a vocabulary past 65,536, input that leaves train empty, an out_dir that is a
+    Raises ValueError for invalid numbers, a vocabulary past 2**31, input that leaves train empty, an out_dir that is a
     mount point, or one whose train/, val/ or test/ contain other files; OSError if the disk is full or read-only.
     """
     check_tokenizer(tokenizer)
     for name, value in (("max_train_tokens", max_train_tokens), ("max_val_tokens", max_val_tokens)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
-    check_shard_bytes(shard_bytes)
+    dtype = token_dtype(tokenizer.vocab_size)
+    check_shard_bytes(shard_bytes, dtype)
     if shuffle_buffer is not None and shuffle_buffer < 0:
         raise ValueError(f"shuffle_buffer must be at least 0 (0: no shuffle), got {shuffle_buffer}")
     check_seed(seed)
@@ -137,12 +141,13 @@ def build_pretrain_cache(
     total = min(expected_tokens or NO_LIMIT, max_train_tokens + max_val_tokens)
     check_no_foreign_files(Path(out_dir))
     if expected_tokens is not None:
-        check_space(Path(out_dir), expected_tokens * TOKEN_DTYPE.itemsize)
+        check_space(Path(out_dir), expected_tokens * dtype.itemsize)
 
     with PartialBuild(
         out_dir,
         described,
         budgets,
+        dtype=dtype,
         shard_bytes=shard_bytes,
         executor=executor,
         on_progress=on_progress,
@@ -212,8 +217,9 @@ def build_sft_cache(
     on_progress: OnProgress | None = None,
     also_dropped: Callable[[], Mapping[str, int]] | None = None,
 ) -> None:
-    """Write out_dir/{train,val}_tokens.bin (uint16), out_dir/{train,val}_idx.npy (int64 starts) and out_dir/meta.json.
+    """Write out_dir/{train,val}_tokens.bin, out_dir/{train,val}_idx.npy (int64 starts) and out_dir/meta.json.
 
+    The dtype of the tokens is as for `build_pretrain_cache`.
     out_dir/{train,val}_checksums.npy are what readers check the tokens with.
     An example is `[role] + content + [eot]` for each message. The split is by example, seeded, over the kept examples.
     Dropped and counted in the meta: examples without messages, with an unknown role, a message without content, or a
@@ -222,6 +228,7 @@ def build_sft_cache(
     check_tokenizer(tokenizer)
     check_val_frac(val_frac)
     check_seed(seed)
+    dtype = token_dtype(tokenizer.vocab_size)
     executor = executor or ThreadExecutor(workers)
     described = {
         **_description(tokenizer, "sft", seed, dataset_name, dataset_config, revision, streaming, source),
@@ -232,6 +239,7 @@ def build_sft_cache(
         out_dir,
         described,
         {"all": NO_LIMIT},
+        dtype=dtype,
         shard_bytes=SFT_CHECKPOINT_BYTES,
         executor=executor,
         on_progress=on_progress,
@@ -254,12 +262,12 @@ def build_sft_cache(
         listing: dict[str, Any] = {}
         bounds = np.array([*everything.starts, everything.tokens], dtype=np.int64)
         with build.write_errors():
-            check_space(Path(out_dir), 2 * everything.tokens)
+            check_space(Path(out_dir), dtype.itemsize * everything.tokens)
             shards = [everything.folder / shard["name"] for shard in everything.shards]
             for name, kept in zip(SPLITS, (train, val), strict=True):
                 tokens, idx = build.folder / f"{name}_tokens.bin", build.folder / f"{name}_idx.npy"
                 table = build.folder / f"{name}_{CHECKSUMS}"
-                lengths, checksums = _copy_examples(shards, bounds, np.array(kept, dtype=np.int64), tokens)
+                lengths, checksums = _copy_examples(shards, bounds, np.array(kept, dtype=np.int64), tokens, dtype)
                 write_table(table, checksums)
                 with files.atomic_write(idx) as file:
                     np.save(file, (lengths.cumsum() - lengths).astype(OFFSET_DTYPE))
@@ -285,7 +293,7 @@ def _write_meta(
 
 
 def _copy_examples(
-    shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path
+    shards: list[Path], bounds: np.ndarray, kept: np.ndarray, path: Path, dtype: np.dtype
 ) -> tuple[np.ndarray, list[int]]:
     """Write the kept examples of the shards to one file; the lengths of these examples, and the block checksums."""
     chosen = np.zeros(len(bounds) - 1, dtype=bool)
@@ -294,7 +302,7 @@ def _copy_examples(
     blocks = BlockHasher()
     with files.atomic_write(path) as file:
         for shard in shards:
-            tokens = np.fromfile(shard, dtype=TOKEN_DTYPE)
+            tokens = np.fromfile(shard, dtype=dtype)
             end = begin + len(tokens)
             first = int(np.searchsorted(bounds, begin, side="right")) - 1
             last = int(np.searchsorted(bounds, end, side="left"))
@@ -336,9 +344,10 @@ def _description(
     streaming: bool,
     source: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
+    dtype = token_dtype(tokenizer.vocab_size)
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSIONS[dtype],
         "kind": kind,
         "dataset_name": dataset_name,
         "dataset_config": dataset_config,
@@ -346,11 +355,24 @@ def _description(
         "streaming": streaming,
         "source": None if source is None else dict(source),
         "seed": seed,
-        "token_dtype": TOKEN_DTYPE_NAME,
+        "token_dtype": dtype_name(dtype),
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "vocab_size": tokenizer.vocab_size,
-        "special_token_ids": {name: int(tokenizer.special_token_ids()[name]) for name in SPECIAL_NAMES},
+        "special_token_ids": _special_ids(tokenizer),
+        **(_reply_marks(tokenizer) if kind == "sft" and isinstance(tokenizer, ForeignTokenizer) else {}),
     }
+
+
+def _special_ids(tokenizer: TokenizerLike) -> dict[str, int]:
+    """The special ids that a reader needs: of a tokenizer of others only the end of a document."""
+    names = ("eot",) if isinstance(tokenizer, ForeignTokenizer) else SPECIAL_NAMES
+    return {name: int(tokenizer.special_token_ids()[name]) for name in names}
+
+
+def _reply_marks(tokenizer: ForeignTokenizer) -> dict[str, list[int]]:
+    """The ids between which a reader finds replies. Raises ValueError for a template that cannot be masked."""
+    chats = chat_format(tokenizer)
+    return {"reply_start": list(chats.reply_start), "reply_ends": list(chats.reply_ends)}
 
 
 def tokenizer_sha256(tokenizer: TokenizerLike) -> str | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from niels_gpt.cache.sources.texts import BuildSettings
     from niels_gpt.data.registry import Source
     from niels_gpt.system.executors import Executor
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer import SubwordTokenizer
 
 app = App(help="Token caches: tokenize once, verify always, train from disk.")
 
@@ -71,7 +71,8 @@ Address = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of splits, shuffles and the tokenizer's sample.")]
 TokenizerPath = Annotated[
-    OptionalPath, typer.Option("--tokenizer", help="spm.model to use; default: the one of --cache-dir, or a new one.")
+    OptionalPath,
+    typer.Option("--tokenizer", help="spm.model or folder to use; default: that of --cache-dir, or a new one."),
 ]
 
 
@@ -395,7 +396,7 @@ def _prepare_tokenizer(
     chosen: list[Source],
     unreadable: dict[str, Exception],
     console: Console,
-) -> Tokenizer:
+) -> SubwordTokenizer:
     """The tokenizer of the cache folder: installed, opened, or trained; `unreadable` gets the sources it failed on.
 
     Several builds into one new folder train one tokenizer: the first trains, the others wait for it.
@@ -410,16 +411,20 @@ def _prepare_tokenizer(
         train_on,
     )
     from niels_gpt.system.progress import status_line
+    from niels_gpt.tokenizer import has_tokenizer
 
     with _one_new_tokenizer(settings.cache_dir):
-        new = not (settings.cache_dir / "tokenizer" / "spm.model").exists()
+        new = not has_tokenizer(settings.cache_dir / "tokenizer")
         if new:
             check_lost_tokenizer(settings.cache_dir, chosen, given)
         check_vocab_size(settings, given)
-        if given is not None:
-            return _published(install_tokenizer(given, settings.cache_dir), settings)
-        if not new:
-            return open_tokenizer(settings.cache_dir)
+        if given is not None or not new:
+            installed = (
+                open_tokenizer(settings.cache_dir) if given is None else install_tokenizer(given, settings.cache_dir)
+            )
+            if installed.loss_notice is not None:
+                print(f"note: {installed.loss_notice}", file=sys.stderr)
+            return installed if given is None else _published(installed, settings)
         began = time.monotonic()
         listed = ", ".join(source.name for source in chosen)
         console.print(
@@ -447,7 +452,7 @@ def _prepare_tokenizer(
         return _published(trained, settings)
 
 
-def _published(tokenizer: Tokenizer, settings: BuildSettings) -> Tokenizer:
+def _published(tokenizer: SubwordTokenizer, settings: BuildSettings) -> SubwordTokenizer:
     """The tokenizer, which is copied to the URL of the caches if they have one."""
     if settings.url is not None:
         from niels_gpt.cache.remote import publish_tokenizer
@@ -460,8 +465,9 @@ def _published(tokenizer: Tokenizer, settings: BuildSettings) -> Tokenizer:
 def _one_new_tokenizer(cache_dir: Path) -> Iterator[None]:
     """Let one build at a time create the tokenizer of a folder; do nothing if there is one."""
     from niels_gpt.system import files
+    from niels_gpt.tokenizer import has_tokenizer
 
-    if (cache_dir / "tokenizer" / "spm.model").exists():
+    if has_tokenizer(cache_dir / "tokenizer"):
         yield
         return
     files.check_output_path(cache_dir, "--cache-dir", folder=True)
@@ -481,7 +487,7 @@ def _without_name(reason: str, name: str) -> str:
 def _build_one(
     source: Source,
     settings: BuildSettings,
-    tokenizer: Tokenizer,
+    tokenizer: SubwordTokenizer,
     unreadable: dict[str, Exception],
     *,
     force: bool,
@@ -555,7 +561,8 @@ def _split_size(meta: dict[str, Any], split: str) -> str:
 @app.command("verify")
 def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
     """Hash every file again and name the first damaged one."""
-    from niels_gpt.cache.meta import read_meta
+    from niels_gpt.cache.formats import dtype_name
+    from niels_gpt.cache.meta import dtype_of, read_meta
     from niels_gpt.cache.remote import local_folder, named_as, url_of
     from niels_gpt.cache.verify import verify_cache
     from niels_gpt.system.progress import status_line
@@ -570,9 +577,10 @@ def verify(path: CachePath = Path("cache"), json: Json = False) -> None:
         print(json_format.dumps([str(url_of(folder)) for folder in verified]))
         return
     for folder in verified:
-        listed = read_meta(folder / "meta.json")["files"]
-        size = sum(entry["bytes"] for entry in listed.values())
-        print(f"{url_of(folder)}: {len(listed)} files, {short_number(size)}B, verified")
+        meta = read_meta(folder / "meta.json")
+        size = sum(entry["bytes"] for entry in meta["files"].values())
+        dtype = dtype_name(dtype_of(meta, folder))
+        print(f"{url_of(folder)}: {len(meta['files'])} files, {short_number(size)}B, {dtype}, verified")
 
 
 @app.command("inspect")

@@ -11,7 +11,7 @@ from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.remote import local_folder
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import Tokenizer, load_tokenizer
+from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer
 
 
 class CacheFolder:
@@ -23,7 +23,7 @@ class CacheFolder:
         """As given: a path, or a URL."""
         self.path = local_folder(path)
         try:
-            self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer" / "spm.model")
+            self.tokenizer: SubwordTokenizer = load_tokenizer(self.path / "tokenizer")
         except FileNotFoundError:
             raise CacheError(
                 f"no token caches in {self.location} (no tokenizer/spm.model): build them with "
@@ -65,7 +65,7 @@ class CacheFolder:
             T=T,
             device="cpu",
             eot_id=special["eot"],
-            asst_id=special["asst"],
+            asst_id=special.get("asst"),
             tokenizer_sha256=self.tokenizer.sha256,
             verify=verify,
         )

@@ -3,10 +3,11 @@
     pretrain/NAME/  train/shard_00000.bin ...  train/documents.npy  train/checksums.npy  (val/, test/)  meta.json
     sft/NAME/       train_tokens.bin           train_idx.npy        train_checksums.npy  (val_*)        meta.json
 
-Tokens are little-endian uint16, offsets little-endian int64. The shards of a split are one stream; all but the last
-have exactly `shard_bytes` bytes. `documents.npy` and `*_idx.npy` hold the offset of the first token of each document or
-example within the stream of the split. `checksums.npy` holds the checksums of the blocks of the token files; see
-checksums.py.
+Tokens are little-endian uint16, or uint32 where the vocabulary has more than 65,536 ids: the field `token_dtype` of
+meta.json names the dtype, and files without a meta.json are uint16. Offsets are little-endian int64. The shards of a
+split are one stream; all but the last have exactly `shard_bytes` bytes. `documents.npy` and `*_idx.npy` hold the offset
+of the first token of each document or example within the stream of the split. `checksums.npy` holds the checksums of
+the blocks of the token files; see checksums.py.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import numpy as np
 
 from niels_gpt.system import files
 
-FORMAT_VERSION = 1
-TOKEN_DTYPE = np.dtype("<u2")
+UINT16, UINT32 = np.dtype("<u2"), np.dtype("<u4")
+TOKEN_DTYPES: dict[str, np.dtype] = {"uint16-le": UINT16, "uint32-le": UINT32}
+"""Name in meta.json -> dtype of the tokens."""
+FORMAT_VERSIONS: dict[np.dtype, int] = {UINT16: 1, UINT32: 2}
+"""Versions that know only uint16 refuse a cache of uint32 by its format version."""
 OFFSET_DTYPE = np.dtype("<i8")
-TOKEN_DTYPE_NAME = "uint16-le"
-MAX_VOCAB = 65_536
 SPLITS = ("train", "val")
 TEST = "test"
 """A third split of a pretrain cache, for sources that come with one."""
@@ -32,6 +34,11 @@ CHECKSUMS = "checksums.npy"
 """Name of the table of a split of a pretrain cache; the end of the name for an SFT cache."""
 NO_LIMIT = 1 << 62
 """A token budget that is never reached."""
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The name of a token dtype in meta.json."""
+    return next(name for name, known in TOKEN_DTYPES.items() if known == dtype)
 
 
 def splits_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
@@ -56,15 +63,17 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def as_tokens(ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """Token ids in the stored dtype. Raises ValueError for ids that are negative, or past the vocabulary or 65,535."""
+    """Token ids in the stored dtype. Raises ValueError for ids that are negative or past the vocabulary."""
+    from niels_gpt.tokenizer.dtypes import token_dtype  # its package imports torch, which reading a cache does not need
+
     values = np.asarray(ids)
+    dtype = token_dtype(vocab_size)
     if values.size == 0:
-        return np.empty(0, dtype=TOKEN_DTYPE)
+        return np.empty(0, dtype=dtype)
     if values.dtype.kind not in "iu":
         raise ValueError(f"token ids must be integers, got {values.dtype}")
     low, high = int(values.min()), int(values.max())
-    limit = min(vocab_size, MAX_VOCAB)
-    if low < 0 or high >= limit:
+    if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
-        raise ValueError(f"token id {bad} is outside 0..{limit - 1} (vocabulary {vocab_size}, 16 bits on disk)")
-    return values.astype(TOKEN_DTYPE)
+        raise ValueError(f"token id {bad} is outside 0..{vocab_size - 1}, the vocabulary of the tokenizer")
+    return values.astype(dtype)

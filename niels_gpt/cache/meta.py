@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.cache.formats import CHECKSUMS, FORMAT_VERSION, TOKEN_DTYPE_NAME
+import numpy as np
+
+from niels_gpt.cache.formats import CHECKSUMS, FORMAT_VERSIONS, TOKEN_DTYPES, UINT16, dtype_name
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
 from niels_gpt.system.private_files import keep_private
@@ -49,10 +51,10 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         ) from None
     except (DamagedJSON, IsADirectoryError) as err:
         raise CacheError(f"{path} is damaged ({err}): build the cache again") from None
-    version = meta.get("format_version", FORMAT_VERSION)
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    version, newest = meta.get("format_version", 1), max(FORMAT_VERSIONS.values())
+    if not isinstance(version, int) or version > newest:
         raise CacheError(
-            f"{path} has format version {version!r}, but this version reads up to {FORMAT_VERSION}: update niels-gpt"
+            f"{path} has format version {version!r}, but this version reads up to {newest}: update niels-gpt"
         )
     return meta
 
@@ -118,15 +120,22 @@ def check_meta(meta: dict[str, Any], folder: Path, *, tokenizer_sha256: str | No
     """Raise CacheError if the cache was not built, or has another dtype or tokenizer than expected."""
     if meta.get("built") is False:
         raise CacheError(f"{folder} was not built: {meta.get('reason', 'it is a placeholder')}")
-    dtype = meta.get("token_dtype", TOKEN_DTYPE_NAME)
-    if dtype != TOKEN_DTYPE_NAME:
-        raise CacheError(f"{folder} has tokens of dtype {dtype!r}, expected {TOKEN_DTYPE_NAME!r}: build it again")
+    dtype_of(meta, folder)
     cache_sha = meta.get("tokenizer_sha256")
     if tokenizer_sha256 is not None and cache_sha != tokenizer_sha256:
         raise CacheError(
             f"{folder} was built with another tokenizer (sha256 {str(cache_sha)[:12]}..., yours is "
             f"{tokenizer_sha256[:12]}...): build it again with your tokenizer, or use the tokenizer of the cache"
         )
+
+
+def dtype_of(meta: Mapping[str, Any] | None, folder: Path) -> np.dtype:
+    """The dtype of the tokens of a cache; uint16 without a meta. Raises CacheError for a dtype that is not known."""
+    name = (meta or {}).get("token_dtype", dtype_name(UINT16))
+    if not isinstance(name, str) or name not in TOKEN_DTYPES:
+        known = " or ".join(map(repr, TOKEN_DTYPES))
+        raise CacheError(f"{folder} has tokens of dtype {name!r}, expected {known}: build it again")
+    return TOKEN_DTYPES[name]
 
 
 def listed_files(meta: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
@@ -153,6 +162,16 @@ def split_tokens(meta: dict[str, Any], folder: Path, split: str) -> int:
     if not isinstance(total, int) or isinstance(total, bool) or total < 0:
         raise CacheError(f"{folder / 'meta.json'} has no {split}_tokens: build the cache again")
     return total
+
+
+def check_total(meta: dict[str, Any], folder: Path, key: str, counted: int) -> None:
+    """Raise CacheError if a total of the meta differs from that of the files: `token_dtype` may be wrong."""
+    if meta[key] != counted:
+        dtype = dtype_name(dtype_of(meta, folder))
+        raise CacheError(
+            f"{folder / 'meta.json'} has {key} {meta[key]:,}, but the files (of {dtype}) have {counted:,}: build the "
+            "cache again"
+        )
 
 
 def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = False) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from niels_gpt.cache.bus_error import install_handler
 from niels_gpt.cache.checksums import BlockChecks
-from niels_gpt.cache.formats import TOKEN_DTYPE
+from niels_gpt.cache.formats import UINT16
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.remote import RemoteFile
 from niels_gpt.system.program import command
@@ -73,23 +73,28 @@ class MappedTokens:
         checks: BlockChecks | None = None,
         identity: FileIdentity | None = None,
         remote: RemoteFile | None = None,
+        dtype: np.dtype = UINT16,
     ) -> None:
         """size: the expected number of bytes. identity: of the file that another process opened.
 
         The file is mapped at once unless `max_open` files are; one that is a copy of a `remote` file is fetched and
-        mapped when it is first read. Raises CacheError for an odd number of bytes, and if the
-        file differs from `size` or `identity`.
+        mapped when it is first read. Raises CacheError if the last token is incomplete, and if the file differs from
+        `size` or `identity`.
         """
-        self.path = path
+        self.path, self.dtype = path, dtype
+        self._width = dtype.itemsize
         self._remote = remote
         will_open = remote is None and len(_open_files) < max_open()
         if size is None or (identity is None and not will_open and remote is None):
             status = path.stat()
             size = status.st_size if size is None else size
             identity = _identity(status) if identity is None else identity
-        if size % TOKEN_DTYPE.itemsize:
-            raise CacheError(f"{path} has {size:,} bytes, an odd number: the file is truncated; build the cache again")
-        self.size = size // TOKEN_DTYPE.itemsize
+        if size % self._width:
+            raise CacheError(
+                f"{path} has {size:,} bytes, not a multiple of the {self._width} bytes of a token: the file is "
+                "truncated; build the cache again"
+            )
+        self.size = size // self._width
         """Number of tokens."""
         self._bytes = size
         self._identity = identity
@@ -107,16 +112,16 @@ class MappedTokens:
 
     def __reduce__(self) -> tuple[type[MappedTokens], tuple[Any, ...]]:
         """Pickle the path and the identity: the other process maps the file again, and notices another file."""
-        return MappedTokens, (self.path, self._bytes, self._checks, self._identity, self._remote)
+        return MappedTokens, (self.path, self._bytes, self._checks, self._identity, self._remote, self.dtype)
 
     @property
     def tokens(self) -> np.ndarray:
-        """All tokens, uint16, read-only. Raises CacheError if the file is damaged, or changed after it was opened."""
+        """All tokens, read-only. Raises CacheError if the file is damaged, or changed after it was opened."""
         return self.slice(0, self.size)
 
     def slice(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start .. stop - 1, uint16, read-only. Raises CacheError as `tokens`."""
-        return np.frombuffer(self.read(TOKEN_DTYPE.itemsize * start, TOKEN_DTYPE.itemsize * stop), dtype=TOKEN_DTYPE)
+        """Tokens start .. stop - 1, read-only. Raises CacheError as `tokens`."""
+        return np.frombuffer(self.read(self._width * start, self._width * stop), dtype=self.dtype)
 
     def read(self, begin: int, end: int) -> memoryview:
         """Bytes begin .. end - 1, read-only. Joining such slices is faster than copying slices of an array.
@@ -310,7 +315,7 @@ class MappedFiles:
 
     def __init__(self, files: list[MappedTokens]) -> None:
         self.files = files
-        self._bounded = sum(file.size for file in files) * TOKEN_DTYPE.itemsize > KEEP_BYTES
+        self._bounded = sum(file.size * file.dtype.itemsize for file in files) > KEEP_BYTES
         self._touched = 0
         self._next_check = time.monotonic() + CHECK_SECONDS
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from niels_gpt.cache.formats import TOKEN_DTYPE
 from niels_gpt.cache.meta import CacheError
 from niels_gpt.cache.token_stream import TokenStream
 
@@ -66,14 +65,15 @@ class PretrainTokenStreamDataset(TokenStream):
 
     def gather(self, windows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, y) of windows, each (len(windows), T) int64 on the CPU."""
-        width = TOKEN_DTYPE.itemsize * (self.T + 1)
+        itemsize = self.dtype.itemsize
+        width = itemsize * (self.T + 1)
         ends, shards, shifts = self._ends, self.shards, self._shifts
         slices = []
         for window in windows:
             i = bisect.bisect_right(ends, window)
-            start = TOKEN_DTYPE.itemsize * (window + shifts[i])
+            start = itemsize * (window + shifts[i])
             slices.append(shards[i].read(start, start + width))
-        rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(windows), self.T + 1)
+        rows = np.frombuffer(b"".join(slices), dtype=self.dtype).reshape(len(windows), self.T + 1)
         self._files.touched(len(windows), width)
         return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
 

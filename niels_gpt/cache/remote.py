@@ -28,6 +28,7 @@ from niels_gpt.system.executors import ThreadExecutor
 from niels_gpt.system.program import command
 from niels_gpt.system.urls import is_url, join, make_folder, open_url, split_name, url_errors
 from niels_gpt.system.user_cache import BUILDS, REMOTE, mark_used, private_folder
+from niels_gpt.tokenizer.foreign import FILES
 
 log = logging.getLogger("niels_gpt.cache")
 
@@ -104,7 +105,7 @@ def local_file(location: str | Path) -> Path:
 
 def _small_files(filesystem: Any, root: str, url: str) -> list[str]:
     """Names that may exist below a URL: the tokenizer and the meta.json of each cache."""
-    names = ["meta.json", "tokenizer/meta.json", "tokenizer/spm.model"]
+    names = ["meta.json", *(f"tokenizer/{name}" for name in ("meta.json", "spm.model", *FILES))]
     for kind in ("pretrain", "sft"):
         with contextlib.suppress(FileNotFoundError), url_errors(join(url, kind), "list"):
             found = filesystem.ls(join(root, kind), detail=False)
@@ -327,7 +328,7 @@ def check_writable(url: str) -> None:
 def fetch_tokenizer(url: str, folder: Path) -> None:
     """Copy the tokenizer of a remote folder of caches to a local one; remove the local one if there is none."""
     filesystem, path = open_url(url)
-    for name in ("meta.json", "spm.model"):
+    for name in ("meta.json", "spm.model", *FILES):
         target = folder / "tokenizer" / name
         try:
             with url_errors(join(url, "tokenizer", name), "read"):
@@ -345,13 +346,15 @@ def publish_tokenizer(folder: Path, url: str) -> None:
     Raises CacheError if another tokenizer is there: one that another machine wrote meanwhile.
     """
     filesystem, path = open_url(url)
-    for name in ("meta.json", "spm.model"):
+    possible = ("meta.json", *reversed(FILES), "spm.model")
+    names = [name for name in possible if (folder / "tokenizer" / name).is_file()]
+    for name in names:
         data = (folder / "tokenizer" / name).read_bytes()
         target = join(url, "tokenizer", name)
         with url_errors(target, "write"):
             make_folder(filesystem, join(path, "tokenizer"))
-            model = join(path, "tokenizer", "spm.model")
-            if filesystem.exists(model) and filesystem.cat_file(model) != (folder / "tokenizer/spm.model").read_bytes():
+            model, last = join(path, "tokenizer", names[-1]), folder / "tokenizer" / names[-1]
+            if filesystem.exists(model) and filesystem.cat_file(model) != last.read_bytes():
                 raise CacheError(
                     f"{url} has another tokenizer now, which another build wrote meanwhile: run the same command again"
                 )

@@ -1,7 +1,8 @@
 """Conversations with a loss on the assistant's tokens only.
 
 The target spans of every example are found once, when the cache is opened: from the token after the assistant sentinel
-up to and including the next EOT. A batch copies tokens and looks up spans.
+up to and including the next EOT. A batch copies tokens and looks up spans. The meta of a cache of a tokenizer of others
+has other marks: `reply_start`, a sequence of ids, for the sentinel, and `reply_ends` for EOT.
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.checksums import load_array, open_checks
-from niels_gpt.cache.formats import CHECKSUMS, MAX_VOCAB, TOKEN_DTYPE
-from niels_gpt.cache.meta import CacheError, check_file, fingerprint, listed_files, open_meta, open_unchanged
+from niels_gpt.cache.formats import CHECKSUMS
+from niels_gpt.cache.meta import (
+    CacheError,
+    check_file,
+    check_total,
+    dtype_of,
+    fingerprint,
+    listed_files,
+    open_meta,
+    open_unchanged,
+)
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 from niels_gpt.cache.remote import check_fits, local_file, origin_of, remote_file
+from niels_gpt.chat.format import follows
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
@@ -27,16 +38,20 @@ _SCAN_TOKENS = 1 << 22  # tokens per chunk of the search for spans
 
 def open_sft_tokens(path: Path, meta: dict[str, Any] | None) -> MappedTokens:
     """The tokens of a split of an SFT cache, checked against its meta when they are read. Raises CacheError."""
-    listed = listed_files(meta or {}, path.parent)
+    listed, dtype = listed_files(meta or {}, path.parent), dtype_of(meta, path.parent)
     if path.name not in listed:
-        return MappedTokens(path)
+        return MappedTokens(path, dtype=dtype)
     table = f"{path.name.partition('_')[0]}_{CHECKSUMS}"
     checks = open_checks(listed, path.parent, table, [path.name])[0]
     entry = listed[path.name]
     url = origin_of(path.parent)
     if url is not None:
         check_fits(url, {path.name: entry["bytes"]})
-    return MappedTokens(path, entry["bytes"], checks, remote=remote_file(path, entry))
+    tokens = MappedTokens(path, entry["bytes"], checks, remote=remote_file(path, entry), dtype=dtype)
+    total = f"{path.name.partition('_')[0]}_tokens"
+    if meta is not None and total in meta:
+        check_total(meta, path.parent, total, tokens.size)
+    return tokens
 
 
 class SFTExampleDataset:
@@ -61,13 +76,15 @@ class SFTExampleDataset:
         """
         if T < 1:
             raise ValueError(f"T must be at least 1, got {T}")
-        if not 0 <= eot_id < MAX_VOCAB:
-            raise ValueError(f"eot_id must be in 0..{MAX_VOCAB - 1}, got {eot_id}")
         self.tokens_path, self.idx_path = local_file(tokens_path), local_file(idx_path)
         self.T, self.device, self.eot_id = T, device, eot_id
         open_unchanged(self.tokens_path.parent, lambda: self._open(asst_id, tokenizer_sha256, verify))
+        self.dtype = self._tokens.dtype
+        """Of the tokens: uint16 or uint32."""
+        if not 0 <= eot_id <= np.iinfo(self.dtype).max:
+            raise ValueError(f"eot_id must be in 0..{np.iinfo(self.dtype).max}, got {eot_id}")
         self._files = MappedFiles([self._tokens])
-        self._padding = np.full(T + 1, eot_id, dtype=TOKEN_DTYPE).tobytes()
+        self._padding = np.full(T + 1, eot_id, dtype=self.dtype).tobytes()
         self.num_examples = len(self.bounds) - 1
         self._spans, self._first_span = self._find_spans()
         self.usable = np.flatnonzero(np.diff(self._first_span) > 0)
@@ -100,15 +117,28 @@ class SFTExampleDataset:
             if asst_id is not None and special.get("asst", asst_id) != asst_id:
                 raise CacheError(f"{folder} has assistant id {special['asst']}, expected {asst_id}")
             asst_id = special.get("asst") if asst_id is None else asst_id
-        if asst_id is None:
-            raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
-        self.asst_id = asst_id
+        self.reply_start, self.reply_ends = self._reply_marks(folder, asst_id)
+        """The ids after which a reply begins, and those that end it."""
+        self.asst_id = self.reply_start[-1]
         if not self.tokens_path.is_file():
             raise CacheError(f"no {self.tokens_path}: build it with {command('cache', 'build', 'SOURCE')}")
         keep_private((self.tokens_path, self.idx_path))
         self._tokens = open_sft_tokens(self.tokens_path, self.meta)
         self.bounds = self._read_bounds()
         """Offset of the first token of each example, and the end of the last."""
+
+    def _reply_marks(self, folder: Path, asst_id: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(the ids after which a reply begins, the ids that end it). Raises CacheError."""
+        marks = [(self.meta or {}).get(name) for name in ("reply_start", "reply_ends")]
+        if asst_id is not None or not any(marks):
+            if asst_id is None:
+                raise CacheError(f"{folder} has no meta.json with the assistant id: pass asst_id")
+            return (asst_id,), (self.eot_id,)
+        for name, ids in zip(("reply_start", "reply_ends"), marks, strict=True):
+            if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and i >= 0 for i in ids):
+                raise CacheError(f"{folder / 'meta.json'} is damaged (field {name}): build the cache again")
+        start, ends = marks
+        return tuple(start or ()), tuple(ends or ())
 
     def fingerprint(self) -> str:
         """A sha256 that identifies the tokens; see `meta.fingerprint`."""
@@ -160,16 +190,22 @@ class SFTExampleDataset:
         if j == i + 1:
             end = min(end, begin + self.T + 1)  # an example longer than a chunk: its rest is never used
         tokens = self._tokens.slice(begin, end)
-        marks = np.flatnonzero((tokens == self.asst_id) | (tokens == self.eot_id))
+        starts, ends = follows(tokens, self.reply_start), tokens == self.reply_ends[0]
+        for other in self.reply_ends[1:]:
+            ends |= tokens == other
+        for offset in range(len(self.reply_start) - 1):  # a sequence across the border of two examples
+            at = self.bounds[i:j] - begin + offset
+            starts[at[at < len(starts)]] = False
+        marks = np.flatnonzero(starts | ends)
         of = np.searchsorted(self.bounds[i : j + 1], marks + begin, side="right") - 1
         # A span opens at an assistant mark, unless a span of the same example is open ...
-        opens = tokens[marks] == self.asst_id
+        opens = starts[marks]
         if len(marks):
             same = np.concatenate(([False], of[1:] == of[:-1]))
             opens &= ~(np.concatenate(([False], opens[:-1])) & same)
         first = np.flatnonzero(opens)
         # ... and closes at the next EOT of the example, or at the end of the example.
-        eots = np.flatnonzero(tokens[marks] == self.eot_id)
+        eots = np.flatnonzero(ends[marks])
         after = np.searchsorted(eots, first)
         example_end = np.minimum(self.bounds[i + 1 : j + 1], end)[of[first]] - begin
         closes = example_end.copy()
@@ -231,16 +267,17 @@ class SFTExampleDataset:
 
     def gather(self, examples: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(x, y, y_masked) of examples, each (len(examples), T) int64 on the CPU."""
-        width = TOKEN_DTYPE.itemsize * (self.T + 1)
+        itemsize = self.dtype.itemsize
+        width = itemsize * (self.T + 1)
         index = np.asarray(examples, dtype=np.int64)
-        starts = (TOKEN_DTYPE.itemsize * self.bounds[index]).tolist()
-        ends = (TOKEN_DTYPE.itemsize * self.bounds[index + 1]).tolist()
+        starts = (itemsize * self.bounds[index]).tolist()
+        ends = (itemsize * self.bounds[index + 1]).tolist()
         read, padding = self._tokens.read, memoryview(self._padding)
         slices: list[memoryview] = []
         for start, end in zip(starts, ends, strict=True):
             row = read(start, min(end, start + width))
             slices += (row, padding[len(row) :])
-        rows = np.frombuffer(b"".join(slices), dtype=TOKEN_DTYPE).reshape(len(examples), self.T + 1)
+        rows = np.frombuffer(b"".join(slices), dtype=self.dtype).reshape(len(examples), self.T + 1)
         self._files.touched(len(examples), width)
         x, y = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         masked = np.full_like(y, IGNORE)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.cache.checksums import load_array, open_checks
-from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, TOKEN_DTYPE, list_shards
+from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, list_shards
 from niels_gpt.cache.meta import (
     CacheError,
     check_listed,
+    check_total,
+    dtype_of,
     fingerprint,
     listed_files,
     open_meta,
@@ -50,16 +52,20 @@ class TokenStream:
         self._bounds = [0, *itertools.accumulate(shard.size for shard in self.shards)]
         """Shard -> offset of its first token in the stream; the last entry is the number of tokens."""
         self.num_tokens = self._bounds[-1]
+        if self.meta is not None and f"{self.folder.name}_tokens" in self.meta:
+            check_total(self.meta, self.folder.parent, f"{self.folder.name}_tokens", self.num_tokens)
         self._starts: np.ndarray | None = None
 
     def _open(self) -> None:
         """Read the meta and map the shards."""
         cache, split = self.folder.parent, self.folder.name
         self.meta = open_meta(cache, tokenizer_sha256=self._tokenizer_sha256)
+        self.dtype = dtype_of(self.meta, cache)
+        """Of the tokens: uint16 or uint32."""
         paths = list_shards(self.folder)
         keep_private((self.folder, *paths))
         if self.meta is None or "files" not in self.meta:
-            self.shards = [MappedTokens(path) for path in paths]
+            self.shards = [MappedTokens(path, dtype=self.dtype) for path in paths]
             return
         files = listed_files(self.meta, cache)
         url = origin_of(cache)
@@ -75,7 +81,7 @@ class TokenStream:
         if self._verify and f"{split}/{DOCUMENTS}" in files:
             check_listed(self.folder / DOCUMENTS, files[f"{split}/{DOCUMENTS}"], verify=True)
         checks = open_checks(files, cache, f"{split}/{CHECKSUMS}", names)
-        self.shards = [MappedTokens(*each) for each in zip(paths, sizes, checks, strict=True)]
+        self.shards = [MappedTokens(*each, dtype=self.dtype) for each in zip(paths, sizes, checks, strict=True)]
 
     def _open_remote(self, url: str, files: dict[str, dict[str, Any]]) -> None:
         """Open the local copy of a remote cache: shards are fetched when they are first read, and then mapped."""
@@ -87,7 +93,13 @@ class TokenStream:
                 check_listed(cache / name, files.get(name), verify=True)
         checks = open_checks(files, cache, f"{split}/{CHECKSUMS}", shards)
         self.shards = [
-            MappedTokens(cache / name, files[name]["bytes"], check, remote=remote_file(cache / name, files[name]))
+            MappedTokens(
+                cache / name,
+                files[name]["bytes"],
+                check,
+                remote=remote_file(cache / name, files[name]),
+                dtype=self.dtype,
+            )
             for name, check in zip(shards, checks, strict=True)
         ]
 
@@ -109,22 +121,23 @@ class TokenStream:
             out[done : done + len(tokens)] = tokens
             done += len(tokens)
             i += 1
-        self._files.touched(1, TOKEN_DTYPE.itemsize * len(out))
+        self._files.touched(1, self.dtype.itemsize * len(out))
 
     def document(self, number: int) -> np.ndarray:
-        """The tokens of a document, uint16. Raises CacheError without documents.npy, IndexError past its documents."""
+        """The tokens of a document. Raises CacheError without documents.npy, IndexError past its documents."""
         starts = self.documents
         if not 0 <= number < len(starts):
             raise IndexError(f"{self.folder} has {len(starts)} documents, numbered from 0; there is no {number}")
         start = int(starts[number])
         end = int(starts[number + 1]) if number + 1 < len(starts) else self.num_tokens
-        tokens = np.empty(end - start, dtype=TOKEN_DTYPE)
+        tokens = np.empty(end - start, dtype=self.dtype)
         self.read(start, tokens)
         return tokens
 
     def check_document(self, number: int, ids: np.ndarray, vocab_size: int) -> None:
         """Raise CacheError if tokens of a document are past the vocabulary."""
-        if len(ids) and (highest := int(ids.max())) >= vocab_size:
+        unsigned = ids.view(np.uint32) if ids.dtype == np.int32 else ids  # an id past 2**31 is negative in an int32
+        if len(ids) and (highest := int(unsigned.max())) >= vocab_size:
             raise past_vocabulary(highest, vocab_size, f"document {number} of {self.folder}", self.folder.parent)
 
     def document_lengths(self) -> np.ndarray:

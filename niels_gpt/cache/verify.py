@@ -15,17 +15,27 @@ from niels_gpt.cache.formats import (
     NO_LIMIT,
     SPLITS,
     TEST,
-    TOKEN_DTYPE,
     cache_folders,
     list_shards,
     splits_of,
 )
-from niels_gpt.cache.meta import CacheError, check_file, check_meta, listed_files, open_meta, read_meta, sha256_file
+from niels_gpt.cache.meta import (
+    CacheError,
+    check_file,
+    check_meta,
+    check_total,
+    dtype_of,
+    listed_files,
+    open_meta,
+    read_meta,
+    sha256_file,
+)
 from niels_gpt.cache.mmap import MappedTokens
 from niels_gpt.cache.sft_dataset import open_sft_tokens
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.system import files
 from niels_gpt.system.program import command
+from niels_gpt.tokenizer import has_tokenizer, load_tokenizer
 
 _SETTINGS = ("kind", "dataset_name", "dataset_config", "revision", "seed", "shuffle_buffer", "max_train_tokens",
              "max_val_tokens", "val_frac", "split_rule", "shard_bytes", "token_dtype", "format_version")  # fmt: skip
@@ -71,6 +81,8 @@ def verify_cache(root: Path, *, on_file: Callable[[Path], None] = lambda path: N
 
 def _verify_tokenizer(folder: Path) -> str:
     model = folder / "spm.model"
+    if not model.is_file() and has_tokenizer(folder):
+        return load_tokenizer(folder).sha256
     if not model.is_file():
         raise CacheError(f"{model} is missing: the caches beside it cannot be decoded")
     sha = sha256_file(model)
@@ -99,10 +111,10 @@ def _verify_content(folder: Path, meta: dict[str, Any]) -> None:
         else:
             opened = [open_sft_tokens(folder / f"{split}_tokens.bin", meta)]
         tokens = sum(_verify_ids(file, meta["vocab_size"]) for file in opened)
-        _compare(folder, meta, f"{split}_tokens", tokens)
+        check_total(meta, folder, f"{split}_tokens", tokens)
         name = f"{split}/{DOCUMENTS}" if pretrain else f"{split}_idx.npy"
         offsets = load_array(folder / name, listed_files(meta, folder).get(name))
-        _compare(folder, meta, f"{split}_{unit}", len(offsets))
+        check_total(meta, folder, f"{split}_{unit}", len(offsets))
         if len(offsets) and (offsets[0] != 0 or (np.diff(offsets) <= 0).any() or offsets[-1] >= tokens):
             raise CacheError(f"{folder / name}: the offsets do not increase from 0 to below {tokens}")
 
@@ -117,11 +129,6 @@ def _verify_ids(file: MappedTokens, vocab_size: int) -> int:
             raise CacheError(f"{file.path}: token {at + where} is {token}, past the vocabulary of {vocab_size}")
         file.release()
     return file.size
-
-
-def _compare(folder: Path, meta: dict[str, Any], key: str, counted: int) -> None:
-    if meta[key] != counted:
-        raise CacheError(f"{folder / 'meta.json'} has {key} {meta[key]:,}, but the files have {counted:,}")
 
 
 def differences(a: Path, b: Path) -> Iterator[str]:
@@ -152,13 +159,14 @@ def differences(a: Path, b: Path) -> Iterator[str]:
     if first.get("dropped") != second.get("dropped"):
         yield f"dropped: {first.get('dropped')} and {second.get('dropped')}"
     files, more = listed_files(first, a), listed_files(second, b)
+    dtypes = dtype_of(first, a), dtype_of(second, b)
     for name in sorted(name for name in {*files, *more} if not name.endswith(CHECKSUMS)):
         if name not in files or name not in more:
             yield f"{name} is only in {b if name not in files else a}"
             continue
         check_file(first, a, name)
         check_file(second, b, name)
-        difference = _first_difference(a / name, b / name, name)
+        difference = _first_difference(a / name, b / name, name, dtypes)
         if difference:
             yield difference
 
@@ -167,11 +175,11 @@ def _limit(value: Any) -> str:
     return "no limit" if value == NO_LIMIT else repr(value)
 
 
-def _first_difference(a: Path, b: Path, name: str) -> str | None:
+def _first_difference(a: Path, b: Path, name: str, dtypes: tuple[np.dtype, np.dtype]) -> str | None:
     """Description of the first difference of two files, compared by content, not by their metas."""
     if a.suffix == ".npy":
         return None if a.read_bytes() == b.read_bytes() else f"{name}: the offsets differ"
-    x, y = MappedTokens(a), MappedTokens(b)
+    x, y = (MappedTokens(path, dtype=dtype) for path, dtype in zip((a, b), dtypes, strict=True))
     width = min(x.size, y.size)
     for at in range(0, width, 1 << 22):
         mine, theirs = (file.slice(at, min(at + (1 << 22), width)) for file in (x, y))
@@ -193,7 +201,7 @@ def stream_slice(folder: Path, split: str, start: int, length: int) -> np.ndarra
     if (folder / split).is_dir():
         stream = TokenStream(folder / split)
         start, length = _within(start, length, stream.num_tokens)
-        tokens = np.empty(length, dtype=TOKEN_DTYPE)
+        tokens = np.empty(length, dtype=stream.dtype)
         stream.read(start, tokens)
         return tokens
     file = open_sft_tokens(folder / f"{split}_tokens.bin", open_meta(folder, tokenizer_sha256=None))

@@ -26,7 +26,8 @@ class TokenizerLike(Protocol):
     def special_token_ids(self) -> dict[str, int]: ...
 
 
-def _encode_each(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[list[int]]:
+def encode_turns(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[list[int]]:
+    """Return the ids of each message. Raises as `encode_chat` does."""
     special = tokenizer.special_token_ids()
     encoded = []
     for number, message in enumerate(messages):
@@ -44,7 +45,7 @@ def encode_chat(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike)
 
     Raises ValueError for a message with an unknown role, without content, or with a special string in it.
     """
-    return [i for ids in _encode_each(messages, tokenizer) for i in ids]
+    return [i for ids in encode_turns(messages, tokenizer) for i in ids]
 
 
 def encode_prompt(messages: Sequence[Mapping[str, str]], tokenizer: TokenizerLike) -> list[int]:
@@ -60,7 +61,7 @@ def fit_chat(
     With `keep`, they are dropped in larger steps; see `first_kept`. A leading system message and the last message are
     always kept, whatever their length; the model then crops the prompt at its start.
     """
-    encoded = _encode_each(messages, tokenizer)
+    encoded = encode_turns(messages, tokenizer)
     system = 1 if messages and messages[0].get("role") == "system" else 0
     start = first_kept([len(ids) for ids in encoded], system, limit - 1, keep and keep - 1)  # 1: the assistant's id
     return [*(i for ids in encoded[:system] + encoded[start:] for i in ids), tokenizer.special_token_ids()["asst"]]

@@ -118,7 +118,7 @@ def audit(
 def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
     """Print what was read, the ranked passages, the controls, and the verdict."""
     from niels_gpt.memorization.audit import NOT_SAFE, SAFE
-    from niels_gpt.report.numbers import passage_probability
+    from niels_gpt.report.numbers import passage_probability, probability
     from niels_gpt.system.console import plural
 
     print(f"{verdict.checkpoint} after {verdict.step:,} steps")
@@ -129,10 +129,14 @@ def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
         print(f"\nno passage has P(z) >= {verdict.floor:g}")
     for rank, passage in enumerate(verdict.passages, 1):
         where = f"{passage['document']}, from {verdict.unit} {passage['start']:,}"
-        print(f"{rank:>3}. P(z) = {passage_probability(passage)}  {where}")
+        known = f"; base {probability(passage['base_p'])}" if "base_p" in passage else ""
+        if passage.get("base_p", 0.0) >= verdict.threshold:
+            known += ", already known to the base"
+        print(f"{rank:>3}. P(z) = {passage_probability(passage)}{known}  {where}")
         print(f"     prompt  {passage['prompt'][-70:]!r}")
         print(f"     suffix  {passage['suffix'][:70]!r}")
     _show_controls(verdict)
+    _show_base(verdict)
     if out is not None:
         written = "audit.json" if verdict.interrupted else "report.html, audit.json, documents.csv, windows.csv"
         print(f"report: {out}/{written}")
@@ -205,6 +209,18 @@ def _show_controls(verdict: AuditVerdict) -> None:
     print(f"\ncontrols, never trained on: {plural(verdict.controls, 'document')}; their highest P(z) is {reached}")
     if highest >= math.log(verdict.threshold):
         print("that is over the threshold too: such text can be guessed, and is no proof of memorization")
+
+
+def _show_base(verdict: AuditVerdict) -> None:
+    """Print which passages were known before the fine-tuning."""
+    if verdict.base_problem:
+        print(f"not compared with the base: {verdict.base_problem}; restore it to see what is new")
+    elif verdict.base:
+        new = verdict.windows_over - verdict.windows_known
+        print(
+            f"base: {verdict.base}; of {verdict.windows_over:,} passages over the threshold it already knows "
+            f"{verdict.windows_known:,}, and {new:,} were learned in the fine-tuning"
+        )
 
 
 def _listed(names: list[str]) -> str:

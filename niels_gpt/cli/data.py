@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from niels_gpt.config import DataConfig
     from niels_gpt.data.registry import Sample, Source
     from niels_gpt.data.statistics import Statistics
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer import SubwordTokenizer
 
 app = App(help="Sources of text: which exist, and what is in them.")
 
@@ -343,7 +343,7 @@ def _choose_example(dataset: SFTExampleDataset, example: int | None, seed: int |
     return example
 
 
-def mark_targets(dataset: SFTExampleDataset, index: int, tokenizer: Tokenizer, *, brackets: bool) -> Text:
+def mark_targets(dataset: SFTExampleDataset, index: int, tokenizer: SubwordTokenizer, *, brackets: bool) -> Text:
     """Return an example as text, supervised tokens in green, and with `brackets` also in [[...]]."""
     import itertools
 

@@ -165,7 +165,8 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("document", overflow="fold")
-    for name in (unit, "windows", "mean P(z)", "max P(z)", ">= 0.5", "greedy", "longest run", "bits/byte"):
+    compared = ("base mean", "base max", "base bits/byte") if report["base"] else ()
+    for name in (unit, "windows", "mean P(z)", "max P(z)", ">= 0.5", "greedy", "longest run", "bits/byte", *compared):
         table.add_column(name, justify="right")
     documents = sorted(report["documents"], key=lambda d: (d["control"], -d["mean_log_p"]))
     for i, d in enumerate(documents):
@@ -182,13 +183,20 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
             f"{greedy['exact']:,} of {greedy['starts']:,}",
             f"{d['longest_run']['tokens']:,}",
             f"{d['bits_per_byte']:.3f}",
+            *((probability(d["base"]["mean_p"]), probability(d["base"]["max_p"]), f"{d['base']['bits_per_byte']:.3f}")
+              if compared else ()),
         )  # fmt: skip
     show_table(table)
+    if compared:
+        print(f"base: {report['base']}; what this model recites and the base does not, it learned in the fine-tuning")
+    elif report.get("base_problem"):
+        print(f"not compared with the base: {report['base_problem']}; restore it to see what is new")
     if not any(d["control"] for d in documents):
         print("there are no control documents, so P(z) of text that was never trained on is unknown")
     for passage in [p for p in report["passages"] if not p["control"]][:3]:
         where = f"{passage['document']}, {unit} {passage['start']:,} to {passage['end']:,}"
-        print(f"\n{where}: P(z) = {passage_probability(passage)}")
+        known = f", base {probability(passage['base_p'])}" if "base_p" in passage else ""
+        print(f"\n{where}: P(z) = {passage_probability(passage)}{known}")
         print(f"  prompt  {_one_line(passage['prompt'][-90:])}")
         print(f"  suffix  {_one_line(passage['suffix'][:90])}")
     if report["positions"] == "rope":

@@ -91,7 +91,7 @@ CheckpointOption = Annotated[
 ]
 """RUN may be a checkpoint itself; this also takes the tokenizer of a RUN."""
 TokenizerOption = Annotated[
-    OptionalPath, typer.Option("--tokenizer", help="Tokenizer of the model; default: tokenizer.model of the run.")
+    OptionalPath, typer.Option("--tokenizer", help="Tokenizer of the model; default: that of the run.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 WeightsOption = Annotated[

@@ -117,7 +117,7 @@ def report(
     names: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Sources to measure; default: all that can be read.")
     ] = [],  # noqa: B006
-    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A spm.model, or its folder.")] = Path(
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="spm.model or tokenizer.json, or its folder.")] = Path(
         "cache/tokenizer"
     ),
     take: Annotated[int, typer.Option("--take", min=1, help="Most texts to read per source.")] = 2000,
@@ -172,6 +172,7 @@ def report(
         "tokenizer": str(tokenizer),
         "sha256": loaded.sha256,
         "vocab_size": loaded.vocab_size,
+        "lossy": loaded.lossy,
         "sources": rows,
         "longest_pieces": [loaded.decode([i]) for i in subwords[:LONGEST_SHOWN]],
         "unused_pieces": len(unused),
@@ -218,6 +219,8 @@ def _print_report(found: dict[str, Any]) -> None:
 
     console = rich_console(highlight=False)
     console.print(f"[bold]{found['tokenizer']}[/]: {found['vocab_size']:,} ids, sha256 {found['sha256'][:12]}...")
+    if found["lossy"] is not None:
+        console.print(Text(f"it does not keep every text: {found['lossy']}"), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("source")
     for name in ("texts", "bytes", "tokens", "bytes/token", "one-byte tokens", "tokens/s"):

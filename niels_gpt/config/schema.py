@@ -202,6 +202,38 @@ head), 35.5M parameters, whose V comes from the tokenizer if there is one."""
 
 
 @dataclass(frozen=True)
+class LoRAConfig:
+    """Adapters instead of full fine-tuning: `train.lora`. The weights of `init_from` stay as they are, and low-rank
+    updates of chosen matrices are trained (docs/how-to/lora.md)."""
+
+    rank: int = 0
+    """Rank of the updates; 0: no adapters, all weights are trained."""
+    alpha: float = 0.0
+    """The updates are multiplied by alpha / rank; 0: 2 * rank, so by 2."""
+    targets: tuple[Literal["attn.qkv", "attn.out", "mlp.gate", "mlp.up", "mlp.down"], ...] = ()
+    """The matrices of each block that get an adapter; empty: all of them. attn.qkv is one matrix: queries, keys and
+    values share its adapter."""
+    layers: int = 0
+    """Only the last N blocks get adapters; 0: all. The backward ends below them, which saves time and memory."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", check_int("train.lora.rank", self.rank, 0, 65_536))
+        object.__setattr__(self, "layers", check_int("train.lora.layers", self.layers, 0))
+        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"train.lora.alpha must be a finite number of at least 0, got {self.alpha!r}")
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"train.lora.targets names a matrix twice: {', '.join(self.targets)}")
+        if not self.rank and (self.alpha or self.targets or self.layers):
+            raise ValueError("train.lora has other options, but its rank is 0: set train.lora.rank, for example to 16")
+
+    @property
+    def scale(self) -> float:
+        """What the updates are multiplied by."""
+        return self.alpha / self.rank if self.alpha else 2.0
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How a model is trained. Every field here changes the result."""
 
@@ -239,6 +271,8 @@ class TrainConfig:
     """AdamW moment decays."""
     clip_norm: float = 1.0
     """Largest global gradient norm."""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    """Adapters of low rank on frozen weights (LoRA), instead of training all weights."""
     extended: tuple[tuple[int, int], ...] = ()
     """How total_steps changed while the run was resumed: [steps done, total_steps before] of each change. Written by
     `train --resume --steps N`; the learning rate follows from it (docs/runs.md)."""
@@ -518,6 +552,8 @@ class RunConfig:
                     f"train.precision=fp8 needs matrices whose sides are multiples of 16, but "
                     f"{' and '.join(odd)} is not: use another size, or train.precision=bf16"
                 )
+        if self.train.lora.rank:
+            self._check_lora()
         if self.task in ("bytes", "splice"):
             return
         # The default shares are for byte streams; the token tasks have their own defaults.
@@ -528,3 +564,22 @@ class RunConfig:
         if train.p_val == default_p_val():
             train = dataclasses.replace(train, p_val=dict(train.p_train))
         object.__setattr__(self, "train", train)
+
+    def _check_lora(self) -> None:
+        lora, model = self.train.lora, self.model
+        refused = {
+            "train.optimizer=muon": (self.train.optimizer == "muon", "Muon needs full matrices, not factors", "adamw"),
+            "train.precision=fp8": (self.train.precision == "fp8", "the FP8 kernels have no adapters", "bf16"),
+            "engine.shard=true": (self.engine.shard, "frozen weights have nothing to shard but themselves", "false"),
+        }
+        for option, (given, why, instead) in refused.items():
+            if given:
+                key = option.partition("=")[0]
+                raise ValueError(f"{option} does not work with train.lora: {why}; use {key}={instead}")
+        smallest = min(model.C, model.d_ff)
+        if lora.rank > smallest:
+            raise ValueError(f"train.lora.rank={lora.rank} exceeds the smallest side of the matrices, {smallest}")
+        if lora.layers > model.L:
+            raise ValueError(f"train.lora.layers={lora.layers} exceeds the blocks of the model, model.L={model.L}")
+        if model.mlp == "gelu" and "mlp.gate" in lora.targets:
+            raise ValueError("train.lora.targets has mlp.gate, but a model with mlp=gelu has no such matrix: remove it")

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import torch
 
-from niels_gpt.chat.template import encode_chat, fit_chat
-from niels_gpt.chat.transcript import STOPS, check_content, fit_messages, format_chat
+from niels_gpt.chat.format import ChatPrompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.inference.engine.prefix_cache import PrefixCache
 from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.generation import stream_reply
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, Tokenizer, encode, refuse_special
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 
 
 class Conversation:
     """The system message and the turns of a conversation with one model.
 
-    A model over bytes reads a transcript, and a reply ends where the next turn begins. A model with a tokenizer reads
-    the chat template, whose turns are special ids, and a reply ends only at EOT. Replies are sampled at temperature 0.3
-    unless `sampling` is given; the arguments are those of `stream_text`, and `context_overflow` is that of `Engine`.
+    The chat format of its tokenizer (`chat_format`) says what the model reads and what ends a reply. Replies are
+    sampled at temperature 0.3 unless `sampling` is given; the arguments are those of `stream_text`, and
+    `context_overflow` is that of `Engine`.
 
     The keys and values of up to T tokens are kept between turns, so that a turn reads only what is new. With
     `context_overflow="half"` a long conversation stays as fast as a short one: a reply that grows past T drops half of
@@ -44,6 +44,7 @@ class Conversation:
         self.context_overflow = context_overflow
         self._prefixes = PrefixCache(model.config.T)
         self.tokenizer = tokenizer
+        self.format = chat_format(tokenizer or ByteTokenizer())
         self.sampling = sampling or Sampling(temperature=0.3)
         self.generator = generator
         self.max_new_tokens = max_new_tokens
@@ -54,53 +55,39 @@ class Conversation:
     def set_system(self, text: str | None) -> None:
         """Set the system message; None or "" removes it. Raises ValueError for text that forges a turn."""
         if text:
-            self._check(text)
+            self.format.check(text)
         self.system = text or None
 
     def reset(self) -> None:
         """Delete the turns; the system message stays."""
         self.turns = []
 
-    def prompt(self) -> str | list[int]:
+    def prompt(self) -> list[int]:
         """Return what the model reads: the latest turns that fit three quarters of T.
 
         With `context_overflow="half"`, turns are dropped until half of that is free.
         """
+        return self._prompt().ids
+
+    def _prompt(self) -> ChatPrompt:
         messages, limit = [*self._system_messages(), *self.turns], 3 * self.model.config.T // 4
         keep = limit // 2 if self.context_overflow == "half" else None
-        if isinstance(self.tokenizer, Tokenizer):
-            return fit_chat(messages, self.tokenizer, limit, keep)
-        return format_chat(fit_messages(messages, limit, keep))
+        return self.format.fit(messages, limit, keep)
 
     def _system_messages(self) -> list[dict[str, str]]:
         return [{"role": "system", "content": self.system}] if self.system else []
 
-    def _system_length(self) -> int:
-        """Number of tokens of the system message, which are the first of the prompt."""
-        system = self._system_messages()
-        if isinstance(self.tokenizer, Tokenizer):
-            return len(encode_chat(system, self.tokenizer))
-        return len(format_chat(system).encode("utf-8")) - len(format_chat([]))
-
-    def _check(self, text: str) -> None:
-        """Raise ValueError for text that forges a turn or cannot be encoded as utf-8."""
-        if isinstance(self.tokenizer, Tokenizer):
-            refuse_special(text)
-        else:
-            check_content(text)
-        encode(text)
-
     @property
-    def stops(self) -> tuple[str, ...] | None:
-        """What ends a reply besides EOT: over bytes, the beginning of the next turn."""
-        return None if isinstance(self.tokenizer, Tokenizer) else STOPS
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a reply: over bytes, the beginning of the next turn."""
+        return self.format.stops
 
     def add_user(self, text: str) -> None:
         """Append a user's message to `turns`. Raises ValueError for an empty message, or one that forges a turn."""
         text = text.strip()
         if not text:
             raise ValueError("the message is empty")
-        self._check(text)  # before it becomes a turn
+        self.format.check(text)  # before it becomes a turn
         self.turns.append({"role": "user", "content": text})
 
     def add_assistant(self, text: str) -> None:
@@ -114,10 +101,11 @@ class Conversation:
         """
         self.add_user(text)
         answer = ""
+        prompt = self._prompt()
         try:
             for piece in stream_reply(
                 self.model,
-                self.prompt(),
+                prompt.ids,
                 max_new_tokens=self.max_new_tokens,
                 sampling=self.sampling,
                 generator=self.generator,
@@ -125,7 +113,7 @@ class Conversation:
                 tokenizer=self.tokenizer,
                 context_overflow=self.context_overflow,
                 prefix_cache=self._prefixes,
-                pinned=self._system_length(),
+                pinned=prompt.pinned,
             ):
                 answer += piece
                 yield piece

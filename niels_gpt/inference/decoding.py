@@ -126,13 +126,14 @@ class Decoder:
         self._cached = rows
         h = model.hidden(pad_right([self.ids[row] for row in rows], model.device), cache=self._cache)  # (B, n, C)
         self._cache.lengths = lengths
-        return model.logits(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])
+        return model.next_logits(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])
 
     def _window_logits(self, rows: list[int]) -> torch.Tensor:
         """Return (len(rows), V) from the last T tokens of each row, without a cache."""
         windows = [self.ids[row][-self.model.config.T :] for row in rows]
         logits = self.model(pad_right(windows, self.model.device))
-        return logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
+        last = logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
+        return last[:, : self.model.sampled_ids]
 
 
 class EngineDecoder:

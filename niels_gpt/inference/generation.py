@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.inference.decoding import Generators, decoder_for
 from niels_gpt.inference.engine.prefix_cache import PrefixCache
 from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, fits
 
 
 def generate(
@@ -32,8 +33,8 @@ def generate(
 ) -> str:
     """Return the prompt and its continuation by up to max_new_tokens tokens, cut before a stop sequence.
 
-    Tokens are bytes, or those of the tokenizer, whose EOT ends the text. Temperature 0 is greedy. A prompt longer than
-    T is continued from its last T tokens. Invalid utf-8 becomes U+FFFD.
+    Tokens are bytes, or those of the tokenizer; an id that ends a reply or a document ends the text. Temperature 0 is
+    greedy. A prompt longer than T is continued from its last T tokens. Invalid utf-8 becomes U+FFFD.
     Raises ValueError for an empty prompt, settings out of range, and a tokenizer that does not belong to the model.
     """
     pieces = stream_text(
@@ -167,15 +168,18 @@ def _stream_rows(
         if model.config.V > 256:
             raise ValueError(f"this model has V={model.config.V} tokens, not bytes: pass its tokenizer")
         tokenizer = ByteTokenizer()
-    elif tokenizer.vocab_size != model.config.V and not (isinstance(tokenizer, ByteTokenizer) and model.config.V < 256):
+    elif not fits(tokenizer, model.config.V):
         raise ValueError(
             f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has "
             f"V={model.config.V}; pass the one that the model was trained with"
         )
-    token_bytes, end = visible_bytes(tokenizer), tokenizer.special_token_ids().get("eot")
+    elif tokenizer.vocab_size < model.config.V:
+        model.sampled_ids = tokenizer.vocab_size
+    token_bytes, ends = visible_bytes(tokenizer), frozenset(chat_format(tokenizer).end_ids)
+    ids = [text_prompt(tokenizer, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     decoder = decoder_for(
         model,
-        [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts],
+        ids,
         max_new_tokens=max_new_tokens,
         sampling=sampling or Sampling(),
         generator=generator,
@@ -184,14 +188,16 @@ def _stream_rows(
         prefix_cache=prefix_cache,
         pinned=pinned,
     )
-    outputs = [TextOutput(stops) for _ in prompts]
+    # A tokenizer that adds a space at the start of a text adds it to a text that begins here, too.
+    begins = [tokenizer.adds_space and not any(token_bytes[i] for i in each if i < len(token_bytes)) for each in ids]
+    outputs = [TextOutput(stops, skip_space=begin) for begin in begins]
     was_training = model.training
     try:
         with evaluating(model):
             for row, tokens in decoder.tokens():
-                ended = end is not None and end in tokens
-                if end is not None and ended:
-                    tokens = tokens[: tokens.index(end)]
+                ended = not ends.isdisjoint(tokens)
+                if ended:
+                    tokens = tokens[: next(n for n, token in enumerate(tokens) if token in ends)]
                 piece = outputs[row].add(b"".join([token_bytes[token] for token in tokens]))
                 if piece:
                     yield row, piece
@@ -205,6 +211,12 @@ def _stream_rows(
             yield row, piece
 
 
+def text_prompt(tokenizer: AnyTokenizer, text: str) -> list[int]:
+    """Return the ids of a text to continue, with those that start a document. Raises ValueError as `encode` does."""
+    ids, start = tokenizer.encode(text), list(tokenizer.document_start)
+    return ids if not ids or ids[: len(start)] == start else [*start, *ids]
+
+
 def visible_bytes(tokenizer: AnyTokenizer) -> Sequence[bytes]:
     """Return the bytes of each id as text for a reader: a role id that the model emits within its reply is not text."""
     special = set(tokenizer.special_token_ids().values())
@@ -216,16 +228,20 @@ def visible_bytes(tokenizer: AnyTokenizer) -> Sequence[bytes]:
 class TextOutput:
     """Turns the bytes of one row into text: finds stop sequences and emits only complete characters."""
 
-    def __init__(self, stops: list[bytes]) -> None:
+    def __init__(self, stops: list[bytes], *, skip_space: bool = False) -> None:
+        """`skip_space`: the first byte is no part of the text if it is a space."""
         self.stopped = False
         self.certain = 0
         """Bytes that belong to the text for certain: not to a stop sequence, nor to a possible beginning of one."""
         self._stops = stops
+        self._skip_space = skip_space
         self._pending = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, data: bytes) -> str:
         """Add the bytes of new tokens and return the text that is certain now. Bytes after a stop are ignored."""
+        if self._skip_space and data:
+            data, self._skip_space = data.removeprefix(b" "), False
         if not self._stops:
             self.certain += len(data)
             return self._decoder.decode(data)

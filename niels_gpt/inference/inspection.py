@@ -105,9 +105,9 @@ def logit_lens(model: GPT, ids: Sequence[int], position: int, top: int) -> list[
     """
     ids = _check_ids(model, ids)
     check_int("position", position, 0, len(ids) - 1)
-    check_int("top", top, 1, model.config.V)
+    check_int("top", top, 1, model.sampled_ids or model.config.V)
     streams = torch.stack([h[position] for h in _residual_stream(model, ids)[1:]])  # (L, C)
-    p = model.logits(model.norm(streams)).float().softmax(dim=-1)
+    p = model.next_logits(model.norm(streams)).float().softmax(dim=-1)
     check_finite(p)
     best = p.topk(top, dim=-1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -52,6 +52,7 @@ class Int8GPT(GPT):
         for matrix in (weights.head, *(matrix for block in weights.blocks for matrix in block.matrices())):
             ints, scale = rounded.packed[matrix] = pack(matrix)
             matrix.copy_(ints * scale.float()[:, None])
+        rounded.sampled_ids = model.sampled_ids
         return rounded
 
 
@@ -63,7 +64,8 @@ class Int8OneToken(OneToken):
     def __init__(self, model: Int8GPT) -> None:
         super().__init__(model)
         packed, weights = model.packed, model.weights()
-        self._packed_head = packed[weights.head]
+        ints, scale = packed[model.lm_head.weight]
+        self._packed_head = ints[: model.sampled_ids], scale[: model.sampled_ids]
         self._packed = [
             (
                 block.norm_attn.weight,

@@ -66,6 +66,6 @@ def score_from(model: GPT, ids: Sequence[int], first: int, top: int = 0) -> list
         h = model.hidden(torch.tensor([ids[:-1]], device=model.device))[0, first - 1 :]  # (n - first, C)
         result = []
         for start in range(0, len(h), POSITIONS):
-            logits = model.logits(h[start : start + POSITIONS])
+            logits = model.next_logits(h[start : start + POSITIONS])
             result += token_logprobs(logits, ids[first + start : first + start + len(logits)], [top] * len(logits))
     return result

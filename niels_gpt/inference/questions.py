@@ -14,7 +14,7 @@ from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system import files
 from niels_gpt.system.json_text import parse_json
-from niels_gpt.tokenizer import AnyTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 
 MAX_TOKENS = 80
 """Longest answer, in tokens."""
@@ -95,13 +95,13 @@ def ask(
                 chat.add_user(earlier[index].question.text)
                 chat.add_assistant(earlier[index].reply)
             chat.add_user(question.text)
-        stops = chats[0].stops
+        over_bytes = isinstance(tokenizer or ByteTokenizer(), ByteTokenizer)
         replies = continue_batch(
             model,
             [chat.prompt() for chat in chats],
-            max_new_tokens=max_new_tokens if stops is None else BYTES_PER_TOKEN * max_new_tokens,
+            max_new_tokens=BYTES_PER_TOKEN * max_new_tokens if over_bytes else max_new_tokens,
             sampling=Sampling(temperature=0.0),
-            stop=stops,
+            stop=chats[0].stops,
             tokenizer=tokenizer,
         )
         for question, reply in zip(asked, replies, strict=True):

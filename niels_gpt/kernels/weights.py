@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
+
+from niels_gpt.kernels.lora import Adapter
 
 
 class NormWeights(Protocol):
@@ -62,13 +66,15 @@ class BlockWeights(NamedTuple):
     up: torch.Tensor
     down: torch.Tensor
     heads: HeadSizes
+    adapters: Mapping[str, Adapter] = MappingProxyType({})
+    """Low-rank updates by the name of the field of the matrix; only in training, and then the matrices are frozen."""
     qkv_bias: torch.Tensor | None = None
     norm_q: NormWeights | None = None
     """RMSNorm (D,) of each query head, before RoPE; None: there is none, and none of the keys."""
     norm_k: NormWeights | None = None
 
     def normalized_heads(self, qkv: torch.Tensor) -> torch.Tensor:
-        """The function below with these norms."""
+        """The function above with these norms."""
         return normalized_heads(qkv, self.heads, self.norm_q, self.norm_k)
 
     def matrices(self) -> list[torch.Tensor]:

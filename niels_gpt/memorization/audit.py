@@ -16,6 +16,7 @@ import numpy as np
 from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.memorization.audit_input import CHAT, AuditInput, AuditText, NotRead, read_path, read_run, replies_of
+from niels_gpt.memorization.base_model import load_base, with_base
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan, check_documents
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
@@ -89,6 +90,12 @@ class AuditVerdict:
     """Why the status of some documents is unknown."""
     too_short: list[str]
     """Documents of fewer than MIN_BYTES bytes, which were not judged."""
+    base: str = ""
+    """The checkpoint that the run was fine-tuned from, if P(z) was measured under it too."""
+    base_problem: str = ""
+    """Why there is no comparison with the base, although the run began with one."""
+    windows_known: int = 0
+    """Of `windows_over`, those that the base recites as well: public text, not learned from the notes."""
     interrupted: bool = False
     """Ctrl-C ended the audit early: the counts are of what was measured before."""
     weights: str = ""
@@ -157,6 +164,10 @@ def audit_notes(
     floor = None if exact else math.log(threshold * MARGIN)
     with progress("auditing") as show:
         measured, interrupted = _measure(loaded, plans, settings, floor, show)
+    base, base_problem = (None, "") if interrupted else load_base(loaded)
+    if base is not None:
+        with progress("auditing the base") as show:
+            measured = with_base(measured, base, least=floor, progress=show)
     verdict = judge(
         measured,
         loaded,
@@ -170,6 +181,8 @@ def audit_notes(
         floor=floor,
         settings=settings,
         planned=sum(len(plan.starts) for plan in plans if plan.document.source != CONTROL),
+        base="" if base is None else str(base.path),
+        base_problem=base_problem,
         interrupted=interrupted,
     )
     return AuditResult(verdict, measured, skipped)
@@ -255,7 +268,9 @@ def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: Lo
     separator = separator[-max(1, T + 1 - len(text.ids)) :]
     ids = np.append(np.array(separator, dtype=np.int64), text.ids)[: T + 1]
     document = Document(text.name, ids, control=control, source=status)
-    return _Plan(document, np.zeros(1, dtype=np.int64), len(ids), len(separator))
+    start = list(loaded.tokenizer.document_start)  # a text of a tokenizer of others begins with it
+    given = len(separator) + (len(start) if text.ids[: len(start)].tolist() == start else 0)
+    return _Plan(document, np.zeros(1, dtype=np.int64), len(ids), min(given, len(ids) - 1))
 
 
 def _measure(
@@ -325,6 +340,8 @@ def judge(
     settings: ExtractionSettings | None = None,
     planned: int | None = None,
     sampled: str = "",
+    base: str = "",
+    base_problem: str = "",
     interrupted: bool = False,
 ) -> AuditVerdict:
     """Return the verdict on measured documents.
@@ -374,9 +391,17 @@ def judge(
         notes=notes,
         unknown_because=unknown_because,
         too_short=too_short,
+        base=base,
+        base_problem=base_problem,
+        windows_known=sum(_known(m, limit) for m in audited),
         interrupted=interrupted,
         weights=weights_digest(loaded.model),
     )
+
+
+def _known(m: Measurement, limit: float) -> int:
+    """Return the number of windows at or over the threshold under the model and under its base."""
+    return 0 if m.base_log_p is None else int(((m.log_p >= limit) & (m.base_log_p >= limit)).sum())
 
 
 def _row(m: Measurement, limit: float) -> dict[str, Any]:
@@ -388,6 +413,7 @@ def _row(m: Measurement, limit: float) -> dict[str, Any]:
         "max_p": float(np.exp(m.log_p.max())),
         "max_log_p": float(m.log_p.max()),
         "over": int((m.log_p >= limit).sum()),
+        **({} if m.base_log_p is None else {"known": _known(m, limit)}),
     }
 
 
@@ -412,12 +438,19 @@ def audit_report(loaded: LoadedRun, measurements: Sequence[Measurement], *, pass
         dataclasses.replace(m, score=score_stream(loaded.model, m.document.ids, token_sizes=sizes))
         for m in measurements
     ]
+    base, _ = load_base(loaded)
+    if base is not None:
+        scored = [
+            dataclasses.replace(m, base_score=score_stream(base.model, m.document.ids, token_sizes=sizes))
+            for m in scored
+        ]
     return build_report(
         loaded.model,
         scored,
         loaded.tokenizer,
         title=f"Audit of {loaded.path.name}",
         checkpoint=str(loaded.path),
+        base="" if base is None else str(base.path),
         step=loaded.step,
         passages=max(passages, 20),
         strips=STRIPS,

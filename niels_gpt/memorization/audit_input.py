@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_gpt.chat.template import encode_chat
+from niels_gpt.cache.writing.encoding import normalize_line_ends
+from niels_gpt.chat.format import find_replies
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import DELIMITER, parse_chat
 from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
 from niels_gpt.data.embedded import PRIMER
@@ -34,7 +36,7 @@ from niels_gpt.memorization.membership import RunSource, run_sources
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message
-from niels_gpt.tokenizer import ByteTokenizer, token_sizes
+from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.documents import DocumentSet, uses_bytes
 
 NOTE, TEXT, ROW, CHAT = "note", "text file", "row", "conversation"
@@ -137,7 +139,7 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
 
 def _documents_of(documents: DocumentSet, loaded: LoadedRun) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, ids) of the documents with text; the EOT of a text is not part of it."""
-    eot = None if isinstance(loaded.tokenizer, ByteTokenizer) else loaded.tokenizer.special_token_ids()["eot"]
+    eot = loaded.tokenizer.special_token_ids().get("eot")
     sizes = token_sizes(loaded.tokenizer)
     for i in range(len(documents.lengths)):
         ids = np.asarray(documents.ids(i), dtype=np.int64)
@@ -165,7 +167,7 @@ class _PackageDialogues:
         turns = [turn for block in blocks for turn in parse_chat(block)]
         texts = {turn["content"] for turn in turns if turn["role"] == "assistant"}
         self._blocks = {block.strip() for block in blocks}
-        self.replies = {np.asarray(loaded.encode(text), dtype=np.int64).tobytes() for text in texts}
+        self.replies = {np.asarray(reply_ids(text, loaded), dtype=np.int64).tobytes() for text in texts}
         """Their replies, as ids."""
 
     def has(self, ids: np.ndarray) -> bool:
@@ -184,6 +186,12 @@ def _last_question(ids: np.ndarray, loaded: LoadedRun) -> str:
     if isinstance(loaded.tokenizer, ByteTokenizer):
         text = bytes(ids.astype(np.uint8)).decode("utf-8", "replace")
         text = text[text.rfind("user: ") :].partition("\n")[0].removeprefix("user: ")
+    elif isinstance(loaded.tokenizer, ForeignTokenizer):
+        chats = chat_format(loaded.tokenizer)
+        replies = find_replies(ids, chats.reply_start, chats.reply_ends)
+        end = replies[-1][0] - len(chats.reply_start) if replies else len(ids)
+        after = replies[-2][1] if len(replies) > 1 else 0
+        text = text_bytes(loaded.tokenizer, ids[after : max(after, end)]).decode("utf-8", "replace")
     else:
         special = loaded.tokenizer.special_token_ids()
         begin = max(np.flatnonzero(ids == special["usr"]), default=-1) + 1
@@ -202,9 +210,22 @@ def replies_of(ids: np.ndarray, loaded: LoadedRun) -> set[bytes]:
             return {ids.tobytes()}
         replies = [loaded.encode(turn["content"]) for turn in turns if turn["role"] == "assistant"]
         return {np.asarray(reply, dtype=np.int64).tobytes() for reply in replies}
-    special = loaded.tokenizer.special_token_ids()
-    begins, ends = np.flatnonzero(ids == special["asst"]) + 1, np.flatnonzero(ids == special["eot"])
-    return {ids[begin : min(ends[ends >= begin], default=len(ids))].tobytes() for begin in begins}
+    chats = chat_format(loaded.tokenizer)
+    spans = find_replies(ids, chats.reply_start, chats.reply_ends)
+    return {ids[begin : end - int(ids[end - 1] in chats.reply_ends)].tobytes() for begin, end in spans}
+
+
+def reply_ids(text: str, loaded: LoadedRun) -> list[int]:
+    """The ids of a reply as `replies_of` finds them in a conversation."""
+    text = text if isinstance(loaded.tokenizer, ByteTokenizer) else normalize_line_ends(text)
+    if not isinstance(loaded.tokenizer, ForeignTokenizer):
+        return loaded.tokenizer.encode(text)
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+    try:
+        ids, ((begin, end),) = chat_format(loaded.tokenizer).encode(chat)
+    except ValueError:  # the template refuses it, so no conversation has it
+        return loaded.tokenizer.encode_as_text(text)
+    return ids[begin : end - 1]
 
 
 def _is_public(name: str, data: DataConfig) -> bool:
@@ -367,7 +388,7 @@ class _Reader:
         ids: np.ndarray | None = None
         if not self._bytes:
             with contextlib.suppress(ValueError):  # a turn without content, or special strings: never in a cache
-                ids = np.array(encode_chat(messages, self._loaded.tokenizer), dtype=np.int64)
+                ids = np.array(chat_format(self._loaded.tokenizer).encode(messages).ids, dtype=np.int64)
         self.found.add(name, CHAT, self._loaded.encode(transcript) if ids is None else ids)
 
     def _decoding(self) -> str:

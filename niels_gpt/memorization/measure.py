@@ -16,7 +16,7 @@ from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import continue_greedily, longest_run
 from niels_gpt.model.gpt import GPT
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, token_sizes
+from niels_gpt.tokenizer import AnyTokenizer, fits, token_sizes
 
 MEMORIZED = 0.5
 """A window with this P(z) or more counts as memorized."""
@@ -130,6 +130,9 @@ class Measurement:
     longest: tuple[int, int]
     """(tokens, start) of the longest verbatim run; start is the index of its first token in the document. It ends with
     the document, or where the prompt and all of the run but its last token fill the model's T."""
+    base_log_p: np.ndarray | None = None
+    """log P(z) under the model that this one was fine-tuned from, nan where not measured; None without one."""
+    base_score: Score | None = None
 
     @property
     def p(self) -> np.ndarray:
@@ -171,7 +174,7 @@ def chance(log_p: np.ndarray | float, n: int) -> np.ndarray:
 def check_documents(model: GPT, documents: Sequence[Document], tokenizer: AnyTokenizer) -> None:
     """Raise ValueError for documents that cannot be measured, or a tokenizer that does not belong to the model."""
     V = model.config.V
-    if tokenizer.vocab_size != V and not (isinstance(tokenizer, ByteTokenizer) and V < 256):
+    if not fits(tokenizer, V):
         raise ValueError(
             f"this tokenizer does not belong to this model: it has {tokenizer.vocab_size} ids, the model has V={V}"
         )

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_gpt.memorization.base_model import load_base, with_base
 from niels_gpt.memorization.measure import (
     Document,
     ExtractionSettings,
@@ -67,12 +68,17 @@ def measure_run(
     measurements: list[Measurement] = []
     checkpoints: list[dict[str, Any]] = []
     positions: dict[str, Any] | None = None
-    interrupted = ""
+    interrupted = compared = base_problem = ""
     try:
         with progress("measuring") as show:
             _measure_in_groups(loaded, selected.documents, settings, measurements, show)
         if curve:
             measure_checkpoints(loaded, selected, settings, progress=progress, entries=checkpoints)
+        base, base_problem = load_base(loaded)
+        if base is not None:
+            with progress("measuring the base") as show:
+                measurements = with_base(measurements, base, tokenizer=loaded.tokenizer, progress=show)
+            compared = str(base.path)
         if loaded.model.config.positions == "learned":
             with progress("measuring at several offsets"):
                 positions = position_map(loaded.model, selected.documents, settings)
@@ -89,6 +95,7 @@ def measure_run(
         loaded.tokenizer,
         title=f"What {loaded.home.path.name if loaded.home else loaded.path.name} has memorized",
         checkpoint=str(loaded.path),
+        base=compared,
         step=loaded.step,
         checkpoints=checkpoints,
         position_map=positions,
@@ -97,6 +104,8 @@ def measure_run(
     )
     if selected.train_tokens is not None:
         report["train_tokens"] = selected.train_tokens
+    if base_problem:
+        report["base_problem"] = base_problem
     if interrupted:
         report["interrupted"] = interrupted
     report[FIELD] = checksum(json.loads(json.dumps(report)))  # `law_points` reads the file again

@@ -28,6 +28,7 @@ def build_report(
     *,
     title: str = "",
     checkpoint: str = "",
+    base: str = "",
     step: int = 0,
     checkpoints: Sequence[dict[str, Any]] = (),
     position_map: dict[str, Any] | None = None,
@@ -36,6 +37,7 @@ def build_report(
 ) -> dict[str, Any]:
     """Return the report dict. `checkpoints` come from `curve_entry`, `position_map` from the function of that name.
 
+    `base` is the checkpoint of the base, if the documents were measured under it too (`base_model.with_base`).
     `passages` limits the ranked passages. `strips` limits the documents whose map is drawn, those with the most likely
     windows first (None: all). Raises ValueError if nothing was measured, or with different settings.
     """
@@ -52,6 +54,7 @@ def build_report(
         "format": FORMAT,
         "title": title,
         "checkpoint": checkpoint,
+        "base": base,
         "step": step,
         "parameters": model.num_parameters(),
         "positions": model.config.positions,
@@ -101,6 +104,7 @@ def document_row(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, An
             "text": _text(tokenizer, document.ids[start : start + tokens]),
         },
         "discoverable": discoverable(measured.log_p),
+        **_base_of_document(measured),
     }
 
 
@@ -120,7 +124,8 @@ def top_passages(
     if not measured:
         return []
     log_p = np.concatenate([one.log_p for one in measured])
-    which = np.repeat(np.arange(len(measured)), [len(one.log_p) for one in measured])
+    counts = [len(one.log_p) for one in measured]
+    which, offsets = np.repeat(np.arange(len(measured)), counts), np.cumsum([0, *counts])
     starts = np.concatenate([one.starts for one in measured])
     listed: list[list[int]] = [[] for _ in measured]
     passages: list[dict[str, Any]] = []
@@ -142,11 +147,36 @@ def top_passages(
                 "end": end,
                 "p": p,
                 "log_p": float(log_p[i]),
+                **_base_of_window(one, int(i - offsets[which[i]])),
                 "prompt": _text(tokenizer, ids[start:cut]),
                 "suffix": _text(tokenizer, ids[cut:end]),
             }
         )
     return passages
+
+
+def _base_of_window(measured: Measurement, index: int) -> dict[str, float]:
+    """Return P(z) of a window under the base; nothing if it was not measured."""
+    if measured.base_log_p is None or np.isnan(measured.base_log_p[index]):
+        return {}
+    log_p = float(measured.base_log_p[index])
+    return {"base_p": math.exp(log_p), "base_log_p": log_p}
+
+
+def _base_of_document(measured: Measurement) -> dict[str, Any]:
+    """Return the results of a document under the base; nothing if it was not measured."""
+    if measured.base_log_p is None or measured.base_score is None:
+        return {}
+    p = np.exp(measured.base_log_p)
+    return {
+        "base": {
+            "mean_p": float(p.mean()),
+            "max_p": float(p.max()),
+            "mean_log_p": float(measured.base_log_p.mean()),
+            "over": {_key(level): int((p >= level).sum()) for level in LEVELS},
+            "bits_per_byte": measured.base_score.bits_per_byte,
+        }
+    }
 
 
 def strip(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, Any]:

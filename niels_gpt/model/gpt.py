@@ -167,6 +167,8 @@ class Block(nn.Module):
         attn, mlp = self.attn, self.mlp
         gate = None if mlp.gate is None else mlp.gate.weight
         matrices = gate, mlp.up.weight, mlp.down.weight
+        linears = {"qkv": attn.qkv, "out": attn.out, "gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+        found: dict[str, Any] = {role: getattr(linear, "adapter", None) for role, linear in linears.items()}
         return BlockWeights(
             self.norm_attn,
             attn.qkv.weight,
@@ -174,6 +176,7 @@ class Block(nn.Module):
             self.norm_mlp,
             *matrices,
             attn.heads,
+            adapters={role: adapter for role, adapter in found.items() if adapter is not None},  # of a `LoRALinear`
             qkv_bias=attn.qkv.bias,
             norm_q=attn.norm_q,
             norm_k=attn.norm_k,
@@ -194,6 +197,8 @@ class GPT(nn.Module):
     """Whether training recomputes each block in the backward pass instead of storing its activations."""
     prepared_backend: Backend | None = None
     """Set by `backend.use_backend`."""
+    sampled_ids: int | None = None
+    """Only ids below this are generated; None: all V. The vocabulary of a tokenizer may be smaller than V."""
 
     def __init__(self, config: ModelConfig | Mapping[str, Any]) -> None:
         super().__init__()
@@ -302,6 +307,10 @@ class GPT(nn.Module):
         """Logits (..., V) for what `hidden` returned, or some positions of it (..., C)."""
         return self.backend.logits(h, self.lm_head)
 
+    def next_logits(self, h: torch.Tensor) -> torch.Tensor:
+        """`logits` of the ids that can be generated (see `sampled_ids`)."""
+        return self.logits(h)[..., : self.sampled_ids]
+
     @property
     def backend(self) -> Backend:
         """The one set by `use_backend`, else the default for the device of the weights."""
@@ -312,11 +321,17 @@ class GPT(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def weights(self) -> ModelWeights:
-        """All weights by role, for decoders."""
+        """All weights by role, for decoders: the head computes the logits of the ids that can be generated.
+
+        Raises ValueError if the model has adapters.
+        """
         learned = None if self.pos_emb is None else self.pos_emb.weight
         sin, cos = (self.sin, self.cos) if learned is None else (None, None)
         blocks = [block.weights() for block in self.layers()]
-        return ModelWeights(self.tok_emb.weight, learned, sin, cos, blocks, self.norm, self.lm_head.weight)
+        if any(block.adapters for block in blocks):
+            raise ValueError("this model has adapters, which decoders do not compute: use model.lora.merged_model")
+        head = self.lm_head.weight if self.sampled_ids is None else self.lm_head.weight[: self.sampled_ids]
+        return ModelWeights(self.tok_emb.weight, learned, sin, cos, blocks, self.norm, head)
 
     @property
     def device(self) -> torch.device:

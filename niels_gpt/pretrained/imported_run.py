@@ -168,8 +168,10 @@ class InitialWeights(NamedTuple):
     where: str
     """For messages."""
     config: ModelConfig
-    tokenizer: str | None
-    """sha256 of its tokenizer, if it is known."""
+    step: int
+    """Training steps that were done; 0 for a public model."""
+    data: Mapping[str, str]
+    """Hashes of what it was trained on, as far as they are known; `tokenizer` is that of its tokenizer."""
     read: Callable[[str], Mapping[str, torch.Tensor]]
     """The weights on a device."""
 
@@ -210,12 +212,14 @@ def open_initial(init_from: str, device: str) -> InitialWeights:
         return InitialWeights(
             init_from,
             opened.config,
-            None if tokenizer is None else tokenizer.sha256,
+            0,
+            {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)},
             lambda device: {name: weight.to(device) for name, weight in opened.read_state().items()},
         )
     saved = read_checkpoint(path, device)
     config = model_config(saved["config"], where=init_from)
-    return InitialWeights(init_from, config, saved["extra"].get("data", {}).get("tokenizer"), lambda _: saved["model"])
+    data = saved["extra"].get("data", {})
+    return InitialWeights(init_from, config, saved["step"], data, lambda _: saved["model"])
 
 
 def describe(imported: Imported) -> list[str]:

@@ -34,12 +34,16 @@ def write_documents_csv(path: Path, report: dict[str, Any]) -> None:
 def write_windows_csv(path: Path, measurements: Sequence[Measurement]) -> None:
     """Write one line per window.
 
-    `greedy_run` counts decoded tokens only; `greedy_share` is empty where the text ends before the decoded tokens.
+    `greedy_run` counts decoded tokens only; `greedy_share` is empty where the text ends before the decoded tokens. With
+    a base there is `base_log_p`, empty where it was not measured.
     """
     header = ["document", "control", "start", "end", "log_p", "p", "greedy_share", "greedy_run"]
     rows = []
+    compared = any(m.base_log_p is not None for m in measurements)
+    header += ["base_log_p"] if compared else []
     for m in measurements:
-        columns = (m.starts, m.starts + m.window, m.log_p, m.p, m.greedy_share, m.greedy_run)
+        columns = [m.starts, m.starts + m.window, m.log_p, m.p, m.greedy_share, m.greedy_run]
+        columns += [m.base_log_p] if m.base_log_p is not None else []
         for values in zip(*(column.tolist() for column in columns), strict=True):
             rows.append([m.document.name, m.document.control, *("" if v != v else v for v in values)])
     _write_csv(path, header, rows)

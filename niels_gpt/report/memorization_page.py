@@ -43,6 +43,7 @@ def memorization_page(report: dict[str, Any]) -> str:
         title=report["title"] or "What was memorized",
         facts=", ".join(filter(None, facts)),
         unit=report["unit"],
+        base=report.get("base", ""),
         by_suffix=settings["map"] == "suffix",
         headline=headline(report),
         documents_table=_documents_table(report, groups),
@@ -80,6 +81,13 @@ def headline(report: dict[str, Any]) -> list[str]:
             )
         best = max(trained, key=lambda d: _best_log_p(report, d))
         log_p = _best_log_p(report, best)
+        if report.get("base"):
+            known = sum(d["base"]["over"][_MEMORIZED] for d in trained)
+            lines.append(
+                f"The base, before the fine-tuning, recites {known:,} of these windows; its mean P(z) is "
+                f"{percent(_mean_p([d['base'] | {'windows': d['windows']} for d in trained]))}, this model's "
+                f"{percent(_mean_p(trained))}."
+            )
         lines.append(f"The strongest passage is in “{best['name']}”: {percent(best['max_p'])}, {one_in(log_p)}.")
     else:
         lines.append("There are no trained documents in this report, only controls.")
@@ -118,6 +126,11 @@ def _total(documents: list[Document], threshold: str) -> tuple[int, int]:
     return sum(d["windows"] for d in documents), sum(d["over"][threshold] for d in documents)
 
 
+def _mean_p(documents: list[Document]) -> float:
+    """Return the mean of P(z) over all windows."""
+    return sum(d["windows"] * d["mean_p"] for d in documents) / max(sum(d["windows"] for d in documents), 1)
+
+
 def _mean_log_p(documents: list[Document]) -> float:
     """Return the mean of log P(z) over all windows."""
     windows = sum(d["windows"] for d in documents)
@@ -135,6 +148,7 @@ def _best_log_p(report: dict[str, Any], document: Document) -> float:
 def _documents_table(report: dict[str, Any], groups: list[tuple[str, list[Document]]]) -> str:
     """Return the table of P(z) by document."""
     thresholds = sorted({t for d in report["documents"] for t in d["over"]}, key=float)
+    compared = ("mean", "max") if report.get("base") else ()
     columns = [
         Column("Document", text=True),
         Column(f"{report['unit'].capitalize()}s"),
@@ -142,6 +156,7 @@ def _documents_table(report: dict[str, Any], groups: list[tuple[str, list[Docume
         Column("mean", over="P(z)", hint="mean of P(z) over the windows"),
         Column("median", over="P(z)"),
         Column("max", over="P(z)"),
+        *(Column(name, over="P(z) of the base", hint="under the model before the fine-tuning") for name in compared),
         *(Column(percent(float(t)), over="windows with P(z) of at least") for t in thresholds),
     ]
     table_groups = []
@@ -152,11 +167,13 @@ def _documents_table(report: dict[str, Any], groups: list[tuple[str, list[Docume
                 count_cell(d["tokens"]),
                 count_cell(d["windows"]),
                 *(Cell(short(d[key]), d[key]) for key in ("mean_p", "median_p", "max_p")),
+                *(Cell(short(d["base"][f"{name}_p"]), d["base"][f"{name}_p"]) for name in compared),
                 *(count_cell(d["over"].get(t, 0)) for t in thresholds),
             ]
             for d in documents
         ]
-        table_groups.append(Group(rows, heading, _totals(documents, thresholds) if len(rows) > 1 else None))
+        totals = _totals(documents, thresholds, compared=bool(compared)) if len(rows) > 1 else None
+        table_groups.append(Group(rows, heading, totals))
     return table(columns, table_groups)
 
 
@@ -165,18 +182,25 @@ def _small_print(document: Document) -> str:
     return ", ".join(filter(None, (source, "shorter than a window" if document["short"] else "")))
 
 
-def _totals(documents: list[Document], thresholds: list[str]) -> list[Cell]:
+def _totals(documents: list[Document], thresholds: list[str], *, compared: bool) -> list[Cell]:
     windows = sum(d["windows"] for d in documents)
-    mean = sum(d["windows"] * d["mean_p"] for d in documents) / max(windows, 1)
-    best = max(d["max_p"] for d in documents)
+
+    def mean_and_max(rows: list[Document]) -> list[Cell]:
+        pairs = zip(documents, rows, strict=True)
+        mean = sum(d["windows"] * row["mean_p"] for d, row in pairs) / max(windows, 1)
+        best = max(row["max_p"] for row in rows)
+        return [Cell(short(mean), mean), Cell(short(best), best)]
+
+    mean, best = mean_and_max(documents)
     over = [sum(d["over"].get(t, 0) for d in documents) for t in thresholds]
     return [
         Cell("all"),
         count_cell(sum(d["tokens"] for d in documents)),
         count_cell(windows),
-        Cell(short(mean), mean),
+        mean,
         Cell(""),
-        Cell(short(best), best),
+        best,
+        *(mean_and_max([d["base"] for d in documents]) if compared else ()),
         *map(count_cell, over),
     ]
 

@@ -449,11 +449,12 @@ def _audit_lines(verdict: dict[str, Any], facts: RunFacts) -> list[str]:
     if not _is_of(verdict["checkpoint"], facts):
         return []
     over = f"{plural(verdict['windows_over'], 'passage')} of {plural(verdict['notes_exposed'], 'document')}"
+    known = f" The base already knew {verdict['windows_known']:,} of them." if verdict.get("base") else ""
     so_far = " The audit was interrupted." if verdict.get("interrupted") else ""
     return [
         f"Audit after {plural(verdict['step'], 'step')}: {verdict['verdict']}. {over} have a P(z) of "
         f"{verdict['threshold']:g} or more, of {plural(verdict['windows'], 'passage')} in "
-        f"{plural(verdict['notes_audited'], 'document')}.{so_far}"
+        f"{plural(verdict['notes_audited'], 'document')}.{known}{so_far}"
     ]
 
 

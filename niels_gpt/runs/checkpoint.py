@@ -1,11 +1,15 @@
 """Checkpoints: weights, optimizer state, step and model config in one `.pt`, with `config.json` beside it.
 
+The checkpoints of a LoRA run hold only the adapters; the frozen weights are in `base.pt` beside them, written once.
+Reading one merges both, so that callers see an ordinary checkpoint.
+
 A checkpoint is data: it is loaded with `weights_only=True` and never runs code. It holds no path, user name or host
 name, so that it can be published (what the weights have memorized is another question).
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import numbers
@@ -22,10 +26,14 @@ import torch
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.lora import adapter_state, base_state, has_adapters, is_adapter, merged_state
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
 from niels_gpt.system import files, memory
 from niels_gpt.system.private_files import keep_private
+
+BASE = "base.pt"
+"""The file of the frozen weights in the folder of the checkpoints of a LoRA run."""
 
 
 def save_checkpoint(
@@ -40,11 +48,13 @@ def save_checkpoint(
     """Write a checkpoint to `path` (.pt or .pth) and its config to `config.json` in the same folder.
 
     The write is atomic: a kill or a full disk (OSError) leaves the previous file intact. `extra` holds what a run needs
-    to resume: numbers, strings, and lists and dicts of them. Raises TypeError, before anything is written, for a config
-    that is not JSON and for content that `load_checkpoint` would reject.
+    to resume: numbers, strings, and lists and dicts of them; for a model with adapters also `lora`, a dict of its
+    `scale` and the `base` that `save_base` returned. Raises TypeError, before anything is written, for a config that is
+    not JSON and for content that `load_checkpoint` would reject.
     """
     state = None if optimizer is None else optimizer.state_dict()
-    save_state(path, model.state_dict(), state, step, config, extra=extra)
+    weights = adapter_state(model) if has_adapters(model) else model.state_dict()
+    save_state(path, weights, state, step, config, extra=extra)
 
 
 def save_state(
@@ -81,6 +91,29 @@ def save_state(
                 raise err.__context__ from None
             raise OSError(28, str(err)) from err
     files.write_json(path.with_name("config.json"), config)
+
+
+def save_base(folder: Path, model: GPT, *, step: int, data: Mapping[str, str]) -> str:
+    """Write the frozen weights of a model with adapters to base.pt of a folder; returns the sha256 of the weights.
+
+    step, data: of the checkpoint that the weights came from.
+    """
+    path = folder / BASE
+    with torch.device("meta"):
+        base = GPT(model.config)
+    base.load_state_dict(base_state(model), assign=True)
+    sha256 = weights_sha256(base.state_dict())
+    save_checkpoint(path, base, None, step, model.config, extra={"data": dict(data), "weights": sha256})
+    return sha256
+
+
+def weights_sha256(state: Mapping[str, torch.Tensor]) -> str:
+    """The sha256 of the names, shapes and float32 bytes of weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:
@@ -128,10 +161,11 @@ def load_checkpoint(
     return payload["config"], payload["model"], payload["optimizer"], payload["step"]
 
 
-def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, device: str | torch.device, *, merge: bool = True) -> dict[str, Any]:
     """The full content of a checkpoint, including `extra`; sharded checkpoints (folders) too.
 
-    Raises as `load_checkpoint` does.
+    merge: add the adapters of a LoRA checkpoint to its base; else `model` has both, as the state dict of the model that
+    is trained. Raises as `load_checkpoint` does.
     """
     path = Path(path)
     if (path / "checkpoint.json").is_file():
@@ -163,7 +197,42 @@ def read_checkpoint(path: str | Path, device: str | torch.device) -> dict[str, A
     payload.setdefault("extra", {})
     if problem := invalid_entry(payload):
         raise CheckpointError(f"{path} is not a niels-gpt checkpoint: its {problem}")
+    if "lora" in payload["extra"]:
+        payload["model"] = _with_base(path, payload, device, merge=merge)
     return payload
+
+
+def _with_base(path: Path, payload: Mapping[str, Any], device: str | torch.device, *, merge: bool) -> dict[str, Any]:
+    """The weights of a LoRA checkpoint with those of base.pt beside it. Raises CheckpointError if they do not fit."""
+    lora, adapters = payload["extra"]["lora"], payload["model"]
+    scale, wanted = (lora.get("scale"), lora.get("base")) if isinstance(lora, dict) else (None, None)
+    if not isinstance(scale, float) or not isinstance(wanted, str) or not isinstance(adapters, dict):
+        raise CheckpointError(f"{path} is not a niels-gpt checkpoint: its extra.lora or its adapters are invalid")
+    file = path.with_name(BASE)
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path} holds LoRA adapters, but the weights they belong to are not beside it: copy {BASE} of its run to "
+            f"{file}"
+        )
+    base = read_checkpoint(file, device)
+    if base["extra"].get("weights") != wanted:
+        raise CheckpointError(
+            f"{file} does not hold the weights that {path} was trained on: use {BASE} of the same run"
+        )
+    shapes = dict(weight_shapes(model_config(base["config"], where=str(file))))
+    _compare(shapes.items(), base["model"], where=str(file))
+    expected = list(shapes.items())
+    for name in adapters:
+        matrix, _, kind = name.rpartition(".")
+        rows_and_columns = shapes.get(f"{matrix}.weight", ())
+        other: Any = adapters.get(f"{matrix}.lora_{'B' if kind == 'lora_A' else 'A'}")
+        if not is_adapter(name) or len(rows_and_columns) != 2 or not (is_dense(other) and other.dim() == 2):
+            raise CheckpointError(f"{path} is not a niels-gpt checkpoint: {name} is no adapter of its model")
+        rows, columns = rows_and_columns
+        expected.append((name, (other.shape[1], columns) if kind == "lora_A" else (rows, other.shape[0])))
+    state = {**base["model"], **adapters}
+    _compare(expected, state, where=str(path))
+    return merged_state(state, scale) if merge else state
 
 
 def _check_archive(path: Path) -> None:
@@ -239,9 +308,9 @@ def model_config(config: dict[str, Any], *, where: str) -> ModelConfig:
         raise CheckpointError(f"{where} has an invalid model config: {err}") from err
 
 
-def check_weights(model: GPT, state: Any, *, where: str) -> None:
-    """Raise CheckpointError, naming the first difference, if a state dict does not match a model."""
-    _compare(((name, weight.shape) for name, weight in model.state_dict().items()), state, where=where)
+def check_weights(weights: Mapping[str, torch.Tensor], state: Any, *, where: str) -> None:
+    """Raise CheckpointError, naming the first difference, if a state dict does not match the weights of a model."""
+    _compare(((name, weight.shape) for name, weight in weights.items()), state, where=where)
 
 
 def _compare(expected: Iterable[tuple[str, tuple[int, ...]]], state: Any, *, where: str) -> None:

@@ -16,13 +16,13 @@ from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import environment
-from niels_gpt.runs.checkpoint import CheckpointError, read_checkpoint, save_checkpoint
+from niels_gpt.runs.checkpoint import BASE, CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
 from niels_gpt.system import files
 from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, Tokenizer, remove_foreign, write_foreign
 
 
 class RunFolder:
@@ -36,6 +36,7 @@ class RunFolder:
         self.samples = self.path / "samples"
         self.plot_path = self.path / "loss.png"
         self.tokenizer_path = self.path / "tokenizer.model"
+        self.foreign_tokenizer = self.path / "tokenizer"
         self.skipped_path = self.path / "skipped.json"
         self.environment_path = self.path / environment.FILE
         self.source_path = self.path / "source.json"
@@ -99,6 +100,8 @@ class RunFolder:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""
         if isinstance(tokenizer, Tokenizer):
             files.write_bytes(self.tokenizer_path, tokenizer.model)
+        elif isinstance(tokenizer, ForeignTokenizer):
+            write_foreign(tokenizer, self.foreign_tokenizer)
 
     def write_skipped(self, selections: Mapping[str, SelectedNotes]) -> None:
         """Record which files of the sources were not read, and why; no file if no source was selected from."""
@@ -110,8 +113,11 @@ class RunFolder:
     def release(self) -> None:
         """Delete the files of a run that did no step, so that the folder can be used again."""
         config = (self.config_path, copy_path(self.config_path))
-        for path in (*config, self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path):
+        files_of_run = self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path, self.base
+        for path in (*config, *files_of_run, self.base.with_name("config.json")):
             path.unlink(missing_ok=True)
+        if self.foreign_tokenizer.is_dir():
+            remove_foreign(self.foreign_tokenizer)
 
     def read_config(self) -> RunConfig:
         """The config of the run; warns if it has changed since the run wrote it. Raises ValueError for no run."""
@@ -178,6 +184,11 @@ class RunFolder:
     def best(self) -> Path:
         """The path of the checkpoint with the lowest validation loss."""
         return self.checkpoints / "best.pt"
+
+    @property
+    def base(self) -> Path:
+        """The path of the frozen weights of a LoRA run."""
+        return self.checkpoints / BASE
 
     def step_files(self) -> list[Path]:
         """The numbered checkpoints, newest first: files, or folders of sharded checkpoints."""
@@ -287,27 +298,31 @@ class RunFolder:
             self._point_to(good)
         return good
 
-    def read(self, path: Path, device: str, *, tensors: bool = True, verify: bool = True) -> dict[str, Any]:
+    def read(
+        self, path: Path, device: str, *, tensors: bool = True, verify: bool = True, merge: bool = True
+    ) -> dict[str, Any]:
         """The content of a checkpoint; with tensors=False that of a sharded one without its tensors.
 
-        Raises CheckpointError if it is damaged."""
+        merge: as for `read_checkpoint`. Raises CheckpointError if it is damaged."""
         if not tensors and path.is_dir():
             from niels_gpt.runs.sharded_checkpoint import read_head
 
             return read_head(path, verify=verify)
-        return read_checkpoint(path, device)
+        return read_checkpoint(path, device, merge=merge)
 
-    def newest_checkpoint(self, device: str, *, tensors: bool = True) -> tuple[Path | None, dict[str, Any], list[str]]:
+    def newest_checkpoint(
+        self, device: str, *, tensors: bool = True, merge: bool = True
+    ) -> tuple[Path | None, dict[str, Any], list[str]]:
         """(path, content, warnings) of the newest readable checkpoint; (None, {}, []) if there is none.
 
         Damaged checkpoints are skipped and named in the warnings. Raises CheckpointError if all are damaged. `tensors`
-        is as for `read`.
+        and `merge` are as for `read`.
         """
         candidates = [p for p in (*self._pointers(), *self.step_files()) if p.exists()]
         damaged: list[str] = []
         for path in candidates:
             try:
-                return path, self.read(path, device, tensors=tensors), damaged
+                return path, self.read(path, device, tensors=tensors, merge=merge), damaged
             except (CheckpointError, FileNotFoundError) as err:
                 damaged.append(str(err))
         if damaged:

@@ -19,7 +19,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.system.device import resolve_device
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, fits, has_tokenizer, load_tokenizer
 
 RUNS = Path("runs")
 
@@ -41,6 +41,8 @@ class LoadedRun(NamedTuple):
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text as in the training data: token caches hold `\\n` line ends only."""
         text = text if isinstance(self.tokenizer, ByteTokenizer) else normalize_line_ends(text)
+        if isinstance(self.tokenizer, ForeignTokenizer):
+            return self.tokenizer.encode_documents([text])[0].astype(np.int64)
         return np.array(self.tokenizer.encode(text), dtype=np.int64)
 
     @property
@@ -158,7 +160,7 @@ def load_run(
 
     path: a run, a pipeline or a checkpoint; None: the newest run in runs/.
     checkpoint: the checkpoint to load instead of the best one of the run.
-    tokenizer: a tokenizer.model to use instead of the one beside the checkpoint.
+    tokenizer: a tokenizer to use instead of the one beside the checkpoint.
 
     Raises ValueError or OSError if the model cannot be loaded or its tokenizer is not found.
     """
@@ -180,33 +182,38 @@ def load_run(
     if found.sha256 is not None and data.get("tokenizer", found.sha256) != found.sha256:
         raise ValueError(
             f"{file} was trained with a different tokenizer, or tokenizer.model is damaged (its sha256 differs): use "
-            "tokenizer.model of its run, or restore it from spm.model of the token cache"
+            "tokenizer.model of its run, or restore it from spm.model of the token cache; a tokenizer of others is the "
+            "folder tokenizer/ of both"
         )
     return LoadedRun(model, saved["step"], file, run, found, data)
 
 
 def _find_tokenizer(model: GPT, checkpoint: Path, run: RunFolder | None, named: Path | None) -> AnyTokenizer:
-    """The named tokenizer, else tokenizer.model of the run, beside the checkpoint or one folder up; else bytes.
+    """The named tokenizer, else that of the run, beside the checkpoint or one folder up; else bytes.
 
-    Raises ValueError if there is none, or if its vocabulary is not the model's.
+    Ours is the file tokenizer.model, one of others the folder tokenizer/. A model with more ids than a tokenizer of
+    others generates none of the rest. Raises ValueError if there is none, or if its vocabulary is not the model's.
     """
-    nearby = [checkpoint.parent / "tokenizer.model", checkpoint.parent.parent / "tokenizer.model"]
-    candidates = [named] if named is not None else [*([run.tokenizer_path] if run else []), *nearby]
-    path = next((each for each in candidates if named is not None or each.is_file()), None)
+    folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
+    candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
+    found = [path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path))]
+    path = named if named is not None else next(iter(found), None)
     V = model.config.V
     if path is None:
         if V > 256:
             raise ValueError(
-                f"{checkpoint} has a vocabulary of {V} tokens, but there is no tokenizer.model beside it: "
-                "name it with --tokenizer"
+                f"{checkpoint} has a vocabulary of {V} tokens, but there is no tokenizer.model beside it (nor a folder "
+                "tokenizer/): name it with --tokenizer"
             )
         return ByteTokenizer()
     tokenizer = load_tokenizer(path)
-    if tokenizer.vocab_size != V:
+    if not fits(tokenizer, V):
         raise ValueError(
             f"{path} has {tokenizer.vocab_size} ids, but {checkpoint} has V={V}: this tokenizer does not belong to "
             "this model"
         )
+    if tokenizer.vocab_size < V:
+        model.sampled_ids = tokenizer.vocab_size
     return tokenizer
 
 

@@ -16,7 +16,6 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from niels_gpt.chat.transcript import STOPS
 from niels_gpt.chat.untrusted import ChatPrompt
 from niels_gpt.inference.inspection import attention, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.logprobs import TokenLogprobs
@@ -153,7 +152,7 @@ async def stream_reply(body: ReplyRequest, request: Request) -> Response:
         [[*prompt.ids, *reply]],
         body.max_tokens,
         Sampling(body.temperature, body.top_k, body.top_p, body.min_p),
-        stops=STOPS if model.over_bytes and body.messages is not None else (),
+        stops=model.format.stops if body.messages is not None else (),
         options=options,
         start=reply,
     )
@@ -238,7 +237,7 @@ async def show_logit_lens(body: LensRequest, request: Request) -> JSONResponse:
     """What each layer would predict as the next token."""
     context = await _read(body, request)
     model, visible = context.model, context.visible
-    top = min(body.top, model.model.config.V)
+    top = min(body.top, model.vocabulary)
     found = await call_model(request, model, lambda: logit_lens(model.model, visible, len(visible) - 1, top))
     layers = [
         [{"id": i, "token": token_text(model, i), "probability": round(p, DIGITS)} for i, p in layer] for layer in found
@@ -276,9 +275,8 @@ async def _read(body: Inspected, request: Request) -> _Context:
             param="reply",
             code="context_length_exceeded",
         )
-    V = model.model.config.V
-    if body.reply and max(body.reply) >= V:
-        raise APIError(400, f"reply has the id {max(body.reply)}; {model.id} has {V} ids", param="reply")
+    if body.reply and max(body.reply) >= model.vocabulary:
+        raise APIError(400, f"reply has the id {max(body.reply)}; {model.id} has {model.vocabulary} ids", param="reply")
     record = record_of(request.scope)
     record.model, record.prompt_tokens = model.id, len(prompt.ids) + len(body.reply)
     return _Context(model, prompt, body.reply, body.started)

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from niels_gpt.chat.transcript import STOPS
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import Generation, Order, ScoredToken
@@ -61,7 +60,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Reply to a conversation."""
     model, limits = find_model(request, body.model), limits_of(request)
     prompt = await encode_messages(body.messages, model, limits, continue_last=body.continue_final_message)
-    stops = [*body.stops, *(STOPS if model.over_bytes else ())]
+    stops = [*body.stops, *model.format.stops]
     wanted = body.most_tokens or min(model.context, limits.new_tokens)
     options: dict[str, Any] = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
     options["pinned"] = prompt.pinned

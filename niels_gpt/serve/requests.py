@@ -73,8 +73,8 @@ def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
             param=param,
             code="context_length_exceeded",
         )
-    if max(ids) >= model.model.config.V:
-        raise APIError(400, f"{param} has the id {max(ids)}; {model.id} has {model.model.config.V} ids", param=param)
+    if max(ids) >= model.vocabulary:
+        raise APIError(400, f"{param} has the id {max(ids)}; {model.id} has {model.vocabulary} ids", param=param)
 
 
 async def call_model(request: Request, model: ServedModel, function: Callable[[], R]) -> R:
@@ -192,12 +192,12 @@ async def encode_texts(
 ) -> list[Sequence[int]]:
     """Return the ids of each prompt. Special strings in it are text. Raises APIError 400."""
     size = check_bytes((text for text in given if isinstance(text, str)), limits, param)
-    as_text = model.tokenizer.encode_as_text
+    as_text, start = model.tokenizer.encode_as_text, model.tokenizer.document_start
     prompts: list[Sequence[int]] = await _encode(
-        size, lambda: [as_text(prompt) if isinstance(prompt, str) else prompt for prompt in given], param
+        size, lambda: [[*start, *as_text(prompt)] if isinstance(prompt, str) else prompt for prompt in given], param
     )
-    for ids in prompts:
-        if not ids:
+    for text, ids in zip(given, prompts, strict=True):
+        if not ids or not text:
             raise APIError(400, f"{param} is empty: give at least one character to continue", param=param)
         if len(ids) > limits.prompt_tokens:
             raise APIError(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from niels_gpt.chat.format import ChatFormat
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.generation import visible_bytes
@@ -17,7 +19,7 @@ from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.serve.limits import Admission, Limits
 from niels_gpt.serve.model_worker import ModelWorker
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer
 
 
 @dataclass
@@ -46,6 +48,11 @@ class ServedModel:
         return self.model.config.T
 
     @property
+    def vocabulary(self) -> int:
+        """Number of ids that can be read and generated."""
+        return self.model.sampled_ids or self.model.config.V
+
+    @property
     def over_bytes(self) -> bool:
         """Whether tokens are bytes."""
         return isinstance(self.tokenizer, ByteTokenizer)
@@ -58,13 +65,20 @@ class ServedModel:
     @cached_property
     def special_names(self) -> dict[int, str]:
         """The names of the special ids for a reader: <eot> and the roles."""
-        return {i: f"<{name}>" for name, i in self.tokenizer.special_token_ids().items()}
+        special = self.tokenizer.special_token_ids()
+        if isinstance(self.tokenizer, ForeignTokenizer):  # its names are strings such as <|im_end|>
+            return {i: name for name, i in special.items() if name not in ("eot", "bos")}
+        return {i: f"<{name}>" for name, i in special.items()}
 
     @property
+    def format(self) -> ChatFormat:
+        """The chat format of the tokenizer."""
+        return chat_format(self.tokenizer)
+
+    @cached_property
     def end_ids(self) -> list[int]:
         """The ids that end a continuation."""
-        end = self.tokenizer.special_token_ids().get("eot")
-        return [] if end is None else [end]
+        return list(self.format.end_ids)
 
     def describe(self) -> dict[str, object]:
         """The model in the list of models."""
@@ -75,7 +89,7 @@ class ServedModel:
             "owned_by": "niels-gpt",
             "context_length": self.context,
             "tokens": "bytes" if self.over_bytes else "subwords",
-            "vocabulary_size": self.model.config.V,
+            "vocabulary_size": self.vocabulary,
             "layers": self.model.config.L,
             "heads": self.model.config.H,
             "parameters": sum(p.numel() for p in self.model.parameters()),

@@ -14,7 +14,7 @@ from niels_gpt.config.splice import SpliceMultiDocumentLMConfig, SpliceSingleDoc
 
 if TYPE_CHECKING:
     from niels_gpt.cache.token_stream import TokenStream
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer import SubwordTokenizer
 
 SelectionConfig = SpliceSingleDocumentLMConfig | SpliceMultiDocumentLMConfig
 
@@ -171,7 +171,7 @@ class OpenCache:
         expected = None if tokenizer is None else tokenizer_hash(tokenizer)
         self.stream = TokenStream(self.folder / split, tokenizer_sha256=expected)
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> SubwordTokenizer:
         """The tokenizer of the cache's folder."""
         from niels_gpt.cache.folder import CacheFolder
 

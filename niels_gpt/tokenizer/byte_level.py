@@ -58,6 +58,12 @@ class ByteTokenizer:
 
     vocab_size = 256
     sha256 = None
+    dtype = np.dtype(np.uint16)
+    document_start: Sequence[int] = ()
+    end_ids: Sequence[int] = ()
+    adds_space = False
+    lossy = None
+    loss_notice = None
     token_bytes: Sequence[bytes] = [bytes((byte,)) for byte in range(256)]
 
     def encode(self, text: str) -> list[int]:

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from niels_gpt.tokenizer.foreign import ForeignTokenizer
+from niels_gpt.tokenizer.sizes import SubwordTokenizer
 from niels_gpt.tokenizer.special import find_special
-from niels_gpt.tokenizer.subword import Tokenizer
 
 UNKNOWN_ID = 0
-"""The id of `<unk>`, which is never encoded."""
+"""Our id of `<unk>`, which is never encoded."""
 
 
 class Compression(NamedTuple):
-    """The tokens of some texts. Texts with a special token are skipped: they cannot be encoded."""
+    """The tokens of some texts. Texts with one of our special tokens are skipped: they cannot be encoded."""
 
     texts: int
     bytes: int
@@ -29,13 +30,16 @@ class Compression(NamedTuple):
     """(vocab_size,) occurrences of each id."""
 
 
-def measure_compression(tokenizer: Tokenizer, texts: Iterable[str]) -> Compression | None:
+def measure_compression(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> Compression | None:
     """Encode texts and count their tokens; None if there is no text."""
-    plain = [text for text in texts if find_special(text) is None]
+    if isinstance(tokenizer, ForeignTokenizer):
+        plain, encode = list(texts), tokenizer.encode_documents  # no text is special
+    else:
+        plain, encode = [text for text in texts if find_special(text) is None], tokenizer.encode_batch
     if not plain:
         return None
     began = time.perf_counter()
-    ids = np.concatenate(tokenizer.encode_batch(plain))
+    ids = np.concatenate(encode(plain))
     seconds = time.perf_counter() - began
     counts = np.bincount(ids, minlength=tokenizer.vocab_size)
     single = [i for i, subword in enumerate(tokenizer.token_bytes) if len(subword) == 1]
@@ -43,9 +47,10 @@ def measure_compression(tokenizer: Tokenizer, texts: Iterable[str]) -> Compressi
     return Compression(len(plain), size, len(ids), int(counts[single].sum()), seconds, counts)
 
 
-def multi_byte_subwords(tokenizer: Tokenizer) -> list[int]:
+def multi_byte_subwords(tokenizer: SubwordTokenizer) -> list[int]:
     """Return the ids of the subwords of several bytes, without `<unk>` and the special tokens; longest first."""
-    special = {UNKNOWN_ID, *tokenizer.special_token_ids().values()}
+    unknown = () if isinstance(tokenizer, ForeignTokenizer) else (UNKNOWN_ID,)
+    special = {*unknown, *tokenizer.special_token_ids().values()}
     sizes = [len(subword) for subword in tokenizer.token_bytes]
     ids = [i for i, size in enumerate(sizes) if size > 1 and i not in special]
     return sorted(ids, key=lambda i: (-sizes[i], i))

@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from niels_gpt.tokenizer.byte_level import ByteTokenizer
+from niels_gpt.tokenizer.foreign import ForeignTokenizer
 from niels_gpt.tokenizer.subword import Tokenizer
 
-AnyTokenizer = ByteTokenizer | Tokenizer
+SubwordTokenizer = Tokenizer | ForeignTokenizer
+AnyTokenizer = ByteTokenizer | SubwordTokenizer
+
+
+def fits(tokenizer: AnyTokenizer, V: int) -> bool:
+    """Whether a tokenizer can belong to a model of V ids: ours has as many, one of others may have fewer."""
+    if isinstance(tokenizer, ForeignTokenizer):
+        return tokenizer.vocab_size <= V
+    return tokenizer.vocab_size == V or (isinstance(tokenizer, ByteTokenizer) and V < 256)
 
 
 def token_sizes(tokenizer: AnyTokenizer) -> np.ndarray:

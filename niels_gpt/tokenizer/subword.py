@@ -6,7 +6,6 @@ the text is split at U+2581, and each one is encoded as its three utf-8 bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,8 @@ from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
+from niels_gpt.tokenizer.byte_pieces import byte_of_piece, byte_piece
+from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS, split_special
 
 BLOCK = "\u2581"
@@ -25,7 +26,6 @@ BLOCK = "\u2581"
 _PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
 """Text that SentencePiece changes unless it is trained with the right options."""
 _NAMES_AND_TOKENS = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _remedy() -> str:
@@ -34,6 +34,11 @@ def _remedy() -> str:
 
 class Tokenizer:
     """A trained SentencePiece model with the four special tokens."""
+
+    document_start: Sequence[int] = ()
+    adds_space = False
+    lossy = None
+    loss_notice = None
 
     def __init__(self, model: bytes, *, where: str = "the tokenizer") -> None:
         """Load the bytes of a model. Raises ValueError if they are not a lossless model with our special tokens."""
@@ -49,12 +54,15 @@ class Tokenizer:
         self.vocab_size: int = self._sp.vocab_size() if model else 0
         if not self.vocab_size:
             raise ValueError(f"{where} is not a SentencePiece model: it is empty; {_remedy()}")
+        self.dtype = token_dtype(self.vocab_size)
+        """Of the arrays of `encode_batch`: uint16, or uint32 if the vocabulary has more than 65,536 ids."""
         ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
         for (name, token), i in zip(_NAMES_AND_TOKENS, ids, strict=True):
             if self._sp.id_to_piece(i) != token:
                 raise ValueError(f"{where} has no special token {name} ({token}): {_remedy()}")
         self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
-        self._block = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in BLOCK.encode("utf-8")]
+        self._block = [self._sp.piece_to_id(byte_piece(byte)) for byte in BLOCK.encode("utf-8")]
+        self.end_ids = (self._special["eot"],)
         self._check(where)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
@@ -63,7 +71,7 @@ class Tokenizer:
 
     def _check(self, where: str) -> None:
         """Raise ValueError for a model that would lose text: truncated, or trained with other options."""
-        missing = [byte for byte in range(256) if not self._sp.is_byte(self._sp.piece_to_id(f"<0x{byte:02X}>"))]
+        missing = [byte for byte in range(256) if not self._sp.is_byte(self._sp.piece_to_id(byte_piece(byte)))]
         single = all(self.encode(token) == [self._special[name]] for name, token in _NAMES_AND_TOKENS)
         ids = self.encode(_PROBE)
         if missing or not single or b"".join(map(self._bytes_of, ids)) != _PROBE.encode("utf-8"):
@@ -101,19 +109,19 @@ class Tokenizer:
         return [i for segment in split_special(text) for i in self.encode(segment)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as uint16, equal to those of `encode`. Releases the interpreter lock."""
+        """Return the ids of each text as `dtype`, equal to those of `encode`. Releases the interpreter lock."""
         try:
             if any(BLOCK in text for text in texts):
-                return [np.array(self.encode(text), dtype=np.uint16) for text in texts]
+                return [np.array(self.encode(text), dtype=self.dtype) for text in texts]
             if self._arrays:  # SentencePiece 0.2.2 and later: no Python int per token
                 arrays = self._sp.encode(list(texts), num_threads=1, return_type="numpy")
-                return [ids.astype(np.uint16) for ids in arrays]
+                return [ids.astype(self.dtype) for ids in arrays]
             lists = self._sp.encode(list(texts), num_threads=1)
         except (RuntimeError, TypeError, UnicodeError):
             for text in texts:
                 _check_text(text)
             raise
-        return [np.array(ids, dtype=np.uint16) for ids in lists]
+        return [np.array(ids, dtype=self.dtype) for ids in lists]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, or of a single one; invalid utf-8 becomes U+FFFD.
@@ -147,9 +155,9 @@ class Tokenizer:
     def _bytes_of(self, i: int) -> bytes:
         piece: str = self._sp.id_to_piece(i)
         if self._sp.is_byte(i):
-            match = _BYTE_PIECE.fullmatch(piece)
-            assert match is not None
-            return bytes((int(match[1], 16),))
+            byte = byte_of_piece(piece)
+            assert byte is not None
+            return byte
         if self._sp.is_unknown(i):  # encode never returns it, since every byte has a piece
             return "\ufffd".encode()
         return piece.replace(BLOCK, " ").encode("utf-8")
@@ -162,14 +170,8 @@ def _check_text(text: str) -> None:
     utf8_bytes(text)
 
 
-def load_tokenizer(model_path: str | Path) -> Tokenizer:
-    """Load a tokenizer from `spm.model`, or from the folder that contains it.
-
-    Raises FileNotFoundError, or ValueError for a file that is not a tokenizer of this project, or that differs from the
-    `meta.json` beside it.
-    """
-    path = Path(model_path)
-    path = path / "spm.model" if path.is_dir() else path
+def load_subword(path: Path) -> Tokenizer:
+    """Load our tokenizer from its file. Raises as `load_tokenizer` does."""
     if not path.is_file():
         raise FileNotFoundError(f"no tokenizer {path}: train one with {command('tokenizer', 'train')}")
     model = path.read_bytes()

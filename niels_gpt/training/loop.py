@@ -25,7 +25,9 @@ from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.lora import add_adapters
 from niels_gpt.pretrained.imported_run import initial_path
+from niels_gpt.runs.checkpoint import save_base
 from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.runs.loading import claimed_run
@@ -128,6 +130,11 @@ def train(
     sources: list[dict[str, Any]] = []
     config = with_absolute_paths(config)
     with world.fail_together():
+        if resume and run.imported:
+            start = command("train", "--set", f"init_from={run.path}")
+            raise ValueError(
+                f"{run.path} is an imported model without training steps: start a new run from it with {start}"
+            )
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
             subset = resume and run.exists and config.splice.restrict_to_training_subset
@@ -157,14 +164,15 @@ def train(
                 )
             with world.fail_together():
                 scheduled_lr(0, config.train)  # rejects a long warm-up of a resumed run that has no checkpoint yet
-                if config.init_from and state.step == 0:
-                    initialize(state, config, task, device)
+                origin = initialize(state, config, task, device) if config.init_from and state.step == 0 else None
         with world.fail_together():
             runner = StepRunner(
                 state.model, state.optimizer, config, device, world=world, module=state.module, note=report.note
             )
             log = None
             if world.is_main:
+                if config.train.lora.rank and origin is not None:
+                    state.base = save_base(run.checkpoints, state.model, step=origin.step, data=origin.data)
                 if resume:
                     run.keep_metrics_before(state.step)
                     run.retain(config.output.keep, up_to=state.step)  # killed before it deleted old checkpoints
@@ -235,6 +243,11 @@ def check_start(
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
+    if config.train.lora.rank and not config.init_from:
+        raise ValueError(
+            f"train.lora.rank={config.train.lora.rank} freezes the initial weights, but init_from is empty, so they "
+            "are random: set init_from to a checkpoint, or train.lora.rank=0"
+        )
     if config.init_from and not resume:
         initial_path(config.init_from)
     if world.is_main:
@@ -245,11 +258,6 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
     files.check_output_path(run.path, "--run-dir", folder=True)
     if resume and not run.exists:
         raise ValueError(f"nothing to resume: {run.path} is not a run (it has no config.yaml)")
-    if resume and run.imported:
-        start = command("train", "--set", f"init_from={run.path}")
-        raise ValueError(
-            f"{run.path} is an imported model without training steps: start a new run from it with {start}"
-        )
     if run.exists and not resume:
         remedy = f"resume it with {run.resume_command}, or choose another --run-dir"
         raise ValueError(f"{run.path} already holds a run: {remedy}")
@@ -262,6 +270,8 @@ def _initial_state(config: RunConfig, device: str, world: World) -> TrainState:
     """The initial weights, equal on every process; with engine.shard each process keeps only its shard."""
     set_seed(derive_seed(config.train.seed, "init"))
     model = GPT(config.model)
+    if config.train.lora.rank:
+        add_adapters(model, config.train.lora)
     shard = config.engine.shard and world.size > 1
     module = distribute(model if shard else model.to(device), world, shard=shard)
     return TrainState(model, make_optimizer(model, config.train), module=module)
@@ -283,7 +293,8 @@ def _loop(
     total, out, settings = config.train.total_steps, config.output, config.train
     fingerprint = task.fingerprint()
     evals: dict[str, float] = {}
-    flops = flops_per_token(config.model, state.model.num_parameters())
+    frozen = sum(weight.numel() for weight in state.model.parameters() if not weight.requires_grad)
+    flops = flops_per_token(config.model, state.model.num_parameters(), frozen=frozen)
     meter = ThroughputMeter(device, flops=flops, processes=world.size)
 
     def record(lines: list[dict[str, Any]]) -> None:
@@ -296,6 +307,7 @@ def _loop(
     def save(model: GPT, *, numbered: bool, best: bool) -> None:
         extra: dict[str, Any] = {"config": identity(config), "data": fingerprint, "best": state.best}
         extra |= {"processes": world.size} if world.size > 1 else {}
+        extra |= {"lora": {"scale": settings.lora.scale, "base": state.base}} if settings.lora.rank else {}
         if world.is_main and (best or not state.sharded):
             optimizer, file = (None, False) if state.sharded else (state.optimizer, numbered)
             run.save(model, optimizer, state.step, extra, numbered=file, best=best, keep=out.keep)
@@ -379,7 +391,7 @@ def _loop(
             if due and log is not None:
                 log.sync()
             if due or improved:
-                save(model, numbered=due, best=improved)
+                save(model if state.sharded else state.model, numbered=due, best=improved)
             if sampling and world.is_main:  # after the save, so a failure here loses nothing
                 sample(model)
             del model  # with engine.shard this is a full copy of the weights

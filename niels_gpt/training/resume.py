@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config.schema import default_warmup
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.lora import base_state
 from niels_gpt.pretrained.imported_run import open_initial
 from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense
 from niels_gpt.runs.folder import RunFolder
@@ -38,11 +39,22 @@ class TrainState:
     best: dict[str, Any] | None = None
     module: nn.Module | None = None
     """The DDP or FSDP module whose forward is the loss; None for a single process."""
+    base: str = ""
+    """The sha256 of the frozen weights of a LoRA run."""
 
     @property
     def sharded(self) -> bool:
         """Whether this process holds only a shard of the weights."""
         return any(map(is_sharded, self.model.parameters()))
+
+
+class Origin(NamedTuple):
+    """Where the initial weights of a run came from."""
+
+    step: int
+    """The step of their checkpoint."""
+    data: dict[str, str]
+    """Hashes of the data that they were trained on."""
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def sharded_content(state: TrainState, extra: dict[str, Any]) -> tuple[dict[str,
     }
 
 
-def initialize(state: TrainState, config: RunConfig, task: Task, device: str) -> None:
+def initialize(state: TrainState, config: RunConfig, task: Task, device: str) -> Origin:
     """Load the weights of init_from. Raises CheckpointError if they belong to another model or tokenizer."""
     where, device = config.init_from, "cpu" if state.sharded else device
     initial = open_initial(where, device)
@@ -79,11 +91,13 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
             raise CheckpointError(
                 f"{where} has a different architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
             )
-    if None not in (initial.tokenizer, used := task.fingerprint().get("tokenizer")) and initial.tokenizer != used:
+    theirs_and_ours = [data.get("tokenizer") for data in (initial.data, task.fingerprint())]
+    if None not in theirs_and_ours and theirs_and_ours[0] != theirs_and_ours[1]:
         raise CheckpointError(f"{where} was trained with a different tokenizer than that of {config.data.token_cache}")
     weights = dict(initial.read(device))
-    check_weights(state.model, weights, where=where)
-    fill(state.model.state_dict(), weights)
+    check_weights(base_state(state.model), weights, where=where)
+    fill(base_state(state.model), weights)
+    return Origin(initial.step, dict(initial.data))
 
 
 def restore(
@@ -112,7 +126,7 @@ def restore(
         if world.is_main:
             with contextlib.suppress(ValueError):  # config.yaml is damaged, but the caller has a config
                 run.read_config()  # warns of changes
-            path, saved, damaged = run.newest_checkpoint(read_to, tensors=not state.sharded)
+            path, saved, damaged = run.newest_checkpoint(read_to, tensors=not state.sharded, merge=False)
     path, damaged = world.broadcast((path, damaged))
     for problem in damaged:
         report.note(f"warning: {problem}; trying an older checkpoint")
@@ -121,7 +135,7 @@ def restore(
         return config
     with world.fail_together():
         if not world.is_main:
-            saved = run.read(path, read_to, tensors=not state.sharded, verify=False)
+            saved = run.read(path, read_to, tensors=not state.sharded, verify=False, merge=False)
         config = with_saved_schedule(config, path, saved)
         check_resumable(
             path,
@@ -132,7 +146,7 @@ def restore(
             allow_config_change=allow_config_change,
         )
         if not (state.sharded and path.is_dir()):  # else torch checks the shards that each process reads
-            check_weights(state.model, saved["model"], where=str(path))
+            check_weights(state.model.state_dict(), saved["model"], where=str(path))
             saved["optimizer"] = optimizer_state(state, saved["optimizer"], where=str(path)) if saved["step"] else None
     if state.sharded:
         _fill_sharded(state, path, saved, world)
@@ -141,6 +155,7 @@ def restore(
         if saved["optimizer"] is not None:
             state.optimizer.load_state_dict(saved["optimizer"])
     state.step = saved["step"]
+    state.base = saved["extra"].get("lora", {}).get("base", "")
     if world.is_main:
         run.restore_links(path, saved["step"], saved["extra"]["best"])
     state.best = world.broadcast(saved["extra"]["best"] if run.best.exists() else None)
@@ -211,11 +226,11 @@ def check_resumable(
     # The fingerprint of the data covers the choice of documents.
     for key in ("doc_key", "tokenizer", "epochs", "max_train_batches", "initial_batch_size"):
         changed.pop(f"splice.{key}", None)
-    model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer"))]
+    model_changed = [key for key in changed if key.startswith(("model.", "task", "train.optimizer", "train.lora"))]
     if changed and (model_changed or not allow_config_change):
         listed = ", ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         remedy = (
-            "start a new run for another model or optimizer"
+            "start a new run for another model, optimizer or adapters"
             if model_changed
             else "use the config of the run, or pass --allow-config-change to train to resume anyway"
         )

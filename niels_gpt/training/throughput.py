@@ -16,14 +16,16 @@ LAG = 3
 """Steps that may be queued on CUDA: enough that it never runs dry, few enough to stop soon after a signal."""
 
 
-def flops_per_token(config: ModelConfig, parameters: int) -> int:
+def flops_per_token(config: ModelConfig, parameters: int, *, frozen: int = 0) -> int:
     """FLOPs of a forward and backward pass per token: 6 N + 12 L H D T, as is usual (H D is C by default).
+
+    For a frozen weight it is 4 instead of 6.
 
     N are the weights that a token is multiplied with: not an untied embedding, of which a token reads one row.
     Attention counts as if it were not causal.
     """
     lookup = 0 if config.tie_embeddings else config.V * config.C
-    return 6 * (parameters - lookup) + 12 * config.L * config.H * config.D * config.T
+    return 6 * (parameters - lookup) - 2 * max(frozen - lookup, 0) + 12 * config.L * config.H * config.D * config.T
 
 
 @dataclass

@@ -25,7 +25,7 @@ from niels_gpt.data.registry import sources
 from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.types import ChatMessage, ChatSample
 from niels_gpt.system import files
-from niels_gpt.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer, train_tokenizer
 from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
@@ -154,7 +154,7 @@ def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConf
     return {name: SourceConfig(str((folder / f"{name}.jsonl").absolute()), kind="chat") for name in names}
 
 
-def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int) -> Tokenizer:
+def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int) -> SubwordTokenizer:
     """Train a tokenizer on notes and dialogues, and build the caches of both, in a folder; return the tokenizer."""
     added = dialogue_sources(folder, names)
     known = sources(DataConfig(sources=added))

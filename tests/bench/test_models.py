@@ -1,15 +1,16 @@
 """The contenders: the plain model, the sizes, and the work of the cases in tiny sizes on a CPU."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from bench import models
-from bench.case import ON_CUDA, load_case
+from bench.case import ON_CUDA, Unavailable, load_case
 from bench.cases import generate_cold, shakespeare, stall
 from bench.generation import Setup, load
-from bench.models import GPT2_SMALL, SIZES, V0, V1
+from bench.models import GPT2_SMALL, SIZES, SMOLLM2, SMOLLM2_SHALLOW, V0, V1
 from bench.nano import Nano
 from bench.runner import run_case
 from bench.training import OURS, Setting, memory_work, prepare, step_work
@@ -54,6 +55,38 @@ def test_our_models_are_the_presets():
     assert (config.positions, config.mlp, config.norm, config.d_ff) == ("learned", "gelu", "layernorm", 3072)
     weights = sum(p.numel() for p in _on_meta(config).parameters())
     assert weights == 50304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 2 * 768) + 768  # 124M, as nano's
+
+
+def test_the_shape_of_smollm2_is_that_of_the_public_model():
+    """134,515,008 weights, as published; grouped heads, RoPE with base 100,000, a tied head."""
+    config = models.our_config(SMOLLM2)
+    assert sum(weight.numel() for weight in _on_meta(config).parameters()) == 134_515_008
+    assert (config.n_kv_heads, config.D, config.rope_theta, config.tie_embeddings) == (3, 64, 100_000.0, True)
+    shallow = models.our_config(SMOLLM2_SHALLOW)
+    assert dataclasses.replace(config, L=2, T=256) == shallow
+
+
+def test_llama_of_transformers_has_the_same_shape():
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = models.llama(SMOLLM2)
+    assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
+    assert getattr(model.config, "rope_parameters", {"rope_theta": getattr(model.config, "rope_theta", 0)})[
+        "rope_theta"
+    ] == pytest.approx(100_000)
+
+
+def test_lora_that_is_missing_is_reported(monkeypatch):
+    monkeypatch.delattr("niels_gpt.config.LoRAConfig", raising=False)
+    with pytest.raises(Unavailable, match="LoRA"):
+        step_work(OURS, Setting(SMOLLM2_SHALLOW, lora=16), True)
+
+
+def test_prompts_of_a_given_length():
+    setup = Setup(SMOLLM2_SHALLOW, prompt_tokens=20, new_tokens=5)
+    assert (len(setup.prompt), setup.new(False), setup.new(True)) == (20, 5, 10)
+    (text,) = {load(OURS, dataclasses.replace(setup, batch=2), True)(7)[0], load(OURS, setup, True)(7)}
+    assert text.startswith(setup.prompt)
 
 
 def _on_meta(config):

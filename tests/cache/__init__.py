@@ -52,6 +52,24 @@ class ByteTokenizer:
         return dict(IDS)
 
 
+WIDE_IDS = {"sys": 259_996, "usr": 259_997, "asst": 259_998, "eot": 259_999}
+
+
+class WideTokenizer(ByteTokenizer):
+    """Byte b has the id 1000 * b + 7: with ids past 65,535, a cache stores uint32."""
+
+    vocab_size = 260_000
+
+    def encode(self, text):
+        return [1000 * byte + 7 for byte in super().encode(text)]
+
+    def decode(self, ids):
+        return bytes(i // 1000 for i in ids).decode("utf-8")
+
+    def special_token_ids(self):
+        return dict(WIDE_IDS)
+
+
 @functools.cache
 def real_tokenizer():
     """A SentencePiece tokenizer, trained once."""
@@ -359,10 +377,11 @@ class Case:
     max_val_tokens: int = 100
     val_frac: float = 0.25
     seed: int = 7
+    make_tokenizer: type = ByteTokenizer
 
     def build(self, out_dir, *, tokenizer=None, workers=2, batch_items=3, wrap=list, **changes):
         """`wrap` converts the items to the input: list, iter, or a generator function."""
-        tokenizer = tokenizer or ByteTokenizer()
+        tokenizer = tokenizer or self.make_tokenizer()
         case = dataclasses.replace(self, **changes)
         with small_steps(batch_items=batch_items):
             options = {"tokenizer": tokenizer, "seed": case.seed, "workers": workers}

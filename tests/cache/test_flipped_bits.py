@@ -1,5 +1,6 @@
 """A flipped bit in any file of a cache raises CacheError, or changes nothing that is read."""
 
+import functools
 import json
 import random
 import shutil
@@ -11,7 +12,7 @@ from niels_gpt.cache.meta import CacheError, listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.verify import stream_slice
-from tests.cache import EOT, build_pretrain, build_sft, conversations
+from tests.cache import WideTokenizer, build_pretrain, build_sft, conversations
 
 FLIPS = 100
 TEXTS = [f"note {i}: " + "the quick brown fox " * (i % 5 + 1) for i in range(20)]
@@ -22,7 +23,7 @@ def read_pretrain(folder):
     read = []
     for split in ("train", "val"):
         dataset = PretrainTokenStreamDataset(folder / split, T=8, device="cpu")
-        tokens = np.empty(dataset.num_tokens, dtype=np.uint16)
+        tokens = np.empty(dataset.num_tokens, dtype=dataset.dtype)
         dataset.read(0, tokens)
         windows = [tensor.tolist() for tensor in dataset.gather(list(range(0, dataset.num_windows, 7)))]
         lengths = dataset.document_lengths().tolist()
@@ -35,7 +36,8 @@ def read_sft(folder):
     read = []
     for split in ("train", "val"):
         paths = folder / f"{split}_tokens.bin", folder / f"{split}_idx.npy"
-        dataset = SFTExampleDataset(*paths, T=16, device="cpu", eot_id=EOT)
+        eot = read_meta(folder / "meta.json")["special_token_ids"]["eot"]
+        dataset = SFTExampleDataset(*paths, T=16, device="cpu", eot_id=eot)
         examples = [dataset.example(i).tolist() for i in range(dataset.num_examples)]
         batch = [tensor.tolist() for tensor in dataset.gather(dataset.usable.tolist())]
         read.append((examples, batch, dataset.fingerprint()))
@@ -44,8 +46,12 @@ def read_sft(folder):
 
 
 BUILDS = {
-    "pretrain": (lambda folder: build_pretrain(TEXTS, folder, shard_bytes=600, max_val_tokens=400), read_pretrain),
-    "sft": (lambda folder: build_sft(conversations(20), folder, val_frac=0.2), read_sft),
+    "pretrain": (functools.partial(build_pretrain, TEXTS, shard_bytes=600, max_val_tokens=400), read_pretrain),
+    "sft": (functools.partial(build_sft, conversations(20), val_frac=0.2), read_sft),
+}
+BUILDS |= {
+    f"{kind}, uint32": (functools.partial(build, tokenizer=WideTokenizer()), read)
+    for kind, (build, read) in BUILDS.items()
 }
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache import formats
-from niels_gpt.cache.formats import as_tokens, list_shards, shard_name, splits_of
+from niels_gpt.cache.formats import as_tokens, dtype_name, list_shards, shard_name, splits_of
 from niels_gpt.cache.sources import defaults
 
 
@@ -15,7 +15,14 @@ def test_defaults_of_the_spec():
     assert (defaults.FINEWEB_CONFIG, defaults.FINEWEB_SHUFFLE_BUFFER) == ("CC-MAIN-2024-10", 10_000)
     assert (defaults.FINEWEB_TRAIN_TOKENS, defaults.FINEWEB_VAL_TOKENS) == (200_000_000, 5_000_000)
     assert (defaults.SFT_VAL_FRAC, defaults.VOCAB_SIZE) == (0.10, 16_000)
-    assert (formats.TOKEN_DTYPE_NAME, formats.SPLITS, formats.MAX_VOCAB) == ("uint16-le", ("train", "val"), 65_536)
+    assert formats.SPLITS == ("train", "val")
+
+
+def test_dtypes_and_versions_of_the_format():
+    """uint16 is format version 1; a version of niels-gpt that knows only uint16 refuses version 2."""
+    known = [(dtype_name(dtype), dtype.str, version) for dtype, version in formats.FORMAT_VERSIONS.items()]
+    assert known == [("uint16-le", "<u2", 1), ("uint32-le", "<u4", 2)]
+    assert {name: dtype.str for name, dtype in formats.TOKEN_DTYPES.items()} == {"uint16-le": "<u2", "uint32-le": "<u4"}
 
 
 def test_splits_of_a_meta():
@@ -48,13 +55,21 @@ def test_full_range_of_16_bits():
     assert as_tokens([0, 65_535], 65_536).tobytes() == b"\x00\x00\xff\xff"
 
 
+def test_vocabulary_past_16_bits_is_stored_in_32():
+    for ids in ([0, 65_535, 65_536], np.array([0, 65_535, 65_536], dtype=np.int64)):
+        assert as_tokens(ids, 65_537).tobytes() == struct.pack("<III", 0, 65_535, 65_536)
+    assert as_tokens([], 65_537).dtype.str == "<u4"
+    assert as_tokens([2**31 - 1], 2**31).tobytes() == b"\xff\xff\xff\x7f"
+
+
 @pytest.mark.parametrize(
     ("ids", "vocab", "named"),
     [
         ([1, -1, 2], 10, "-1"),
         ([1, 10], 10, "10"),
         ([65_536], 65_536, "65536"),
-        ([65_536], 100_000, "65536"),  # past 16 bits for any vocabulary
+        ([100_000], 100_000, "100000"),
+        (np.array([2**32 + 5]), 100_000, "4294967301"),  # would wrap around to 5
         ([70_000], 300, "70000"),
         (np.array([-65_536 + 5]), 10, "-65531"),  # would wrap around to 5
         (np.array([2**32 + 5]), 10, "4294967301"),

@@ -69,7 +69,7 @@ def test_damaged_meta_is_named(tmp_path, content):
             read()
 
 
-@pytest.mark.parametrize("version", [2, 1000, "1", None, 1.5, [1]])
+@pytest.mark.parametrize("version", [3, 1000, "1", None, 1.5, [1]])
 def test_unknown_format_version_raises(tmp_path, version):
     (tmp_path / "meta.json").write_text(json.dumps({"format_version": version}), encoding="utf-8")
     with pytest.raises(CacheError, match=re.escape(repr(version))):
@@ -80,7 +80,12 @@ def test_unknown_format_version_raises(tmp_path, version):
 
 
 def test_matching_cache_passes(tmp_path):
-    for meta in ({}, {"token_dtype": "uint16-le", "tokenizer_sha256": "ab"}, {"built": True}):
+    for meta in (
+        {},
+        {"token_dtype": "uint16-le", "tokenizer_sha256": "ab"},
+        {"built": True},
+        {"token_dtype": "uint32-le"},
+    ):
         check_meta(meta, tmp_path, tokenizer_sha256=None)
     check_meta({"tokenizer_sha256": "ab"}, tmp_path, tokenizer_sha256="ab")
 
@@ -88,7 +93,8 @@ def test_matching_cache_passes(tmp_path):
 @pytest.mark.parametrize(
     ("meta", "wanted"),
     [
-        ({"token_dtype": "uint32-le"}, "uint32-le"),
+        ({"token_dtype": "uint64-le"}, "uint64-le.*uint16-le.*uint32-le"),
+        ({"token_dtype": ["uint16-le"]}, "uint16-le.*expected"),
         ({"token_dtype": "uint16-be"}, "uint16-be"),
         ({"token_dtype": None}, "None"),
         ({"built": False, "reason": "no source was given"}, "not built.*no source was given"),

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -70,6 +71,8 @@ def reference_plan(sizes, weights, B, seed):
 
 class Counting:
     """A dataset of `size` rows; row i is (tag, i) and (-tag, i, i)."""
+
+    dtype, meta = np.dtype("<u2"), None
 
     def __init__(self, size, tag=1):
         self.size, self.tag, self.asked = size, tag, []

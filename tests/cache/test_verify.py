@@ -158,7 +158,9 @@ def test_damaged_meta_is_named(cache):
         ("sft/talk", {"train_tokens": None}, ""),
         ("pretrain/notes", {"val_tokens": None}, ""),
         ("sft/talk", {"tokenizer_sha256": None}, ""),
-        ("pretrain/notes", {"token_dtype": "uint32-le"}, "uint32-le"),
+        ("pretrain/notes", {"token_dtype": "uint64-le"}, "uint64-le"),
+        ("pretrain/notes", {"token_dtype": "uint32-le"}, ""),  # the files are of uint16
+        ("sft/talk", {"token_dtype": "uint32-le"}, ""),
     ],
 )
 def test_missing_or_wrong_field_of_the_meta_is_named(cache, name, changes, named):

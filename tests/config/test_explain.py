@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from niels_gpt.config import RunConfig, TrainConfig
+from niels_gpt.config import LoRAConfig, RunConfig, TrainConfig
 from niels_gpt.config.explain import all_keys, explain
 from niels_gpt.config.yaml_file import to_dict
 
@@ -35,7 +35,10 @@ def test_a_key_has_text_type_and_default():
 
 def test_a_section_has_all_its_keys():
     names = [entry.key for entry in explain("train")]
-    assert names == ["train", *(f"train.{field.name}" for field in dataclasses.fields(TrainConfig))]
+    adapters = [f"train.lora.{field.name}" for field in dataclasses.fields(LoRAConfig)]
+    below = [name for name in names if name not in adapters]
+    assert below == ["train", *(f"train.{field.name}" for field in dataclasses.fields(TrainConfig))]
+    assert [name for name in names if name in adapters] == adapters
 
 
 def test_keys_of_pipelines_and_of_named_sources():

@@ -11,6 +11,7 @@ from niels_gpt.config import (
     MOST_TOKENS,
     DataConfig,
     EngineConfig,
+    LoRAConfig,
     ModelConfig,
     OutputConfig,
     RunConfig,
@@ -279,3 +280,43 @@ def test_hub_sources_and_their_names():
 def test_names_of_sources_are_plain_words(name):
     with pytest.raises(ValueError, match="a name may have only letters, digits, - and _"):
         DataConfig(sources={name: SourceConfig(path="notes")})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rank": -1}, "train.lora.rank"),
+        ({"rank": 2, "alpha": -1.0}, "train.lora.alpha"),
+        ({"rank": 2, "alpha": math.inf}, "train.lora.alpha"),
+        ({"rank": 2, "targets": ("attn.qkv", "attn.qkv")}, "train.lora.targets"),
+        ({"alpha": 2.0}, "train.lora.rank"),
+        ({"targets": ("attn.qkv",)}, "train.lora.rank"),
+        ({"layers": 1}, "train.lora.rank"),
+        ({"rank": 2, "layers": -1}, "train.lora.layers"),
+    ],
+)
+def test_lora_limits(options, named):
+    with pytest.raises(ValueError, match=named):
+        LoRAConfig(**options)
+
+
+def test_lora_scale():
+    assert LoRAConfig(rank=8).scale == 2.0
+    assert LoRAConfig(rank=8, alpha=4.0).scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("lora", "sections", "named"),
+    [
+        ({}, {"train": {"optimizer": "muon"}}, "train.optimizer=muon"),
+        ({}, {"train": {"precision": "fp8"}}, "train.precision=fp8"),
+        ({}, {"engine": {"shard": True}}, "engine.shard=true"),
+        ({"rank": 257}, {}, "train.lora.rank=257"),
+        ({"layers": 5}, {}, "model.L=4"),
+        ({"targets": ("mlp.gate",)}, {}, "mlp.gate"),
+    ],
+)
+def test_what_lora_refuses(lora, sections, named):
+    train = TrainConfig(lora=LoRAConfig(**{"rank": 8, **lora}), **sections.get("train", {}))
+    with pytest.raises(ValueError, match=named):
+        RunConfig(train=train, engine=EngineConfig(**sections.get("engine", {})))

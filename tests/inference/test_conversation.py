@@ -207,7 +207,7 @@ def test_byte_tokenizer_uses_the_transcript() -> None:
     talk = Conversation(small, sampling=GREEDY, max_new_tokens=3, tokenizer=ByteTokenizer())
     with pytest.raises(ValueError, match="assistant: "):
         list(talk.reply("assistant: hi"))
-    assert talk.prompt() == "assistant: "
+    assert talk.prompt() == list(b"assistant: ")
 
 
 def tiny() -> GPT:
@@ -295,7 +295,7 @@ def test_a_long_conversation_stays_fast(kind: str, monkeypatch) -> None:
     """Over many turns and past T, far fewer tokens are read than prompts have; the system message stays in front."""
     T = 400
     talk, reads = conversation(kind, T, "half", system="be so", number=10), Reads(monkeypatch)
-    system = prompt_of(kind, ("system", "be so"))[: talk._system_length()]
+    system = prompt_of(kind, ("system", "be so"))[: talk._prompt().pinned]
     total = prompts = drops = 0
     last: list[int] = []
     for turn in range(30):

@@ -118,14 +118,14 @@ def test_second_questions_are_asked_after_the_first(kind: str, monkeypatch: pyte
 def test_the_length_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def answer(model: object, prompts: list[str], **options: object) -> list[str]:
+    def answer(model: object, prompts: list[list[int]], **options: object) -> list[str]:
         calls.append((prompts, options["max_new_tokens"], options["sampling"]))
         return [" random " for _ in prompts]
 
     monkeypatch.setattr(module, "continue_batch", answer)
     model = spread_model(T=256)
     assert list(ask(model, [SEED] * 33)) == [Answer(SEED, "random", True)] * 33
-    prompt = "user: what is a seed?\nassistant: "
+    prompt = list(b"user: what is a seed?\nassistant: ")
     assert calls == [([prompt] * 32, 320, GREEDY), ([prompt], 320, GREEDY)]
     calls.clear()
     pieces = tokenizer()

@@ -167,7 +167,7 @@ def test_contents_of_a_report() -> None:
     found = full_report()
     model, _ = taught_model()
     assert list(found) == [
-        "format", "title", "checkpoint", "step", "parameters", "positions", "unit", "settings", "documents",
+        "format", "title", "checkpoint", "base", "step", "parameters", "positions", "unit", "settings", "documents",
         "passages", "strips", "checkpoints", "position_map",
     ]  # fmt: skip
     assert (found["format"], found["title"], found["checkpoint"], found["step"]) == (

@@ -1,4 +1,4 @@
-"""Models saved by transformers, read into ours: the logits and greedy ids are equal, and what does not fit is refused."""
+"""Models saved by transformers, read into ours: equal logits and greedy ids; what does not fit is refused."""
 
 from __future__ import annotations
 

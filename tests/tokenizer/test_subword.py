@@ -162,7 +162,7 @@ def test_a_batch_equals_single_encodings(tokenizer, texts):
     assert len(batch) == len(texts)
     for text, ids in zip(texts, batch, strict=True):
         assert isinstance(ids, np.ndarray)
-        assert ids.dtype == np.uint16
+        assert ids.dtype == tokenizer.dtype == np.uint16
         assert ids.shape == (len(tokenizer.encode(text)),)
         assert ids.tolist() == tokenizer.encode(text)
 

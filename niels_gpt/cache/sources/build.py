@@ -36,7 +36,15 @@ from niels_gpt.data.registry import Source, sources
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
 from niels_gpt.system.urls import is_url, join
-from niels_gpt.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import (
+    SPECIAL_TOKENS,
+    SubwordTokenizer,
+    Tokenizer,
+    has_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+    write_foreign,
+)
 
 PRETRAIN = ("fineweb_edu", "roam", "wikitext", "gutenberg")
 SFT = ("dolly15k", "oasst1", "primer")
@@ -98,22 +106,25 @@ def folder_of(source: Source, cache_dir: Path) -> Path:
     return cache_dir / ("sft" if source.kind == "chat" else "pretrain") / source.name
 
 
-def open_tokenizer(cache_dir: Path) -> Tokenizer:
+def open_tokenizer(cache_dir: Path) -> SubwordTokenizer:
     """Load the tokenizer that all caches of a folder share. Raises FileNotFoundError if there is none yet."""
-    return load_tokenizer(cache_dir / "tokenizer" / "spm.model")
+    return load_tokenizer(cache_dir / "tokenizer")
 
 
-def install_tokenizer(path: Path, cache_dir: Path) -> Tokenizer:
-    """Copy a tokenizer (and its meta.json) into a cache folder. Raises ValueError if it already has another one."""
+def install_tokenizer(path: Path, cache_dir: Path) -> SubwordTokenizer:
+    """Copy a tokenizer (ours with its meta.json) into a cache folder. Raises ValueError if it has another one."""
     tokenizer = load_tokenizer(path)
     target = cache_dir / "tokenizer" / "spm.model"
-    if target.exists():
-        current = load_tokenizer(target)
+    if has_tokenizer(target.parent):
+        current = load_tokenizer(target.parent)
         if current.sha256 != tokenizer.sha256:
             raise ValueError(
                 f"{cache_dir} already has another tokenizer (sha256 {current.sha256[:12]}..., {path} has "
                 f"{tokenizer.sha256[:12]}...): use another --cache-dir, or remove {cache_dir}"
             )
+        return tokenizer
+    if not isinstance(tokenizer, Tokenizer):
+        write_foreign(tokenizer, target.parent)
         return tokenizer
     target.parent.mkdir(parents=True, exist_ok=True)
     meta_path = (path / "meta.json") if path.is_dir() else path.with_name("meta.json")
@@ -134,10 +145,11 @@ def check_vocab_size(settings: BuildSettings, given: Path | None) -> None:
     `given` is the tokenizer to install; None: the one of the cache folder, if there is one.
     """
     path = given if given is not None else settings.cache_dir / "tokenizer"
-    model = path / "spm.model" if path.is_dir() else path
-    if settings.vocab_size is None or not model.is_file():
+    if settings.vocab_size is None or not (has_tokenizer(path) if path.is_dir() else path.is_file()):
         return
-    has = load_tokenizer(model).vocab_size - len(SPECIAL_TOKENS)
+    tokenizer = load_tokenizer(path)
+    model = path / "spm.model" if path.is_dir() and isinstance(tokenizer, Tokenizer) else path
+    has = tokenizer.vocab_size - (len(SPECIAL_TOKENS) if isinstance(tokenizer, Tokenizer) else 0)
     asked = has
     with contextlib.suppress(CacheError):  # the text may have had fewer subwords than were asked for
         asked = read_meta(model.with_name("meta.json")).get("vocab_size_asked", has)
@@ -176,7 +188,7 @@ def train_on(
     *,
     out: Path | None = None,
     show: Callable[[str], None] = lambda text: None,
-) -> Tokenizer:
+) -> SubwordTokenizer:
     """Train a tokenizer on the first documents of sources, into `out` (default: the one of the cache folder).
 
     `unreachable` is called for each source that cannot be read, `show` with a line of progress. Raises ValueError if
@@ -206,7 +218,7 @@ def train_on(
 def build(
     source: Source,
     settings: BuildSettings,
-    tokenizer: Tokenizer,
+    tokenizer: SubwordTokenizer,
     *,
     force: bool = False,
     on_progress: OnProgress | None = None,
@@ -222,7 +234,7 @@ def build(
 
 
 def _build(
-    source: Source, settings: BuildSettings, tokenizer: Tokenizer, *, force: bool, on_progress: OnProgress | None
+    source: Source, settings: BuildSettings, tokenizer: SubwordTokenizer, *, force: bool, on_progress: OnProgress | None
 ) -> BuildResult:
     folder = folder_of(source, settings.cache_dir)
     selected = selection_of(source, settings)
@@ -296,7 +308,7 @@ def write_placeholder(source: Source, settings: BuildSettings, reason: str) -> B
     stored = reason
     for path_text in (settings.path_of(source.name), os.environ.get(VARIABLE)):
         stored = stored.replace(str(path_text), "...") if path_text else stored  # no local paths in a cache
-    meta = {"format_version": formats.FORMAT_VERSION, "dataset_name": source.name, "built": False, "reason": stored}
+    meta = {"format_version": 1, "dataset_name": source.name, "built": False, "reason": stored}
     write_meta(path, meta)
     if settings.url is not None:
         url = location_of(folder, settings)

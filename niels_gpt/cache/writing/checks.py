@@ -8,21 +8,24 @@ import re
 import shutil
 from pathlib import Path
 
-from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, MAX_VOCAB, SPLITS, TEST
+import numpy as np
+
+from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, SPLITS, TEST, UINT16
 from niels_gpt.cache.writing.shards import MARGIN_BYTES
 from niels_gpt.chat.template import TokenizerLike
+from niels_gpt.tokenizer import ForeignTokenizer
+from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 _SHARD = re.compile(r"shard_\d{5,}\.bin")
 
 
 def check_tokenizer(tokenizer: TokenizerLike) -> None:
-    """Raise ValueError for a vocabulary past 16 bits or special ids outside the vocabulary."""
+    """Raise ValueError for a vocabulary that cannot be stored, or special ids outside the vocabulary."""
     vocab = tokenizer.vocab_size
-    if not 1 <= vocab <= MAX_VOCAB:
-        raise ValueError(f"the tokenizer has {vocab:,} ids; a cache stores 16 bits, so it must have 1..{MAX_VOCAB:,}")
+    token_dtype(vocab)
     special = tokenizer.special_token_ids()
-    for name in SPECIAL_NAMES:
+    for name in ("eot",) if isinstance(tokenizer, ForeignTokenizer) else SPECIAL_NAMES:
         if name not in special or not 0 <= special[name] < vocab:
             raise ValueError(f"the tokenizer's id of {name} is {special.get(name)!r}, not in 0..{vocab - 1}")
 
@@ -32,9 +35,13 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed must be an integer in 0..2**63-1, got {seed!r}")
 
 
-def check_shard_bytes(shard_bytes: int) -> None:
-    if shard_bytes < 2 or shard_bytes % 2:
-        raise ValueError(f"shard_bytes must be an even number of at least 2 (2 bytes per token), got {shard_bytes}")
+def check_shard_bytes(shard_bytes: int, dtype: np.dtype = UINT16) -> None:
+    width = dtype.itemsize
+    if shard_bytes < width or shard_bytes % width:
+        raise ValueError(
+            f"shard_bytes must be at least {width} and a multiple of {width} ({width} bytes per token), got "
+            f"{shard_bytes}"
+        )
 
 
 def check_space(out_dir: Path, needed: int) -> None:

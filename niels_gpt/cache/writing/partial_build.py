@@ -101,6 +101,7 @@ class PartialBuild:
         recipe: Mapping[str, Any],
         budgets: Mapping[str, int],
         *,
+        dtype: np.dtype,
         shard_bytes: int,
         executor: Executor,
         on_progress: OnProgress | None = None,
@@ -110,7 +111,7 @@ class PartialBuild:
         self.out_dir = Path(out_dir).resolve() if Path(out_dir).is_symlink() else Path(out_dir)
         self.folder = hidden_folder(self.out_dir)
         self._recipe = json.loads(json.dumps(recipe))
-        self._shard_bytes = shard_bytes
+        self._dtype, self._shard_bytes = dtype, shard_bytes
         self._executor = executor
         self._on_progress = on_progress
         self._expected = expected
@@ -169,7 +170,9 @@ class PartialBuild:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         self._runs = {} if saved is None else saved.runs
         self.splits = {
-            name: ShardWriter(self.folder / name, budget, self._shard_bytes, saved.splits[name] if saved else None)
+            name: ShardWriter(
+                self.folder / name, budget, self._shard_bytes, saved.splits[name] if saved else None, self._dtype
+            )
             for name, budget in self._budgets.items()
         }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_gpt.cache.checksums import BlockHasher, write_table
-from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, OFFSET_DTYPE, TOKEN_DTYPE, shard_name
+from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, OFFSET_DTYPE, UINT16, shard_name
 from niels_gpt.system import files
 
 MARGIN_BYTES = 16 << 20
@@ -53,11 +53,14 @@ def load_split(folder: Path, state: Mapping[str, Any]) -> SavedSplit:
 class ShardWriter:
     """Writes the shards, document offsets and checksums of one split."""
 
-    def __init__(self, folder: Path, budget: int, shard_bytes: int, saved: SavedSplit | None) -> None:
+    def __init__(
+        self, folder: Path, budget: int, shard_bytes: int, saved: SavedSplit | None, dtype: np.dtype = UINT16
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.name = folder, folder.name
         self._budget = budget
-        self._shard_tokens = shard_bytes // TOKEN_DTYPE.itemsize
+        self._dtype = dtype
+        self._shard_tokens = shard_bytes // dtype.itemsize
         self.shards: list[dict[str, Any]] = saved.shards if saved else []
         self.tokens = sum(shard["tokens"] for shard in self.shards)
         self._starts_path = starts_path(folder)
@@ -87,7 +90,7 @@ class ShardWriter:
         if self._file is None:
             self._file = (self.folder / shard_name(len(self.shards))).open("wb")
             self._hash, self._blocks = hashlib.sha256(), BlockHasher()
-        data = np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).data
+        data = np.ascontiguousarray(tokens, dtype=self._dtype).data
         self._file.write(data)
         self._hash.update(data)
         self._blocks.update(data)
@@ -106,7 +109,7 @@ class ShardWriter:
         self.shards.append(
             {
                 "name": shard_name(len(self.shards)),
-                "bytes": self._in_shard * TOKEN_DTYPE.itemsize,
+                "bytes": self._in_shard * self._dtype.itemsize,
                 "tokens": self._in_shard,
                 "sha256": self._hash.hexdigest(),
             }

@@ -156,7 +156,7 @@ class CudaSlots:
         """Copy the state and sampling of the requests that have started since the last launch to the device."""
         if not self._new:
             return
-        V, state = self._weights.config.V, self._state
+        V, state = len(self._weights.head), self._state
         rows = []
         for request in self._new:
             sampling = request.sampling

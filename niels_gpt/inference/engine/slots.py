@@ -179,7 +179,7 @@ class PlainSlots:
 
     def window(self, requests: list[Request]) -> PendingTokens | None:
         ids = torch.tensor([request.ids[-self._model.config.T :] for request in requests], device=self._model.device)
-        return self._choose(requests, self._model.logits(self._model.hidden(ids)[:, -1]))
+        return self._choose(requests, self._model.next_logits(self._model.hidden(ids)[:, -1]))
 
     def release(self, *, keep: bool) -> None:
         self._rows.clear()

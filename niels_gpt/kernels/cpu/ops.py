@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from niels_gpt.kernels import lora
 from niels_gpt.kernels.cpu import native
 
 MANY = 2048
@@ -43,12 +44,13 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         # LayerNorm's backward, with a mean of 0, subtracts scale * mean(gradient * weight) for the mean. RMSNorm has
         # no mean, so that term is added again.
+        wanted = [True, ctx.needs_input_grad[1], False]
         dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, [True, True, False]
+            gradient, x, x.shape[-1:], torch.zeros_like(scale), scale, weight, None, wanted
         )
         with torch.autocast("cpu", enabled=False):  # otherwise the matmul would be rounded to bfloat16
             through_mean = (gradient @ weight)[..., None]  # (B, n, 1)
@@ -79,8 +81,10 @@ def transposes(x: torch.Tensor) -> bool:
     return WITHOUT_MKL and _many(x) and not torch.is_autocast_enabled("cpu")
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x weight^T."""
+def linear(x: torch.Tensor, weight: torch.Tensor, adapter: lora.Adapter | None = None) -> torch.Tensor:
+    """x weight^T; with an adapter its update is added to the matrix."""
+    if adapter is not None:
+        return lora.linear(x, weight, adapter, transposed=transposes(x))
     if transposes(x):
         result: torch.Tensor = _LinearWithoutMKL.apply(x, weight)
         return result
@@ -97,9 +101,10 @@ class _LinearWithoutMKL(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         x, weight = ctx.saved_tensors
-        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+        dx = gradient @ weight if ctx.needs_input_grad[0] else None
+        return dx, gradient.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

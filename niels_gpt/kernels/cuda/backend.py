@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from niels_gpt.kernels import lora
 from niels_gpt.kernels.cuda import attention, cross_entropy, ops
 from niels_gpt.kernels.weights import BlockWeights, HeadSizes, NormWeights
 from niels_gpt.system.device import HAS_TRITON
@@ -42,6 +43,14 @@ def norm_and_matrix(x: torch.Tensor, norm: NormWeights, weight: torch.Tensor) ->
     """(x normalized without the norm's weight, the matrix times that weight), to be multiplied."""
     normalize = F.rms_norm if norm.rms else F.layer_norm
     return normalize(x.float(), x.shape[-1:], eps=norm.eps), weight * norm.weight
+
+
+def _norm_and_linear(
+    x: torch.Tensor, norm: NormWeights, weight: torch.Tensor, adapter: lora.Adapter | None
+) -> torch.Tensor:
+    """The norm of x times a matrix with its adapter."""
+    x, weight = norm_and_matrix(x, norm, weight)
+    return lora.linear(x, weight, None if adapter is None else adapter.with_inputs_scaled(norm.weight))
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -87,8 +96,11 @@ class CUDABackend:
         return False
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
-        qkv = w.normalized_heads(F.linear(*norm_and_matrix(x, w.norm_attn, w.qkv), w.qkv_bias))
-        return F.linear(self._attend(qkv, w.heads, layer, context), w.out)
+        qkv = _norm_and_linear(x, w.norm_attn, w.qkv, w.adapters.get("qkv"))
+        if w.qkv_bias is not None:
+            qkv = qkv + w.qkv_bias.to(qkv.dtype)
+        y = self._attend(w.normalized_heads(qkv), w.heads, layer, context)
+        return lora.linear(y, w.out, w.adapters.get("out"))
 
     def _attend(self, qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Any) -> torch.Tensor:
         if context.plain_causal and context.rope is not None:
@@ -100,6 +112,9 @@ class CUDABackend:
         return context.attend(qkv, heads, layer)
 
     def _mlp(self, w: BlockWeights, x: torch.Tensor) -> torch.Tensor:
-        first = w.up if w.gate is None else torch.cat((w.gate, w.up))  # one matmul for both
-        u = F.linear(*norm_and_matrix(x, w.norm_mlp, first))
-        return F.linear(ops.activation(u, gated=w.gate is not None), w.down)
+        first, adapter = w.up, w.adapters.get("up")
+        if w.gate is not None:  # one matmul for both
+            adapter = lora.stack(w.gate, w.up, (w.adapters.get("gate"), adapter))
+            first = torch.cat((w.gate, w.up))
+        u = _norm_and_linear(x, w.norm_mlp, first, adapter)
+        return lora.linear(ops.activation(u, gated=w.gate is not None), w.down, w.adapters.get("down"))

@@ -20,9 +20,9 @@ LOGITS_SHARE = 6
 
 @torch.library.custom_op("niels_gpt::linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(
-    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, fp8: bool
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, fp8: bool, frozen: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss, gradient of h, gradient of weight)."""
+    """(loss, gradient of h, gradient of weight; of 0 rows if it is frozen)."""
     from niels_gpt.kernels.cuda import cross_entropy_triton
 
     N, C = h.shape
@@ -39,7 +39,7 @@ def _linear_cross_entropy(
     gradients = logits.new_empty((rows, padded), dtype=torch.float8_e5m2) if fp8 else logits
     losses = torch.empty(N, dtype=torch.float32, device=h.device)
     dh = torch.empty_like(h)
-    dweight = torch.empty((padded, C), dtype=torch.float32, device=h.device)
+    dweight = torch.empty((0 if frozen else padded, C), dtype=torch.float32, device=h.device)
     block = 2048 if V > 1024 else max(16, 1 << (-(-padded // 4) - 1).bit_length())
     for start in range(0, N, rows):
         chunk = h[start : start + rows]
@@ -55,10 +55,13 @@ def _linear_cross_entropy(
         )  # fmt: skip
         if fp8:
             torch._scaled_mm(dz, transposed8.t(), unit, one_scale, out_dtype=h.dtype, out=dh[start : start + rows])
-            added = quantize.weight_gradient(dz, chunk8, scale, unit)
-            dweight = added if start == 0 else dweight.add_(added)
+            if not frozen:
+                added = quantize.weight_gradient(dz, chunk8, scale, unit)
+                dweight = added if start == 0 else dweight.add_(added)
         else:
             torch.mm(dz, matrix, out=dh[start : start + rows])
+            if frozen:
+                continue
             if start == 0:
                 torch.mm(dz.t(), chunk, out_dtype=torch.float32, out=dweight)
             else:
@@ -68,18 +71,20 @@ def _linear_cross_entropy(
 
 @_linear_cross_entropy.register_fake
 def _(
-    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, fp8: bool
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, total: torch.Tensor, fp8: bool, frozen: bool
 ) -> tuple[torch.Tensor, ...]:
-    return h.new_empty((), dtype=torch.float32), torch.empty_like(h), weight.new_empty(weight.shape)
+    dweight = weight.new_empty((0 if frozen else weight.shape[0], weight.shape[1]), dtype=torch.float32)
+    return h.new_empty((), dtype=torch.float32), torch.empty_like(h), dweight
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.save_for_backward(output[1], output[2])
+    ctx.frozen = inputs[-1]
 
 
 def _scale_gradients(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     dh, dweight = ctx.saved_tensors
-    return dh * gradient.to(dh.dtype), dweight * gradient, None, None, None
+    return dh * gradient.to(dh.dtype), None if ctx.frozen else dweight * gradient, None, None, None, None
 
 
 _linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_save_gradients)
@@ -92,5 +97,6 @@ def linear_cross_entropy(
 
     h (N, C) bfloat16; weight (V, C) float32; targets (N,) int64, of which -100 do not count; total, of one element, may
     be on the device. Logits are bfloat16, as under autocast, and their softmax is float32. `fp8`: all matmuls are FP8.
+    A weight that needs no gradient gets none, which saves a third of the matmuls.
     """
-    return _linear_cross_entropy(h, weight, targets, total, fp8)[0]
+    return _linear_cross_entropy(h, weight, targets, total, fp8, not weight.requires_grad)[0]

@@ -168,7 +168,7 @@ class DecodeRows:
         self.h = torch.zeros((batch, config.C), device=self.device)
         self.parts = -(-config.C // COLUMNS)
         self.moments = torch.zeros((batch, self.parts, 2), device=self.device)  # partial sums over h and h^2
-        self.logits = torch.zeros((batch, config.V), device=self.device)
+        self.logits = torch.zeros((batch, len(weights.head)), device=self.device)
         self.shared = _shared_memory(self.device)
         # Programmatic dependent launch: a kernel may start while the one before it ends.
         self.pdl = torch.cuda.get_device_capability(self.device)[0] >= 9
@@ -176,7 +176,7 @@ class DecodeRows:
 
     def sampling(self) -> Launch:
         """The launch that samples the next token from the logits and writes its embedding into h."""
-        w, s, V, C = self.weights, self.state, self.weights.config.V, self.weights.config.C
+        w, s, V, C = self.weights, self.state, len(self.weights.head), self.weights.config.C
         VP = power(V)
         scratch = torch.zeros((self.batch, VP), device=self.device, dtype=torch.float64)
         args = (

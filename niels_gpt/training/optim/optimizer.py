@@ -14,12 +14,15 @@ from niels_gpt.training.parallel.sharding import is_sharded
 
 
 def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of train.optimizer. Weight decay applies to matrices, not to norms; AdamW is fused.
+    """The optimizer of train.optimizer for the weights that are not frozen; AdamW is fused.
+
+    Weight decay applies to matrices, not to norms.
 
     On CUDA the learning rate is a tensor on the device, where a captured graph reads it; change it with `set_lr`.
     """
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() > 1]
+    vectors = [p for p in trained if p.dim() <= 1]
     if config.optimizer == "muon":
         embeddings = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
         if not model.config.tie_embeddings:

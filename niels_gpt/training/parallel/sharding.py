@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.lora import has_adapters, merged_model
 from niels_gpt.system.processes import World
 
 
@@ -115,7 +116,12 @@ def no_gradient_sync(module: nn.Module | None, wanted: bool) -> Iterator[None]:
 
 
 def full_model(model: GPT) -> GPT:
-    """The model itself; for a sharded model a copy with its full weights on every process. A collective call."""
+    """The model itself; for a sharded model a copy with its full weights on every process. A collective call.
+
+    For a model with adapters it is the merged model.
+    """
+    if has_adapters(model):
+        return merged_model(model)
     if not any(map(is_sharded, model.parameters())):
         return model
     with torch.device("meta"):

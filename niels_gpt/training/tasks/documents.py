@@ -19,7 +19,7 @@ from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, Tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, fits
 from niels_gpt.training.tasks.byte_task import SOURCES, selections_of, source_paths, stream_config
 
 
@@ -120,12 +120,9 @@ def uses_bytes(config: RunConfig) -> bool:
 
 
 def check_vocabulary(config: RunConfig, tokenizer: AnyTokenizer, path: str) -> None:
-    """Raise ValueError if model.V is not the vocabulary size of the tokenizer of `path`.
-
-    The embedding of a public model may have more rows than its tokenizer has ids.
-    """
+    """Raise ValueError if model.V does not fit the tokenizer of `path` (see `fits`)."""
     V = tokenizer.vocab_size
-    if config.model.V < V or (config.model.V > V and isinstance(tokenizer, Tokenizer | ByteTokenizer)):
+    if not fits(tokenizer, config.model.V):
         raise ValueError(f"model.V={config.model.V}, but the tokenizer of {path} has {V} ids: set model.V={V}")
 
 

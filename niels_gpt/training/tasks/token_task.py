@@ -16,7 +16,7 @@ from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.verify import verify_cache
-from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import parse_chat
 from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
@@ -24,7 +24,7 @@ from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
-from niels_gpt.tokenizer import AnyTokenizer, Tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, fits
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
 from niels_gpt.training.tasks.documents import check_vocabulary, open_documents, uses_bytes
 
@@ -38,8 +38,8 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
         return config
     tokenizer = CacheFolder(config.splice.base or config.data.token_cache).tokenizer
     V = tokenizer.vocab_size
-    if config.init_from and not isinstance(tokenizer, Tokenizer):
-        V = max(V, config.model.V)
+    if config.init_from and isinstance(tokenizer, ForeignTokenizer) and fits(tokenizer, config.model.V):
+        return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, V=V))
 
 
@@ -242,7 +242,7 @@ class SFTTask(_TokenTask):
             messages = parse_chat(text)
         except ValueError:
             messages = [{"role": "user", "content": text}]
-        return encode_prompt(messages, self.folder.tokenizer)
+        return chat_format(self.folder.tokenizer).fit(messages, limit=self.config.model.T).ids
 
     def describe(self) -> list[SourceRow]:
         return self._described("examples")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from niels_gpt.cache.writing import checks
@@ -130,9 +131,16 @@ def test_boundaries_of_numbers():
     for size in (0, 1, 3, -2):
         with pytest.raises(ValueError, match=f"shard_bytes.*{size}"):
             check_shard_bytes(size)
+    for size in (4, 8, 128 << 20):
+        check_shard_bytes(size, np.dtype("<u4"))
+    for size in (0, 2, 6, -4):
+        with pytest.raises(ValueError, match=f"shard_bytes.*4 bytes.*{size}"):
+            check_shard_bytes(size, np.dtype("<u4"))
 
 
-@pytest.mark.parametrize(("vocab", "fits"), [(65_536, True), (65_537, False), (260, True), (259, False), (0, False)])
+@pytest.mark.parametrize(
+    ("vocab", "fits"), [(65_536, True), (2**31, True), (2**31 + 1, False), (260, True), (259, False), (0, False)]
+)
 def test_boundaries_of_the_vocabulary(vocab, fits):
     tokenizer = ByteTokenizer()
     tokenizer.vocab_size = vocab

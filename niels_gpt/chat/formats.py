@@ -1,0 +1,19 @@
+"""Choose the chat format of a tokenizer."""
+
+from __future__ import annotations
+
+from niels_gpt.chat.format import ChatFormat
+from niels_gpt.chat.own_formats import RoleIdFormat, TranscriptFormat
+from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, Tokenizer
+
+
+def chat_format(tokenizer: AnyTokenizer) -> ChatFormat:
+    """Return the chat format that a tokenizer supplies; that of a tokenizer of others is made once."""
+    if isinstance(tokenizer, ForeignTokenizer):
+        from niels_gpt.chat.template_format import TemplateFormat
+
+        if tokenizer.chat_format is None:
+            tokenizer.chat_format = TemplateFormat(tokenizer)
+        found: ChatFormat = tokenizer.chat_format
+        return found
+    return RoleIdFormat(tokenizer) if isinstance(tokenizer, Tokenizer) else TranscriptFormat()

@@ -1,0 +1,104 @@
+"""The model that a run was fine-tuned from, and what it already knew: P(z) of the same windows under both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from niels_gpt.evaluation.exact import score_stream
+from niels_gpt.memorization.extraction import scan_rows
+from niels_gpt.memorization.measure import Measurement
+from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.checkpoint import load_model
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.runs.pipeline import PipelineFolder
+from niels_gpt.system import files
+from niels_gpt.system.console import error_message, one_line
+from niels_gpt.tokenizer import AnyTokenizer, token_sizes
+
+
+class BaseModel(NamedTuple):
+    """The weights that fine-tuning started from."""
+
+    model: GPT
+    path: Path
+    """The checkpoint."""
+
+
+def find_base(loaded: LoadedRun) -> tuple[Path | None, str]:
+    """(the checkpoint that a run was fine-tuned from, why there is none although the run began with one).
+
+    Followed through `init_from` to the oldest run. The first phase of the same pipeline is no base: it was trained on
+    the same text. A LoRA run holds its base itself, in case the other run is gone.
+    """
+    run, found = loaded.home, None
+    while run is not None and run.exists and (start := run.read_config().init_from):
+        path = files.expand_home(start)
+        if not path.exists():
+            if not run.base.is_file():
+                return None, f"{path} is gone, from which {run.path} was trained"
+            return run.base, ""
+        earlier = RunFolder(path.parent.parent)
+        pipeline = earlier.path.resolve().parent
+        if pipeline != run.path.resolve().parent or not PipelineFolder(pipeline).exists:
+            found = path
+        run = earlier
+    return found, ""
+
+
+def load_base(loaded: LoadedRun) -> tuple[BaseModel | None, str]:
+    """(the base of a run, "") or (None, why it cannot be compared with; empty if the run has none)."""
+    path, problem = find_base(loaded)
+    if path is None:
+        return None, problem
+    try:
+        model, _ = load_model(path, loaded.model.device)
+    except (ValueError, OSError) as err:
+        return None, one_line(error_message(err))
+    ours, theirs = loaded.model.config, model.config
+    if ours.V != theirs.V or theirs.T < ours.T:
+        return None, f"{path} has V={theirs.V} and T={theirs.T}, the model V={ours.V} and T={ours.T}"
+    return BaseModel(model, path), ""
+
+
+def with_base(
+    measured: Sequence[Measurement],
+    base: BaseModel,
+    *,
+    least: float | None = None,
+    tokenizer: AnyTokenizer | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measurement]:
+    """The measurements with log P(z) of their windows under the base.
+
+    least: only of windows with a log P(z) of at least this; the others get nan. tokenizer: also score the documents.
+    """
+    chosen = [np.flatnonzero(m.log_p >= (-np.inf if least is None else least)) for m in measured]
+    rows = [
+        m.document.ids[s : s + m.window]
+        for m, indices in zip(measured, chosen, strict=True)
+        for s in m.starts[indices].tolist()
+    ]
+    prompts = np.repeat([m.prompt for m in measured], [len(indices) for indices in chosen])
+    values, done = np.full(len(rows), np.nan), 0
+    for indices, log_p in scan_rows(base.model, rows, prompts):
+        values[indices] = log_p
+        done += len(indices)
+        if progress is not None:
+            progress(done, len(rows))
+    results = []
+    for m, indices, found in zip(
+        measured, chosen, np.split(values, np.cumsum([len(c) for c in chosen])[:-1]), strict=True
+    ):
+        base_log_p = np.full(len(m.log_p), np.nan)
+        base_log_p[indices] = found
+        score = None
+        if tokenizer is not None:
+            score = score_stream(base.model, m.document.ids, token_sizes=token_sizes(tokenizer))
+        results.append(dataclasses.replace(m, base_log_p=base_log_p, base_score=score))
+    return results

@@ -1,0 +1,253 @@
+"""The subword model of a Hugging Face `tokenizer.json`, computed by the `tokenizers` library.
+
+`token_bytes` inverts its decoder: every id becomes the bytes that it contributes to a text, so that text can be
+streamed token by token. Decoders that need the neighbors of a token (WordPiece) have no such bytes and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from niels_gpt.tokenizer.added_token import AddedToken
+from niels_gpt.tokenizer.byte_pieces import byte_of_piece
+
+MODELS = ("BPE", "Unigram")
+DECODERS = ("ByteLevel", "Metaspace", "Sequence", "Replace", "ByteFallback", "Fuse", "Strip")
+
+
+class HuggingFaceModel:
+    """A `tokenizer.json`. Encodes text with or without special strings, at the start of a text or inside one."""
+
+    def __init__(self, data: bytes, *, where: str) -> None:
+        """Raises ValueError for a file that is damaged, or of a type that is not supported."""
+        self._where = where
+        self._json = _parse(data, where)
+        model: dict[str, Any] = self._json["model"]
+        kind = model.get("type") or ("BPE" if "merges" in model else None)  # old files name no type
+        if kind not in MODELS:
+            raise ValueError(f"{where} has a tokenizer of type {kind}; supported are {' and '.join(MODELS)}")
+        self._json["truncation"] = self._json["padding"] = None  # a text is encoded whole
+        self._plain = self._build(self._json)
+        vocabulary: Mapping[str, int] = self._plain.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise ValueError(f"{where} has an empty vocabulary")
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.added = [
+            AddedToken(i, token.content, token.special) for i, token in self._plain.get_added_tokens_decoder().items()
+        ]
+        self._pieces: list[str | None] = [None] * self.vocab_size
+        for piece, i in vocabulary.items():
+            self._pieces[i] = piece
+        unknown = model.get("unk_token") if kind == "BPE" else model.get("unk_id")
+        self.unknown_id: int | None = vocabulary.get(unknown) if isinstance(unknown, str) else unknown
+        self._special: frozenset[str] = frozenset(token.content for token in self.added if token.special)
+        self._convert, self.adds_space = _decoder(self._json.get("decoder"), where)
+
+    def protect(self, strings: Collection[str]) -> None:
+        """Let the methods that encode as text treat these added tokens as special, too."""
+        self._special |= frozenset(strings)
+        self.__dict__.pop("_as_text", None)
+        self.__dict__.pop("_as_text_inside", None)
+
+    @property
+    def normalizes_added(self) -> bool:
+        """Whether text that differs from an added token can become one: by lower case, for example."""
+        return self._json.get("normalizer") is not None and any(
+            token.get("normalized") for token in self._json.get("added_tokens", ())
+        )
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each id contributes to a text; none for ids that the vocabulary skips."""
+        return [b"" if piece is None else self._convert(piece) for piece in self._pieces]
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of a piece."""
+        i: int | None = self._plain.token_to_id(piece)
+        return i
+
+    def added_ids(self) -> tuple[list[int], list[int]]:
+        """(ids before, ids after) a text that the post-processor adds."""
+        alone = self._plain.encode("a", add_special_tokens=False).ids
+        full = self._plain.encode("a", add_special_tokens=True).ids
+        count = len(full) - len(alone)
+        before = next((n for n in range(count + 1) if full[n : n + len(alone)] == alone), 0)
+        return full[:before], full[before + len(alone) :]
+
+    def encode(self, text: str, *, as_text: bool = False, inside: bool = False) -> list[int]:
+        """Return the ids of a text. `as_text`: special strings are text; `inside`: it continues another text."""
+        ids: list[int] = self._choose(as_text, inside).encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str], *, as_text: bool = False) -> list[list[int]]:
+        """Return the ids of each text as `encode` does; releases the interpreter lock."""
+        found = self._choose(as_text, False).encode_batch_fast(list(texts), add_special_tokens=False)
+        return [each.ids for each in found]
+
+    def _choose(self, as_text: bool, inside: bool) -> Any:
+        if inside and self._prefixes:
+            return self._as_text_inside if as_text else self._inside
+        return self._as_text if as_text else self._plain
+
+    @cached_property
+    def _prefixes(self) -> bool:
+        """Whether a text starts with a space that is not there."""
+        return _without_prefix(self._json) != self._json
+
+    @cached_property
+    def _inside(self) -> Any:
+        return self._build(_without_prefix(self._json))
+
+    @cached_property
+    def _as_text(self) -> Any:
+        return self._build(self._json, protect=True)
+
+    @cached_property
+    def _as_text_inside(self) -> Any:
+        return self._build(_without_prefix(self._json), protect=True)
+
+    def _build(self, content: dict[str, Any], *, protect: bool = False) -> Any:
+        from tokenizers import Tokenizer
+
+        if protect:
+            tokens = [
+                token | {"special": token["special"] or token["content"] in self._special}
+                for token in content.get("added_tokens", ())
+            ]
+            content = content | {"added_tokens": tokens}
+        try:
+            built = Tokenizer.from_str(json.dumps(content))
+        except Exception as err:  # the library raises Exception itself
+            reason = " ".join(str(err).split())[:200]
+            raise ValueError(f"{self._where} cannot be read by the library tokenizers: {reason}") from err
+        built.encode_special_tokens = protect
+        return built
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as err:
+        raise ValueError(f"{where} is damaged: byte {err.start} is not utf-8; copy it again") from None
+    except (json.JSONDecodeError, RecursionError) as err:
+        at = f"line {err.lineno}: {err.msg}" if isinstance(err, json.JSONDecodeError) else "it is nested too deep"
+        raise ValueError(f"{where} is damaged ({at}): copy it again") from None
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise ValueError(f"{where} is not a tokenizer.json: it has no field model")
+    return content
+
+
+# --- the start of a text ------------------------------------------------------------------------------
+
+
+def _without_prefix(content: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer without the space that it adds at the start of a text."""
+    return content | {
+        "normalizer": _edit(content.get("normalizer"), "normalizers"),
+        "pre_tokenizer": _edit(content.get("pre_tokenizer"), "pretokenizers"),
+    }
+
+
+def _edit(step: Any, parts: str) -> Any:
+    """A normalizer or pre-tokenizer without what adds a prefix."""
+    if not isinstance(step, dict):
+        return step
+    if step.get("type") == "Sequence":
+        kept = [_edit(each, parts) for each in step.get(parts, ())]
+        kept = [each for each in kept if each is not None]
+        return step | {parts: kept} if kept else None
+    if step.get("type") == "Prepend":
+        return None
+    if step.get("type") == "Metaspace":
+        return {"type": "Metaspace", "replacement": step.get("replacement", "\u2581"), "prepend_scheme": "never"} | {
+            name: step[name] for name in ("split",) if name in step
+        }
+    if step.get("type") == "ByteLevel":
+        return step | {"add_prefix_space": False}
+    return step
+
+
+# --- the decoder --------------------------------------------------------------------------------------
+
+Convert = Callable[[str], bytes]
+
+
+def _decoder(decoder: Any, where: str) -> tuple[Convert, bool]:
+    """(the bytes of a piece; whether decoding removes one space at the start). Raises ValueError by name."""
+    if not isinstance(decoder, dict):
+        raise ValueError(f"{where} has no decoder, so its ids have no certain text; supported are {_names()}")
+    kind = decoder.get("type")
+    if kind == "ByteLevel":
+        return _from_byte_level, False
+    if kind == "Metaspace":
+        block = decoder.get("replacement", "\u2581")
+        never = decoder.get("prepend_scheme", "always") == "never" or decoder.get("add_prefix_space") is False
+        return lambda piece: piece.replace(block, " ").encode("utf-8"), not never
+    steps = decoder.get("decoders", ()) if kind == "Sequence" else [decoder]
+    return _sequence(steps, where)
+
+
+def _sequence(steps: Sequence[Any], where: str) -> tuple[Convert, bool]:
+    """The decoder of a list of steps, of which those after Fuse see the whole text."""
+    replaced: list[tuple[str, str]] = []
+    fallback = fused = strips = False
+    for step in steps:
+        kind = step.get("type") if isinstance(step, dict) else None
+        pattern = step.get("pattern", {}).get("String") if kind == "Replace" else None
+        if kind in ("ByteLevel", "Metaspace") and len(steps) == 1:
+            return _decoder(step, where)
+        if kind == "Replace" and pattern and not fused and not fallback:
+            replaced.append((pattern, str(step.get("content", ""))))
+        elif kind == "ByteFallback" and not fused:
+            fallback = True
+        elif kind == "Fuse":
+            fused = True
+        elif (
+            kind == "Strip"
+            and fused
+            and step.get("content") == " "
+            and (step.get("start"), step.get("stop"))
+            in (
+                (1, 0),
+                (0, 0),
+            )
+        ):
+            strips = strips or step.get("start") == 1
+        else:
+            raise ValueError(
+                f"{where} has a decoder with the step {kind}, which has no bytes per token; supported are {_names()}"
+            )
+
+    def convert(piece: str) -> bytes:
+        byte = byte_of_piece(piece) if fallback else None
+        if byte is not None:
+            return byte
+        for old, new in replaced:
+            piece = piece.replace(old, new)
+        return piece.encode("utf-8")
+
+    return convert, strips
+
+
+def _names() -> str:
+    return ", ".join(DECODERS)
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character that byte-level BPE writes for each byte: itself if it is printable, else one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
+
+
+def _from_byte_level(piece: str) -> bytes:
+    try:
+        return bytes([_BYTES[character] for character in piece])
+    except KeyError:  # an added token: its own text
+        return piece.encode("utf-8")
