@@ -4,6 +4,7 @@ llama.cpp has an algorithm per vocabulary type, and few of them fit:
 
 - `plamo2` is a unigram model with byte fallback, which is what our SentencePiece models are. `llama` merges neighbors
   by score, which gives other ids; `t5` is a unigram model, but replaces every character without a piece by `<unk>`.
+- `gpt2` is byte-level BPE, for tokenizers of others (`gguf_bpe.py`).
 - `rwkv` matches the longest token, byte by byte: with the 256 bytes as tokens it encodes every text as its bytes.
 
 With `plamo2` two things remain different. Where two segmentations have the same score, such as runs of one character
@@ -14,10 +15,12 @@ it drops a byte order mark (U+FEFF) at the start of a text or turn.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from niels_gpt.export.chat_template import chat_template
-from niels_gpt.export.pieces import pieces_of
+from niels_gpt.export.gguf_bpe import read_bpe
+from niels_gpt.export.pieces import files_of, pieces_of
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
@@ -32,34 +35,63 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
     """Add the vocabulary, the special ids and the chat template. Embedding rows above the vocabulary get no text."""
     from gguf import TokenType
 
-    if isinstance(tokenizer, ByteTokenizer):
-        _add_bytes(writer)
-        tokens: list[tuple[str, float, TokenType]] = [(f"\\x{byte:02x}", 0.0, TokenType.NORMAL) for byte in range(256)]
-    else:
+    foreign, start = files_of(tokenizer), False
+    template: str | None
+    if foreign is not None:
+        tokens = _bpe_tokens(writer, foreign)
+        template = getattr(tokenizer, "templates", {}).get("default")
+        start = bool(getattr(tokenizer, "document_start", []))
         _add_special_ids(writer, tokenizer)
-        tokens = _unigram_tokens(tokenizer)
+    else:
+        template = chat_template(tokenizer)
+        if isinstance(tokenizer, ByteTokenizer):
+            writer.add_tokenizer_model("rwkv")
+            tokens = [(f"\\x{byte:02x}", 0.0, TokenType.NORMAL) for byte in range(256)]
+        else:
+            writer.add_tokenizer_model("plamo2")
+            tokens = _unigram_tokens(tokenizer)
+            _add_special_ids(writer, tokenizer)
     tokens += [(f"[unused {i}]", -math.inf, TokenType.UNUSED) for i in range(len(tokens), V)]
     texts, scores, types = zip(*tokens, strict=True)
     writer.add_token_list(list(texts))
     writer.add_token_scores(list(scores))
     writer.add_token_types(list(types))
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(start)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(chat_template(tokenizer))
+    if template is not None:
+        writer.add_chat_template(template)
 
 
-def _add_bytes(writer: GGUFWriter) -> None:
-    writer.add_tokenizer_model("rwkv")
+def _add_special_ids(writer: GGUFWriter, tokenizer: AnyTokenizer) -> None:
+    special = tokenizer.special_token_ids()
+    writer.add_eos_token_id(special["eot"])
+    writer.add_eot_token_id(special["eot"])
+    writer.add_bos_token_id(special.get("bos", special["eot"]))  # without it llama.cpp takes id 1 or 11
+    writer.add_pad_token_id(special["eot"])
 
 
-def _add_special_ids(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
-    writer.add_tokenizer_model("plamo2")
-    eot = tokenizer.special_token_ids()["eot"]
-    writer.add_eos_token_id(eot)
-    writer.add_eot_token_id(eot)
-    writer.add_bos_token_id(eot)  # never added; without it llama.cpp takes id 1
-    writer.add_pad_token_id(eot)
+def _bpe_tokens(writer: GGUFWriter, foreign: Mapping[str, bytes]) -> list[tuple[str, float, TokenType]]:
+    """Add the merges of a byte-level BPE tokenizer of others; return (text, score, type) of each id."""
+    from gguf import TokenType
+
+    if "tokenizer.json" not in foreign:
+        raise ValueError("export gguf supports our own tokenizers and tokenizer.json of others, not tokenizer.model")
+    found = read_bpe(foreign["tokenizer.json"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(found.pre)
+    writer.add_token_merges(found.merges)
+    tokens = []
+    for i, text in enumerate(found.tokens):
+        kind = (
+            TokenType.CONTROL
+            if i in found.special
+            else TokenType.USER_DEFINED
+            if i in found.added
+            else TokenType.NORMAL
+        )
+        tokens.append((f"[unused {i}]", 0.0, TokenType.UNUSED) if text is None else (text, 0.0, kind))
+    return tokens
 
 
 def _unigram_tokens(tokenizer: Tokenizer) -> list[tuple[str, float, TokenType]]:

@@ -12,6 +12,7 @@ import torch
 from niels_gpt import __version__
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.chat_template import chat_template
+from niels_gpt.export.pieces import files_of
 from niels_gpt.export.safetensors_file import DTYPES, NamedTensor, write_safetensors
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
@@ -45,14 +46,18 @@ def write_hf(model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = 
     ids = _special_ids(tokenizer)
     files.write_json(folder / "config.json", hf_config(model.config, family, ids, dtype))
     files.write_json(folder / "generation_config.json", ids)
-    _write_tokenizer(tokenizer, model.config.T, folder)
+    foreign = files_of(tokenizer)
+    if foreign is None:
+        _write_tokenizer(tokenizer, model.config.T, folder)
+    for name, data in (foreign or {}).items():
+        files.write_bytes(folder / name, data)
     write_safetensors(folder / "model.safetensors", [*_tensors(model, family)], dtype=dtype)
 
 
 def _special_ids(tokenizer: AnyTokenizer) -> dict[str, int | None]:
     """The ids that generation needs. Bytes have none: a reply ends with a line such as `user: `."""
-    eot = tokenizer.special_token_ids().get("eot")
-    return {"bos_token_id": None, "eos_token_id": eot, "pad_token_id": eot}
+    special = tokenizer.special_token_ids()
+    return {"bos_token_id": special.get("bos"), "eos_token_id": special.get("eot"), "pad_token_id": special.get("eot")}
 
 
 def hf_config(config: ModelConfig, family: Family, ids: dict[str, int | None], dtype: str) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from niels_gpt.chat.transcript import format_chat
 from niels_gpt.data import embedded
 from niels_gpt.export.gguf_file import TYPES, write_gguf
 from niels_gpt.export.pieces import HARD_TEXTS, pieces_of
+from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.loading import load_run
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, load_tokenizer, train_tokenizer
 from tests.cli import call
 from tests.export import MODELS, greedy, make, some_ids
+from tests.export.test_gguf_bpe import PRE_TOKENIZERS, bpe_tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -121,6 +123,18 @@ def test_long_texts_have_our_ids_up_to_ties(tmp_path, capsys):
     with capsys.disabled():
         print(f"\n{different} of {len(texts)} paragraphs have pieces of equal score in another order")
     assert different < 0.05 * len(texts)
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_byte_level_bpe_of_others_has_its_ids(tmp_path, pre):
+    tokenizer = bpe_tokenizer(pre)
+    model = GPT({"V": tokenizer.vocab_size + 3, "T": 64, "C": 32, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"})
+    write_gguf(model, tokenizer, tmp_path / "m.gguf")
+    llama = load(tmp_path / "m.gguf")
+    for text in [*HARD_TEXTS, "a<|end|>b", "It's 12345, I'LL  go\n\n x"]:
+        found = llama.tokenize(text.encode(), add_bos=False, special=True)
+        assert found == tokenizer.encode(text), text
+    assert llama.token_eos() == tokenizer.special_token_ids()["eot"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,103 @@
+"""Byte-level BPE tokenizers of others in GGUF files: recognized by their pre-tokenizer, else refused."""
+
+import functools
+import json
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+
+from niels_gpt.data import embedded
+from niels_gpt.export.gguf_bpe import _LLAMA3, _QWEN2, read_bpe
+from niels_gpt.export.gguf_file import write_gguf
+from niels_gpt.export.hugging_face import write_hf
+from niels_gpt.model.gpt import GPT
+
+PLAIN = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+WITH_REGEX = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+PRE_TOKENIZERS = {
+    "gpt-2": WITH_REGEX,
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), WITH_REGEX]),
+    "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_LLAMA3), "isolated"), PLAIN]),
+    "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_QWEN2), "isolated"), PLAIN]),
+}
+"""llama.cpp's name -> the pre-tokenizer, as in the published files."""
+
+
+@functools.cache
+def bpe(pre: str) -> tokenizers.Tokenizer:
+    """A small BPE tokenizer, trained on notes."""
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    made.pre_tokenizer, made.decoder = PRE_TOKENIZERS[pre], decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([path.read_text("utf-8") for path in sorted(embedded.NOTES.glob("*.md"))[:20]], trainer)
+    made.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    return made
+
+
+def bpe_tokenizer(pre: str) -> SimpleNamespace:
+    """What an export needs of a tokenizer of others."""
+    made = bpe(pre)
+    return SimpleNamespace(
+        files={"tokenizer.json": made.to_str().encode(), "tokenizer_config.json": b'{"eos_token": "<|end|>"}'},
+        templates={"default": "{{ messages[0].content }}"},
+        document_start=[],
+        vocab_size=made.get_vocab_size(),
+        special_token_ids=lambda: {"eot": made.token_to_id("<|end|>")},
+        encode=lambda text: made.encode(text, add_special_tokens=False).ids,
+    )
+
+
+def changed(pre: str, **changes: object) -> bytes:
+    content = json.loads(bpe(pre).to_str())
+    for key, value in changes.items():
+        content[key] = {**content["model"], **value} if key == "model" else value
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_the_tokenizers_are_recognized(pre):
+    found = read_bpe(bpe(pre).to_str().encode())
+    assert found.pre == pre and len(found.tokens) == bpe(pre).get_vocab_size()
+    assert all(bpe(pre).id_to_token(i) == token for i, token in enumerate(found.tokens))
+    assert found.special == found.added == {bpe(pre).token_to_id("<|end|>")}
+    assert all(merge.count(" ") == 1 for merge in found.merges) and len(found.merges) > 200
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (changed("gpt-2", pre_tokenizer={"type": "Whitespace"}), "Whitespace"),
+        (changed("gpt-2", pre_tokenizer=None), "none"),
+        (changed("gpt-2", pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True}), "ByteLevel"),
+        (changed("gpt-2", normalizer={"type": "Lowercase"}), "Lowercase"),
+        (changed("gpt-2", model={"type": "Unigram"}), "Unigram"),
+        (changed("gpt-2", model={"byte_fallback": True}), "byte fallback"),
+        (changed("qwen2", model={"ignore_merges": True}), "ignore_merges=false"),
+    ],
+)
+def test_others_are_refused_by_name(data, named):
+    with pytest.raises(ValueError, match=rf"export gguf.*{named}"):
+        read_bpe(data)
+
+
+def test_files_of_others_are_written_as_they_are(tmp_path):
+    tokenizer = bpe_tokenizer("smollm")
+    options = {"T": 16, "C": 32, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"}
+    model = GPT({"V": tokenizer.vocab_size, **options})
+    write_hf(model, tokenizer, tmp_path)
+    for name, data in tokenizer.files.items():
+        assert (tmp_path / name).read_bytes() == data
+    assert not (tmp_path / "chat_template.jinja").exists()
+    assert json.loads((tmp_path / "config.json").read_bytes())["eos_token_id"] == bpe("smollm").token_to_id("<|end|>")
+
+
+def test_a_sentencepiece_model_of_others_is_refused(tmp_path):
+    pytest.importorskip("gguf")
+    tokenizer = bpe_tokenizer("smollm")
+    tokenizer.files = {"tokenizer.model": b"x"}
+    with pytest.raises(ValueError, match=r"tokenizer\.model"):
+        write_gguf(GPT({"T": 16, "C": 32, "L": 1, "H": 2}), tokenizer, tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
