@@ -61,8 +61,10 @@ class ModelFolder:
         Raises ValueError for a bias that is not zero.
         """
         dtype = dtype or self.dtype
-        state: dict[str, torch.Tensor] = {}
+        tied = {"lm_head.weight"} if self.config.tie_embeddings else set()
         shapes = dict(weight_shapes(self.config))
+        # All are allocated before the first temporary tensor: those between them would leave gaps in the heap.
+        state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items() if name not in tied}
         for placed, stored in self.tensors:
             if placed.ours is None:
                 if stored.read().any():
@@ -71,8 +73,6 @@ class ModelFolder:
                         f"{self.family.model_type} are supported only without biases"
                     )
             else:
-                if placed.ours not in state:
-                    state[placed.ours] = torch.empty(shapes[placed.ours], dtype=dtype)
                 rows = state[placed.ours][placed.rows]
                 if isinstance(placed.layout, Same) and stored.dtype == dtype:
                     stored.read_into(rows)
@@ -80,9 +80,7 @@ class ModelFolder:
                     rows.copy_(placed.layout.to_ours(stored.read()))
             if on_bytes is not None:
                 on_bytes(stored.nbytes)
-        if self.config.tie_embeddings:
-            state["lm_head.weight"] = state["tok_emb.weight"]
-        return {name: state[name] for name in shapes}
+        return {name: state["tok_emb.weight" if name in tied else name] for name in shapes}
 
 
 def open_folder(path: Path) -> ModelFolder:
