@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from niels_gpt.export.chat_template import chat_template
 from niels_gpt.export.gguf_bpe import read_bpe
-from niels_gpt.export.pieces import files_of, pieces_of
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, Tokenizer
+from niels_gpt.export.pieces import pieces_of
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter, TokenType
@@ -35,12 +35,10 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
     """Add the vocabulary, the special ids and the chat template. Embedding rows above the vocabulary get no text."""
     from gguf import TokenType
 
-    foreign, start = files_of(tokenizer), False
-    template: str | None
-    if foreign is not None:
-        tokens = _bpe_tokens(writer, foreign)
-        template = getattr(tokenizer, "templates", {}).get("default")
-        start = bool(getattr(tokenizer, "document_start", []))
+    start, template = False, None
+    if isinstance(tokenizer, ForeignTokenizer):
+        tokens = _bpe_tokens(writer, tokenizer.files)
+        start, template = bool(tokenizer.document_start), tokenizer.templates.get("default")
         _add_special_ids(writer, tokenizer)
     else:
         template = chat_template(tokenizer)

@@ -12,14 +12,13 @@ import torch
 from niels_gpt import __version__
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.chat_template import chat_template
-from niels_gpt.export.pieces import files_of
 from niels_gpt.export.safetensors_file import DTYPES, NamedTensor, write_safetensors
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.families import Family, family_of_config
 from niels_gpt.pretrained.layouts import Placed
 from niels_gpt.system import files
-from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, Tokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 MARK = "niels_gpt_version"
@@ -46,11 +45,11 @@ def write_hf(model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = 
     ids = _special_ids(tokenizer)
     files.write_json(folder / "config.json", hf_config(model.config, family, ids, dtype))
     files.write_json(folder / "generation_config.json", ids)
-    foreign = files_of(tokenizer)
-    if foreign is None:
+    if isinstance(tokenizer, ForeignTokenizer):
+        for name, data in tokenizer.files.items():
+            files.write_bytes(folder / name, data)
+    else:
         _write_tokenizer(tokenizer, model.config.T, folder)
-    for name, data in (foreign or {}).items():
-        files.write_bytes(folder / name, data)
     write_safetensors(folder / "model.safetensors", [*_tensors(model, family)], dtype=dtype)
 
 
@@ -87,7 +86,7 @@ def _tensors(model: GPT, family: Family) -> Iterator[NamedTensor]:
         yield NamedTensor(placed.name, placed.shape, lambda placed=placed: read(placed))  # type: ignore[misc]
 
 
-def _write_tokenizer(tokenizer: AnyTokenizer, T: int, folder: Path) -> None:
+def _write_tokenizer(tokenizer: Tokenizer | ByteTokenizer, T: int, folder: Path) -> None:
     options: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

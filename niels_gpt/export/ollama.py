@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from niels_gpt.chat.template import ROLE_NAMES
-from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 
 def modelfile(gguf: str, tokenizer: AnyTokenizer, T: int) -> str:
     """Return a Modelfile for the GGUF file of this name, in the same folder.
 
-    Ollama has Go templates: it does not render the Jinja template of the file.
+    Ollama has Go templates: it does not render the Jinja template of the file. A tokenizer of others gets none: Ollama
+    has the templates of well-known models.
     """
+    lines = [f"FROM ./{gguf}", f"PARAMETER num_ctx {T}", "PARAMETER temperature 0.7"]
+    if isinstance(tokenizer, ForeignTokenizer):
+        return "\n".join(lines) + "\n"
     if isinstance(tokenizer, ByteTokenizer):
         template = "{{- range .Messages }}{{ .Role }}: {{ .Content }}\n{{ end }}assistant: "
         stops = [f"{role}: " for role in ROLE_NAMES]
@@ -23,5 +27,5 @@ def modelfile(gguf: str, tokenizer: AnyTokenizer, T: int) -> str:
         for name, text in (("SYSTEM", system), ("USER", user), ("ASSISTANT", assistant), ("EOT", strings["eot"])):
             template = template.replace(name, text)
         stops = [strings["eot"]]
-    lines = [f"FROM ./{gguf}", f'TEMPLATE """{template}"""', f"PARAMETER num_ctx {T}", "PARAMETER temperature 0.7"]
-    return "\n".join([*lines, *(f'PARAMETER stop "{stop}"' for stop in stops)]) + "\n"
+    lines += [f'TEMPLATE """{template}"""', *(f'PARAMETER stop "{stop}"' for stop in stops)]
+    return "\n".join(lines) + "\n"

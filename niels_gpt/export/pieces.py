@@ -18,12 +18,6 @@ class Piece(NamedTuple):
     kind: Literal["normal", "byte", "special", "unknown"]
 
 
-def files_of(tokenizer: object) -> dict[str, bytes] | None:
-    """Return name -> bytes of the files of a tokenizer of others, as they were imported; None for one of ours."""
-    found: dict[str, bytes] | None = getattr(tokenizer, "files", None)
-    return found
-
-
 def pieces_of(tokenizer: Tokenizer) -> list[Piece]:
     """Return the pieces of a tokenizer in the order of their ids.
 

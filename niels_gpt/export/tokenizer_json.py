@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from niels_gpt.export.pieces import HARD_TEXTS, pieces_of
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, Tokenizer
+from niels_gpt.tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,7 +26,7 @@ TIE = 1e-3
 """Segmentations whose scores differ by less count as equally likely: SentencePiece's sums have 24 bits."""
 
 
-def to_tokenizer_json(tokenizer: AnyTokenizer) -> str:
+def to_tokenizer_json(tokenizer: Tokenizer | ByteTokenizer) -> str:
     """Return the content of `tokenizer.json`, compared with the tokenizer on hard texts.
 
     Raises ValueError if the library would give other ids.
@@ -74,7 +74,7 @@ def byte_characters() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def _compare(made: tokenizers.Tokenizer, tokenizer: AnyTokenizer) -> None:
+def _compare(made: tokenizers.Tokenizer, tokenizer: Tokenizer | ByteTokenizer) -> None:
     """Raise ValueError if ids differ, other than by the order of pieces of equal score."""
     texts: list[str] = [*HARD_TEXTS]
     if isinstance(tokenizer, Tokenizer):

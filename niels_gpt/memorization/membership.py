@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from niels_gpt.config import RunConfig
+from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
@@ -112,7 +113,10 @@ def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict
 
 
 def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunConfig, Mapping[str, str]]]:
-    """Yield (config, data fingerprint) of the checkpoint's run, then of the run its weights came from, and so on."""
+    """Yield (config, data fingerprint) of the checkpoint's run, then of the run its weights came from, and so on.
+
+    The history ends at a public model, imported or read by `init_from: hf:...`: it was not trained on data of the user.
+    """
     path, run, data = loaded.path, loaded.home, loaded.data
     while True:
         if run is None or not run.exists:
@@ -120,15 +124,18 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
             return
         config = run.read_config()
         yield config, data
-        if not config.init_from:
+        if not config.init_from or config.init_from.startswith(PREFIX):
             return
         path = files.expand_home(config.init_from)
         run = RunFolder(path.parent.parent)
         try:
-            data = read_checkpoint(path, "cpu")["extra"].get("data", {})
+            saved = read_checkpoint(path, "cpu")
         except (ValueError, OSError) as err:
             problems.append(_problem(err))
             return
+        if not saved["step"]:
+            return
+        data = saved["extra"].get("data", {})
 
 
 def _problem(err: Exception) -> str:

@@ -1,5 +1,6 @@
 """Which models may be exported: private sources, stored audits of exactly these weights, refusals."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_the_runs_before_count_and_a_checkpoint_alone_is_unknown(tmp_path):
     assert "alone.pt" in problem
     save_checkpoint("untrained.pt", model, None, 0, model.config)
     assert private_sources(load_run("untrained.pt", None, "cpu")) == []
+
+
+@pytest.mark.parametrize("base", ["hf:some/model", "base/checkpoints/best.pt"])
+def test_a_public_base_has_no_private_sources(tmp_path, base):
+    """An imported model is a run of step 0, whose config names sources that it was never trained on."""
+    make_run("base", config=small_config(Path("data")), steps=(0,), best=0)
+    config = small_config(Path("data"), "train.p_train={primer: 1.0}")
+    init_from = base if base.startswith("hf:") else str(tmp_path / base)
+    make_run("run", config=dataclasses.replace(config, init_from=init_from))
+    assert private_sources(load_run("run", None, "cpu")) == ["primer"]
 
 
 def test_only_audits_of_these_weights_count_and_the_worst_of_them():
