@@ -154,8 +154,13 @@ def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConf
     return {name: SourceConfig(str((folder / f"{name}.jsonl").absolute()), kind="chat") for name in names}
 
 
-def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on notes and dialogues, and build the caches of both, in a folder; return the tokenizer."""
+def build_caches(
+    corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int, tokenizer: Tokenizer | None = None
+) -> Tokenizer:
+    """Build the caches of notes and dialogues in a folder; return their tokenizer.
+
+    tokenizer: that of a base; by default one is trained on the notes and dialogues.
+    """
     added = dialogue_sources(folder, names)
     known = sources(DataConfig(sources=added))
 
@@ -167,8 +172,12 @@ def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_si
             while block := "\n".join(itertools.islice(messages, MESSAGES_PER_TEXT)):
                 yield block
 
-    path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
-    tokenizer = load_tokenizer(path)
+    if tokenizer is None:
+        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
+        tokenizer = load_tokenizer(path)
+    else:
+        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+        files.write_bytes(folder / "tokenizer" / "spm.model", tokenizer.model)
     settings = BuildSettings(
         folder,
         seed=SEED,
@@ -207,6 +216,7 @@ def byte_config(
     return config_from_dict(
         {
             "task": "bytes",
+            "init_from": plan.init_from,
             "model": plan.model(),
             "train": plan.train(plan.pretrain_steps, plan.pretrain_rows)
             | {"p_train": {"roam": 1 - BYTE_DIALOGUES, **dialogues}, "p_val": {"roam": 1.0}},
@@ -228,6 +238,7 @@ def phase_configs(
     notes = {"p_train": {"roam": 1.0}, "p_val": {"roam": 1.0}}
     pretrain = {
         "task": "pretrain",
+        "init_from": plan.init_from,
         "model": plan.model(),
         "train": plan.train(plan.pretrain_steps, plan.pretrain_rows) | notes,
         "data": data,
