@@ -24,12 +24,16 @@ EXAMPLES = 3
 def describe_plan(plan: Plan) -> str:
     """Return the plan in one sentence."""
     from niels_gpt.system.console import format_duration, plural, short_number
+    from niels_gpt.workflow.base_plan import BasePlan
 
     C, L, _, T = plan.size
     reads = f"{plan.vocab_size:,} subwords" if plan.vocab_size else "bytes"
     text = (
         f"{short_number(plan.parameters)} weights over {reads} ({plural(L, 'layer')}, {C} wide, {T} tokens of context)"
     )
+    if isinstance(plan, BasePlan):
+        trained = f"LoRA of rank {plan.rank}" if plan.rank else "all weights"
+        text = f"fine-tune {plan.init_from}, {text}; {trained}: {plan.reason}"
     steps = f"{plural(plan.pretrain_steps, 'step')} on the notes"
     if plan.sft_steps:
         steps += f", then {plan.sft_steps:,} on dialogues"
@@ -54,15 +58,18 @@ def build_and_train(
     *,
     device: str,
     resume_command: str | None = None,
+    base: LoadedRun | None = None,
 ) -> TrainedModel:
     """Build the caches in the folder of a pipeline, and train both phases; over bytes, one run.
 
     dialogues: a file; topics: what the model learns to answer about the notes. resume_command: what to type after a
-    signal, which is printed before the exit; default: the command of the pipeline or run.
+    signal, which is printed before the exit; default: the command of the pipeline or run. base: the model that the plan
+    fine-tunes.
     """
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system.console import plural
     from niels_gpt.system.progress import status_line
+    from niels_gpt.tokenizer import ByteTokenizer
     from niels_gpt.training.progress import say
     from niels_gpt.workflow.chat_model import QUESTION, build_caches, byte_config, phase_configs, write_dialogues
 
@@ -70,8 +77,11 @@ def build_and_train(
     with status_line("writing the dialogues") as show:
         numbers = write_dialogues(dialogues, topics, cache, errors=corpus.errors)
         if plan.vocab_size:
-            show(f"training a tokenizer of {plan.vocab_size:,} subwords")
-            build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size)
+            tokenizer = None
+            if base is not None and not isinstance(base.tokenizer, ByteTokenizer):
+                tokenizer = base.tokenizer
+            show("tokenizing" if tokenizer else f"training a tokenizer of {plan.vocab_size:,} subwords")
+            build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size, tokenizer=tokenizer)
     listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
     say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
     question = topics[0].questions[0] if topics else QUESTION
@@ -172,6 +182,21 @@ def show_scores_of(trained: TrainedModel) -> None:
     writer = trained.writer
     if writer.run is not None:  # for `runs list`
         store_scores(writer.run.path, score_result(writer, scores))
+
+
+def show_base_comparison(trained: TrainedModel, corpus: Corpus) -> None:
+    """Print what the fine-tuning gained on held-out notes, and what it cost elsewhere; nothing without a base."""
+    from niels_gpt.memorization.base_model import load_base
+    from niels_gpt.workflow.base_comparison import compare_with_base
+
+    base, problem = load_base(trained.writer)
+    if problem:
+        print(f"\nNot compared with the base: {problem}")
+    if base is None:
+        return
+    print("\nBits per byte of the base, of the model of your notes, and of the chat model; lower is better.")
+    for line in compare_with_base(base.model, trained.writer, trained.chat, corpus):
+        print(f"  {line.text:<44} {line.base:.3f}  {line.writer:.3f}  {line.chat:.3f}")
 
 
 def warn_of_secrets(corpus: Corpus) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from niels_gpt.cli.options import DeviceOption, JsonOption, OptionalPath, PrimerOption
+from niels_gpt.cli.options import Count, DeviceOption, JsonOption, OptionalPath, PrimerOption
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
@@ -89,6 +89,22 @@ def folder(
     no_questions: Annotated[
         bool, typer.Option("--no-questions", help="Teach it no answers about the notes; it then recites less of them.")
     ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            help="Fine-tune this model instead of starting from nothing: hf:FOLDER_OR_ID, a run or a checkpoint.",
+        ),
+    ] = None,
+    lora_rank: Annotated[
+        Count,
+        typer.Option(
+            "--lora-rank",
+            min=0,
+            max=65_536,
+            help="With --base: rank of LoRA adapters, 0 for all weights; default: by the memory of this machine.",
+        ),
+    ] = None,
     note_options: NoteOptions = NoteOptions(),
     device: DeviceOption = "auto",
 ) -> None:
@@ -97,7 +113,7 @@ def folder(
     `notes check FOLDER` shows what would be read, and trains nothing. `notes FOLDER` chooses the size of the model
     and the steps from your notes, this machine and --minutes. Files that are not utf-8 are skipped unless
     --encoding-errors says otherwise. Some notes are held out, and the best checkpoint is the one that predicts them
-    best.
+    best. With --base, a trained model is fine-tuned with its own tokenizer.
     """
     import contextlib
     import dataclasses
@@ -110,15 +126,18 @@ def folder(
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
-    from niels_gpt.system.progress import status_line
+    from niels_gpt.system.progress import progress_bar, status_line
     from niels_gpt.training.progress import say
+    from niels_gpt.workflow.base_plan import make_base_plan, open_base
     from niels_gpt.workflow.chat_model import read_corpus, topics_of
-    from niels_gpt.workflow.plan import make_plan
+    from niels_gpt.workflow.plan import Plan, make_plan
 
     began = time.monotonic()
     device = resolve_device(device)
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: the folder of the model to continue")
+    if lora_rank is not None and base is None:
+        raise ValueError("--lora-rank needs --base: adapters change a model that is trained already")
     with contextlib.ExitStack() as new_folder:
         run = PipelineFolder(run_dir if run_dir is not None else new_folder.enter_context(claimed_run("notes")).path)
         begun = first_model.planned(run) if resume else None
@@ -136,22 +155,38 @@ def folder(
         else:
             first_model.warn_of_secrets(corpus)
             first_model.warn_of_private_notes(corpus)
+            loaded = None
+            if base is not None:
+                with progress_bar("reading the base") as bar:
+                    loaded = open_base(base, device, run.path / "base", bar)
+            plan: Plan
             with status_line("measuring the speed of this machine"):
-                plan = make_plan(
-                    note_bytes=corpus.size,
-                    held_out_bytes=corpus.held_out_size,
-                    characters=corpus.characters,
-                    seconds=60 * minutes,
-                    device=device,
-                )
+                if loaded is None:
+                    plan = make_plan(
+                        note_bytes=corpus.size,
+                        held_out_bytes=corpus.held_out_size,
+                        characters=corpus.characters,
+                        seconds=60 * minutes,
+                        device=device,
+                    )
+                else:
+                    plan = make_base_plan(
+                        loaded,
+                        note_bytes=corpus.size,
+                        held_out_bytes=corpus.held_out_size,
+                        seconds=60 * minutes,
+                        device=device,
+                        rank=lora_rank,
+                    )
             say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
             dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
             topics = [] if no_questions else topics_of(corpus, plan)
             trained = first_model.build_and_train(
-                corpus, dialogues, topics, plan, run, device=device, resume_command=resume_command
+                corpus, dialogues, topics, plan, run, device=device, resume_command=resume_command, base=loaded
             )
         print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
         first_model.show_scores_of(trained)
+        first_model.show_base_comparison(trained, corpus)
         first_model.show_continuation(trained, corpus)
         first_model.show_answers(trained, topics)
         first_model.show_quick_audit(trained, corpus)

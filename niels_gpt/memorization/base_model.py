@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,8 @@ from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.checkpoint import load_model
+from niels_gpt.pretrained.imported_run import load_initial
+from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.runs.pipeline import PipelineFolder
@@ -26,27 +26,30 @@ class BaseModel(NamedTuple):
     """The weights that fine-tuning started from."""
 
     model: GPT
-    path: Path
-    """The checkpoint."""
+    path: str
+    """The checkpoint, or `hf:` with the public model."""
 
 
-def find_base(loaded: LoadedRun) -> tuple[Path | None, str]:
-    """(the checkpoint that a run was fine-tuned from, why there is none although the run began with one).
+def find_base(loaded: LoadedRun) -> tuple[str | None, str]:
+    """(the checkpoint or public model that a run was fine-tuned from, why there is none although it began with one).
 
     Followed through `init_from` to the oldest run. The first phase of the same pipeline is no base: it was trained on
     the same text. A LoRA run holds its base itself, in case the other run is gone.
     """
-    run, found = loaded.home, None
+    run: RunFolder | None = loaded.home
+    found: str | None = None
     while run is not None and run.exists and (start := run.read_config().init_from):
-        path = files.expand_home(start)
+        path, public = files.expand_home(start.removeprefix(PREFIX)), start.startswith(PREFIX)
+        if run.base.is_file() and (public or not path.exists()):
+            return str(run.base), ""
+        if public:
+            return start, ""
         if not path.exists():
-            if not run.base.is_file():
-                return None, f"{path} is gone, from which {run.path} was trained"
-            return run.base, ""
+            return None, f"{path} is gone, from which {run.path} was trained"
         earlier = RunFolder(path.parent.parent)
         pipeline = earlier.path.resolve().parent
         if pipeline != run.path.resolve().parent or not PipelineFolder(pipeline).exists:
-            found = path
+            found = str(path)
         run = earlier
     return found, ""
 
@@ -57,7 +60,7 @@ def load_base(loaded: LoadedRun) -> tuple[BaseModel | None, str]:
     if path is None:
         return None, problem
     try:
-        model, _ = load_model(path, loaded.model.device)
+        model = load_initial(path, loaded.model.device)
     except (ValueError, OSError) as err:
         return None, one_line(error_message(err))
     ours, theirs = loaded.model.config, model.config

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import torch
 
 from niels_gpt.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from niels_gpt.config.yaml_file import to_dict
+from niels_gpt.model.gpt import GPT
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.model_folder import (
     PREFIX,
-    TOKENIZER_FILES,
     ModelFolder,
     find_folder,
     open_folder,
 )
-from niels_gpt.runs.checkpoint import model_config, read_checkpoint, save_state
+from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint, save_state
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
@@ -82,7 +83,7 @@ def import_model(
     try:
         with run.lock():
             if tokenizer is not None:
-                copy_tokenizer(opened.path, run.path / "tokenizer")
+                run.write_tokenizer(tokenizer)
             data = {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)}
             save_state(run.best, state, None, 0, config, extra={"data": data})
             files.write_json(run.source_path, _source(name, opened))
@@ -125,14 +126,6 @@ def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
             "this tokenizer does not belong to this model"
         )
     return tokenizer
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the files of a tokenizer, unchanged."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            files.write_bytes(target / name, (source / name).read_bytes())
 
 
 def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
@@ -220,6 +213,13 @@ def open_initial(init_from: str, device: str) -> InitialWeights:
     config = model_config(saved["config"], where=init_from)
     data = saved["extra"].get("data", {})
     return InitialWeights(init_from, config, saved["step"], data, lambda _: saved["model"])
+
+
+def load_initial(init_from: str, device: str | torch.device) -> GPT:
+    """The model that `init_from` names, in eval mode. Raises ValueError or OSError if it cannot be read."""
+    initial = open_initial(init_from, str(device))
+    state = dict(initial.read("cpu" if init_from.startswith(PREFIX) else str(device)))
+    return build_model(to_dict(initial.config), state, where=init_from).to(device).eval()
 
 
 def describe(imported: Imported) -> list[str]:

@@ -27,10 +27,6 @@ WANTED = [
     "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "README.md",
 ]  # fmt: skip
 """What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-    "chat_template.jinja",
-)  # fmt: skip
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -140,6 +140,11 @@ def train(
             subset = resume and run.exists and config.splice.restrict_to_training_subset
             config = with_derived_values(config, stored=run.read_config() if subset else None, notes=notes)
         check_start(config, run, device=device, world=world, resume=resume)
+        if config.train.lora.rank and not config.init_from:
+            raise ValueError(
+                f"train.lora.rank={config.train.lora.rank} freezes the initial weights, but init_from is empty, so "
+                "they are random: set init_from to a checkpoint, or train.lora.rank=0"
+            )
         if verify and world.is_main:
             verify_caches(config)
     for note in notes:
@@ -243,11 +248,6 @@ def check_start(
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
-    if config.train.lora.rank and not config.init_from:
-        raise ValueError(
-            f"train.lora.rank={config.train.lora.rank} freezes the initial weights, but init_from is empty, so they "
-            "are random: set init_from to a checkpoint, or train.lora.rank=0"
-        )
     if config.init_from and not resume:
         initial_path(config.init_from)
     if world.is_main:

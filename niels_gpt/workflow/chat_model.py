@@ -26,6 +26,7 @@ from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.types import ChatMessage, ChatSample
 from niels_gpt.system import files
 from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer.loading import write_tokenizer
 from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
@@ -154,8 +155,13 @@ def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConf
     return {name: SourceConfig(str((folder / f"{name}.jsonl").absolute()), kind="chat") for name in names}
 
 
-def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int) -> SubwordTokenizer:
-    """Train a tokenizer on notes and dialogues, and build the caches of both, in a folder; return the tokenizer."""
+def build_caches(
+    corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int, tokenizer: SubwordTokenizer | None = None
+) -> SubwordTokenizer:
+    """Build the caches of notes and dialogues in a folder; return their tokenizer.
+
+    tokenizer: that of a base; by default one is trained on the notes and dialogues.
+    """
     added = dialogue_sources(folder, names)
     known = sources(DataConfig(sources=added))
 
@@ -167,8 +173,11 @@ def build_caches(corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_si
             while block := "\n".join(itertools.islice(messages, MESSAGES_PER_TEXT)):
                 yield block
 
-    path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
-    tokenizer = load_tokenizer(path)
+    if tokenizer is None:
+        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
+        tokenizer = load_tokenizer(path)
+    else:
+        write_tokenizer(tokenizer, folder / "tokenizer")
     settings = BuildSettings(
         folder,
         seed=SEED,
@@ -207,6 +216,7 @@ def byte_config(
     return config_from_dict(
         {
             "task": "bytes",
+            "init_from": plan.init_from,
             "model": plan.model(),
             "train": plan.train(plan.pretrain_steps, plan.pretrain_rows)
             | {"p_train": {"roam": 1 - BYTE_DIALOGUES, **dialogues}, "p_val": {"roam": 1.0}},
@@ -228,6 +238,7 @@ def phase_configs(
     notes = {"p_train": {"roam": 1.0}, "p_val": {"roam": 1.0}}
     pretrain = {
         "task": "pretrain",
+        "init_from": plan.init_from,
         "model": plan.model(),
         "train": plan.train(plan.pretrain_steps, plan.pretrain_rows) | notes,
         "data": data,

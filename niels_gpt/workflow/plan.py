@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.model.lora import add_adapters
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.training.optim.optimizer import make_optimizer
@@ -80,6 +81,8 @@ class Plan:
     precision: str = "fp32"
     seconds: float = 0.0
     """Estimated time of training; 0: unknown."""
+    init_from: str = ""
+    """Checkpoint that is fine-tuned; empty: the model starts from nothing."""
 
     def model(self) -> dict[str, Any]:
         """The section `model` of a config."""
@@ -123,6 +126,9 @@ class Plan:
         return number_of_weights(config_from_dict({"model": self.model()}).model)
 
 
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
 class StepTimes(NamedTuple):
     """Seconds per step of both phases."""
 
@@ -156,7 +162,7 @@ def make_plan(
     are run. Raises ValueError if the notes are too short for the smallest context.
     """
     measure = measure or measure_steps
-    longest = _longest_context(min(note_bytes, held_out_bytes))
+    longest = longest_context(min(note_bytes, held_out_bytes))
     base = Plan(
         SIZES[0],
         _vocabulary(characters),
@@ -170,7 +176,7 @@ def make_plan(
     chosen: Plan | None = None
     for size in SIZES:
         plan = replace(base, size=size._replace(T=min(size.T, longest)))
-        plan = _with_steps(plan, measure(plan, device), note_bytes, training)
+        plan = with_steps(plan, measure(plan, device), note_bytes, training)
         seen = plan.pretrain_steps * plan.pretrain_rows * plan.size.T
         if chosen is not None and seen < TOKENS_PER_WEIGHT * plan.parameters:
             break
@@ -179,7 +185,7 @@ def make_plan(
     return chosen
 
 
-def _longest_context(size: int) -> int:
+def longest_context(size: int) -> int:
     """The longest context of which `size` bytes surely hold one window, at up to six bytes a token."""
     for T in (512, 256, 128, 64, 32):
         if size >= 6 * (T + 1):
@@ -198,10 +204,12 @@ def _vocabulary(characters: int) -> int:
     return 0
 
 
-def _with_steps(plan: Plan, times: StepTimes, note_bytes: int, seconds: float) -> Plan:
-    """The plan with as many steps as fit into the time."""
+def with_steps(
+    plan: AnyPlan, times: StepTimes, note_bytes: int, seconds: float, *, epochs: int | None = None
+) -> AnyPlan:
+    """The plan with as many steps as fit into the time; at most `epochs` passes over the notes, by default EPOCHS."""
     tokens = note_bytes / (BYTES_PER_TOKEN if plan.vocab_size else 1)
-    most = max(int(EPOCHS * tokens / (plan.pretrain_rows * plan.size.T)), MIN_STEPS)
+    most = max(int((epochs or EPOCHS) * tokens / (plan.pretrain_rows * plan.size.T)), MIN_STEPS)
     if not plan.vocab_size:  # one phase over a mix of notes and dialogues
         steps = max(min(int(seconds / times.pretrain), 2 * most), MIN_STEPS)
         return replace(plan, pretrain_steps=steps, sft_steps=0, seconds=steps * times.pretrain)
@@ -229,7 +237,10 @@ def measure_steps(plan: Plan, device: str, *, steps: int = 3) -> StepTimes:
 
 
 def _seconds_per_step(config: RunConfig, batch: Batch, device: str, steps: int) -> float:
-    model = GPT(config.model).to(device)
+    model = GPT(config.model)
+    if config.train.lora.rank:
+        add_adapters(model, config.train.lora)
+    model = model.to(device)
     runner = StepRunner(model, make_optimizer(model, config.train), config, device)
     batch = batch.to(torch.device(device))
     taken = []

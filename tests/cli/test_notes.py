@@ -269,6 +269,34 @@ def test_a_resumed_model_ends_with_the_same_report(
 
 
 @pytest.mark.usefixtures("small_plans")
+def test_a_base_is_fine_tuned(nasty: Path, primer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--minutes", "0.2", "--primer", primer, "--device", "cpu"]
+    assert run("notes", nasty, *options, "--run-dir", "base") == 0
+    base = tmp_path / "base/sft/checkpoints/best.pt"
+    tokenizer = (tmp_path / "base/sft/tokenizer.model").read_bytes()
+    capsys.readouterr()
+    assert run("notes", nasty, *options, "--run-dir", "tuned", "--base", "base", "--lora-rank", "2") == 0
+    out = capsys.readouterr().out
+    places = [out.index(part) for part in PARTS]
+    assert places == sorted(places)
+    assert "LoRA of rank 2" in out and str(base) in out
+    assert len(re.findall(r"^  (?:notes|other text).*(?: +\d\.\d{3}){3}$", out, re.MULTILINE)) == 2
+    configs = {phase: load_config(tmp_path / f"tuned/{phase}.yaml") for phase in ("pretrain", "sft")}
+    assert configs["pretrain"].init_from == str(base)
+    assert [config.train.lora.rank for config in configs.values()] == [2, 2]
+    assert (tmp_path / "tuned/sft/tokenizer.model").read_bytes() == tokenizer
+    assert run("notes", nasty, *options, "--run-dir", "tuned", "--resume") == 0
+    again = capsys.readouterr().out
+    begin = "Bits per byte"
+    assert again[again.index(begin) : again.index("Done in")] == out[out.index(begin) : out.index("Done in")]
+    # The base of the chat model is the model that was named, not the first phase.
+    run("audit", "tuned", "--json", "--device", "cpu")
+    assert json.loads(capsys.readouterr().out)["base"] == str(base)
+    assert run("notes", nasty, *options, "--run-dir", "new", "--lora-rank", "2") == 1
+    assert "--base" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_plans")
 def test_many_characters_need_bytes(
     tmp_path: Path, primer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,7 @@ def test_many_characters_need_a_larger_vocabulary_or_bytes(characters: int, voca
 @pytest.mark.parametrize("scarce", ["note_bytes", "held_out_bytes"])
 def test_the_context_fits_the_shorter_half(size: int, T: int, scarce: str) -> None:
     """A window of T tokens and its last target, of up to six bytes each."""
-    assert module._longest_context(size) == T
+    assert module.longest_context(size) == T
     # A machine so fast that the largest model that may be chosen depends on the text alone.
     tried = []
     planned(lambda plan, device: tried.append(plan.size.T) or StepTimes(0.1, 0.1), **{scarce: size})

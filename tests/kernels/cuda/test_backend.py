@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from niels_gpt.config import LoRAConfig
 from niels_gpt.kernels.cuda import attention, backend, cross_entropy, ops
 from niels_gpt.model.backend import CUDA_BF16, use_backend
 from niels_gpt.model.gpt import Norm
+from niels_gpt.model.lora import add_adapters
 from niels_gpt.system.device import bf16_autocast
 from tests.kernels.helpers import (
     IDS,
@@ -35,6 +37,40 @@ def calls(monkeypatch):
 
         monkeypatch.setattr(module, name, counting)
     return counts
+
+
+def check_adapters(kind, device):
+    """Train adapters with B not zero: the loss and the gradients of A and B are those of float32."""
+    model, (x, targets) = model_of(kind).train(), batch_of()
+    add_adapters(model, LoRAConfig(rank=3))
+    for name, weight in model.named_parameters():
+        if name.endswith("lora_B"):
+            torch.nn.init.normal_(weight, std=0.1)
+    model, x, targets = model.to(device), x.to(device), targets.to(device)
+    loss = model.loss(x, targets)
+    loss.backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    with use_backend(model, CUDA_BF16), bf16_autocast(device):
+        found = model.loss(x, targets)
+    found.backward()
+    assert abs(found.item() - loss.item()) < 0.01 * loss.item()
+    ours = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    assert ours.keys() == expected.keys()
+    assert all("lora_" in name for name in ours)
+    for name, gradient in expected.items():
+        assert (ours[name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_adapters(kind, calls):
+    check_adapters(kind, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_adapters_on_a_gpu(kind, cuda):
+    check_adapters(kind, "cuda")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=IDS)

@@ -24,3 +24,14 @@ def test_linear_cross_entropy(V, N, C, cuda, monkeypatch):
     assert near(found[0], h.grad, 0.01)
     assert near(found[1], weight.grad, 0.01)
     assert (found[0][::4] == 0).all()
+
+
+@pytest.mark.gpu
+def test_a_frozen_head_gets_no_gradient(cuda):
+    h, weight, y, total = head_of(256, 1000, 64, cuda)
+    cross_entropy.linear_cross_entropy(h, weight, y, total).backward()
+    expected, h.grad = h.grad, None
+    frozen = weight.detach()
+    cross_entropy.linear_cross_entropy(h, frozen, y, total).backward()
+    assert torch.equal(h.grad, expected)
+    assert frozen.grad is None

@@ -1,0 +1,139 @@
+"""How to fine-tune a base on some notes: all its weights or LoRA, and for how many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from niels_gpt.config import ModelConfig
+from niels_gpt.config.yaml_file import to_dict
+from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.pretrained.imported_run import import_model
+from niels_gpt.pretrained.model_folder import PREFIX
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import LoadedRun, load_run
+from niels_gpt.system.device import has_fast_bf16
+from niels_gpt.system.memory import gib
+from niels_gpt.tokenizer import ByteTokenizer
+from niels_gpt.training.memory_limits import machine_memory
+from niels_gpt.workflow.plan import (
+    LEAST_SHARE,
+    OTHER_SECONDS,
+    Plan,
+    Size,
+    StepTimes,
+    longest_context,
+    measure_steps,
+    with_steps,
+)
+
+RANK = 16
+"""Rank of the adapters: 64 is no better on held-out notes (docs/lab-notebook.md)."""
+FULL_RATE, LORA_RATE = 3e-3, 1e-2
+"""Learning rates at a width of 128; they fall with the width."""
+EPOCHS = 5
+"""Passes over the notes at most: a base needs fewer than a new model."""
+BYTES_PER_WEIGHT = 16
+"""Memory of a weight that is trained: itself, its gradient and AdamW's two moments, in float32."""
+MEMORY_SHARE = 0.5
+"""Share of the memory that the weights may take; the rest is for activations."""
+LONGEST = {"cpu": 512, "cuda": 1024}
+"""Longest context of the fine-tuned model, by kind of device: notes are short, and longer rows cost more."""
+
+
+@dataclass(frozen=True)
+class BasePlan(Plan):
+    """How a base will be fine-tuned."""
+
+    base: ModelConfig = field(default_factory=ModelConfig)
+    """The model of the base."""
+    rank: int = 0
+    """Rank of the adapters; 0: all weights are trained."""
+    reason: str = ""
+    """Why all weights are trained, or only adapters."""
+
+    def model(self) -> dict[str, Any]:
+        return to_dict(self.base) | {"T": self.size.T, "dropout": self.dropout}
+
+    def train(self, steps: int, rows: int) -> dict[str, Any]:
+        rate = (LORA_RATE if self.rank else FULL_RATE) * 128 / max(self.size.C, 128)
+        return super().train(steps, rows) | {
+            "base_lr": rate,
+            "min_lr": rate / 20,
+            "optimizer": "adamw",
+            "lora": {"rank": self.rank},
+        }
+
+
+def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:
+    """Load the base that a user named: a run, a pipeline, a checkpoint, or `hf:` with a public model.
+
+    A public model is imported into `folder` first, unless an earlier try did that. Raises ValueError or OSError.
+    """
+    if name.startswith(PREFIX):
+        run = RunFolder(folder)
+        if not run.exists:
+            import_model(name, run, on_bytes=on_bytes)
+        loaded = load_run(folder, None, device)
+        if isinstance(loaded.tokenizer, ByteTokenizer) and loaded.model.config.V > 256:
+            raise ValueError(f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model")
+        return loaded
+    if not Path(name).exists():
+        raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
+    return load_run(name, None, device)
+
+
+def make_base_plan(
+    loaded: LoadedRun,
+    *,
+    note_bytes: int,
+    held_out_bytes: int,
+    seconds: float,
+    device: str,
+    rank: int | None = None,
+    measure: Callable[[Plan, str], StepTimes] | None = None,
+) -> BasePlan:
+    """Choose all weights or LoRA, the context and the steps of both phases for a base.
+
+    note_bytes, held_out_bytes and seconds are as for `make_plan`. rank: of the adapters, 0 for all weights; None: all
+    weights if they fit into memory. Raises ValueError if the notes are too short for the context.
+    """
+    base, kind = loaded.model.config, torch.device(device).type
+    T = min(base.T, longest_context(min(note_bytes, held_out_bytes)), LONGEST.get(kind, LONGEST["cuda"]))
+    if base.positions == "learned":  # its table of positions has T rows
+        T = base.T
+        if note_bytes < 6 * (T + 1) or held_out_bytes < 6 * (T + 1):
+            raise ValueError(f"too little text: the base needs {6 * (T + 1):,} bytes of notes, and as many held out")
+    rank, reason = (rank, "as asked for") if rank is not None else _choose_rank(base, device)
+    plan = BasePlan(
+        Size(base.C, base.L, base.H, T),
+        vocab_size=0 if isinstance(loaded.tokenizer, ByteTokenizer) else loaded.tokenizer.vocab_size - 4,
+        pretrain_steps=1,
+        sft_steps=1,
+        pretrain_rows=8 if kind == "cpu" else 32,
+        dropout=base.dropout,
+        precision="bf16" if has_fast_bf16(device) else "fp32",
+        init_from=str(loaded.path.absolute()),
+        base=base,
+        rank=rank,
+        reason=reason,
+    )
+    training = max(seconds - OTHER_SECONDS, LEAST_SHARE * seconds)
+    times = (measure or measure_steps)(plan, device)
+    return with_steps(plan, times, note_bytes, training, epochs=EPOCHS)
+
+
+def _choose_rank(base: ModelConfig, device: str) -> tuple[int, str]:
+    """(rank of the adapters or 0, why)."""
+    needed = BYTES_PER_WEIGHT * number_of_weights(base)
+    have = machine_memory()
+    if torch.device(device).type == "cuda":
+        have = torch.cuda.mem_get_info(device)[1]
+    sizes = f"{gib(needed)} for the weights, gradients and moments, of {gib(have)}"
+    if needed <= MEMORY_SHARE * have:
+        return 0, f"they fit into memory ({sizes})"
+    return min(RANK, base.C, base.d_ff), f"all weights do not fit into memory ({sizes})"
