@@ -84,7 +84,7 @@ def eval_(
     from niels_gpt.config.yaml_file import with_data
     from niels_gpt.runs.catalog import store_scores
     from niels_gpt.runs.loading import load_run
-    from niels_gpt.tokenizer import Tokenizer
+    from niels_gpt.tokenizer import ByteTokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
 
     loaded = load_run(run, checkpoint, device, tokenizer)
@@ -93,7 +93,7 @@ def eval_(
         return
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)
-    if isinstance(loaded.tokenizer, Tokenizer):
+    if not isinstance(loaded.tokenizer, ByteTokenizer):
         scores = score_token_caches(loaded, config, CacheFolder(cache_dir or config.data.token_cache), options)
     else:
         data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}

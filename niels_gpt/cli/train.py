@@ -114,7 +114,7 @@ def train(
             notes: list[str] = []
             resolved = with_data(load_config(config_path, overrides=overrides, notes=notes), data, source)
             if print_config:
-                resolved = with_derived_values(resolved)
+                resolved = with_derived_values(resolved, resume=resume)
         if print_config:
             print(dump_config(resolved) if world.is_main else "", end="")
             return

@@ -133,7 +133,7 @@ class Decoder:
         windows = [self.ids[row][-self.model.config.T :] for row in rows]
         logits = self.model(pad_right(windows, self.model.device))
         last = logits[torch.arange(len(rows)), torch.tensor([len(window) - 1 for window in windows])]
-        return last[:, : self.model.sampled_ids]
+        return last[:, : getattr(self.model, "sampled_ids", None)]  # any module with a forward may be decoded
 
 
 class EngineDecoder:

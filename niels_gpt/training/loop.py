@@ -138,7 +138,8 @@ def train(
         device = world.device if world.size > 1 and device == "auto" else resolve_device(device)
         if task is None:
             subset = resume and run.exists and config.splice.restrict_to_training_subset
-            config = with_derived_values(config, stored=run.read_config() if subset else None, notes=notes)
+            stored = run.read_config() if subset else None
+            config = with_derived_values(config, resume=resume, stored=stored, notes=notes)
         check_start(config, run, device=device, world=world, resume=resume)
         if config.train.lora.rank and not config.init_from:
             raise ValueError(

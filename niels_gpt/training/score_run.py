@@ -17,7 +17,7 @@ from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.streams import load_streams
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import Tokenizer, text_bytes, token_sizes
+from niels_gpt.tokenizer import ByteTokenizer, text_bytes, token_sizes
 from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.byte_task import SOURCES, stream_config
 
@@ -79,7 +79,7 @@ def score_token_caches(
     Raises ValueError if the caches have another tokenizer, an id past the vocabulary, or no test split where one is
     asked for.
     """
-    assert isinstance(loaded.tokenizer, Tokenizer)
+    assert not isinstance(loaded.tokenizer, ByteTokenizer)
     if folder.tokenizer.sha256 != loaded.tokenizer.sha256:
         raise ValueError(f"{folder.path} was built with another tokenizer than that of {loaded.path}")
     sizes = token_sizes(loaded.tokenizer)

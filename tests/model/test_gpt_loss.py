@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.kernels.helpers import KINDS, batch_of, gradients, model_of
+from tests.kernels.helpers import IDS, KINDS, batch_of, gradients, model_of
 
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=["v0", "learned", "v1", "llama"])
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=IDS)
 
 
 @each_kind

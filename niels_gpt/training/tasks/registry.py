@@ -17,16 +17,17 @@ from niels_gpt.training.tasks.token_task import PretrainTask, SFTTask, with_voca
 
 
 def with_derived_values(
-    config: RunConfig, *, stored: RunConfig | None = None, notes: list[str] | None = None
+    config: RunConfig, *, resume: bool = False, stored: RunConfig | None = None, notes: list[str] | None = None
 ) -> RunConfig:
     """The config with what follows from init_from, its data and steps: the model, model.V, train.total_steps if
     splice.epochs is set, and the batches of splice.restrict_to_training_subset.
 
-    `stored`: the config of the run that is resumed. `notes`: a line is appended for each value that is replaced.
+    `resume`: the config is that of a run, and init_from may be gone. `stored`: the config of the run that is resumed.
+    `notes`: a line is appended for each value that is replaced.
 
     Raises CacheError if a token cache is missing, ValueError if the documents cannot be chosen.
     """
-    config = with_vocabulary(with_initial_model(config, notes))
+    config = with_vocabulary(config if resume else with_initial_model(config, notes))
     return with_steps_of_epochs(with_training_subset(config, stored), notes)
 
 
