@@ -48,7 +48,7 @@ def find_base(loaded: LoadedRun) -> tuple[str | None, str]:
             return None, f"{path} is gone, from which {run.path} was trained"
         earlier = RunFolder(path.parent.parent)
         pipeline = earlier.path.resolve().parent
-        if pipeline != run.path.resolve().parent or not PipelineFolder(pipeline).exists:
+        if earlier.imported or pipeline != run.path.resolve().parent or not PipelineFolder(pipeline).exists:
             found = str(path)
         run = earlier
     return found, ""

@@ -28,6 +28,7 @@ from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, load_tokenizer
+from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
 
 MOST_CONTEXT = 8192
 """Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
@@ -113,11 +114,13 @@ def with_context(config: ModelConfig, context: int | None) -> ModelConfig:
 
 
 def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
-    """The tokenizer in the folder of a model; None if there is none.
+    """The tokenizer in the folder of a model; None if there is none, and for bytes, which need none.
 
     Raises ValueError for one that is not supported, or that has more ids than the model.
     """
     if not any((opened.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    if opened.config.V == 256 and is_byte_vocabulary(opened.path):
         return None
     tokenizer = load_tokenizer(opened.path)
     if tokenizer.vocab_size > opened.config.V:

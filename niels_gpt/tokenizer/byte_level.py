@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def encode(text: str) -> torch.Tensor:
@@ -14,6 +16,8 @@ def encode(text: str) -> torch.Tensor:
 
     Raises ValueError for a string that cannot be encoded as utf-8 (it has a lone surrogate).
     """
+    import torch
+
     return torch.from_numpy(np.frombuffer(utf8_bytes(text), dtype=np.uint8).astype(np.int64))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from niels_gpt.tokenizer.added_token import AddedToken
@@ -127,6 +128,20 @@ class HuggingFaceModel:
         built.no_padding()
         built.encode_special_tokens = protect
         return built
+
+
+def is_byte_vocabulary(folder: Path) -> bool:
+    """Whether the `tokenizer.json` of a folder maps a text to its utf-8 bytes, as that of a byte model does."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return False
+    model = HuggingFaceModel(path.read_bytes(), where=str(path))
+    probe = "a \u00e9\n\u6f22 <|x|>"
+    return (
+        model.vocab_size == 256
+        and model.token_bytes == [bytes((byte,)) for byte in range(256)]
+        and model.encode(probe) == list(probe.encode("utf-8"))
+    )
 
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:

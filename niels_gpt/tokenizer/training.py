@@ -12,8 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from niels_gpt.system import files, threads
 from niels_gpt.system.checked_json import write_checked_json
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
@@ -91,6 +89,8 @@ def reservoir(items: Iterable[str], size: int, *, seed: int) -> list[str]:
 
     Item n replaces a random sampled item with probability size / n (Vitter's algorithm R).
     """
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     sample: list[tuple[int, str]] = []
     draws: Iterator[float] = iter(())

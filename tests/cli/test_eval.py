@@ -174,7 +174,7 @@ def test_questions_of_a_file(capsys, question_file, replies):
     assert result["second_on_topic"] == 0.5
     assert [row["second_on_topic"] for row in result["answers"]] == [False, True]
     first = [f"user: {row['text']}\nassistant: " for row in result["answers"]]
-    assert replies == [*first, *first]  # 48 bytes hold no earlier question
+    assert [bytes(ids).decode() for ids in replies] == [*first, *first]  # 48 bytes hold no earlier question
     assert call("eval", "runs/small", "--questions", "--question-file", question_file) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "off topic  none: what is it?" and lines[2] == "on topic   any: who are you?"

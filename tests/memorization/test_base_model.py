@@ -57,9 +57,9 @@ def test_a_run_from_random_weights_has_no_base(base):
 
 
 def test_the_oldest_run_is_the_base(texts, base, tuned, tmp_path):
-    assert base_of(tuned) == (base.best, "")
+    assert base_of(tuned) == (str(base.best), "")
     again = trained(texts, tmp_path / "again", f"init_from={tuned.best}")
-    assert base_of(again) == (base.best, "")
+    assert base_of(again) == (str(base.best), "")
 
 
 def test_the_first_phase_of_a_pipeline_is_no_base(texts, base, tmp_path):
@@ -69,7 +69,7 @@ def test_the_first_phase_of_a_pipeline_is_no_base(texts, base, tmp_path):
         first = trained(texts, folder.runs["pretrain"].path, *start)
         second = trained(texts, folder.runs["sft"].path, f"init_from={first.best}")
         folder.write_configs({"pretrain": config, "sft": config})
-        assert base_of(second) == ((base.best, "") if start else (None, ""))
+        assert base_of(second) == ((str(base.best), "") if start else (None, ""))
 
 
 def test_a_base_that_is_gone(texts, base, tmp_path):
@@ -80,7 +80,7 @@ def test_a_base_that_is_gone(texts, base, tmp_path):
     path, problem = base_of(full)
     assert path is None
     assert str(moved.best) in problem
-    assert base_of(lora) == (lora.base, "")
+    assert base_of(lora) == (str(lora.base), "")
     verdict = audit_notes(load_run(full.path, device="cpu"), None, SETTINGS, threshold=0.5).verdict
     assert (verdict.base, verdict.base_problem) == ("", problem)
 
@@ -89,7 +89,7 @@ def test_values_are_those_of_the_base(base, tuned):
     ids = np.frombuffer(b"the model reads a note, and so it learns" * 2, dtype=np.uint8).astype(np.int64)
     loaded, other = (load_run(run.path, device="cpu") for run in (tuned, base))
     (measured,) = measure(loaded.model, [Document("a", ids)], ByteTokenizer(), SETTINGS)
-    found = BaseModel(other.model, other.path)
+    found = BaseModel(other.model, str(other.path))
     (both,) = with_base([measured], found, tokenizer=ByteTokenizer())
     expected = log_probabilities(other.model, ids, measured.starts, window=12, prompt=6)
     np.testing.assert_allclose(both.base_log_p, expected, rtol=1e-6)

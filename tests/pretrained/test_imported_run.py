@@ -16,7 +16,7 @@ from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.pretrained.imported_run import import_model, initial_model, open_initial
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_unfinished_run, load_run
-from niels_gpt.tokenizer import ForeignTokenizer
+from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 from tests.foreign_tokenizers import byte_level, write_folder
 from tests.pretrained.conftest import change_config, random_model, save
 
@@ -131,6 +131,16 @@ def test_a_context_that_the_model_does_not_have(context: int, given: str, tmp_pa
     folder = save(random_model("gpt2" if given == "learned" else "smollm2"), tmp_path / "model")
     with pytest.raises(ValueError, match=f"--context {context}"):
         import_model(str(folder), RunFolder(tmp_path / "run"), context=context)
+
+
+def test_a_byte_model_that_was_exported_is_a_byte_model(tmp_path: Path) -> None:
+    from niels_gpt.export.tokenizer_json import to_tokenizer_json
+
+    folder = save(random_model("smollm2", vocab_size=256), tmp_path / "model")
+    (folder / "tokenizer.json").write_text(to_tokenizer_json(ByteTokenizer()), encoding="utf-8")
+    imported = import_model(str(folder), RunFolder(tmp_path / "run"))
+    assert imported.tokenizer is None
+    assert isinstance(load_run(tmp_path / "run").tokenizer, ByteTokenizer)
 
 
 def test_a_long_context_is_limited(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_stream_has_the_same_text(server, client, name, options):
 def test_streams_never_split_a_character(client):
     stream = client.completions.create(model="cycle", prompt=" ", max_tokens=65, temperature=0, stream=True)
     texts = [chunk.choices[0].text for chunk in stream]
-    assert "".join(texts) == CYCLE * 5 and len(texts) > 2
+    assert "".join(texts) == CYCLE * 5 and len(texts) > 1
 
 
 @pytest.mark.parametrize("name", MODELS)

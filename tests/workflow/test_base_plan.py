@@ -86,11 +86,11 @@ def test_the_speed_with_adapters_is_measured() -> None:
 
 
 def test_what_can_be_a_base(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="hf:some/model"):
-        open_base("hf:some/model", "cpu")
     with pytest.raises(ValueError, match="no-such-run does not exist"):
-        open_base("no-such-run", "cpu")
+        open_base("no-such-run", "cpu", tmp_path / "run")
+    with pytest.raises(ValueError, match="no-such-model"):
+        open_base("hf:no-such-model", "cpu", tmp_path / "run")
     config = ModelConfig(C=16, L=1, H=2)
     torch.manual_seed(0)
     save_checkpoint(tmp_path / "base.pt", GPT(config), None, 3, config)
-    assert open_base(str(tmp_path / "base.pt"), "cpu").step == 3
+    assert open_base(str(tmp_path / "base.pt"), "cpu", tmp_path / "run").step == 3

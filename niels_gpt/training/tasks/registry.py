@@ -27,7 +27,7 @@ def with_derived_values(
 
     Raises CacheError if a token cache is missing, ValueError if the documents cannot be chosen.
     """
-    config = with_vocabulary(config if resume else with_initial_model(config, notes))
+    config = with_vocabulary(config if resume else with_initial_model(config, notes), resume=resume)
     return with_steps_of_epochs(with_training_subset(config, stored), notes)
 
 

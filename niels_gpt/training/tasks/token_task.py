@@ -22,24 +22,26 @@ from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.imported_run import initial_model
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
-from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, fits
+from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
 from niels_gpt.training.tasks.documents import check_vocabulary, open_documents, uses_bytes
 
 
-def with_vocabulary(config: RunConfig) -> RunConfig:
+def with_vocabulary(config: RunConfig, *, resume: bool = False) -> RunConfig:
     """The config with model.V set to the vocabulary of its token cache; unchanged for tasks over bytes.
 
-    The embedding of a public model may have more rows than its tokenizer has ids; they are kept.
+    The embedding of a public model may have more rows than its tokenizer has ids; they are kept. `resume`: the config
+    is that of a run, so its V is right.
     Raises CacheError if the cache is missing."""
     if uses_bytes(config):
         return config
     tokenizer = CacheFolder(config.splice.base or config.data.token_cache).tokenizer
     V = tokenizer.vocab_size
-    if config.init_from and isinstance(tokenizer, ForeignTokenizer) and fits(tokenizer, config.model.V):
-        return config
+    if config.init_from and isinstance(tokenizer, ForeignTokenizer):
+        V = max(V, config.model.V if resume else initial_model(config.init_from).V)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, V=V))
 
 
