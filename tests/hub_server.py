@@ -52,7 +52,7 @@ class Fault:
 
 
 class HubServer:
-    """Serves datasets (id -> commits, the last is `main`) until it is closed; use as a context manager."""
+    """Serves datasets and models (id -> commits, the last is `main`) until it is closed; use as a context manager."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, list[Commit]] = {}
@@ -146,11 +146,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(307, b"", {"Location": f"{moved[1] or ''}/datasets/{new}{moved[2]}"})
                 return
         for pattern, answer in (
-            (r"/api/datasets/(.+?)/tree/([^/]+)(?:/(.*))?", self._tree),
-            (r"/api/datasets/(.+?)/paths-info/([^/]+)", lambda *at: self._paths_info(*at, body=body)),
-            (r"/api/datasets/(.+?)/revision/([^/]+)", self._info),
-            (r"/api/datasets/(.+)", lambda dataset_id: self._info(dataset_id, "main")),
-            (r"/datasets/(.+?)/resolve/([^/]+)/(.+)", self._file),
+            (r"/api/(?:datasets|models)/(.+?)/tree/([^/]+)(?:/(.*))?", self._tree),
+            (r"/api/(?:datasets|models)/(.+?)/paths-info/([^/]+)", lambda *at: self._paths_info(*at, body=body)),
+            (r"/api/(?:datasets|models)/(.+?)/revision/([^/]+)", self._info),
+            (r"/api/(?:datasets|models)/(.+)", lambda repository: self._info(repository, "main")),
+            (r"(?:/datasets)?/(.+?)/resolve/([^/]+)/(.+)", self._file),
         ):
             found = re.fullmatch(pattern, path)
             if found:
