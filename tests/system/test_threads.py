@@ -111,7 +111,7 @@ def test_sentencepiece_and_arrow_are_not_started_without_memory_for_their_thread
     """In a process of its own: SentencePiece aborts it, pyarrow waits for ever."""
     code = f"""
 import resource, sys
-import pyarrow, sentencepiece
+import pyarrow, sentencepiece, torch
 from niels_gpt.system import console, memory, threads
 from niels_gpt.tokenizer.training import train_tokenizer
 
