@@ -250,7 +250,7 @@ def _write_neox(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _neox_tensors(config: ModelConfig, *, attention_bias: bool = False) -> Iterator[Placed]:
+def _neox_tensors(config: ModelConfig) -> Iterator[Placed]:
     C, V, wide = config.C, config.V, config.d_ff
     heads = NeoXHeads(config.H, config.D)
     yield Placed("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
@@ -267,7 +267,7 @@ def _neox_tensors(config: ModelConfig, *, attention_bias: bool = False) -> Itera
         )
         for name, matrix, shape, layout in matrices:
             yield Placed(f"{theirs}.{name}.weight", shape, f"{ours}.{matrix}.weight", layout=layout)
-            if attention_bias or name.startswith("mlp"):
+            if name.startswith("mlp"):
                 yield Placed(f"{theirs}.{name}.bias", shape[:1], None)
     yield Placed("gpt_neox.final_layer_norm.weight", (C,), "norm.weight")
     yield Placed("gpt_neox.final_layer_norm.bias", (C,), None)
