@@ -40,7 +40,7 @@ class TrainState:
     module: nn.Module | None = None
     """The DDP or FSDP module whose forward is the loss; None for a single process."""
     base: str = ""
-    """The sha256 of the frozen weights of a LoRA run."""
+    """The digest of the frozen weights of a LoRA run."""
 
     @property
     def sharded(self) -> bool:
