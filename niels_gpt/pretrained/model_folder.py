@@ -83,7 +83,8 @@ def open_folder(path: Path) -> ModelFolder:
     """Open a folder and compare its tensors with what its config.json needs. No tensor is read.
 
     Raises ValueError or OSError: no or a damaged config.json, an architecture or option that is not supported, weights
-    only as pickles, and tensors that are missing, surplus or of a wrong shape (all of them in one error).
+    only as pickles, and tensors that are missing, surplus, quantized or of a wrong shape: one error counts all of them
+    and names the first of each kind.
     """
     options = _read_json(path / "config.json", path)
     family = family_of_options(options)
@@ -152,6 +153,7 @@ def _match(
     found: list[tuple[Placed, StoredTensor]] = []
     missing: list[str] = []
     wrong: list[str] = []
+    integers: list[str] = []
     for placed in family.tensors(config):
         tensor = stored.pop(placed.name, None)
         if tensor is None:
@@ -159,6 +161,9 @@ def _match(
                 missing.append(placed.name)
         elif tensor.shape != placed.shape:
             wrong.append(f"{placed.name} is {_by(tensor.shape)} instead of {_by(placed.shape)}")
+        elif not tensor.dtype.is_floating_point:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            integers.append(f"{placed.name} is {kind}")
         else:
             found.append((placed, tensor))
     surplus = []
@@ -166,13 +171,15 @@ def _match(
         weight = name.removesuffix("bias") + "weight"
         if family.is_computed(name, config):
             continue
-        if name.endswith(".bias") and any(placed.name == weight for placed, _ in found):
+        floats = tensor.dtype.is_floating_point
+        if name.endswith(".bias") and floats and any(placed.name == weight for placed, _ in found):
             found.append((Placed(name, tensor.shape, None), tensor))  # must be zero
         else:
             surplus.append(name)
+    kinds = {"missing": missing, "of a wrong shape": wrong, "quantized": integers, "unknown": surplus}
     problems = [
         f"{kind} {len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
-        for kind, names in (("missing", missing), ("of a wrong shape", wrong), ("unknown", surplus))
+        for kind, names in kinds.items()
         if names
     ]
     if problems:

@@ -146,6 +146,16 @@ def test_all_tensors_that_do_not_fit_are_listed(llama: Path) -> None:
         assert part in str(caught.value)
 
 
+def test_quantized_weights_are_refused_by_name(llama: Path) -> None:
+    tensors = safetensors.torch.load_file(llama / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = (100 * tensors[name]).to(torch.int8)
+    tensors["model.rotary_emb.inv_freq"] = torch.arange(4)  # computed here, so its type does not matter
+    safetensors.torch.save_file(tensors, llama / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"quantized 1: {name} is int8$"):
+        open_folder(llama)
+
+
 def test_a_bias_that_is_not_zero_is_refused_by_name(tmp_path: Path) -> None:
     theirs = random_model("gpt_neox")
     with torch.no_grad():
