@@ -27,7 +27,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, load_tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
 
 MOST_CONTEXT = 8192
@@ -85,8 +85,7 @@ def import_model(
         with run.lock():
             if tokenizer is not None:
                 run.write_tokenizer(tokenizer)
-            data = {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)}
-            save_state(run.best, state, None, 0, config, extra={"data": data})
+            save_state(run.best, state, None, 0, config, extra={"data": _data(tokenizer)})
             files.write_json(run.source_path, _source(name, opened))
             run.write_config(_run_config(config))  # last: with it the folder is a run
     except BaseException:
@@ -114,14 +113,14 @@ def with_context(config: ModelConfig, context: int | None) -> ModelConfig:
 
 
 def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
-    """The tokenizer in the folder of a model; None if there is none, and for bytes, which need none.
+    """The tokenizer in the folder of a model; None if there is none.
 
     Raises ValueError for one that is not supported, or that has more ids than the model.
     """
     if not any((opened.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return None
     if opened.config.V == 256 and is_byte_vocabulary(opened.path):
-        return None
+        return ByteTokenizer()
     tokenizer = load_tokenizer(opened.path)
     if tokenizer.vocab_size > opened.config.V:
         raise ValueError(
@@ -129,6 +128,11 @@ def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
             "this tokenizer does not belong to this model"
         )
     return tokenizer
+
+
+def _data(tokenizer: AnyTokenizer | None) -> dict[str, str]:
+    """What a checkpoint records of the data of a model: the hash of its tokenizer; bytes have none."""
+    return {} if tokenizer is None or tokenizer.sha256 is None else {"tokenizer": tokenizer.sha256}
 
 
 def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
@@ -168,8 +172,8 @@ class InitialWeights(NamedTuple):
     """Training steps that were done; 0 for a public model."""
     data: Mapping[str, str]
     """Hashes of what it was trained on, as far as they are known; `tokenizer` is that of its tokenizer."""
-    read: Callable[[str], Mapping[str, torch.Tensor]]
-    """The weights on a device."""
+    read: Callable[[], Mapping[str, torch.Tensor]]
+    """The weights, on the device that was named."""
 
 
 def initial_path(init_from: str) -> Path:
@@ -200,29 +204,25 @@ def initial_model(init_from: str) -> ModelConfig:
 
 
 def open_initial(init_from: str, device: str) -> InitialWeights:
-    """The weights that `init_from` names. Raises ValueError or OSError if they cannot be read."""
+    """The weights that `init_from` names, for a device. Raises ValueError or OSError if they cannot be read."""
     path = initial_path(init_from)
     if init_from.startswith(PREFIX):
         opened = open_folder(path)
-        tokenizer = folder_tokenizer(opened)
-        return InitialWeights(
-            init_from,
-            opened.config,
-            0,
-            {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)},
-            lambda device: {name: weight.to(device) for name, weight in opened.read_state().items()},
-        )
+
+        def read() -> dict[str, torch.Tensor]:
+            return {name: weight.to(device) for name, weight in opened.read_state().items()}
+
+        return InitialWeights(init_from, opened.config, 0, _data(folder_tokenizer(opened)), read)
     saved = read_checkpoint(path, device)
     config = model_config(saved["config"], where=init_from)
     data = saved["extra"].get("data", {})
-    return InitialWeights(init_from, config, saved["step"], data, lambda _: saved["model"])
+    return InitialWeights(init_from, config, saved["step"], data, lambda: saved["model"])
 
 
 def load_initial(init_from: str, device: str | torch.device) -> GPT:
     """The model that `init_from` names, in eval mode. Raises ValueError or OSError if it cannot be read."""
     initial = open_initial(init_from, str(device))
-    state = dict(initial.read("cpu" if init_from.startswith(PREFIX) else str(device)))
-    return build_model(to_dict(initial.config), state, where=init_from).to(device).eval()
+    return build_model(to_dict(initial.config), dict(initial.read()), where=init_from).to(device).eval()
 
 
 def describe(imported: Imported) -> list[str]:
@@ -231,18 +231,18 @@ def describe(imported: Imported) -> list[str]:
     lines = [f"{imported.model_type}, {imported.weights / 1e6:,.1f}M weights, context {config.T:,}"]
     if imported.context > config.T:
         lines[0] += f" of {imported.context:,} (--context N for more)"
-    if imported.tokenizer is None:
-        lines.append("there is no tokenizer in the folder: only ids can be used")
-    elif lossy := getattr(imported.tokenizer, "lossy", None):
-        lines.append(f"its tokenizer does not keep every text: {lossy}")
-    lines.append(f"run folder: {imported.run.path} (config.yaml, checkpoints/, tokenizer/)")
-    lines.append(f"next: {command('chat', imported.run.path)}")
-    return lines
+    next_command = command("chat", imported.run.path)
+    if imported.tokenizer is None and config.V > 256:
+        lines.append(f"{imported.folder} has no tokenizer: commands that read or write text need --tokenizer")
+        next_command = command("chat", imported.run.path, "--tokenizer", "FOLDER")
+    elif imported.tokenizer is not None and imported.tokenizer.loss_notice is not None:
+        lines.append(imported.tokenizer.loss_notice)
+    return [*lines, f"run folder: {imported.run.path}", f"next: {next_command}"]
 
 
 def _remove_partial(run: RunFolder) -> None:
     """Delete what an import that failed has written."""
-    for path in (run.checkpoints, run.samples, run.path / "tokenizer"):
+    for path in (run.checkpoints, run.samples, run.foreign_tokenizer):
         shutil.rmtree(path, ignore_errors=True)
-    for path in (run.source_path, run.path / "run.lock"):
+    for path in (run.tokenizer_path, run.source_path, run.path / "run.lock"):
         path.unlink(missing_ok=True)
