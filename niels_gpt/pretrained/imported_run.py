@@ -135,12 +135,17 @@ def _data(tokenizer: AnyTokenizer | None) -> dict[str, str]:
     return {} if tokenizer is None or tokenizer.sha256 is None else {"tokenizer": tokenizer.sha256}
 
 
-def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
-    """Where a model comes from, for reports and model cards; a path only by its last part."""
+def public_name(name: str) -> str:
+    """The name of a model for reports and model cards: its repository, or the last part of the path of its folder."""
     repository = name.removeprefix(PREFIX)
-    local = files.expand_home(repository).is_dir()
+    folder = files.expand_home(repository)
+    return folder.resolve().name if folder.is_dir() else repository
+
+
+def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
+    """Where a model comes from, without a path."""
     return {
-        "name": opened.path.resolve().name if local else repository,
+        "name": public_name(name),
         "model_type": opened.family.model_type,
         "dtype": str(opened.dtype).removeprefix("torch."),
         "context": opened.config.T,
