@@ -6,6 +6,7 @@ that was filled from it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -18,7 +19,12 @@ import torch
 MOST_HEADER = 100_000_000
 """Bytes; the limit of the format."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Floating-point types; others have no place in a model here."""
+"""Types of weights."""
+OTHER_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
+    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
+"""Types of masks and counters, which some files have beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name. Nothing but the header is read.
 
-    Raises ValueError for a file that is not safetensors, is damaged or truncated, or has tensors that are not
-    floating-point.
+    Raises ValueError for a file that is not safetensors, is damaged or truncated, or has tensors of other types than
+    DTYPES and OTHER_DTYPES.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -74,7 +80,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise ValueError(f"{path} is not a safetensors file: its header is not an object")
     header.pop("__metadata__", None)
-    return {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes))
+    for (first, before), (second, after) in itertools.pairwise(in_order):
+        if before.start + before.nbytes > after.start:
+            raise ValueError(f"{path} is damaged: the tensors {first} and {second} overlap; download it again")
+    return tensors
 
 
 def _stored(path: Path, name: str, entry: Any, base: int, size: int) -> StoredTensor:
@@ -86,11 +97,9 @@ def _stored(path: Path, name: str, entry: Any, base: int, size: int) -> StoredTe
             raise TypeError
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is damaged: the entry of the tensor {name} is invalid") from None
-    if kind not in DTYPES:
-        if kind in ("I64", "I32", "I16", "I8", "U8", "BOOL", "U16", "U32", "U64"):  # masks, counters: never weights
-            return StoredTensor(path, torch.uint8, shape, base + start)
+    dtype = (DTYPES | OTHER_DTYPES).get(kind) if isinstance(kind, str) else None
+    if dtype is None:
         raise ValueError(f"{path}: the tensor {name} has the type {kind}; supported are {', '.join(DTYPES)}")
-    dtype = DTYPES[kind]
     if end - start != math.prod(shape) * dtype.itemsize or base + end > size:
         raise ValueError(f"{path} is damaged or truncated: the tensor {name} does not fit its offsets")
     return StoredTensor(path, dtype, shape, base + start)
