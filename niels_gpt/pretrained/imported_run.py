@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
+from niels_gpt.system.atomic_folder import atomic_folder
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
@@ -58,7 +58,7 @@ def import_model(
     revision: str | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> Imported:
-    """Import a model in the Hugging Face format into a new run folder.
+    """Import a model in the Hugging Face format into a new run folder, completely or not at all.
 
     name: a folder, or a repository of the Hub (NAME/MODEL). The weights keep their type; training and decoding use
     float32. context: default `MOST_CONTEXT`, or the model's own if that is shorter.
@@ -68,6 +68,9 @@ def import_model(
     """
     if run.exists or run.orphan() is not None:
         raise ValueError(f"{run.path} already holds a run: choose another --run-dir")
+    files.check_output_path(run.path, "--run-dir", folder=True)
+    if run.path.is_dir() and any(run.path.iterdir()):
+        raise ValueError(f"{run.path} is not empty: choose another --run-dir")
     opened = open_folder(find_folder(name, revision=revision))
     config = with_context(opened.config, context)
     tokenizer = folder_tokenizer(opened)
@@ -80,17 +83,14 @@ def import_model(
             on_bytes(done, total)
 
     state = opened.read_state(on_bytes=progress)
-    files.check_output_path(run.path, "--run-dir", folder=True)
-    try:
-        with run.lock():
+    with atomic_folder(run.path) as folder:
+        built = RunFolder(folder)
+        with built.lock():
             if tokenizer is not None:
-                run.write_tokenizer(tokenizer)
-            save_state(run.best, state, None, 0, config, extra={"data": _data(tokenizer)})
-            files.write_json(run.source_path, _source(name, opened))
-            run.write_config(_run_config(config))  # last: with it the folder is a run
-    except BaseException:
-        _remove_partial(run)
-        raise
+                built.write_tokenizer(tokenizer)
+            save_state(built.best, state, None, 0, config, extra={"data": _data(tokenizer)})
+            files.write_json(built.source_path, _source(name, opened))
+            built.write_config(_run_config(config))
     return Imported(
         run, opened.path, opened.family.model_type, config, number_of_weights(config), opened.config.T, tokenizer
     )
@@ -243,11 +243,3 @@ def describe(imported: Imported) -> list[str]:
     elif imported.tokenizer is not None and imported.tokenizer.loss_notice is not None:
         lines.append(imported.tokenizer.loss_notice)
     return [*lines, f"run folder: {imported.run.path}", f"next: {next_command}"]
-
-
-def _remove_partial(run: RunFolder) -> None:
-    """Delete what an import that failed has written."""
-    for path in (run.checkpoints, run.samples, run.foreign_tokenizer):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (run.tokenizer_path, run.source_path, run.path / "run.lock"):
-        path.unlink(missing_ok=True)

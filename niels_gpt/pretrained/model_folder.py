@@ -118,7 +118,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(f"{index} is damaged: it has no weight_map; download it again")
         paths = [folder / name for name in sorted(set(named.values()))]
-        outside = [path.name for path in paths if path.parent != folder]
+        outside = [str(path) for path in paths if path.parent != folder or path.name == ".."]
         if outside:
             raise ValueError(f"{index} names a file outside the folder ({outside[0]})")
         missing = [path.name for path in paths if not path.is_file()]
@@ -150,6 +150,11 @@ def _match(
     if not any(name.startswith(family.prefix) for name in stored):  # a base model, saved without its head
         heads = ("lm_head.weight", "embed_out.weight")
         stored = {name if name in heads else family.prefix + name: tensor for name, tensor in stored.items()}
+    if len(stored) < config.L:  # the names of so many layers might not fit into memory
+        raise ValueError(
+            f"the config.json of {folder} ({family.model_type}) has {config.L:,} layers, but the files only "
+            f"{len(stored):,} tensors: download it again"
+        )
     found: list[tuple[Placed, StoredTensor]] = []
     missing: list[str] = []
     wrong: list[str] = []
@@ -162,8 +167,7 @@ def _match(
         elif tensor.shape != placed.shape:
             wrong.append(f"{placed.name} is {_by(tensor.shape)} instead of {_by(placed.shape)}")
         elif not tensor.dtype.is_floating_point:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            integers.append(f"{placed.name} is {kind}")
+            integers.append(f"{placed.name} has {tensor.dtype}")
         else:
             found.append((placed, tensor))
     surplus = []
@@ -176,7 +180,12 @@ def _match(
             found.append((Placed(name, tensor.shape, None), tensor))  # must be zero
         else:
             surplus.append(name)
-    kinds = {"missing": missing, "of a wrong shape": wrong, "quantized": integers, "unknown": surplus}
+    kinds = {
+        "missing": missing,
+        "of a wrong shape": wrong,
+        "of integers (a quantized model?)": integers,
+        "unknown": surplus,
+    }
     problems = [
         f"{kind} {len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
         for kind, names in kinds.items()

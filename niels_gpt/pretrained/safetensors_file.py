@@ -7,6 +7,7 @@ its own memory, and one converted tensor at a time is written.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise ValueError(f"{path} is not a safetensors file: its header is not an object")
     header.pop("__metadata__", None)
-    return {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes))
+    for (first, before), (second, after) in itertools.pairwise(in_order):
+        if before.start + before.nbytes > after.start:
+            raise ValueError(f"{path} is damaged: the tensors {first} and {second} overlap; download it again")
+    return tensors
 
 
 def _stored(path: Path, name: str, entry: Any, base: int, size: int) -> StoredTensor:

@@ -168,7 +168,18 @@ def test_a_full_disk_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         import_model(str(folder), RunFolder(tmp_path / "run"))
     monkeypatch.undo()
-    assert not RunFolder(tmp_path / "run").exists and not (tmp_path / "run" / "checkpoints").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     import_model(str(folder), RunFolder(tmp_path / "run"))
     with pytest.raises(ValueError, match="already holds a run"):
         import_model(str(folder), RunFolder(tmp_path / "run"))
+
+
+def test_a_folder_with_other_files_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    """Not even the model's own folder becomes a run."""
+    other = tmp_path / "other" / "samples"
+    other.mkdir(parents=True)
+    for target in (folder, other.parent):
+        before = sorted(target.rglob("*"))
+        with pytest.raises(ValueError, match="not empty"):
+            import_model(str(folder), RunFolder(target))
+        assert sorted(target.rglob("*")) == before
