@@ -26,12 +26,17 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
 
 MOST_CONTEXT = 8192
 """Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
+
+
+MOST_RUNS = 100
+"""Runs that `public_base` follows: a config.yaml that was edited could name its own run."""
 
 
 class Imported(NamedTuple):
@@ -151,6 +156,37 @@ def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
         "context": opened.config.T,
         "licence": _licence(opened.path),
     }
+
+
+class PublicBase(NamedTuple):
+    """The public model that a run began with."""
+
+    name: str
+    licence: str
+    """Empty if it is not known."""
+
+
+def public_base(run: RunFolder) -> PublicBase | None:
+    """The public model that a run is, or began with (`init_from`); None if there is none, or it is gone."""
+    for _ in range(MOST_RUNS):
+        if run.imported:
+            return _read_source(run)
+        start = run.read_config().init_from if run.exists else ""
+        if start.startswith(PREFIX):
+            return PublicBase(public_name(start), _licence(files.expand_home(start.removeprefix(PREFIX))))
+        if not start:
+            return None
+        run = RunFolder(files.expand_home(start).parent.parent)
+    return None
+
+
+def _read_source(run: RunFolder) -> PublicBase | None:
+    """What source.json of an imported model says; None if it is damaged."""
+    try:
+        source = parse_json(run.source_path.read_bytes())
+        return PublicBase(str(source["name"]), str(source["licence"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _licence(folder: Path) -> str:

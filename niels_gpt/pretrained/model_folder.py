@@ -205,6 +205,11 @@ def _by(shape: tuple[int, ...]) -> str:
 # --- where a model comes from -----------------------------------------------------------------------------
 
 
+def is_repository(name: str) -> bool:
+    """Whether a name has the form of a repository of the Hub: NAME/MODEL."""
+    return _REPOSITORY.fullmatch(name) is not None
+
+
 def find_folder(name: str, *, revision: str | None = None) -> Path:
     """The folder of a model: `name` itself if it is one, else a repository of the Hub, downloaded unless it is cached.
 
@@ -216,7 +221,7 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
         return folder
     if folder.is_file():
         raise ValueError(f"{name} is a file: name the folder that contains config.json and *.safetensors")
-    if not _REPOSITORY.fullmatch(name):
+    if not is_repository(name):
         raise ValueError(f"{name} is neither a folder nor the name of a repository (NAME/MODEL)")
     return _download(name, revision)
 

@@ -12,12 +12,11 @@ import torch
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.imported_run import import_model, public_name
+from niels_gpt.pretrained.imported_run import import_model, public_base, public_name
 from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.system.device import has_fast_bf16
-from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.memory import gib
 from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.training.memory_limits import machine_memory
@@ -80,9 +79,10 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
         run = RunFolder(folder)
         if not run.exists:
             import_model(name, run, on_bytes=on_bytes)
-        elif (earlier := _imported_name(run)) != public_name(name):
+        elif (earlier := public_base(run)) is None or earlier.name != public_name(name):
             raise ValueError(
-                f"{folder} holds {earlier} of an earlier try, not {name}: choose another --run-dir, or remove {folder}"
+                f"{folder} holds {'another model' if earlier is None else earlier.name} of an earlier try, not {name}: "
+                f"choose another --run-dir, or remove {folder}"
             )
         loaded = load_run(folder, None, device)
         if isinstance(loaded.tokenizer, ByteTokenizer) and loaded.model.config.V > 256:
@@ -91,14 +91,6 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
     if not Path(name).exists():
         raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
     return load_run(name, None, device)
-
-
-def _imported_name(run: RunFolder) -> str:
-    """The name of the model that was imported into a run; empty if it is not known."""
-    try:
-        return str(parse_json(run.source_path.read_bytes())["name"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
 
 
 def make_base_plan(
