@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from niels_gpt.config import (
         DataConfig,
         EngineConfig,
+        LoRAConfig,
         ModelConfig,
         OutputConfig,
         RunConfig,
@@ -64,7 +65,7 @@ __version__ = "0.2.0"
 # three lists to each other.
 _NAMES_OF = {
     "niels_gpt.config": (
-        "DataConfig EngineConfig ModelConfig OutputConfig RunConfig SourceConfig TrainConfig default_p_train"
+        "DataConfig EngineConfig LoRAConfig ModelConfig OutputConfig RunConfig SourceConfig TrainConfig default_p_train"
     ),
     "niels_gpt.config.yaml_file": "load_config",
     "niels_gpt.system.device": "get_device",
@@ -108,6 +109,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "KVCache",
+    "LoRAConfig",
     "LoadedRun",
     "ModelConfig",
     "MultiSpliceDocumentDataset",

@@ -37,13 +37,13 @@ from niels_gpt.cache.writing.checks import (
 from niels_gpt.cache.writing.encoding import encode_chats, encode_texts
 from niels_gpt.cache.writing.partial_build import OnProgress, PartialBuild
 from niels_gpt.chat.formats import chat_format
-from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.system import files
 from niels_gpt.system.executors import Executor, ThreadExecutor
 from niels_gpt.system.rng import derive_seed
 from niels_gpt.tokenizer import ForeignTokenizer
 from niels_gpt.tokenizer.dtypes import token_dtype
+from niels_gpt.tokenizer.interface import TokenizerLike
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 log = logging.getLogger("niels_gpt.cache")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.system import files
+from niels_gpt.tokenizer.dtypes import token_dtype
 
 UINT16, UINT32 = np.dtype("<u2"), np.dtype("<u4")
 TOKEN_DTYPES: dict[str, np.dtype] = {"uint16-le": UINT16, "uint32-le": UINT32}
@@ -64,8 +65,6 @@ def list_shards(folder: Path) -> list[Path]:
 
 def as_tokens(ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
     """Token ids in the stored dtype. Raises ValueError for ids that are negative or past the vocabulary."""
-    from niels_gpt.tokenizer.dtypes import token_dtype  # its package imports torch, which reading a cache does not need
-
     values = np.asarray(ids)
     dtype = token_dtype(vocab_size)
     if values.size == 0:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from niels_gpt.chat.format import ChatPrompt, EncodedChat, Messages, check_continues, system_messages
-from niels_gpt.chat.template import ROLE_NAMES, encode_turns
-from niels_gpt.chat.transcript import STOPS, check_content, escape_content, first_kept, role_and_content
+from niels_gpt.chat.transcript import ROLES, STOPS, check_content, escape_content, first_kept, role_and_content
 from niels_gpt.tokenizer import ByteTokenizer, Tokenizer, refuse_special
+
+ROLE_NAMES = dict(zip(ROLES, ("sys", "usr", "asst"), strict=True))
+"""Role -> name of its special token."""
 
 
 class _TurnFormat(ABC):
@@ -22,13 +24,28 @@ class _TurnFormat(ABC):
     def turn(self, role: str, content: str) -> list[int]:
         """Return the ids of a message, in which special strings and turn tags are text."""
 
+    @abstractmethod
+    def learned_turn(self, role: str, content: str) -> list[int]:
+        """Return the ids of a message in a conversation that is learned."""
+
+    def encode(self, messages: Messages) -> EncodedChat:
+        """See `ChatFormat.encode`."""
+        ids: list[int] = []
+        replies = []
+        for number, message in enumerate(messages):
+            turn = _turn_of(message, number, self.learned_turn)
+            if message["role"] == "assistant":
+                replies.append((len(ids) + len(self.start), len(ids) + len(turn)))
+            ids += turn
+        return EncodedChat(ids, replies)
+
     def fit(
         self, messages: Messages, limit: int, keep: int | None = None, *, continue_last: bool = False
     ) -> ChatPrompt:
         """See `ChatFormat.fit`."""
         if continue_last:
             check_continues(messages)
-        turns = [self._checked_turn(message, number) for number, message in enumerate(messages)]
+        turns = [_turn_of(message, number, self.turn) for number, message in enumerate(messages)]
         if continue_last:
             turns[-1].pop()
         start = [] if continue_last else self.start
@@ -37,12 +54,14 @@ class _TurnFormat(ABC):
         ids = [*itertools.chain(*turns[:system], *turns[first:]), *start]
         return ChatPrompt(ids, sum(map(len, turns[:system])))
 
-    def _checked_turn(self, message: Mapping[str, str], number: int) -> list[int]:
-        role, content = role_and_content(message, number)
-        try:
-            return self.turn(role, content)
-        except ValueError as err:
-            raise ValueError(f"message {number} ({role}): {err}") from None
+
+def _turn_of(message: Mapping[str, str], number: int, encode: Callable[[str, str], list[int]]) -> list[int]:
+    """Return the ids of a message. Raises ValueError that names it by its number."""
+    role, content = role_and_content(message, number)
+    try:
+        return encode(role, content)
+    except ValueError as err:
+        raise ValueError(f"message {number} ({role}): {err}") from None
 
 
 class RoleIdFormat(_TurnFormat):
@@ -67,15 +86,10 @@ class RoleIdFormat(_TurnFormat):
         """Return `[role id] + content + [eot id]`."""
         return [self._roles[role], *self._tokenizer.encode_as_text(content), *self.end_ids]
 
-    def encode(self, messages: Messages) -> EncodedChat:
-        """See `ChatFormat.encode`. A message with a special string is refused."""
-        ids: list[int] = []
-        replies = []
-        for message, turn in zip(messages, encode_turns(messages, self._tokenizer), strict=True):
-            if message["role"] == "assistant":
-                replies.append((len(ids) + 1, len(ids) + len(turn)))
-            ids += turn
-        return EncodedChat(ids, replies)
+    def learned_turn(self, role: str, content: str) -> list[int]:
+        """Return the same. Raises ValueError for a content with a special string."""
+        refuse_special(content)
+        return self.turn(role, content)
 
 
 class TranscriptFormat(_TurnFormat):
@@ -99,14 +113,6 @@ class TranscriptFormat(_TurnFormat):
         """Return the line of a message; lines of the content that would start a turn are indented."""
         return self._tokenizer.encode(f"{role}: {escape_content(content)}\n")
 
-    def encode(self, messages: Messages) -> EncodedChat:
-        """See `ChatFormat.encode`. Replies end with the line end; nothing is escaped."""
-        ids: list[int] = []
-        replies = []
-        for number, message in enumerate(messages):
-            role, content = role_and_content(message, number)
-            turn = self._tokenizer.encode(f"{role}: {content}\n")
-            if role == "assistant":
-                replies.append((len(ids) + len(self.start), len(ids) + len(turn)))
-            ids += turn
-        return EncodedChat(ids, replies)
+    def learned_turn(self, role: str, content: str) -> list[int]:
+        """Return the line of a message as it is; a reply ends with the line end."""
+        return self._tokenizer.encode(f"{role}: {content}\n")

@@ -171,7 +171,7 @@ class TemplateFormat:
         if not turn.startswith(prompt):
             raise NotMaskable(f"{where}: the prompt for a reply is not the start of the conversation with the reply")
         if not text.startswith(turn):
-            raise NotMaskable(f"{where}: it writes an earlier turn differently when the conversation goes on")
+            raise NotMaskable(f"{where}: it writes an earlier turn differently in a longer conversation")
         written = turn[len(prompt) :].lstrip()
         if not written.startswith(content.strip()):
             between = written.partition(content.strip())[0] if content.strip() in written else written
@@ -238,7 +238,7 @@ class TemplateFormat:
 
 
 class _Marked:
-    """Messages in which special strings are marked, and the way back: rendered text to ids."""
+    """Messages in which special strings are marked; `encode` turns text rendered from them into ids."""
 
     def __init__(self, messages: Messages, owner: TemplateFormat) -> None:
         self._owner, self._tokenizer = owner, owner._tokenizer

@@ -1,4 +1,4 @@
-"""A Jinja chat template, rendered in a process of its own with limits on time, memory and files.
+"""A Jinja chat template, rendered in a separate process with limits on time, memory and files.
 
 A template comes with a model from anywhere. A process bounds what no sandbox inside Python can: a loop without end, and
 strings that fill the memory.

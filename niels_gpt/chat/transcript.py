@@ -80,19 +80,6 @@ def escape_content(text: str) -> str:
     return _LINE_WITH_TAG.sub("\n ", text)
 
 
-def fit_messages(messages: Sequence[Mapping[str, str]], limit: int, keep: int | None = None) -> list[Mapping[str, str]]:
-    """Drop the oldest turns until the transcript has at most `limit` bytes; see `first_kept` for `keep`.
-
-    A leading system message and the last message are always kept; the model then crops the text at its start.
-    Raises ValueError as `format_chat` does.
-    """
-    turns = (role_and_content(message, number) for number, message in enumerate(messages))
-    sizes = [len(f"{role}: {content}\n".encode("utf-8", "replace")) for role, content in turns]
-    system = 1 if messages and messages[0].get("role") == "system" else 0
-    overhead = len("assistant: ")
-    return [*messages[:system], *messages[first_kept(sizes, system, limit - overhead, keep and keep - overhead) :]]
-
-
 def first_kept(sizes: Sequence[int], system: int, limit: int, keep: int | None = None) -> int:
     """Return the number of the first turn that is kept, for messages of these sizes, `system` of them at the front.
 

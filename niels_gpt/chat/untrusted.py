@@ -8,8 +8,6 @@ from niels_gpt.chat.format import ChatPrompt
 from niels_gpt.chat.formats import chat_format
 from niels_gpt.tokenizer import AnyTokenizer
 
-__all__ = ["ChatPrompt", "encode_untrusted"]
-
 
 def encode_untrusted(
     messages: Sequence[Mapping[str, str]], tokenizer: AnyTokenizer, limit: int, *, continue_last: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from niels_gpt.chat.template import ROLE_NAMES
+from niels_gpt.chat.own_formats import ROLE_NAMES
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, Tokenizer
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
@@ -27,7 +27,7 @@ _FORBIDDEN = """\
 
 
 def chat_template(tokenizer: Tokenizer | ByteTokenizer) -> str:
-    """Return the Jinja template that renders messages as `encode_chat` and `encode_prompt`, or `format_chat`, do.
+    """Return the Jinja template that renders messages as the chat format of the tokenizer encodes them.
 
     It raises for an unknown role, and for special strings in a message, which could forge a turn.
     """

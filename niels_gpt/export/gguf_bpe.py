@@ -15,6 +15,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
 _QWEN2 = _WORDS + r"\p{N}" + _REST
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False}
+_REFUSED = "export gguf supports our own tokenizers and byte-level BPE (gpt-2, smollm, llama-bpe, qwen2), but"
 
 
 class BPEVocabulary(NamedTuple):
@@ -32,16 +33,17 @@ class BPEVocabulary(NamedTuple):
 
 
 def read_bpe(data: bytes) -> BPEVocabulary:
-    """Return the vocabulary of a tokenizer.json. Raises ValueError for one that llama.cpp would not encode alike."""
+    """Return the vocabulary of a tokenizer.json. Raises ValueError for one that llama.cpp would not encode alike.
+
+    NFC is the exception: llama.cpp does not normalize, so decomposed characters get other ids there.
+    """
     content = json.loads(data)
     model = content.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         kind = f"{model.get('type')} with byte fallback" if model.get("byte_fallback") else model.get("type")
         raise ValueError(f"{_REFUSED} its tokenizer.json is a {kind} model")
     normalizer = content.get("normalizer")
-    if (
-        normalizer is not None and normalizer.get("type") != "NFC"
-    ):  # llama.cpp does not normalize; NFC changes few texts
+    if normalizer is not None and normalizer.get("type") != "NFC":
         raise ValueError(f"{_REFUSED} its tokenizer.json has the normalizer {normalizer.get('type')}")
     added = {entry["id"]: entry for entry in content.get("added_tokens") or []}
     by_id = {i: text for text, i in model["vocab"].items()} | {i: entry["content"] for i, entry in added.items()}
@@ -52,9 +54,6 @@ def read_bpe(data: bytes) -> BPEVocabulary:
     if bool(model.get("ignore_merges")) != (pre == "llama-bpe"):
         raise ValueError(f"{_REFUSED} llama.cpp's {pre} needs ignore_merges={str(pre == 'llama-bpe').lower()}")
     return BPEVocabulary(pre, tokens, special, set(added), merges)
-
-
-_REFUSED = "export gguf supports our own tokenizers and byte-level BPE (gpt-2, smollm, llama-bpe, qwen2), but"
 
 
 def _pre_name(pre: Any) -> str:

@@ -177,8 +177,9 @@ def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
     yield from with_bias("output_norm", weights.norm.weight)
     if architecture == "gptneox" or not config.tie_embeddings:
         yield "output.weight", weights.head
-    if config.rope_scale != 1:
-        yield "rope_freqs.weight", _frequency_divisors(config)
+    scaling = RopeScaling.of(config)
+    if scaling is not None:
+        yield "rope_freqs.weight", _frequency_divisors(config, scaling)
     for layer, block in enumerate(weights.blocks):
         at = f"blk.{layer}"
         yield from with_bias(f"{at}.attn_norm", block.norm_attn.weight)
@@ -209,8 +210,7 @@ def _projections(qkv: torch.Tensor, config: ModelConfig, architecture: str) -> l
     return [q, k, v]
 
 
-def _frequency_divisors(config: ModelConfig) -> torch.Tensor:
+def _frequency_divisors(config: ModelConfig, scaling: RopeScaling) -> torch.Tensor:
     """Return by how much llama.cpp must divide each frequency of RoPE, (D/2,)."""
     frequency = config.rope_theta ** (-torch.arange(0, config.D, 2, dtype=torch.float64) / config.D)
-    scaling = RopeScaling(config.rope_scale, config.rope_low, config.rope_high, config.rope_context)
     return (frequency / scaling(frequency)).float()

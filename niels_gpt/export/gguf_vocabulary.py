@@ -81,13 +81,8 @@ def _bpe_tokens(writer: GGUFWriter, foreign: Mapping[str, bytes]) -> list[tuple[
     writer.add_token_merges(found.merges)
     tokens = []
     for i, text in enumerate(found.tokens):
-        kind = (
-            TokenType.CONTROL
-            if i in found.special
-            else TokenType.USER_DEFINED
-            if i in found.added
-            else TokenType.NORMAL
-        )
+        kind = TokenType.USER_DEFINED if i in found.added else TokenType.NORMAL
+        kind = TokenType.CONTROL if i in found.special else kind
         tokens.append((f"[unused {i}]", 0.0, TokenType.UNUSED) if text is None else (text, 0.0, kind))
     return tokens
 

@@ -12,15 +12,17 @@ import torch
 from niels_gpt import __version__
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.chat_template import chat_template
-from niels_gpt.export.safetensors_file import DTYPES, NamedTensor, write_safetensors
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.families import Family, family_of_config
 from niels_gpt.pretrained.layouts import Placed
+from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
 from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Option -> type of the weights."""
 MARK = "niels_gpt_version"
 """Key of config.json by which a folder is known to be an export."""
 
@@ -50,7 +52,7 @@ def write_hf(model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = 
             files.write_bytes(folder / name, data)
     else:
         _write_tokenizer(tokenizer, model.config.T, folder)
-    write_safetensors(folder / "model.safetensors", [*_tensors(model, family)], dtype=dtype)
+    write_safetensors(folder / "model.safetensors", [*_tensors(model, family)], DTYPES[dtype])
 
 
 def _special_ids(tokenizer: AnyTokenizer) -> dict[str, int | None]:
@@ -68,7 +70,7 @@ def hf_config(config: ModelConfig, family: Family, ids: dict[str, int | None], d
         "model_type": family.model_type,
         "vocab_size": config.V,
         "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": str(DTYPES[dtype][0]).removeprefix("torch."),
+        "torch_dtype": str(DTYPES[dtype]).removeprefix("torch."),
         "use_cache": True,
         MARK: __version__,
     }

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from niels_gpt import __version__
 from niels_gpt.export.audit_gate import Clearance
+from niels_gpt.pretrained.imported_run import PublicBase, public_base
+from niels_gpt.pretrained.model_folder import is_repository
 from niels_gpt.report.document import Block, Document, Facts, Lead, Paragraph, Section, Text, markdown
 from niels_gpt.report.run_report import NOT_RECORDED, RunFacts, data_blocks, read_facts, score_table
 from niels_gpt.runs.catalog import stored_scores
@@ -24,20 +26,24 @@ def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architectu
     usage: a short program that loads the exported model.
     """
     facts = read_facts(loaded.home.path) if loaded.home is not None else None
+    base = public_base(loaded.home) if loaded.home is not None else None
     sections = [
-        Section("Model", _model(loaded, architecture)),
+        Section("Model", _model(loaded, architecture, base)),
         Section("Use", [Text(usage)]),
         Section("Training data", data_blocks(facts, paths=False) if facts else [Paragraph(f"{NOT_RECORDED}.")]),
         Section("Metrics", _metrics(facts)),
         Section("What it recites", [Lead([clearance.sentence()])]),
         Section("Command", _commands(facts)),
     ]
-    subtitle = f"A small language model, trained with niels-gpt {__version__}."
-    header = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [niels-gpt]", "---", ""]
-    return "\n".join(header) + "\n" + markdown(Document(name, subtitle, sections))
+    done = "trained" if base is None else "fine-tuned" if loaded.step else "imported and exported"
+    subtitle = f"A small language model, {done} with niels-gpt {__version__}."
+    header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [niels-gpt]"]
+    if base is not None and is_repository(base.name):
+        header.append(f"base_model: {base.name}")
+    return "\n".join(["---", *header, "---", ""]) + "\n" + markdown(Document(name, subtitle, sections))
 
 
-def _model(loaded: LoadedRun, architecture: str) -> list[Block]:
+def _model(loaded: LoadedRun, architecture: str, base: PublicBase | None) -> list[Block]:
     config, tokenizer = loaded.model.config, loaded.tokenizer
     unit = "byte" if isinstance(tokenizer, ByteTokenizer) else "token"
     rows = [
@@ -48,6 +54,8 @@ def _model(loaded: LoadedRun, architecture: str) -> list[Block]:
         ("Vocabulary", "256 bytes" if unit == "byte" else f"{tokenizer.vocab_size:,} tokens"),
         ("Training steps", f"{loaded.step:,}"),
     ]
+    if base is not None:
+        rows.append(("Base", f"{base.name}, licence: {base.licence or 'unknown'}"))
     return [Facts(rows)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from niels_gpt.chat.template import ROLE_NAMES
+from niels_gpt.chat.own_formats import ROLE_NAMES
 from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from niels_gpt.tokenizer import Tokenizer
-from niels_gpt.tokenizer.subword import BLOCK
+from niels_gpt.tokenizer.piece_text import BLOCK
 
 
 class Piece(NamedTuple):

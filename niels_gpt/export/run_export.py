@@ -85,8 +85,12 @@ def export_gguf(
     llama.cpp does not compute, and as `check_file` does. A failed write leaves nothing.
     """
     check_file(out, overwrite=overwrite)
+    created = [parent for parent in out.absolute().parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
-    gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem)
+    try:
+        gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem)
+    finally:
+        files.remove_empty(created)  # those that a failed write leaves
     if with_modelfile:
         files.write_text(out.parent / "Modelfile", modelfile(out.name, loaded.tokenizer, loaded.model.config.T))
     return gguf_file.architecture_of(loaded.model.config)

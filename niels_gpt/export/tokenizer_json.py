@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from niels_gpt.export.pieces import HARD_TEXTS, pieces_of
 from niels_gpt.tokenizer import ByteTokenizer, Tokenizer
+from niels_gpt.tokenizer.piece_text import byte_characters
 
 if TYPE_CHECKING:
     import tokenizers
@@ -62,16 +63,6 @@ def _of_bytes() -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     return made
-
-
-def byte_characters() -> dict[int, str]:
-    """Return the character that stands for each byte in byte-level vocabularies.
-
-    Printable bytes of Latin-1 are themselves; the others follow from U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _compare(made: tokenizers.Tokenizer, tokenizer: Tokenizer | ByteTokenizer) -> None:

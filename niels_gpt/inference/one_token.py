@@ -61,7 +61,7 @@ class OneToken:
             for block in weights.blocks
         ]
         described = [block for block in weights.blocks if block.qkv_bias is not None or block.norm_q is not None]
-        self._options = described or None  # what the loop below leaves out, since most models have neither
+        self._options = described or None  # None: most models have neither, and the loop skips both
         self._transposed: tuple[list[Layer], torch.Tensor] | None = None
         self._version = -1  # of the weights that `_transposed` was copied from
         matrices = [self._head, *(w for layer in self._layers for w in layer if w is not None)]

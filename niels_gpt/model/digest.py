@@ -1,4 +1,4 @@
-"""A hash of the weights of a model: whether a result, such as an audit, is about these weights."""
+"""A hash of the weights of a model: whether an audit, or the adapters of LoRA, belong to these weights."""
 
 from __future__ import annotations
 

@@ -212,9 +212,7 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.tok_emb.weight
         if config.positions == "rope":
-            scaling = None
-            if config.rope_scale != 1:
-                scaling = RopeScaling(config.rope_scale, config.rope_low, config.rope_high, config.rope_context)
+            scaling = RopeScaling.of(config)
             sin, cos = rope_cache(config.T, config.D, theta=config.rope_theta, scaling=scaling)
             # (T, 1, D/2) broadcasts over (B, n, heads, D/2). Derived from the config, so not saved.
             self.register_buffer("sin", sin[0, 0, :, None], persistent=False)

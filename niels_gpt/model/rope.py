@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from niels_gpt.config import ModelConfig
+
 
 class RopeScaling(NamedTuple):
     """Llama 3's scaling of RoPE's frequencies for a context `factor` times as long as the `context` of pretraining."""
@@ -19,6 +21,13 @@ class RopeScaling(NamedTuple):
     low: float
     high: float
     context: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> RopeScaling | None:
+        """The scaling of a model; None if it has none."""
+        if config.rope_scale == 1:
+            return None
+        return cls(config.rope_scale, config.rope_low, config.rope_high, config.rope_context)
 
     def __call__(self, frequency: torch.Tensor) -> torch.Tensor:
         """Divide slow frequencies by the factor, keep fast ones, interpolate between them."""

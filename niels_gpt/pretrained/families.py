@@ -69,6 +69,20 @@ class _Reader:
             raise ValueError(f"{name} in config.json must be a number, got {value!r}")
         return float(value)
 
+    def items(self, name: str) -> list[Any]:
+        """A list; empty if there is none."""
+        value = self.get(name, [])
+        if not isinstance(value, list):
+            raise ValueError(f"{name} in config.json must be a list, got {value!r}")
+        return value
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """An object; empty if there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} in config.json must be an object, got {value!r}")
+        return value
+
     def require(self, name: str, *allowed: Any, default: Any) -> None:
         """Raise ValueError unless an option has one of the allowed values."""
         value = self.get(name, default)
@@ -80,9 +94,7 @@ class _Reader:
 
     def rope(self) -> dict[str, Any]:
         """Our options of RoPE: theta, and Llama 3's scaling."""
-        theirs = self._options.get("rope_parameters") or self._options.get("rope_scaling") or {}
-        if not isinstance(theirs, Mapping):
-            raise ValueError(f"rope_scaling in config.json must be an object, got {theirs!r}")
+        theirs = self.table("rope_parameters") or self.table("rope_scaling")
         nested = _Reader({"model_type": self._type, "rope_theta": self._options.get("rope_theta"), **theirs})
         kind = nested.get("rope_type", nested.get("type", "default"))
         ours: dict[str, Any] = {"rope_theta": nested.number("rope_theta", 10000.0)}
@@ -126,12 +138,12 @@ def _read_llama(options: Options) -> ModelConfig:
     read.require("use_sliding_window", False, default=False)
     if kind in ("mistral", "smollm3"):
         T, window = read.size("max_position_embeddings"), read.get("sliding_window", None)
-        if window is not None and window < T:
+        if window is not None and read.size("sliding_window") < T:
             raise ValueError(f"sliding_window={window} in config.json ({kind}) is not supported: only null is")
-    layers = [layer for layer in read.get("layer_types", []) if layer != "full_attention"]
+    layers = [layer for layer in read.items("layer_types") if layer != "full_attention"]
     if layers:
         raise ValueError(f"layer_types in config.json ({kind}) has {layers[0]!r}: only 'full_attention' is supported")
-    if not all(read.get("no_rope_layers", [])):
+    if not all(read.items("no_rope_layers")):
         raise ValueError(
             f"no_rope_layers in config.json ({kind}) has layers without RoPE: only models with RoPE in every layer "
             "are supported"
@@ -210,7 +222,7 @@ def _read_neox(options: Options) -> ModelConfig:
     read = _Reader(options)
     read.require("use_parallel_residual", False, default=True)
     rotated = read.get("partial_rotary_factor", read.get("rotary_pct", 0.25))
-    rope = options.get("rope_parameters") or {}
+    rope = read.table("rope_parameters")
     if rope.get("partial_rotary_factor", rotated) != 1.0:
         raise ValueError(f"rotary_pct={rotated} in config.json (gpt_neox) is not supported: only rotary_pct=1.0 is")
     read.require("hidden_act", "gelu", default="gelu")
@@ -250,7 +262,7 @@ def _write_neox(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _neox_tensors(config: ModelConfig, *, attention_bias: bool = False) -> Iterator[Placed]:
+def _neox_tensors(config: ModelConfig) -> Iterator[Placed]:
     C, V, wide = config.C, config.V, config.d_ff
     heads = NeoXHeads(config.H, config.D)
     yield Placed("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
@@ -267,7 +279,7 @@ def _neox_tensors(config: ModelConfig, *, attention_bias: bool = False) -> Itera
         )
         for name, matrix, shape, layout in matrices:
             yield Placed(f"{theirs}.{name}.weight", shape, f"{ours}.{matrix}.weight", layout=layout)
-            if attention_bias or name.startswith("mlp"):
+            if name.startswith("mlp"):
                 yield Placed(f"{theirs}.{name}.bias", shape[:1], None)
     yield Placed("gpt_neox.final_layer_norm.weight", (C,), "norm.weight")
     yield Placed("gpt_neox.final_layer_norm.bias", (C,), None)
@@ -385,9 +397,10 @@ def family_of_options(options: Options) -> Family:
     """The family of a config.json. Raises ValueError for one that is not supported, with those that are."""
     kind = options.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        named = options.get("architectures") or [kind]
+        named = options.get("architectures")
+        name = named[0] if isinstance(named, list) and named else kind
         raise ValueError(
-            f"the architecture {named[0]} (model_type {kind!r}) is not supported: supported are {', '.join(FAMILIES)}"
+            f"the architecture {name} (model_type {kind!r}) is not supported: supported are {', '.join(FAMILIES)}"
         )
     return FAMILIES[kind]
 

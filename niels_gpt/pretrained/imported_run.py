@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +25,18 @@ from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
+from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, load_tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
 from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
 
 MOST_CONTEXT = 8192
 """Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
+
+
+MOST_RUNS = 100
+"""Runs that `public_base` follows: a config.yaml that was edited could name its own run."""
 
 
 class Imported(NamedTuple):
@@ -58,7 +63,7 @@ def import_model(
     revision: str | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> Imported:
-    """Import a model in the Hugging Face format into a new run folder.
+    """Import a model in the Hugging Face format into a new run folder, completely or not at all.
 
     name: a folder, or a repository of the Hub (NAME/MODEL). The weights keep their type; training and decoding use
     float32. context: default `MOST_CONTEXT`, or the model's own if that is shorter.
@@ -68,6 +73,9 @@ def import_model(
     """
     if run.exists or run.orphan() is not None:
         raise ValueError(f"{run.path} already holds a run: choose another --run-dir")
+    files.check_output_path(run.path, "--run-dir", folder=True)
+    if run.path.is_dir() and any(run.path.iterdir()):
+        raise ValueError(f"{run.path} is not empty: choose another --run-dir")
     opened = open_folder(find_folder(name, revision=revision))
     config = with_context(opened.config, context)
     tokenizer = folder_tokenizer(opened)
@@ -80,18 +88,14 @@ def import_model(
             on_bytes(done, total)
 
     state = opened.read_state(on_bytes=progress)
-    files.check_output_path(run.path, "--run-dir", folder=True)
-    try:
-        with run.lock():
+    with atomic_folder(run.path) as folder:
+        built = RunFolder(folder)
+        with built.lock():
             if tokenizer is not None:
-                run.write_tokenizer(tokenizer)
-            data = {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)}
-            save_state(run.best, state, None, 0, config, extra={"data": data})
-            files.write_json(run.source_path, _source(name, opened))
-            run.write_config(_run_config(config))  # last: with it the folder is a run
-    except BaseException:
-        _remove_partial(run)
-        raise
+                built.write_tokenizer(tokenizer)
+            save_state(built.best, state, None, 0, config, extra={"data": _data(tokenizer)})
+            files.write_json(built.source_path, _source(name, opened))
+            built.write_config(_run_config(config))
     return Imported(
         run, opened.path, opened.family.model_type, config, number_of_weights(config), opened.config.T, tokenizer
     )
@@ -114,14 +118,14 @@ def with_context(config: ModelConfig, context: int | None) -> ModelConfig:
 
 
 def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
-    """The tokenizer in the folder of a model; None if there is none, and for bytes, which need none.
+    """The tokenizer in the folder of a model; None if there is none.
 
     Raises ValueError for one that is not supported, or that has more ids than the model.
     """
     if not any((opened.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return None
     if opened.config.V == 256 and is_byte_vocabulary(opened.path):
-        return None
+        return ByteTokenizer()
     tokenizer = load_tokenizer(opened.path)
     if tokenizer.vocab_size > opened.config.V:
         raise ValueError(
@@ -131,17 +135,58 @@ def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
     return tokenizer
 
 
-def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
-    """Where a model comes from, for reports and model cards; a path only by its last part."""
+def _data(tokenizer: AnyTokenizer | None) -> dict[str, str]:
+    """What a checkpoint records of the data of a model: the hash of its tokenizer; bytes have none."""
+    return {} if tokenizer is None or tokenizer.sha256 is None else {"tokenizer": tokenizer.sha256}
+
+
+def public_name(name: str) -> str:
+    """The name of a model for reports and model cards: its repository, or the last part of the path of its folder."""
     repository = name.removeprefix(PREFIX)
-    local = files.expand_home(repository).is_dir()
+    folder = files.expand_home(repository)
+    return folder.resolve().name if folder.is_dir() else repository
+
+
+def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
+    """Where a model comes from, without a path."""
     return {
-        "name": opened.path.resolve().name if local else repository,
+        "name": public_name(name),
         "model_type": opened.family.model_type,
         "dtype": str(opened.dtype).removeprefix("torch."),
         "context": opened.config.T,
         "licence": _licence(opened.path),
     }
+
+
+class PublicBase(NamedTuple):
+    """The public model that a run began with."""
+
+    name: str
+    licence: str
+    """Empty if it is not known."""
+
+
+def public_base(run: RunFolder) -> PublicBase | None:
+    """The public model that a run is, or began with (`init_from`); None if there is none, or it is gone."""
+    for _ in range(MOST_RUNS):
+        if run.imported:
+            return _read_source(run)
+        start = run.read_config().init_from if run.exists else ""
+        if start.startswith(PREFIX):
+            return PublicBase(public_name(start), _licence(files.expand_home(start.removeprefix(PREFIX))))
+        if not start:
+            return None
+        run = RunFolder(files.expand_home(start).parent.parent)
+    return None
+
+
+def _read_source(run: RunFolder) -> PublicBase | None:
+    """What source.json of an imported model says; None if it is damaged."""
+    try:
+        source = parse_json(run.source_path.read_bytes())
+        return PublicBase(str(source["name"]), str(source["licence"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _licence(folder: Path) -> str:
@@ -168,8 +213,8 @@ class InitialWeights(NamedTuple):
     """Training steps that were done; 0 for a public model."""
     data: Mapping[str, str]
     """Hashes of what it was trained on, as far as they are known; `tokenizer` is that of its tokenizer."""
-    read: Callable[[str], Mapping[str, torch.Tensor]]
-    """The weights on a device."""
+    read: Callable[[], Mapping[str, torch.Tensor]]
+    """The weights, on the device that was named."""
 
 
 def initial_path(init_from: str) -> Path:
@@ -200,29 +245,25 @@ def initial_model(init_from: str) -> ModelConfig:
 
 
 def open_initial(init_from: str, device: str) -> InitialWeights:
-    """The weights that `init_from` names. Raises ValueError or OSError if they cannot be read."""
+    """The weights that `init_from` names, for a device. Raises ValueError or OSError if they cannot be read."""
     path = initial_path(init_from)
     if init_from.startswith(PREFIX):
         opened = open_folder(path)
-        tokenizer = folder_tokenizer(opened)
-        return InitialWeights(
-            init_from,
-            opened.config,
-            0,
-            {} if tokenizer is None else {"tokenizer": str(tokenizer.sha256)},
-            lambda device: {name: weight.to(device) for name, weight in opened.read_state().items()},
-        )
+
+        def read() -> dict[str, torch.Tensor]:
+            return {name: weight.to(device) for name, weight in opened.read_state().items()}
+
+        return InitialWeights(init_from, opened.config, 0, _data(folder_tokenizer(opened)), read)
     saved = read_checkpoint(path, device)
     config = model_config(saved["config"], where=init_from)
     data = saved["extra"].get("data", {})
-    return InitialWeights(init_from, config, saved["step"], data, lambda _: saved["model"])
+    return InitialWeights(init_from, config, saved["step"], data, lambda: saved["model"])
 
 
 def load_initial(init_from: str, device: str | torch.device) -> GPT:
     """The model that `init_from` names, in eval mode. Raises ValueError or OSError if it cannot be read."""
     initial = open_initial(init_from, str(device))
-    state = dict(initial.read("cpu" if init_from.startswith(PREFIX) else str(device)))
-    return build_model(to_dict(initial.config), state, where=init_from).to(device).eval()
+    return build_model(to_dict(initial.config), dict(initial.read()), where=init_from).to(device).eval()
 
 
 def describe(imported: Imported) -> list[str]:
@@ -231,18 +272,10 @@ def describe(imported: Imported) -> list[str]:
     lines = [f"{imported.model_type}, {imported.weights / 1e6:,.1f}M weights, context {config.T:,}"]
     if imported.context > config.T:
         lines[0] += f" of {imported.context:,} (--context N for more)"
-    if imported.tokenizer is None:
-        lines.append("there is no tokenizer in the folder: only ids can be used")
-    elif lossy := getattr(imported.tokenizer, "lossy", None):
-        lines.append(f"its tokenizer does not keep every text: {lossy}")
-    lines.append(f"run folder: {imported.run.path} (config.yaml, checkpoints/, tokenizer/)")
-    lines.append(f"next: {command('chat', imported.run.path)}")
-    return lines
-
-
-def _remove_partial(run: RunFolder) -> None:
-    """Delete what an import that failed has written."""
-    for path in (run.checkpoints, run.samples, run.path / "tokenizer"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (run.source_path, run.path / "run.lock"):
-        path.unlink(missing_ok=True)
+    next_command = command("chat", imported.run.path)
+    if imported.tokenizer is None and config.V > 256:
+        lines.append(f"{imported.folder} has no tokenizer: commands that read or write text need --tokenizer")
+        next_command = command("chat", imported.run.path, "--tokenizer", "FOLDER")
+    elif imported.tokenizer is not None and imported.tokenizer.loss_notice is not None:
+        lines.append(imported.tokenizer.loss_notice)
+    return [*lines, f"run folder: {imported.run.path}", f"next: {next_command}"]

@@ -83,7 +83,8 @@ def open_folder(path: Path) -> ModelFolder:
     """Open a folder and compare its tensors with what its config.json needs. No tensor is read.
 
     Raises ValueError or OSError: no or a damaged config.json, an architecture or option that is not supported, weights
-    only as pickles, and tensors that are missing, surplus or of a wrong shape (all of them in one error).
+    only as pickles, and tensors that are missing, surplus, quantized or of a wrong shape: one error counts all of them
+    and names the first of each kind.
     """
     options = _read_json(path / "config.json", path)
     family = family_of_options(options)
@@ -117,7 +118,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(f"{index} is damaged: it has no weight_map; download it again")
         paths = [folder / name for name in sorted(set(named.values()))]
-        outside = [path.name for path in paths if path.parent != folder]
+        outside = [str(path) for path in paths if path.parent != folder or path.name == ".."]
         if outside:
             raise ValueError(f"{index} names a file outside the folder ({outside[0]})")
         missing = [path.name for path in paths if not path.is_file()]
@@ -149,9 +150,15 @@ def _match(
     if not any(name.startswith(family.prefix) for name in stored):  # a base model, saved without its head
         heads = ("lm_head.weight", "embed_out.weight")
         stored = {name if name in heads else family.prefix + name: tensor for name, tensor in stored.items()}
+    if len(stored) < config.L:  # the names of so many layers might not fit into memory
+        raise ValueError(
+            f"the config.json of {folder} ({family.model_type}) has {config.L:,} layers, but the files only "
+            f"{len(stored):,} tensors: download it again"
+        )
     found: list[tuple[Placed, StoredTensor]] = []
     missing: list[str] = []
     wrong: list[str] = []
+    integers: list[str] = []
     for placed in family.tensors(config):
         tensor = stored.pop(placed.name, None)
         if tensor is None:
@@ -159,6 +166,8 @@ def _match(
                 missing.append(placed.name)
         elif tensor.shape != placed.shape:
             wrong.append(f"{placed.name} is {_by(tensor.shape)} instead of {_by(placed.shape)}")
+        elif not tensor.dtype.is_floating_point:
+            integers.append(f"{placed.name} has {tensor.dtype}")
         else:
             found.append((placed, tensor))
     surplus = []
@@ -166,13 +175,20 @@ def _match(
         weight = name.removesuffix("bias") + "weight"
         if family.is_computed(name, config):
             continue
-        if name.endswith(".bias") and any(placed.name == weight for placed, _ in found):
+        floats = tensor.dtype.is_floating_point
+        if name.endswith(".bias") and floats and any(placed.name == weight for placed, _ in found):
             found.append((Placed(name, tensor.shape, None), tensor))  # must be zero
         else:
             surplus.append(name)
+    kinds = {
+        "missing": missing,
+        "of a wrong shape": wrong,
+        "of integers (a quantized model?)": integers,
+        "unknown": surplus,
+    }
     problems = [
         f"{kind} {len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
-        for kind, names in (("missing", missing), ("of a wrong shape", wrong), ("unknown", surplus))
+        for kind, names in kinds.items()
         if names
     ]
     if problems:
@@ -189,6 +205,11 @@ def _by(shape: tuple[int, ...]) -> str:
 # --- where a model comes from -----------------------------------------------------------------------------
 
 
+def is_repository(name: str) -> bool:
+    """Whether a name has the form of a repository of the Hub: NAME/MODEL."""
+    return _REPOSITORY.fullmatch(name) is not None
+
+
 def find_folder(name: str, *, revision: str | None = None) -> Path:
     """The folder of a model: `name` itself if it is one, else a repository of the Hub, downloaded unless it is cached.
 
@@ -200,7 +221,7 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
         return folder
     if folder.is_file():
         raise ValueError(f"{name} is a file: name the folder that contains config.json and *.safetensors")
-    if not _REPOSITORY.fullmatch(name):
+    if not is_repository(name):
         raise ValueError(f"{name} is neither a folder nor the name of a repository (NAME/MODEL)")
     return _download(name, revision)
 

@@ -1,24 +1,34 @@
-"""Read safetensors files tensor by tensor: each is read into its own memory, and the file is not mapped.
+"""Read and write safetensors files tensor by tensor.
 
-The `safetensors` package maps the file, so that by the end all of it counts as memory of the process, beside the model
-that was filled from it.
+The `safetensors` package maps a file that it reads, so that by the end all of it counts as memory of the process,
+beside the model that was filled from it; and it writes tensors that are all in memory. Here each tensor is read into
+its own memory, and one converted tensor at a time is written.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from niels_gpt.system import files
 
 MOST_HEADER = 100_000_000
 """Bytes; the limit of the format."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Floating-point types; others have no place in a model here."""
+"""Name in the header -> type of weights."""
+OTHER_DTYPES = {
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "BOOL": torch.bool,
+}  # fmt: skip
+"""Types of masks and counters, which a file may have beside its weights."""
+_ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,8 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name. Nothing but the header is read.
 
-    Raises ValueError for a file that is not safetensors, is damaged or truncated, or has tensors that are not
-    floating-point.
+    Raises ValueError for a file that is not safetensors, is damaged or truncated, or has a tensor of a type that is not
+    known (8-bit floats, for example).
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -74,7 +84,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise ValueError(f"{path} is not a safetensors file: its header is not an object")
     header.pop("__metadata__", None)
-    return {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes))
+    for (first, before), (second, after) in itertools.pairwise(in_order):
+        if before.start + before.nbytes > after.start:
+            raise ValueError(f"{path} is damaged: the tensors {first} and {second} overlap; download it again")
+    return tensors
 
 
 def _stored(path: Path, name: str, entry: Any, base: int, size: int) -> StoredTensor:
@@ -82,15 +97,40 @@ def _stored(path: Path, name: str, entry: Any, base: int, size: int) -> StoredTe
         if not isinstance(entry, Mapping):
             raise TypeError
         kind, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+        if not isinstance(kind, str) or not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
             raise TypeError
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is damaged: the entry of the tensor {name} is invalid") from None
-    if kind not in DTYPES:
-        if kind in ("I64", "I32", "I16", "I8", "U8", "BOOL", "U16", "U32", "U64"):  # masks, counters: never weights
-            return StoredTensor(path, torch.uint8, shape, base + start)
+    dtype = (DTYPES | OTHER_DTYPES).get(kind)
+    if dtype is None:
         raise ValueError(f"{path}: the tensor {name} has the type {kind}; supported are {', '.join(DTYPES)}")
-    dtype = DTYPES[kind]
     if end - start != math.prod(shape) * dtype.itemsize or base + end > size:
         raise ValueError(f"{path} is damaged or truncated: the tensor {name} does not fit its offsets")
     return StoredTensor(path, dtype, shape, base + start)
+
+
+class NamedTensor(NamedTuple):
+    """A tensor to write; `read` returns its elements, in any type and of any device."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+
+def write_safetensors(path: Path, tensors: Sequence[NamedTensor], dtype: torch.dtype) -> None:
+    """Write tensors in the order given, completely or not at all, in one of DTYPES. Raises OSError."""
+    code = next(name for name, known in DTYPES.items() if known == dtype)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + dtype.itemsize * torch.Size(tensor.shape).numel()
+        header[tensor.name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with files.atomic_write(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            data = tensor.read().detach().to(device="cpu", dtype=dtype).contiguous()
+            if tuple(data.shape) != tensor.shape:
+                raise ValueError(f"{tensor.name} has the shape {tuple(data.shape)}, expected {tensor.shape}")
+            file.write(data.flatten().view(torch.uint8).numpy().data)

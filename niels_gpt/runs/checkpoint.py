@@ -9,7 +9,6 @@ name, so that it can be published (what the weights have memorized is another qu
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import numbers
@@ -25,6 +24,7 @@ import torch
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import to_dict
+from niels_gpt.model.digest import weights_digest
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import adapter_state, base_state, has_adapters, is_adapter, merged_state
 from niels_gpt.model.sizes import weight_shapes
@@ -94,7 +94,7 @@ def save_state(
 
 
 def save_base(folder: Path, model: GPT, *, step: int, data: Mapping[str, str]) -> str:
-    """Write the frozen weights of a model with adapters to base.pt of a folder; returns the sha256 of the weights.
+    """Write the frozen weights of a model with adapters to base.pt of a folder; returns their digest.
 
     step, data: of the checkpoint that the weights came from.
     """
@@ -102,18 +102,9 @@ def save_base(folder: Path, model: GPT, *, step: int, data: Mapping[str, str]) -
     with torch.device("meta"):
         base = GPT(model.config)
     base.load_state_dict(base_state(model), assign=True)
-    sha256 = weights_sha256(base.state_dict())
-    save_checkpoint(path, base, None, step, model.config, extra={"data": dict(data), "weights": sha256})
-    return sha256
-
-
-def weights_sha256(state: Mapping[str, torch.Tensor]) -> str:
-    """The sha256 of the names, shapes and float32 bytes of weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().float().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+    digest = weights_digest(base)
+    save_checkpoint(path, base, None, step, model.config, extra={"data": dict(data), "weights": digest})
+    return digest
 
 
 def _plain(value: Any) -> Any:

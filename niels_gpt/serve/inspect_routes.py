@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from niels_gpt.chat.untrusted import ChatPrompt
+from niels_gpt.chat.format import ChatPrompt
 from niels_gpt.inference.inspection import attention, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.logprobs import TokenLogprobs
 from niels_gpt.inference.sampling import Sampling

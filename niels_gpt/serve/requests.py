@@ -11,7 +11,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from niels_gpt.chat.untrusted import ChatPrompt, encode_untrusted
+from niels_gpt.chat.format import ChatPrompt
+from niels_gpt.chat.untrusted import encode_untrusted
 from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import MODEL_FAILURES, Generation, Order, Update, model_failed
 from niels_gpt.serve.errors import CLIENT_CLOSED, APIError

@@ -26,6 +26,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()
     new = _hidden(path, "new")
+    created = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _recover(path)
@@ -39,6 +40,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         raise files.cannot_write(err, path, "; the previous folder is intact" if path.exists() else "") from err
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        if not path.exists():
+            files.remove_empty(created)
 
 
 def _hidden(path: Path, kind: str) -> Path:

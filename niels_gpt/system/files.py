@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -181,6 +181,13 @@ def check_output_path(path: str | Path, option: str, *, folder: bool = False) ->
     writable = existing if existing.is_dir() or is_device else existing.resolve().parent
     if not os.access(writable, os.W_OK if is_device else os.W_OK | os.X_OK):
         raise ValueError(f"no permission to write to {writable}, so {path} cannot be written: choose another {option}")
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders in this order, up to the first that cannot be removed, because something is in it."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def write_bytes(path: str | Path, data: bytes, *, mode: int | None = None) -> None:

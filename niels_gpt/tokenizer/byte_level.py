@@ -29,6 +29,13 @@ def utf8_bytes(text: str) -> bytes:
         raise ValueError(f"not encodable as utf-8: character {err.start} is a lone surrogate") from None
 
 
+def check_text(text: str) -> None:
+    """Raise ValueError for a value that is not a string, or cannot be encoded as utf-8."""
+    if not isinstance(text, str):
+        raise ValueError(f"a tokenizer encodes strings, got a {type(text).__name__}")
+    utf8_bytes(text)
+
+
 def decode(ids: torch.Tensor | Sequence[int]) -> str:
     """Return the text of byte ids, or of a single one; invalid utf-8 becomes U+FFFD.
 

@@ -27,10 +27,10 @@ import numpy as np
 from niels_gpt.system import files
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.tokenizer.added_token import AddedToken
-from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
-from niels_gpt.tokenizer.byte_pieces import byte_piece
+from niels_gpt.tokenizer.byte_level import check_text, flat_ids
 from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.huggingface import HuggingFaceModel
+from niels_gpt.tokenizer.piece_text import byte_piece
 from niels_gpt.tokenizer.round_trips import find_losses
 from niels_gpt.tokenizer.sentencepiece_model import SentencePieceModel
 
@@ -197,17 +197,17 @@ class ForeignTokenizer:
 
         Raises ValueError for a string that cannot be encoded as utf-8 (it has a lone surrogate).
         """
-        _check_text(text)
+        check_text(text)
         return self._model.encode(text)
 
     def encode_as_text(self, text: str) -> list[int]:
         """Return the ids of a text in which special strings are text, so that no id is special. Raises as `encode`."""
-        _check_text(text)
+        check_text(text)
         return self._without_special(text, self._model.encode(text, as_text=self._may_be_special(text)))
 
     def encode_inside(self, text: str, *, as_text: bool = False) -> list[int]:
         """Return the ids of a text that continues another one: no space is added at its start. Raises as `encode`."""
-        _check_text(text)
+        check_text(text)
         if as_text:
             ids = self._model.encode(text, as_text=self._may_be_special(text), inside=True)
             return self._without_special(text, ids, inside=True)
@@ -218,7 +218,7 @@ class ForeignTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text in `dtype`, equal to those of `encode`. Releases the interpreter lock."""
         for text in texts:
-            _check_text(text)
+            check_text(text)
         return [np.array(ids, dtype=self.dtype) for ids in self._model.encode_batch(texts)]
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -227,7 +227,7 @@ class ForeignTokenizer:
         The array of a text without ids is empty.
         """
         for text in texts:
-            _check_text(text)
+            check_text(text)
         found = self._model.encode_batch(texts, as_text=any(map(self._may_be_special, texts)))
         pairs = zip(texts, found, strict=True)
         bodies = [self._without_special(text, ids) for text, ids in pairs]
@@ -366,10 +366,3 @@ def _added_tokens(config: Mapping[str, Any], where: str) -> list[AddedToken]:
             raise ValueError(f"{where}: {content!r} has lstrip, rstrip or single_word: use the model's tokenizer.json")
         found.append(AddedToken(int(number), content, bool(token.get("special"))))
     return found
-
-
-def _check_text(text: str) -> None:
-    """Raise ValueError for a value that is not a string, or cannot be encoded as utf-8."""
-    if not isinstance(text, str):
-        raise ValueError(f"a tokenizer encodes strings, got a {type(text).__name__}")
-    utf8_bytes(text)

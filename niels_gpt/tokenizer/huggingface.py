@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.tokenizer.added_token import AddedToken
-from niels_gpt.tokenizer.byte_pieces import byte_of_piece
+from niels_gpt.tokenizer.piece_text import byte_characters, byte_of_piece
 
 MODELS = ("BPE", "Unigram")
 DECODERS = ("ByteLevel", "Metaspace", "Sequence", "Replace", "ByteFallback", "Fuse", "Strip")
@@ -222,17 +222,8 @@ def _sequence(steps: Sequence[Any], where: str) -> tuple[Convert, bool]:
             fallback = True
         elif kind == "Fuse":
             fused = True
-        elif (
-            kind == "Strip"
-            and fused
-            and step.get("content") == " "
-            and (step.get("start"), step.get("stop"))
-            in (
-                (1, 0),
-                (0, 0),
-            )
-        ):
-            strips = strips or step.get("start") == 1
+        elif kind == "Strip" and fused and _at_most_one_space(step):
+            strips = strips or step["start"] == 1
         else:
             raise ValueError(
                 f"{where} has a decoder with the step {kind}, which has no bytes per token; supported are {_names()}"
@@ -249,18 +240,16 @@ def _sequence(steps: Sequence[Any], where: str) -> tuple[Convert, bool]:
     return convert, strips
 
 
+def _at_most_one_space(strip: Mapping[str, Any]) -> bool:
+    """Whether a step Strip removes one space at the start, or nothing."""
+    return strip.get("content") == " " and strip.get("start") in (0, 1) and strip.get("stop") == 0
+
+
 def _names() -> str:
     return ", ".join(DECODERS)
 
 
-def _byte_characters() -> dict[str, int]:
-    """The character that byte-level BPE writes for each byte: itself if it is printable, else one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
+_BYTES = {character: byte for byte, character in byte_characters().items()}
 
 
 def _from_byte_level(piece: str) -> bytes:

@@ -8,9 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from niels_gpt.tokenizer.added_token import AddedToken
-from niels_gpt.tokenizer.byte_pieces import byte_of_piece
-
-BLOCK = "\u2581"
+from niels_gpt.tokenizer.piece_text import BLOCK, byte_of_piece
 
 
 class SentencePieceModel:

@@ -16,13 +16,11 @@ import numpy as np
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer.byte_level import flat_ids, utf8_bytes
-from niels_gpt.tokenizer.byte_pieces import byte_of_piece, byte_piece
+from niels_gpt.tokenizer.byte_level import check_text, flat_ids
 from niels_gpt.tokenizer.dtypes import token_dtype
+from niels_gpt.tokenizer.piece_text import BLOCK, byte_of_piece, byte_piece
 from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS, split_special
 
-BLOCK = "\u2581"
-"""The character that SentencePiece uses for a space."""
 _PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
 """Text that SentencePiece changes unless it is trained with the right options."""
 _NAMES_AND_TOKENS = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
@@ -90,14 +88,14 @@ class Tokenizer:
         Raises ValueError for a string that cannot be encoded as utf-8 (it has a lone surrogate).
         """
         if not isinstance(text, str):
-            _check_text(text)
+            check_text(text)
         try:
             if BLOCK not in text:
                 ids: list[int] = self._sp.encode(text)
                 return ids
             segments = [self._sp.encode(segment) for segment in text.split(BLOCK)]
         except (RuntimeError, TypeError, UnicodeError):  # depends on the version of SentencePiece
-            _check_text(text)
+            check_text(text)
             raise
         joined = segments[0]
         for segment in segments[1:]:
@@ -119,7 +117,7 @@ class Tokenizer:
             lists = self._sp.encode(list(texts), num_threads=1)
         except (RuntimeError, TypeError, UnicodeError):
             for text in texts:
-                _check_text(text)
+                check_text(text)
             raise
         return [np.array(ids, dtype=self.dtype) for ids in lists]
 
@@ -161,13 +159,6 @@ class Tokenizer:
         if self._sp.is_unknown(i):  # encode never returns it, since every byte has a piece
             return "\ufffd".encode()
         return piece.replace(BLOCK, " ").encode("utf-8")
-
-
-def _check_text(text: str) -> None:
-    """Raise ValueError for a value that is not a string, or cannot be encoded as utf-8."""
-    if not isinstance(text, str):
-        raise ValueError(f"a tokenizer encodes strings, got a {type(text).__name__}")
-    utf8_bytes(text)
 
 
 def load_subword(path: Path) -> Tokenizer:

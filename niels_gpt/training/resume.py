@@ -40,7 +40,7 @@ class TrainState:
     module: nn.Module | None = None
     """The DDP or FSDP module whose forward is the loss; None for a single process."""
     base: str = ""
-    """The sha256 of the frozen weights of a LoRA run."""
+    """The digest of the frozen weights of a LoRA run."""
 
     @property
     def sharded(self) -> bool:
@@ -94,7 +94,7 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
     theirs_and_ours = [data.get("tokenizer") for data in (initial.data, task.fingerprint())]
     if None not in theirs_and_ours and theirs_and_ours[0] != theirs_and_ours[1]:
         raise CheckpointError(f"{where} was trained with a different tokenizer than that of {config.data.token_cache}")
-    weights = dict(initial.read(device))
+    weights = dict(initial.read())
     check_weights(base_state(state.model), weights, where=where)
     fill(base_state(state.model), weights)
     return Origin(initial.step, dict(initial.data))

@@ -12,7 +12,7 @@ import torch
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.imported_run import import_model
+from niels_gpt.pretrained.imported_run import import_model, public_base, public_name
 from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
@@ -72,12 +72,18 @@ class BasePlan(Plan):
 def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:
     """Load the base that a user named: a run, a pipeline, a checkpoint, or `hf:` with a public model.
 
-    A public model is imported into `folder` first, unless an earlier try did that. Raises ValueError or OSError.
+    A public model is imported into `folder` first, unless an earlier try did that. Raises ValueError or OSError, also
+    if an earlier try imported another model.
     """
     if name.startswith(PREFIX):
         run = RunFolder(folder)
         if not run.exists:
             import_model(name, run, on_bytes=on_bytes)
+        elif (earlier := public_base(run)) is None or earlier.name != public_name(name):
+            raise ValueError(
+                f"{folder} holds {'another model' if earlier is None else earlier.name} of an earlier try, not {name}: "
+                f"choose another --run-dir, or remove {folder}"
+            )
         loaded = load_run(folder, None, device)
         if isinstance(loaded.tokenizer, ByteTokenizer) and loaded.model.config.V > 256:
             raise ValueError(f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model")

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_gpt.chat import extract_assistant_reply, format_chat
-from niels_gpt.chat.transcript import DELIMITER, ROLES, STOPS, check_content, first_kept, fit_messages, parse_chat
+from niels_gpt.chat.transcript import DELIMITER, ROLES, STOPS, check_content, first_kept, parse_chat
 
 TAGS = ("system: ", "user: ", "assistant: ")
 
@@ -207,26 +207,6 @@ def test_content_that_forges_a_turn_is_an_error(text):
         assert naive_turns(format_chat([message("user", text)])) == [["user: ", text], ["assistant: ", ""]]
 
 
-@given(
-    st.booleans(),
-    st.lists(st.sampled_from(["", "hi", "longer text", "é" * 9]), max_size=7),
-    st.integers(0, 150),
-)
-def test_fit_drops_the_oldest_turns_and_no_more_than_needed(system, contents, limit):
-    head = [message("system", "be brief.")] if system else []
-    turns = [message("user" if i % 2 == 0 else "assistant", content) for i, content in enumerate(contents)]
-    given_messages = head + turns
-    kept = fit_messages(given_messages, limit)
-
-    def size(messages):
-        return sum(len((m["role"] + ": " + m["content"] + "\n").encode()) for m in messages) + len("assistant: ")
-
-    candidates = [head + turns[start:] for start in range(max(len(turns), 1))]
-    fitting = [c for c in candidates if size(c) <= limit]
-    assert kept == (fitting[0] if fitting else candidates[-1])
-    assert given_messages == head + turns  # the list is not changed
-
-
 @given(st.integers(0, 1), st.lists(st.integers(0, 40), max_size=20), st.integers(0, 100), st.integers(0, 100))
 def test_turns_are_dropped_in_large_steps(system, sizes, limit, keep):
     """A drop leaves at most `keep`; until the next drop every message starts from the same turn."""
@@ -241,11 +221,3 @@ def test_turns_are_dropped_in_large_steps(system, sizes, limit, keep):
             assert before <= first < n
             assert kept <= min(keep, limit) or first == n - 1
             assert first == before or kept + sizes[first - 1] > min(keep, limit)  # no more than needed
-
-
-def test_fit_with_keep():
-    turns = [message("user" if i % 2 == 0 else "assistant", str(i) * (12 - 5 * (i % 2))) for i in range(9)]  # 19 bytes
-    head = [message("system", "be brief.")]
-    limit, keep = len(format_chat([*head, *turns[:5]])), len(format_chat([*head, *turns[:2]]))
-    for number, first in ((5, 0), (6, 4), (7, 4), (9, 4)):
-        assert fit_messages([*head, *turns[:number]], limit, keep) == [*head, *turns[first:number]]

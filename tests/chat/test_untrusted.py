@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import DELIMITER, STOPS, format_chat
 from niels_gpt.chat.untrusted import encode_untrusted
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, load_tokenizer, train_tokenizer
@@ -47,7 +47,8 @@ def test_a_transcript_has_one_turn_per_message(messages):
 def test_ordinary_messages_are_encoded_as_in_training(subwords):
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello\nniels: user: <dialogue>"}]
     assert bytes(encode_untrusted(messages, BYTES, LARGE).ids).decode() == format_chat(messages)
-    assert encode_untrusted(messages, subwords, LARGE).ids == encode_prompt(messages, subwords)
+    learned = chat_format(subwords).encode(messages).ids
+    assert encode_untrusted(messages, subwords, LARGE).ids == [*learned, subwords.special_token_ids()["asst"]]
 
 
 @given(messages=MESSAGES)
@@ -65,7 +66,8 @@ def test_no_text_encodes_to_a_special_id(subwords, messages):
 def test_continuing_the_last_message(subwords):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hel"}]
     assert bytes(encode_untrusted(messages, BYTES, LARGE, continue_last=True).ids) == b"user: hi\nassistant: hel"
-    assert encode_untrusted(messages, subwords, LARGE, continue_last=True).ids == encode_prompt(messages, subwords)[:-2]
+    learned = chat_format(subwords).encode(messages).ids
+    assert encode_untrusted(messages, subwords, LARGE, continue_last=True).ids == learned[:-1]
     for wrong in ([], messages[:1]):
         with pytest.raises(ValueError, match="assistant"):
             encode_untrusted(wrong, BYTES, LARGE, continue_last=True)

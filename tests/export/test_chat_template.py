@@ -3,7 +3,7 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from niels_gpt.chat.template import encode_chat, encode_prompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import format_chat
 from niels_gpt.export.chat_template import chat_template
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer
@@ -24,9 +24,9 @@ def render(template, messages, *, prompt):
 @pytest.mark.parametrize("messages", CHATS)
 def test_tokens(messages):
     tokenizer = token_caches.tokenizer()
-    template = chat_template(tokenizer)
-    assert tokenizer.encode(render(template, messages, prompt=False)) == encode_chat(messages, tokenizer)
-    assert tokenizer.encode(render(template, messages, prompt=True)) == encode_prompt(messages, tokenizer)
+    template, chats = chat_template(tokenizer), chat_format(tokenizer)
+    assert tokenizer.encode(render(template, messages, prompt=False)) == chats.encode(messages).ids
+    assert tokenizer.encode(render(template, messages, prompt=True)) == chats.fit(messages, limit=10**6).ids
 
 
 @pytest.mark.parametrize("messages", CHATS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.hugging_face import is_export, write_hf
 from niels_gpt.export.pieces import HARD_TEXTS
@@ -56,7 +56,7 @@ def test_the_tokenizer_is_ours(tmp_path, name):
         assert found == tokenizer.encode("system:  a \nuser: b\n\nassistant: ") and peer.eos_token_id is None
     else:
         special = tokenizer.special_token_ids()
-        assert found == encode_prompt(messages, tokenizer)
+        assert found == chat_format(tokenizer).fit(messages, limit=10**6).ids
         assert peer.eos_token_id == peer.pad_token_id == special["eot"]
         assert set(peer.all_special_ids) == set(special.values())
         assert peer.decode(found, skip_special_tokens=True) == " a b\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.chat.template import encode_prompt
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import format_chat
 from niels_gpt.data import embedded
 from niels_gpt.export.gguf_file import TYPES, write_gguf
@@ -100,7 +100,7 @@ def test_the_chat_template_gives_our_prompt(tmp_path, name):
     if isinstance(tokenizer, ByteTokenizer):
         assert found == tokenizer.encode(format_chat(messages))
     else:
-        assert found == encode_prompt(messages, tokenizer)
+        assert found == chat_format(tokenizer).fit(messages, limit=10**6).ids
 
 
 def test_long_texts_have_our_ids_up_to_ties(tmp_path, capsys):

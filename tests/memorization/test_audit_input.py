@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from niels_gpt.chat.template import encode_chat
+from niels_gpt.chat.formats import chat_format
 from niels_gpt.data.embedded import PRIMER
 from niels_gpt.memorization.audit_input import CHAT, NOTE, ROW, TEXT, _PackageDialogues, read_path, read_run
 from niels_gpt.runs.loading import load_run
@@ -168,7 +168,7 @@ def test_tokens_see_chats_by_the_template(vault, workdir, token_loaded):
     (vault / "chats.jsonl").write_text(json.dumps(CHAT_ROW), encoding="utf-8")
     (vault / "primer.txt").write_text(TRANSCRIPT, encoding="utf-8")
     found = {text.name: text.ids.tolist() for text in read_path(vault, token_loaded).texts}
-    template = encode_chat(CHAT_ROW["messages"], token_loaded.tokenizer)
+    template = chat_format(token_loaded.tokenizer).encode(CHAT_ROW["messages"]).ids
     assert found == {
         "chats.jsonl, row 0": template,
         "primer.txt": token_loaded.tokenizer.encode(TRANSCRIPT),
@@ -214,7 +214,7 @@ def test_ids_are_int64(vault, loaded):
 def chat_ids(tokens, *turns):
     roles = ["user", "assistant"] * len(turns)
     messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
-    return np.array(encode_chat(messages, tokens.tokenizer))
+    return np.array(chat_format(tokens.tokenizer).encode(messages).ids)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from niels_gpt import train
 from niels_gpt.cli.main import main
 from niels_gpt.config.yaml_file import config_from_dict
-from niels_gpt.pretrained.imported_run import import_model, initial_model, open_initial
+from niels_gpt.pretrained.imported_run import describe, import_model, initial_model, open_initial
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_unfinished_run, load_run
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
@@ -84,7 +84,7 @@ def test_initial_weights(folder: Path, tmp_path: Path) -> None:
         initial = open_initial(where, "cpu")
         assert (initial.step, initial.data["tokenizer"]) == (0, loaded.tokenizer.sha256)
         assert initial_model(where).C == initial.config.C == 72
-        assert torch.equal(initial.read("cpu")["blocks.0.attn.qkv.weight"], loaded.model.blocks[0].attn.qkv.weight)
+        assert torch.equal(initial.read()["blocks.0.attn.qkv.weight"], loaded.model.blocks[0].attn.qkv.weight)
 
 
 def test_a_run_starts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_run_starts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     tree["data"] = {"wiki": "embedded", "roam": "embedded", "primer": "embedded"}
     tree["output"] = {"eval_steps": 1, "sample_tokens": 1}
     train(config_from_dict(tree), tmp_path / "trained", device="cpu")
-    found, expected = load_run(tmp_path / "trained").model, open_initial(f"hf:{folder}", "cpu").read("cpu")
+    found, expected = load_run(tmp_path / "trained").model, open_initial(f"hf:{folder}", "cpu").read()
     assert all(torch.equal(weight, expected[name]) for name, weight in found.state_dict().items())
     assert found.config.dropout == 0.0 and found.config.T == 64
 
@@ -139,8 +139,18 @@ def test_a_byte_model_that_was_exported_is_a_byte_model(tmp_path: Path) -> None:
     folder = save(random_model("smollm2", vocab_size=256), tmp_path / "model")
     (folder / "tokenizer.json").write_text(to_tokenizer_json(ByteTokenizer()), encoding="utf-8")
     imported = import_model(str(folder), RunFolder(tmp_path / "run"))
-    assert imported.tokenizer is None
+    assert isinstance(imported.tokenizer, ByteTokenizer)
+    assert "--tokenizer" not in "".join(describe(imported))
     assert isinstance(load_run(tmp_path / "run").tokenizer, ByteTokenizer)
+
+
+def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = save(random_model("smollm2"), tmp_path / "model")
+    imported = import_model(str(folder), RunFolder(tmp_path / "run"))
+    assert imported.tokenizer is None
+    assert "--tokenizer" in "".join(describe(imported))
+    with pytest.raises(ValueError, match="--tokenizer"):
+        load_run(tmp_path / "run")
 
 
 def test_a_long_context_is_limited(tmp_path: Path) -> None:
@@ -158,7 +168,18 @@ def test_a_full_disk_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         import_model(str(folder), RunFolder(tmp_path / "run"))
     monkeypatch.undo()
-    assert not RunFolder(tmp_path / "run").exists and not (tmp_path / "run" / "checkpoints").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     import_model(str(folder), RunFolder(tmp_path / "run"))
     with pytest.raises(ValueError, match="already holds a run"):
         import_model(str(folder), RunFolder(tmp_path / "run"))
+
+
+def test_a_folder_with_other_files_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    """Not even the model's own folder becomes a run."""
+    other = tmp_path / "other" / "samples"
+    other.mkdir(parents=True)
+    for target in (folder, other.parent):
+        before = sorted(target.rglob("*"))
+        with pytest.raises(ValueError, match="not empty"):
+            import_model(str(folder), RunFolder(target))
+        assert sorted(target.rglob("*")) == before

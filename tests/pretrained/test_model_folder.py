@@ -108,6 +108,12 @@ def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
         ("tinyllama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "'yarn'"),
         ("tinyllama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "'linear'"),
         ("tinyllama", {"hidden_size": None}, "hidden_size"),
+        ("tinyllama", {"num_hidden_layers": 10**12}, "layers"),
+        ("tinyllama", {"layer_types": 1}, "layer_types"),
+        ("tinyllama", {"no_rope_layers": 1.5}, "no_rope_layers"),
+        ("mistral", {"sliding_window": "x"}, "sliding_window"),
+        ("gpt_neox", {"rope_parameters": "x"}, "rope_parameters"),
+        ("gpt2", {"model_type": "gemma", "architectures": 3}, "gemma"),
         ("mistral", {"sliding_window": 16}, "sliding_window=16"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
@@ -187,6 +193,31 @@ def test_offsets_outside_the_file(llama: Path) -> None:
     header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(255))
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
+        open_folder(llama)
+
+
+def change_entry(path: Path, name: str, **changes: Any) -> None:
+    """Change the entry of a tensor in the header of a safetensors file."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header[name] = header.get(name, {}) | changes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("model.norm.weight", {"dtype": ["F32"]}, r"model\.norm\.weight"),
+        ("model.norm.weight", {"dtype": "I32"}, "integers"),
+        ("model.norm.weight", {"data_offsets": [4, 4 + 256]}, "overlap"),
+        ("model.norm.bias", {"dtype": "I64", "shape": [10**12], "data_offsets": [0, 8]}, "offsets"),
+    ],
+)
+def test_entries_that_do_not_describe_weights(name: str, changes: dict[str, Any], named: str, llama: Path) -> None:
+    change_entry(llama / "model.safetensors", name, **changes)
+    with pytest.raises(ValueError, match=named):
         open_folder(llama)
 
 

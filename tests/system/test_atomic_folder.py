@@ -80,3 +80,9 @@ def test_a_kill_leaves_the_old_or_the_new_folder_and_the_next_write_cleans_up(tm
         if not killed:
             break
     assert number > 4 and texts(path) == ["b"] * 3
+
+
+def test_a_failure_leaves_no_empty_parents(tmp_path):
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "a" / "b" / "out"):
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())

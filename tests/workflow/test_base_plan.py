@@ -12,6 +12,7 @@ import torch
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.export.hugging_face import write_hf
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.loading import LoadedRun
@@ -94,3 +95,15 @@ def test_what_can_be_a_base(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_checkpoint(tmp_path / "base.pt", GPT(config), None, 3, config)
     assert open_base(str(tmp_path / "base.pt"), "cpu", tmp_path / "run").step == 3
+
+
+def test_the_import_of_an_earlier_try_is_used_only_for_the_same_model(tmp_path: Path) -> None:
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        (tmp_path / name).mkdir()
+        write_hf(GPT(ModelConfig(T=16, C=16, L=1, H=2)), ByteTokenizer(), tmp_path / name)
+    first = open_base(f"hf:{tmp_path}/one", "cpu", tmp_path / "base")
+    again = open_base(f"hf:{tmp_path}/one", "cpu", tmp_path / "base")
+    assert torch.equal(first.model.tok_emb.weight, again.model.tok_emb.weight)
+    with pytest.raises(ValueError, match=r"one.*two.*--run-dir"):
+        open_base(f"hf:{tmp_path}/two", "cpu", tmp_path / "base")

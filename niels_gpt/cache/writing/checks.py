@@ -12,9 +12,9 @@ import numpy as np
 
 from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, SPLITS, TEST, UINT16
 from niels_gpt.cache.writing.shards import MARGIN_BYTES
-from niels_gpt.chat.template import TokenizerLike
 from niels_gpt.tokenizer import ForeignTokenizer
 from niels_gpt.tokenizer.dtypes import token_dtype
+from niels_gpt.tokenizer.interface import TokenizerLike
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 _SHARD = re.compile(r"shard_\d{5,}\.bin")

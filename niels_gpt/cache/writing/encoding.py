@@ -14,10 +14,11 @@ import numpy as np
 
 from niels_gpt.cache.formats import as_tokens
 from niels_gpt.chat.formats import chat_format
-from niels_gpt.chat.template import ROLE_NAMES, TokenizerLike
+from niels_gpt.chat.own_formats import ROLE_NAMES
 from niels_gpt.data.reading.drops import is_text
 from niels_gpt.tokenizer import ForeignTokenizer
 from niels_gpt.tokenizer.dtypes import token_dtype
+from niels_gpt.tokenizer.interface import TokenizerLike
 from niels_gpt.tokenizer.special import find_special
 
 # Drop reasons. Stored in meta.json: another wording would change the bytes of caches.

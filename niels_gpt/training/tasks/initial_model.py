@@ -13,7 +13,7 @@ MOST_CONTEXT = 1024
 
 
 def with_initial_model(config: RunConfig, notes: list[str] | None = None) -> RunConfig:
-    """The config with the model of `init_from`, if there is one and the config describes no model of its own.
+    """The config with the model of `init_from`, if there is one and the config sets no other model options.
 
     V, T and dropout may be set beside init_from: they are no part of the architecture. V is the one found there, since
     an embedding may have more rows than the tokenizer has ids. `notes`: a line is appended if a model was found.

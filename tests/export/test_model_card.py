@@ -1,0 +1,70 @@
+"""The model card names the public model that a run began with, and its licence."""
+
+import json
+
+import pytest
+import torch
+
+from niels_gpt.config import ModelConfig, RunConfig, TrainConfig
+from niels_gpt.export.audit_gate import check
+from niels_gpt.export.hugging_face import write_hf
+from niels_gpt.export.model_card import model_card
+from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.imported_run import PublicBase, import_model, public_base
+from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import load_run
+from niels_gpt.tokenizer import ByteTokenizer
+
+CONFIG = ModelConfig(T=16, C=16, L=1, H=2)
+
+
+def card(run: RunFolder) -> str:
+    loaded = load_run(run.path, device="cpu")
+    return model_card(loaded, check(loaded), name="mine", architecture="GPTNeoXForCausalLM", usage="")
+
+
+def tuned(path, init_from: str) -> RunFolder:
+    run = RunFolder(path)
+    run.path.mkdir()
+    save_checkpoint(run.best, GPT(CONFIG), None, 3, CONFIG)
+    run.write_config(RunConfig(model=CONFIG, train=TrainConfig(total_steps=3, warmup_steps=0), init_from=init_from))
+    return run
+
+
+@pytest.fixture
+def public(tmp_path):
+    """A folder in the format of the Hub, with a licence."""
+    folder = tmp_path / "Small-1"
+    folder.mkdir()
+    torch.manual_seed(0)
+    write_hf(GPT(CONFIG), ByteTokenizer(), folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n", encoding="utf-8")
+    return folder
+
+
+def test_an_imported_model_and_runs_from_it(public, tmp_path):
+    base = import_model(str(public), RunFolder(tmp_path / "base")).run
+    first = tuned(tmp_path / "first", str(base.best))
+    for run in (base, first, tuned(tmp_path / "second", str(first.best)), tuned(tmp_path / "direct", f"hf:{public}")):
+        assert public_base(run) == PublicBase("Small-1", "apache-2.0")
+        text = card(run)
+        assert "Small-1" in text and "apache-2.0" in text
+        assert "base_model" not in text and str(tmp_path) not in text  # a folder is no repository
+    assert "fine-tuned" in card(first) and "fine-tuned" not in card(base)
+
+
+def test_a_repository_is_named_in_the_header(public, tmp_path):
+    base = import_model(str(public), RunFolder(tmp_path / "base")).run
+    source = json.loads(base.source_path.read_bytes()) | {"name": "somebody/Small-1"}
+    base.source_path.write_text(json.dumps(source), encoding="utf-8")
+    assert "\nbase_model: somebody/Small-1\n" in card(base).split("---")[1]
+
+
+def test_a_run_from_nothing_or_from_what_is_gone_has_no_base(tmp_path):
+    alone = tuned(tmp_path / "alone", "")
+    lost = tuned(tmp_path / "lost", str(tmp_path / "gone" / "checkpoints" / "best.pt"))
+    loop = tuned(tmp_path / "loop", str(tmp_path / "loop" / "checkpoints" / "best.pt"))
+    for run in (alone, lost, loop):
+        assert public_base(run) is None
+    assert "Base" not in card(alone)
