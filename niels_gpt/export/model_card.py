@@ -5,16 +5,20 @@ It is made to be published: it has no paths of data, and no text of the user.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from niels_gpt import __version__
 from niels_gpt.export.audit_gate import Clearance
 from niels_gpt.report.document import Block, Document, Facts, Lead, Paragraph, Section, Text, markdown
 from niels_gpt.report.run_report import NOT_RECORDED, RunFacts, data_blocks, read_facts, score_table
 from niels_gpt.runs.catalog import stored_scores
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.console import plural
+from niels_gpt.system.json_text import parse_json
 from niels_gpt.tokenizer import ByteTokenizer
 
 
@@ -34,7 +38,23 @@ def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architectu
     ]
     subtitle = f"A small language model, trained with niels-gpt {__version__}."
     header = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [niels-gpt]", "---", ""]
+    source = _read_source(loaded.home) if loaded.home is not None and loaded.step == 0 else {}
+    if source:
+        licence = source.get("licence")
+        subtitle = (
+            f"A copy of {source.get('name')} ({licence or 'licence unknown'}), made with niels-gpt {__version__}."
+        )
+        header[1:1] = [f"license: {json.dumps(licence)}"] if licence else []
     return "\n".join(header) + "\n" + markdown(Document(name, subtitle, sections))
+
+
+def _read_source(run: RunFolder) -> Mapping[str, Any]:
+    """Return where an imported model comes from; empty for other runs, and if the record is damaged."""
+    try:
+        source = parse_json(run.source_path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return source if isinstance(source, dict) else {}
 
 
 def _model(loaded: LoadedRun, architecture: str) -> list[Block]:
