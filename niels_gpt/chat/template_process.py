@@ -69,7 +69,7 @@ class TemplateProcess:
         error = self._ask(self.source)
         if error is not None:
             self._stop()
-            raise ValueError(f"the chat template of {self.where} has a syntax error in {_short(error)}")
+            raise ValueError(f"the chat template of {self.where} {_short(error)}")
 
     def _ask(self, request: Any) -> Any:
         """Send a line and return the answer. Raises TemplateRefused if the process ends or hangs."""

@@ -123,7 +123,12 @@ def main() -> None:
     """Answer lines until the input ends."""
     now = {"now": "2024-07-26T00:00:00", "variables": {"x": [{"a": 1}]}}
     # Load what is loaded late, before no file can be opened any more.
-    for source in ("{{ x | tojson }}{{ strftime_now('%d %b %Y') }}", "{{ raise_exception('') }}", "{{ x.__class__ }}"):
+    for source in (
+        "{{ x | tojson }}{{ strftime_now('%d %b %Y') }}",
+        "{{ raise_exception('') }}",
+        "{{ x.__class__ }}",
+        "{{ 'a b' | wordwrap(1) }}{{ x | pprint }}{{ lipsum(1) }}",
+    ):
         render(compile_template(source), now)
     with contextlib.suppress(jinja2.TemplateSyntaxError):
         compile_template("{% if %}")
@@ -137,9 +142,9 @@ def main() -> None:
                 template = compile_template(request)
                 answer: Any = None
             except jinja2.TemplateSyntaxError as err:
-                answer = f"line {err.lineno}: {err.message}"
+                answer = f"has a syntax error in line {err.lineno}: {err.message}"
             except (MemoryError, RecursionError) as err:
-                answer = f"it cannot be compiled: {type(err).__name__}"
+                answer = f"cannot be compiled: {type(err).__name__}"
         else:
             answer = [render(template, call) for call in request]
         print(json.dumps(answer), flush=True)

@@ -27,7 +27,7 @@ WANTED = [
     "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "README.md",
 ]  # fmt: skip
 """What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
 from niels_gpt.runs.catalog import PHASES, disk_usage, pipeline_of, read_tree, summarize
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.metrics import read_metrics
 from niels_gpt.system.files import display_path
 from niels_gpt.system.program import command
@@ -174,7 +175,7 @@ def _next_commands(path: Path, config: RunConfig, state: str, has_checkpoint: bo
     commands = []
     if pipeline is not None and _can_resume(pipeline):
         commands.append(command("pipeline", pipeline, "--resume"))
-    elif pipeline is None and state == "stopped":
+    elif pipeline is None and state == "stopped" and not RunFolder(path).imported:
         commands.append(command("train", path, "--resume"))
     if has_checkpoint:
         if config.task == "splice":

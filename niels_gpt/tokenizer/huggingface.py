@@ -6,8 +6,9 @@ streamed token by token. Decoders that need the neighbors of a token (WordPiece)
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,21 +72,35 @@ class HuggingFaceModel:
 
     def added_ids(self) -> tuple[list[int], list[int]]:
         """(ids before, ids after) a text that the post-processor adds."""
-        alone = self._plain.encode("a", add_special_tokens=False).ids
-        full = self._plain.encode("a", add_special_tokens=True).ids
+        with self._errors("cannot encode a text"):
+            alone = self._plain.encode("a", add_special_tokens=False).ids
+            full = self._plain.encode("a", add_special_tokens=True).ids
         count = len(full) - len(alone)
         before = next((n for n in range(count + 1) if full[n : n + len(alone)] == alone), 0)
         return full[:before], full[before + len(alone) :]
 
     def encode(self, text: str, *, as_text: bool = False, inside: bool = False) -> list[int]:
         """Return the ids of a text. `as_text`: special strings are text; `inside`: it continues another text."""
-        ids: list[int] = self._choose(as_text, inside).encode(text, add_special_tokens=False).ids
+        tokenizer = self._choose(as_text, inside)
+        with self._errors("cannot encode a text"):
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str], *, as_text: bool = False) -> list[list[int]]:
         """Return the ids of each text as `encode` does; releases the interpreter lock."""
-        found = self._choose(as_text, False).encode_batch_fast(list(texts), add_special_tokens=False)
+        tokenizer = self._choose(as_text, False)
+        with self._errors("cannot encode a text"):
+            found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [each.ids for each in found]
+
+    @contextlib.contextmanager
+    def _errors(self, problem: str) -> Iterator[None]:
+        """Turn errors of the library, which are of type Exception itself, into ValueError."""
+        try:
+            yield
+        except Exception as err:
+            reason = " ".join(str(err).split())[:200]
+            raise ValueError(f"{self._where} {problem}: {reason}") from err
 
     def _choose(self, as_text: bool, inside: bool) -> Any:
         if inside and self._prefixes:
@@ -119,11 +134,8 @@ class HuggingFaceModel:
                 for token in content.get("added_tokens", ())
             ]
             content = content | {"added_tokens": tokens}
-        try:
+        with self._errors("cannot be read by the library tokenizers"):
             built = Tokenizer.from_str(content if isinstance(content, str) else json.dumps(content))
-        except Exception as err:  # the library raises Exception itself
-            reason = " ".join(str(err).split())[:200]
-            raise ValueError(f"{self._where} cannot be read by the library tokenizers: {reason}") from err
         built.no_truncation()  # a text is encoded whole
         built.no_padding()
         built.encode_special_tokens = protect

@@ -29,6 +29,7 @@ def test_renders_as_transformers_does():
         render("{% set n = namespace(x=1) %}{% for i in range(3) %}{% set n.x = n.x + i %}{% endfor %}{{ n.x }}") == "4"
     )
     assert render("{{ dict(a=1).a }}{{ missing }}") == "1"
+    assert render("{{ 'a b' | wordwrap(1) }}{{ [1] | pprint }}") == "a\nb[1]"
 
 
 ESCAPES = [
@@ -115,6 +116,8 @@ def test_a_worker_that_hangs_is_killed(monkeypatch, tmp_path):
 def test_syntax_error_with_line():
     with pytest.raises(ValueError, match=r"here.*line 2"):
         render("a\n{% for %}")
+    with pytest.raises(ValueError, match=r"here cannot be compiled: RecursionError"):
+        render("{% if 1 %}" * 5000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -101,6 +101,13 @@ def test_a_run_starts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.config.dropout == 0.0 and found.config.T == 64
 
 
+def test_a_model_over_tokens_is_not_trained_on_bytes(tmp_path: Path) -> None:
+    made = save(random_model("smollm2", vocab_size=400), tmp_path / "model")
+    tree = {"init_from": f"hf:{made}", "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded"}}
+    with pytest.raises(ValueError, match="task=pretrain"):
+        train(config_from_dict(tree), tmp_path / "trained", device="cpu")
+
+
 def test_an_imported_model_is_not_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = import_model(str(folder), RunFolder(tmp_path / "runs" / "smol")).run
@@ -183,3 +190,17 @@ def test_a_folder_with_other_files_is_left_alone(folder: Path, tmp_path: Path) -
         with pytest.raises(ValueError, match="not empty"):
             import_model(str(folder), RunFolder(target))
         assert sorted(target.rglob("*")) == before
+
+
+def test_the_export_names_the_source_and_its_licence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    import_model(str(folder), RunFolder(Path("run")))
+    run_command("export", "hf", "run", "--out", "out")
+    card = Path("out/README.md").read_text(encoding="utf-8")
+    assert 'license: "apache-2.0"' in card and "SmolLM" in card and "trained with niels-gpt" not in card
+    capsys.readouterr()
+    run_command("runs", "show", "run")
+    assert "--resume" not in capsys.readouterr().out

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from niels_gpt.inference.generation import TextOutput
 from niels_gpt.tokenizer import ForeignTokenizer, Tokenizer, load_tokenizer, token_sizes, write_foreign
+from niels_gpt.tokenizer.huggingface import HuggingFaceModel
 from tests import foreign_tokenizers as made
 
 NAMES = list(made.MAKERS)
@@ -457,3 +458,12 @@ def test_a_large_vocabulary_needs_32_bits(tmp_path):
     (ids,) = loaded.encode_batch(["<extra 65535>"])
     assert ids.dtype == loaded.dtype == np.uint32
     assert ids.tolist() == [loaded.vocab_size - 1]
+
+
+def test_text_that_a_tokenizer_cannot_encode_is_an_error():
+    """The library raises Exception itself."""
+    data = b'{"model": {"type": "Unigram", "vocab": [["b", 0.0]]}, "decoder": {"type": "Fuse"}}'
+    model = HuggingFaceModel(data, where="here")
+    for encode in (model.encode, lambda text: model.encode_batch([text])):
+        with pytest.raises(ValueError, match="here cannot encode"):
+            encode("a")

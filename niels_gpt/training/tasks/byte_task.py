@@ -143,7 +143,10 @@ def _check_vocabulary(config: RunConfig, streams: dict[str, dict[str, Stream]]) 
     """Raise ValueError if model.V is larger than 256, or too small for a byte of the streams or the prompt."""
     V = config.model.V
     if V > 256:
-        raise ValueError(f"model.V={V}, but bytes have 256 ids: set model.V=256")
+        remedy = (
+            "set task=pretrain, which reads token caches of its tokenizer" if config.init_from else "set model.V=256"
+        )
+        raise ValueError(f"model.V={V}, but bytes have 256 ids: {remedy}")
     if V == 256:
         return
     texts = {f"the stream {name}": stream.data for name, splits in streams.items() for stream in splits.values()}
