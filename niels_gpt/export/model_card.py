@@ -5,6 +5,7 @@ It is made to be published: it has no paths of data, and no text of the user.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architectu
     header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [niels-gpt]"]
     if base is not None and is_repository(base.name):
         header.append(f"base_model: {base.name}")
+    if base is not None and base.licence and not loaded.step:  # a copy keeps its licence; others choose theirs
+        header.append(f"license: {json.dumps(base.licence)}")
     return "\n".join(["---", *header, "---", ""]) + "\n" + markdown(Document(name, subtitle, sections))
 
 
