@@ -84,6 +84,7 @@ def eval_(
     from niels_gpt.config.yaml_file import with_data
     from niels_gpt.runs.catalog import store_scores
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.system.program import command
     from niels_gpt.tokenizer import ByteTokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
 
@@ -94,6 +95,12 @@ def eval_(
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)
     if not isinstance(loaded.tokenizer, ByteTokenizer):
+        if cache_dir is None and loaded.home is not None and loaded.home.imported:
+            build = command("cache", "build-all", "--tokenizer", loaded.home.path / "tokenizer", "--cache-dir", "CACHE")
+            raise ValueError(
+                f"{loaded.home.path} is an imported model, which has no data: name caches of its tokenizer with "
+                f"--cache-dir ({build} builds some)"
+            )
         scores = score_token_caches(loaded, config, CacheFolder(cache_dir or config.data.token_cache), options)
     else:
         data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}

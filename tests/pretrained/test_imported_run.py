@@ -122,6 +122,9 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run_command("import", "hf", str(folder), "--context", "32")
     assert "runs/smollm" in capsys.readouterr().out
     assert load_run(tmp_path / "runs" / "smollm").model.config.T == 32
+    with pytest.raises(SystemExit):
+        main(["eval", "runs/smollm"])
+    assert "--cache-dir" in capsys.readouterr().err
     run_command("generate", "runs/smollm", "the cat", "--max-tokens", "5", "--temperature", "0")
     assert len(capsys.readouterr().out) > 1
 
