@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")
             if TEST_SEED:
-                seed(int(TEST_SEED))(item.obj)
+                seed(int(TEST_SEED))(getattr(item.obj, "__func__", item.obj))
 
 
 def pytest_unconfigure(config):
