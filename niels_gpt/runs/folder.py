@@ -161,14 +161,17 @@ class RunFolder:
         return data[:most].decode("utf-8", errors="replace"), len(data) <= most
 
     def has_outputs_of(self, step: int) -> bool:
-        """Whether the latest checkpoint and the sample of a step exist, and loss.png is as new as the metrics.
+        """Whether latest checkpoint and sample of a step exist, loss.png is up to date, and the end is recorded.
 
-        They are written after the numbered checkpoint, so a kill can prevent them.
+        They are written after the numbered checkpoint, so a kill or a full disk can prevent them.
         """
         needed = (self.latest, self.sample_path(step), self.plot_path, self.metrics_path)
         if not all(path.exists() for path in needed):
             return False
-        return self.plot_path.stat().st_mtime_ns >= self.metrics_path.stat().st_mtime_ns
+        if self.plot_path.stat().st_mtime_ns < self.metrics_path.stat().st_mtime_ns:
+            return False
+        recorded = environment.read_environment(self.path)
+        return recorded is not None and bool(recorded.sessions) and recorded.sessions[-1].ended is not None
 
     @property
     def latest(self) -> Path:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from niels_gpt.cli import first_model
+from niels_gpt.runs.environment import recorded_session
 from niels_gpt.runs.folder import RunFolder
 
 
@@ -19,6 +20,8 @@ def test_a_run_killed_after_its_last_checkpoint_is_resumed_once(tmp_path, monkey
         run.checkpoints.mkdir()
         for path in (run.latest, run.sample_path(4), run.plot_path):
             path.touch()
+        with recorded_session(run.path, step=4, processes=1, machine={}, data=[], fingerprint={}):
+            pass
         return SimpleNamespace(stopped_by=None)
 
     monkeypatch.setattr("niels_gpt.cli.train.train_and_report", complete)

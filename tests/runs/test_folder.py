@@ -11,8 +11,8 @@ import torch
 
 from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs import environment, sharded_checkpoint
 from niels_gpt.runs import folder as folder_module
-from niels_gpt.runs import sharded_checkpoint
 from niels_gpt.runs.checkpoint import CheckpointError
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.system.processes import SINGLE_PROCESS
@@ -358,6 +358,10 @@ def test_the_outputs_after_the_last_checkpoint(run):
     for path in (run.checkpoints / "latest.pt", run.metrics_path, run.plot_path, run.sample_path(4)):
         assert not run.has_outputs_of(4)
         path.touch()
+    assert not run.has_outputs_of(4)
+    with environment.recorded_session(run.path, step=0, processes=1, machine={}, data=[], fingerprint={}) as session:
+        assert not run.has_outputs_of(4)  # killed, or the disk was full when it ended
+        session.outcome = environment.FINISHED
     assert run.has_outputs_of(4) and not run.has_outputs_of(5)
     os.utime(run.plot_path, (1, 1))
     assert not run.has_outputs_of(4)
