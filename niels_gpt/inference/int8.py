@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from niels_gpt.inference.native_one_token import native_one_token
 from niels_gpt.inference.one_token import OneToken
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
@@ -107,4 +108,6 @@ def _matmul(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 def one_token(model: GPT) -> OneToken:
     """The fastest forward pass for one token per row of a model."""
-    return Int8OneToken(model) if isinstance(model, Int8GPT) else OneToken(model)
+    if isinstance(model, Int8GPT):
+        return Int8OneToken(model)
+    return native_one_token(model) or OneToken(model)

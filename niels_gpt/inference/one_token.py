@@ -4,13 +4,10 @@ At one token a v0 layer computes for about 90 microseconds; module calls, views 
 much again. Here queries and keys are rotated in place, keys and values are stored in one copy, and each residual
 addition is part of the matmul before it. The tests compare the logits with those of `GPT.forward`.
 
-Without MKL (ARM) several rows are multiplied with transposed copies of the matrices: OpenBLAS takes 0.21 ms for 32 rows
-of v0's qkv with them and 0.33 ms without. For one row the copies are slower.
+This is the form for all devices and types; `native_one_token` is faster on a CPU that has a C compiler.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,20 +59,6 @@ class OneToken:
         ]
         described = [block for block in weights.blocks if block.qkv_bias is not None or block.norm_q is not None]
         self._options = described or None  # None: most models have neither, and the loop skips both
-        self._transposed: tuple[list[Layer], torch.Tensor] | None = None
-        self._version = -1  # of the weights that `_transposed` was copied from
-        matrices = [self._head, *(w for layer in self._layers for w in layer if w is not None)]
-        self._counted = [w for w in matrices if not w.is_inference()]  # inference tensors have no version
-
-    def _weights(self, rows: int) -> tuple[list[Layer], torch.Tensor]:
-        """The weights of the blocks and of the head, in the layout that is fastest for this many rows."""
-        if rows == 1 or self._embedding.device.type != "cpu" or torch.backends.mkl.is_available():
-            return self._layers, self._head
-        version = sum(w._version for w in self._counted)  # grows with every change in place
-        if self._transposed is None or version != self._version:
-            layers: list[Any] = [tuple(w if w is None else w.contiguous() for w in layer) for layer in self._layers]
-            self._transposed, self._version = (layers, self._head.contiguous()), version
-        return self._transposed
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Logits (B, V) for one more id per row (B,), which is added to the cache. No gradients."""
@@ -84,8 +67,8 @@ class OneToken:
         heads_width = self._sizes[0]
         h, rotation = self._embedded(ids, cache)
         # The branches below cost nothing measurable; functions chosen beforehand cost v0 0.5%.
-        layers, head, options = *self._weights(B), self._options
-        for layer, weights in enumerate(layers):
+        options = self._options
+        for layer, weights in enumerate(self._layers):
             norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight = weights
             x = torch.rms_norm(h, width, norm1, eps) if rms else torch.layer_norm(h, width, norm1, None, eps, False)
             qkv = torch.mm(x, qkv_weight)  # (B, (H + 2 G) D)
@@ -112,7 +95,7 @@ class OneToken:
                 h = torch.addmm(h, u, down_weight)
         norm = self._norm
         x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
-        return torch.mm(x, head)
+        return torch.mm(x, self._head)
 
     @staticmethod
     def _biased_and_normed(qkv: torch.Tensor, block: BlockWeights) -> torch.Tensor:

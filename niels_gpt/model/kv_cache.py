@@ -11,7 +11,7 @@ class KVCache:
     """Keys and values of `batch` sequences of up to T tokens each.
 
     Rows may have different `lengths`: then each row writes at its own position, and a mask hides what is past its end.
-    Call `advance` once per forward pass and `extend` once per layer.
+    Call `advance` once per forward pass and `extend` once per layer; or `grow`, and write into the buffer.
     """
 
     def __init__(
@@ -43,12 +43,8 @@ class KVCache:
 
         Raises ValueError if a row would grow past T.
         """
-        starts, device = self.lengths, self.buffer.device
-        first, longest = starts[0], max(starts)
-        end = longest + n
-        if end > self.T:
-            raise ValueError(f"the KV cache holds T={self.T} tokens; {longest} + {n} do not fit")
-        self.lengths = [start + n for start in starts]
+        starts, device = self.grow(n), self.buffer.device
+        first, end = starts[0], max(self.lengths)
         used = self.buffer.narrow(4, 0, end)
         self._keys, self._values = used.select(2, 0).unbind(0), used.select(2, 1).unbind(0)
         if starts.count(first) == len(starts):
@@ -62,6 +58,14 @@ class KVCache:
         self._slots = self.buffer.unbind(0)
         self.mask = (torch.arange(end, device=device) <= self._write[..., None])[:, None]  # (B, 1, n, S)
         return self._write
+
+    def grow(self, n: int) -> list[int]:
+        """Add n to the length of every row and return the lengths before. Raises ValueError if one would exceed T."""
+        starts, longest = self.lengths, max(self.lengths)
+        if longest + n > self.T:
+            raise ValueError(f"the KV cache holds T={self.T} tokens; {longest} + {n} do not fit")
+        self.lengths = [start + n for start in starts]
+        return starts
 
     def extend(self, layer: int, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store kv (B, 2, G, n, D) of the new tokens and return all keys and values so far, each (B, G, S, D)."""

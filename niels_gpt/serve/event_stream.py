@@ -55,27 +55,28 @@ class EventStream(Response):
         self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write(*chunks: dict[str, Any]) -> None:
-            if chunks:
-                text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
-                await send({"type": "http.response.body", "body": text.encode("ascii"), "more_body": True})
+        async def write(chunks: list[dict[str, Any]], end: str = "") -> None:
+            text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + end
+            if text:
+                await send({"type": "http.response.body", "body": text.encode("ascii"), "more_body": not end})
 
         async def write_updates(updates: list[Update]) -> None:
-            await write(*(chunk for update in updates for chunk in self._form.chunks(update)))
+            await write([chunk for update in updates for chunk in self._form.chunks(update)])
 
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await write_updates(self._first)
+            last = []
             try:
                 async for updates in self._updates:
                     await write_updates(updates)
             except APIError as err:
                 if err.status != CLIENT_CLOSED:
-                    await write(err.body)
+                    last.append(err.body)
             else:
                 if self._include_usage:
-                    await write(self._form.end(self._generation.usage(self._prompt_tokens)))
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+                    last.append(self._form.end(self._generation.usage(self._prompt_tokens)))
+            await write(last, "data: [DONE]\n\n")
         finally:
             self._watch.cancel()
             self._generation.close()

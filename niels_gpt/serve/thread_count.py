@@ -11,17 +11,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-_FIRST_TRIAL = 0.25
+_FIRST_TRIAL = 0.05
 """Seconds until a slower number is tried again; four times as long whenever it is slower again."""
 _LAST_TRIAL = 30.0
 _TRIAL_STEPS = 10
 """Single steps vary: the event loop takes a core in some of them."""
 _WEIGHT = 0.05
 """Of a step in the mean."""
-_SLOWER = 1.3
+_SLOWER = 1.5
 """Another number is tried at once if the mean has grown by this factor."""
+_CLEARLY_SLOWER = 1.3
+"""A trial ends early, after _FEWEST steps, if their mean is longer by this factor."""
+_FEWEST = 3
 _LONG = 64
-"""Tokens; such steps begin with all cores. Their matmuls are long, so their threads wait rarely."""
+"""Tokens to read; such steps begin with all cores. Their matmuls are long, so their threads wait rarely."""
+_MANY = 8
+"""Tokens to decode; such steps begin with all cores, too."""
 
 
 class _Choice:
@@ -29,6 +34,7 @@ class _Choice:
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = deque(numbers)  # the first is the fastest, the second is tried next
+        self._steps = 0  # with the first, up to 1 / _WEIGHT
         self._mean = 0.0  # seconds of a step with the first
         self._expected = 0.0  # the mean after the last trial
         self._trial: list[float] | None = None  # seconds of the steps with the second
@@ -37,20 +43,24 @@ class _Choice:
 
     def number(self, now: float) -> int:
         """The number for the next step."""
-        if self._trial is None and self._mean and len(self._numbers) > 1 and now >= self._next_trial:
+        known = self._steps >= _TRIAL_STEPS and len(self._numbers) > 1
+        if self._trial is None and known and now >= self._next_trial:
             self._trial = []
         return self._numbers[0 if self._trial is None else 1]
 
     def add(self, seconds: float, now: float) -> None:
         """Add the time of a step with the last `number`."""
         if self._trial is None:
-            self._mean = self._mean + _WEIGHT * (seconds - self._mean) if self._mean else seconds
-            self._expected = self._expected or self._mean
-            if self._mean > _SLOWER * self._expected:  # something else needs the cores now
-                self._wait, self._next_trial = _FIRST_TRIAL, now
+            self._steps += 1
+            self._mean += max(_WEIGHT, 1 / self._steps) * (seconds - self._mean)
+            if self._steps == _TRIAL_STEPS:
+                self._expected = self._mean
+            if self._mean > _SLOWER * self._expected > 0:  # something else needs the cores now
+                self._next_trial = now
             return
         self._trial.append(seconds)
-        lost = sum(self._trial) > _TRIAL_STEPS * self._mean
+        steps, total = len(self._trial), sum(self._trial)
+        lost = total > _TRIAL_STEPS * self._mean or (steps >= _FEWEST and total > _CLEARLY_SLOWER * steps * self._mean)
         if not lost and len(self._trial) < _TRIAL_STEPS:
             return
         tried = self._numbers[1]
@@ -60,7 +70,7 @@ class _Choice:
             self._wait = min(4 * self._wait, _LAST_TRIAL)
         else:
             self._numbers.appendleft(tried)
-            self._mean = sum(self._trial) / _TRIAL_STEPS
+            self._steps, self._mean = _TRIAL_STEPS, sum(self._trial) / _TRIAL_STEPS
             self._wait = _FIRST_TRIAL
         self._trial = None
         self._expected = self._mean
@@ -87,7 +97,8 @@ class ThreadCount:
         if self._most > 1:
             kind = (read > 0, (read or decoded).bit_length())
             if kind not in self._choices:
-                self._choices[kind] = _Choice(sorted({self._most, self._most - 1, 1}, reverse=read >= _LONG))
+                many = read >= _LONG or (not read and decoded >= _MANY)
+                self._choices[kind] = _Choice(sorted({self._most, self._most - 1, 1}, reverse=many))
             self._choice = self._choices[kind]
             number = self._choice.number(self._clock())
         if number != self._number:

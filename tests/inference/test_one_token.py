@@ -34,13 +34,8 @@ def cache_for(model: GPT, batch: int) -> KVCache:
     return KVCache(model.config, batch, device=model.device, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch", "mkl"),
-    [("v0", 3, False), ("v1", 3, False), ("llama", 1, False), ("learned", 3, True), ("learned", 2, False)],
-)
-def test_token_by_token_equals_the_full_window(kind: str, batch: int, mkl: bool, monkeypatch) -> None:
-    """Several rows without MKL use transposed copies of the matrices; one row does not."""
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+@pytest.mark.parametrize(("kind", "batch"), [("v0", 3), ("v1", 3), ("llama", 1), ("learned", 3), ("learned", 2)])
+def test_token_by_token_equals_the_full_window(kind: str, batch: int) -> None:
     model = make_model(OPTIONS[kind])
     x = torch.randint(0, CONFIG.V, (batch, CONFIG.T))
     cache, one = cache_for(model, batch), OneToken(model)
@@ -49,26 +44,10 @@ def test_token_by_token_equals_the_full_window(kind: str, batch: int, mkl: bool,
         for t in range(CONFIG.T):
             torch.testing.assert_close(one(x[:, t], cache), expected[:, t], rtol=1e-9, atol=1e-9)
     assert cache.lengths == [CONFIG.T] * batch
-    assert (one._transposed is None) == (mkl or batch == 1)
 
 
-def test_transposed_copies_are_made_once(monkeypatch) -> None:
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    model = make_model()
-    one, x = OneToken(model), torch.zeros(2, dtype=torch.long)
-    with torch.no_grad():
-        one(x, cache_for(model, 2))
-        first = one._transposed
-        one(x, cache_for(model, 2))
-    assert first is not None and one._transposed is first
-
-
-@pytest.mark.parametrize(
-    ("mkl", "name"),
-    [(False, "tok_emb.weight"), (False, "blocks.2.mlp.gate.weight"), (True, "blocks.1.attn.qkv.weight")],
-)
-def test_weights_that_change_in_place_are_seen(mkl: bool, name: str, monkeypatch) -> None:
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+@pytest.mark.parametrize("name", ["tok_emb.weight", "blocks.2.mlp.gate.weight", "blocks.1.attn.qkv.weight"])
+def test_weights_that_change_in_place_are_seen(name: str) -> None:
     model = make_model(V1)
     x = torch.randint(0, CONFIG.V, (3, 1))
     one = OneToken(model)

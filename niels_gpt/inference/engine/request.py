@@ -73,6 +73,11 @@ class Request:
         return self.ids[self.prompt_length :]
 
     @property
+    def draw(self) -> float:
+        """The uniform draw of the next token that is launched."""
+        return float(self.uniform.numpy()[self.launched])  # a third of the time of `uniform[i].item()`
+
+    @property
     def received(self) -> int:
         """Number of new tokens in `ids`."""
         return len(self.ids) - self.prompt_length

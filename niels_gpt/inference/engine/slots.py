@@ -193,7 +193,7 @@ class PlainSlots:
         chosen_from = logits if simple else self._adjusted(requests, logits)
         tokens = [0] * len(requests)
         for sampling, rows in groups.items():
-            draws = [requests[row].uniform[requests[row].launched] for row in rows]
+            draws = [requests[row].draw for row in rows] if sampling.temperature else []
             group_logits = chosen_from if len(groups) == 1 else chosen_from[rows]
             chosen = choose(group_logits, sampling, torch.tensor(draws, dtype=torch.float64))
             for row, token in zip(rows, chosen.tolist(), strict=True):

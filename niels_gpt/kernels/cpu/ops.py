@@ -110,7 +110,7 @@ class _LinearWithoutMKL(torch.autograd.Function):
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """x Phi(x)."""
     result: torch.Tensor
-    if x.requires_grad and _many(x) and (kernel := _gelu_kernel()) is not None:
+    if x.requires_grad and _many(x) and (kernel := gelu_kernel()) is not None:
         result = _GELUInC.apply(x, kernel)
     elif x.requires_grad and x.device.type == "cpu" and x.dtype == torch.float32 and SLOW_GELU:
         result = _GELUOnPlainCPU.apply(x)
@@ -141,7 +141,8 @@ class _GELUInC(torch.autograd.Function):
 
 @functools.cache
 @torch.inference_mode(False)  # the comparison with torch needs gradients, whatever the mode of the first caller
-def _gelu_kernel() -> Callable[..., None] | None:
+def gelu_kernel() -> Callable[..., None] | None:
+    """gelu.c: addresses of x, of the results and of the slopes, their number, threads. None if it cannot be used."""
     library = native.library("gelu")
     if library is None:
         return None

@@ -260,7 +260,7 @@ def test_linear_with_a_transposed_matrix(monkeypatch: pytest.MonkeyPatch, always
 @in_c
 def test_kernels_may_first_be_used_in_inference_mode(always: None) -> None:
     cpu_ops._attention_kernels.cache_clear()
-    cpu_ops._gelu_kernel.cache_clear()
+    cpu_ops.gelu_kernel.cache_clear()
     with torch.inference_mode():
         qkv = torch.randn(1, 5, 3 * 2 * 16, generator=torch.Generator().manual_seed(1))
         assert cpu_ops.attends(qkv, 16)
@@ -268,4 +268,4 @@ def test_kernels_may_first_be_used_in_inference_mode(always: None) -> None:
         q, k, v = qkv.view(1, 5, 3, 2, 16).transpose(1, 3).unbind(2)
         expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
     assert torch.allclose(y, expected, atol=1e-6)
-    assert cpu_ops._gelu_kernel() is not None
+    assert cpu_ops.gelu_kernel() is not None

@@ -1,9 +1,10 @@
-"""C kernels for training on a CPU: causal attention with RoPE, and GELU; compiled once, on the machine that runs them.
+"""C kernels for training and decoding on a CPU, compiled once, on the machine that runs them.
 
 In torch, matmuls reach nine tenths of a processor's peak and SDPA a third: it uses general matmuls of small pieces, and
 RoPE adds copies. attention.c computes a head of a row on one core, from its part of qkv to its part of y, in tiles that
-fill the registers; tiles that the causal mask hides are skipped. The vectors are types of gcc and clang, so one source
-serves AVX-512, AVX2, SSE and NEON.
+fill the registers; tiles that the causal mask hides are skipped. In decoding, matmuls have few rows and are as slow:
+matmul.c and token_attention.c read weights and cache once, in order. The vectors are types of gcc and clang, so one
+source serves AVX-512, AVX2, SSE and NEON.
 
 Kernels are compiled with -march=native in under a second and not shipped: a wheel would be per processor or slow. The
 cache is keyed by source, flags, compiler and processor, so that several machines may share a home folder. Before its
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -43,6 +44,8 @@ _SECONDS = 120
 _SYMBOLS = {
     "gelu": ("gelu",),
     "attention": ("attention_forward", "attention_backward", "attention_scratch_size"),
+    "matmul": ("matmul", "matmul_store_panels", "matmul_panels_size"),
+    "token_attention": ("token_attention", "token_attention_scratch_size"),
 }
 """The functions of each source that Python calls."""
 
@@ -84,7 +87,12 @@ def agrees(name: str, ours: _Operation, torchs: _Operation, shape: tuple[int, ..
             y = operation(leaf)
             weighted = (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum()
         results.append((y.detach(), *torch.autograd.grad(weighted, leaf)))
-    good = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*results, strict=True))
+    return equals(name, *results)
+
+
+def equals(name: str, ours: Sequence[torch.Tensor], torchs: Sequence[torch.Tensor]) -> bool:
+    """Whether the results of a kernel are those of torch; if not, `problem` says so."""
+    good = all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(ours, torchs, strict=True))
     if not good:
         _problems[name] = f"{name}.c: the compiled kernel disagrees with torch"
     return good

@@ -29,9 +29,11 @@ INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
 INLINE float sum(vec x) {
-    float total = 0;
-    for (int i = 0; i < W; i++) total += x[i];
-    return total;
+    float part[W];
+    store(part, x);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
 }
 
 /* x = e^x for x <= 0, within two units in the last place; x below -87 counts as -87 (1.6e-38). NaN stays NaN. */
