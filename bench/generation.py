@@ -47,6 +47,9 @@ class Setup:
 class Ids:
     """A stand-in tokenizer for random weights: encodes bytes, decodes any of V ids."""
 
+    document_start = ()
+    adds_space = False
+
     def __init__(self, V: int) -> None:
         self.vocab_size = V
         self.token_bytes = [bytes([97 + i % 26]) for i in range(V)]

@@ -30,7 +30,8 @@ class Size:
     def scaled(self, quick: bool) -> Size:
         """Return a tiny size with the same options if `quick`, else itself."""
         ours = {key: 128 if key == "d_ff" else value for key, value in self.ours.items()}
-        tiny = {"V": 256, "T": 64, "C": 64, "L": 2, "H": 2, "gated": 128, "kv_heads": min(self.kv_heads, 1)}
+        V = min(self.V, 300)  # above 256 ids are not bytes
+        tiny = {"V": V, "T": 64, "C": 64, "L": 2, "H": 2, "gated": 128, "kv_heads": min(self.kv_heads, 1)}
         return dataclasses.replace(self, **tiny, ours=ours) if quick else self  # type: ignore[arg-type]
 
 

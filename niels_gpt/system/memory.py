@@ -60,6 +60,12 @@ def address_space_left() -> int | None:
     return limit - pages * resource.getpagesize()
 
 
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or the limit of this process (ulimit -v) if that is lower."""
+    physical, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _limit()
+    return physical if limit is None else min(physical, limit)
+
+
 def gib(size: float) -> str:
     """A number of bytes as "1.50 GiB"."""
     return f"{size / 2**30:,.2f} GiB" if size < 2**40 else f"{int(size // 2**30):,} GiB"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.system import memory
-from niels_gpt.system.memory import gib, is_out_of_memory
+from niels_gpt.system.memory import gib, is_out_of_memory, machine_memory
 
 
 class OutOfMemory(ValueError):
@@ -40,15 +39,6 @@ def check_size(config: RunConfig, *, processes: int = 1) -> None:
     ):
         if size > have:
             raise ValueError(f"{what} does not fit into the memory of this machine ({gib(have)}): use {remedy}")
-
-
-def machine_memory() -> int:
-    """Bytes of memory of this machine, or the limit of this process (ulimit -v) if that is lower."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return physical if limit == resource.RLIM_INFINITY else min(physical, limit)
 
 
 def weights_text(config: ModelConfig) -> str:

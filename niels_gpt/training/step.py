@@ -22,17 +22,10 @@ from niels_gpt.kernels.cpu import native
 from niels_gpt.model.backend import Backend, Use, choose, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
+from niels_gpt.system.memory import gib, is_out_of_memory, machine_memory
 from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, set_seed
-from niels_gpt.training.memory_limits import (
-    MEMORY_ERRORS,
-    OutOfMemory,
-    gib,
-    is_out_of_memory,
-    machine_memory,
-    reporting_out_of_memory,
-    weights_text,
-)
+from niels_gpt.training.memory_limits import MEMORY_ERRORS, OutOfMemory, reporting_out_of_memory, weights_text
 from niels_gpt.training.optim.optimizer import set_lr
 from niels_gpt.training.parallel.sharding import clip_gradients, is_sharded, no_gradient_sync
 from niels_gpt.training.tasks.base import Batch

@@ -17,9 +17,8 @@ from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.system.device import has_fast_bf16
-from niels_gpt.system.memory import gib
+from niels_gpt.system.memory import gib, machine_memory
 from niels_gpt.tokenizer import ByteTokenizer
-from niels_gpt.training.memory_limits import machine_memory
 from niels_gpt.workflow.plan import (
     LEAST_SHARE,
     OTHER_SECONDS,
