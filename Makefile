@@ -117,7 +117,7 @@ test-gguf: $(GGUF)/.ready
 $(GGUF)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(GGUF): niels-gpt and llama-cpp-python (once; eight minutes)"
 	@test -x $(GGUF)/bin/python || $(PYTHON) -m venv $(GGUF)
-	@$(GGUF)/bin/python -m $(PIP) -e '.[dev,export]' 'llama-cpp-python>=0.3.16'
+	@$(GGUF)/bin/python -m $(PIP) -e '.[dev,export]' 'llama-cpp-python[server]>=0.3.16'
 	@touch $@
 
 # Screenshots are written to tests/browser/artefacts, or NIELS_GPT_ARTEFACTS.

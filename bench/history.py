@@ -99,7 +99,7 @@ def _error(row: dict[str, Any]) -> str:
 def _measured(result: dict[str, Any]) -> str:
     """One line: when, with what, how loaded the machine was before."""
     machine, date = result["machine"], result["date"][:16].replace("T", " ")
-    packages = ("python", "torch", "transformers", "litgpt")
+    packages = ("python", "torch", "transformers", "litgpt", "llama_cpp")
     versions = [f"{name} {machine[name]}" for name in packages if machine.get(name)]
     gpu = [f"CUDA {machine['cuda']}", f"{machine['cores']} cores"] if machine.get("gpu") else []
     load = [f"load before {machine['load'][0]:.1f}"] if machine.get("load") else []

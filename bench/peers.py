@@ -1,7 +1,8 @@
 """Where the peers are installed: one environment for each set of packages that can be installed together.
 
 litgpt requires numpy < 2, which breaks the pyarrow that datasets, and with it TRL, needs. `make bench-peers` therefore
-creates two environments, and `make test-levanter` one with JAX; a contender runs in the one that has its package.
+creates two environments, `make test-levanter` one with JAX, and `make test-gguf` one with llama.cpp; a contender runs
+in the one that has its package.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ ENVIRONMENTS = {
     "trl": ".venv-peers",
     "litgpt": ".venv-peers-litgpt",
     "levanter": ".venv-levanter",
+    "llama_cpp": ".venv-gguf",
 }
-"""Package -> folder of its environment, as in the Makefile."""
+"""Package, as it is imported -> folder of its environment, as in the Makefile."""
+DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python"}
+"""Package -> the name that pip installs it by, if it is another one."""
 
 
 def environment_of(package: str) -> Path | None:
@@ -43,5 +47,5 @@ def version_of(package: str) -> str | None:
     """Return the version of a package in the environment it runs in; None if it is not installed."""
     folder = environment_of(package)
     path = sys.path if folder is None else [str(p) for p in folder.glob("lib/python*/site-packages")]
-    found = next(iter(metadata.distributions(name=package, path=path)), None)
+    found = next(iter(metadata.distributions(name=DISTRIBUTIONS.get(package, package), path=path)), None)
     return None if found is None else found.version

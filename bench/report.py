@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 import niels_gpt
@@ -31,7 +32,7 @@ def table(rows: Sequence[Row], *, quick: bool = False) -> Table:
         value = "" if row.median is None else number(row.median)
         verdict = {True: " met", False: " missed", None: ""}[row.met]
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}x"
-        unit, target = ("", row.error) if row.error else (row.unit, row.target + verdict)
+        unit, target = ("", escape(row.error)) if row.error else (row.unit, row.target + verdict)
         style = "bold" if row.role == "ours" else None
         made.add_row(row.case if new else "", row.contender, value, unit, ratio, target, style=style)
     return made
@@ -66,7 +67,7 @@ def machine(device: str = "cpu") -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "niels-gpt": niels_gpt.__version__,
-        **{package: version_of(package) for package in ("torch", "numpy", "transformers", "trl", "litgpt")},
+        **{name: version_of(name) for name in ("torch", "numpy", "transformers", "trl", "litgpt", "llama_cpp")},
     }
 
 

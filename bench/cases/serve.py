@@ -1,10 +1,12 @@
 """`niels-gpt serve` with the v0 model: tokens/s of 1 and 32 streams, and the time to the first token.
 
-The peer is a plain server: FastAPI, and `generate` of a transformers Llama of the same shape in a thread per request.
-A stream continues 11 bytes by 200 tokens. The client runs on the same cores. For the first token, a bare decode of the
-same prompt by one token in the same process is subtracted. On CUDA (`serve_v1`), 64 streams of the v1 model, of 800
-tokens each, are compared with its engine, without a server. (Streams of 200 tokens last 0.1 s there, as long as it
-takes to accept 64 requests.)
+The peers are a plain server (FastAPI, and `generate` of a transformers Llama of the same shape in a thread per request)
+and llama-cpp-python's server with the same weights, exported as GGUF in f32. The latter computes one request at a time,
+so 32 streams wait for each other there; it runs twice, with its default of half the cores and with all of them, since
+either can be faster. A stream continues 11 bytes by 200 tokens. The client runs on the same cores. For the first token,
+a bare decode of the same prompt by one token in the same process is subtracted. On CUDA (`serve_v1`), 64 streams of the
+v1 model, of 800 tokens each, are compared with its engine, without a server. (Streams of 200 tokens last 0.1 s there,
+as long as it takes to accept 64 requests.)
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from bench.training import OURS
 
 STREAMS = 32
 STREAMS_CUDA = 64
-PEER = "transformers + FastAPI"
+PLAIN = "transformers + FastAPI"
+LLAMA_CPP = "llama-cpp-python"
+LLAMA_CPP_ALL = "llama-cpp-python (all cores)"
+PACKAGES = {PLAIN: "transformers", LLAMA_CPP: "llama_cpp", LLAMA_CPP_ALL: "llama_cpp"}
+"""Peer -> the package it needs."""
 
 
 def _tokens(quick: bool) -> int:
@@ -31,7 +37,11 @@ def _tokens_v1(quick: bool) -> int:
 
 def _start(name: str, quick: bool) -> serving.Address:
     size = V0.scaled(quick)
-    return serving.start_ours(size, "cpu", STREAMS) if name == OURS else serving.start_transformers(size)
+    if name == OURS:
+        return serving.start_ours(size, "cpu", STREAMS)
+    if name == PLAIN:
+        return serving.start_transformers(size)
+    return serving.start_llama_cpp(size, all_cores=name == LLAMA_CPP_ALL)
 
 
 def _streams(name: str, number: int, quick: bool) -> Work:
@@ -90,7 +100,7 @@ def _contender(name: str, number: int) -> Contender:
         target=1.0 if ours else None,
         alone=f"{OURS}, 1 stream" if ours and number > 1 else None,
         goals={"x alone": "≥ 6"} if ours and number > 1 else {},
-        package="" if ours else "transformers",
+        package=PACKAGES.get(name, ""),
     )
 
 
@@ -107,7 +117,11 @@ def _case_v1(device: str) -> Case:
 
 
 CASES = (
-    Case("serve", "tokens/s", tuple(_contender(name, number) for number in (1, STREAMS) for name in (OURS, PEER))),
+    Case(
+        "serve",
+        "tokens/s",
+        tuple(_contender(name, number) for number in (1, STREAMS) for name in (OURS, *PACKAGES)),
+    ),
     Case(
         "serve_first_token",
         "ms",

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LARGEST_SCORE = 900.0
 """llama.cpp rounds scores to 1e-4, and an unknown character costs 1000. So scores are scaled up to this range: then
 they are exact to 1e-6, and sums of them rank segmentations as SentencePiece does."""
+END_BYTE = 0xFD
+"""The end-of-text id of a byte vocabulary: a byte that no UTF-8 text has, since nothing ends a text there. Without any,
+llama-cpp-python ends every chat reply after one token."""
 
 
 def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
@@ -45,6 +48,7 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
         if isinstance(tokenizer, ByteTokenizer):
             writer.add_tokenizer_model("rwkv")
             tokens = [(f"\\x{byte:02x}", 0.0, TokenType.NORMAL) for byte in range(256)]
+            writer.add_eos_token_id(END_BYTE)
         else:
             writer.add_tokenizer_model("plamo2")
             tokens = _unigram_tokens(tokenizer)

@@ -113,6 +113,7 @@ def test_the_table_has_a_line_per_row_within_80_columns():
     rows = [
         Row("train_step", "niels-gpt, dropout 0.1", "ours", "tokens/s", 12345.6, 1.234, "x", "≥ 1.2x", False),
         Row("generate", "litgpt", "peer", "tokens/s", error="not installed"),
+        Row("serve", "x", "peer", "tokens/s", error="not here: y[z]"),
     ]
     console = Console(file=io.StringIO(), width=80)
     console.print(table(rows))
@@ -120,6 +121,7 @@ def test_the_table_has_a_line_per_row_within_80_columns():
     (first,) = [line for line in lines if "niels-gpt" in line]
     assert all(part in first for part in ("train_step", "12,346", "tokens/s", "1.23x", "≥ 1.2x missed"))
     assert any("litgpt" in line and "not installed" in line for line in lines)
+    assert any("y[z]" in line for line in lines)  # brackets are no markup
 
 
 def test_contenders_run_in_separate_processes(tmp_path, capsys):

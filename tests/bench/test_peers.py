@@ -37,9 +37,18 @@ def test_versions_come_from_the_same_environment(root):
     assert peers.version_of("torch").startswith("2.")
 
 
+def test_a_package_can_be_installed_by_another_name(root):
+    (root / ".venv-gguf/bin").mkdir(parents=True)
+    (root / ".venv-gguf/bin/python").touch()
+    info = root / ".venv-gguf/lib/python3.11/site-packages/llama_cpp_python-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 1.2\n", encoding="utf-8")
+    assert peers.version_of("llama_cpp") == "1.2"
+
+
 def test_every_package_of_a_contender_has_an_environment_in_the_makefile():
     makefile = (peers.ROOT / "Makefile").read_text(encoding="utf-8")
     packages = {c.package for name in NAMES for c in load_case(name).contenders if c.package}
     assert packages == set(peers.ENVIRONMENTS)
     for package, folder in peers.ENVIRONMENTS.items():
-        assert f":= {folder}\n" in makefile and package in makefile
+        assert f":= {folder}\n" in makefile and peers.DISTRIBUTIONS.get(package, package) in makefile

@@ -92,12 +92,14 @@ def test_the_vocabulary_of_subwords(tmp_path):
     assert fields["tokenizer.ggml.add_bos_token"] is fields["tokenizer.ggml.add_space_prefix"] is False
 
 
-def test_rows_above_the_vocabulary_have_no_text(tmp_path):
+def test_the_vocabulary_of_bytes_and_rows_without_a_text(tmp_path):
     model = GPT({"V": 300, "T": 16, "C": 32, "L": 1, "H": 2})
     write_gguf(model, ByteTokenizer(), tmp_path / "m.gguf")
     fields, _ = read(tmp_path / "m.gguf")
     assert fields["tokenizer.ggml.tokens"][:256] == [f"\\x{byte:02x}" for byte in range(256)]
     assert set(fields["tokenizer.ggml.token_type"][256:]) == {5}
+    with pytest.raises(UnicodeDecodeError):  # no text has the byte that ends it
+        bytes([fields["tokenizer.ggml.eos_token_id"]]).decode()
 
 
 @pytest.mark.parametrize(

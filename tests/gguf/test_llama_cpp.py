@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,25 @@ from niels_gpt.chat.transcript import format_chat
 from niels_gpt.data import embedded
 from niels_gpt.export.gguf_file import TYPES, write_gguf
 from niels_gpt.export.pieces import HARD_TEXTS, pieces_of
+from niels_gpt.inference.generation import generate
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.loading import load_run
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, load_tokenizer, train_tokenizer
+from tests import foreign_tokenizers
 from tests.cli import call
 from tests.export import MODELS, greedy, make, some_ids
 from tests.export.test_gguf_bpe import PRE_TOKENIZERS, bpe_tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp")
+gguf = pytest.importorskip("gguf")
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " Hello\n"},
+    {"role": "assistant", "content": "Hi!"},
+    {"role": "user", "content": "Why 12 = 3 · 4?"},
+]
 
 
 def load(path: Path, T: int = 64):
@@ -42,6 +54,12 @@ def written(tmp_path, name: str, kind: str = "f32"):
     path = tmp_path / f"{name}.gguf"
     write_gguf(model, tokenizer, path, kind=kind)
     return model, tokenizer, load(path)
+
+
+def ending_ids(llama) -> set[int]:
+    """The ids after which llama.cpp stops."""
+    vocabulary = llama_cpp.llama_model_get_vocab(llama.model)
+    return {i for i in range(llama.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocabulary, i)}
 
 
 GELU = 1e-2
@@ -70,6 +88,32 @@ def test_f32_gives_our_logits_and_greedy_ids(tmp_path, name):
         assert (ours.max(dim=1).values - chosen).max() < 2 * GELU
 
 
+def rounded(model: GPT, kind: str) -> GPT:
+    """The model with the weights of a file of this kind (see TYPES)."""
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2 and name != "pos_emb.weight":
+            rows = name in ("tok_emb.weight", "lm_head.weight")
+            stored = "f16" if weight.shape[1] % 32 else "q8_0" if rows and kind == "q4_0" else kind
+            as_type = gguf.GGMLQuantizationType[stored.upper()]
+            values = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), as_type), as_type)
+            weight.copy_(torch.from_numpy(values.astype(np.float32)))
+    return model
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("f16", 0.003), ("q8_0", 0.05), ("q4_0", 0.05)])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_other_types_give_the_logits_of_rounded_weights(tmp_path, name, kind, limit):
+    """Not the same logits: llama.cpp rounds activations, too, to f16 or to 8 bits."""
+    model, _, llama = written(tmp_path, name, kind)
+    ids = some_ids(model, 60)
+    exact = model(torch.tensor([ids]))[0].numpy()
+    expected = rounded(model, kind)(torch.tensor([ids]))[0].numpy()
+    found = logits_of(llama, ids)
+    assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
+    assert np.linalg.norm(found - exact) > 1e-4 * np.linalg.norm(exact)  # it is no f32
+
+
 @pytest.mark.parametrize("name", ["v1", "v0"])
 def test_hard_texts_have_our_ids_and_come_back(tmp_path, name):
     _, tokenizer, llama = written(tmp_path, name)
@@ -87,6 +131,15 @@ def test_special_strings_and_ends_of_turns(tmp_path):
     plain = llama.tokenize(text.encode(), add_bos=False, special=False)
     assert not set(plain) & set(tokenizer.special_token_ids().values()) and llama.detokenize(plain) == text.encode()
     assert llama.token_eos() == tokenizer.special_token_ids()["eot"]
+    assert ending_ids(llama) == {tokenizer.special_token_ids()["eot"]}
+
+
+def test_bytes_are_tokens_and_no_text_has_the_one_that_ends_it(tmp_path):
+    _, _, llama = written(tmp_path, "v0")
+    assert [llama.detokenize([byte]) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    (end,) = ending_ids(llama)
+    every_character = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    assert end == llama.token_eos() and end not in every_character.encode()
 
 
 @pytest.mark.parametrize("name", ["v1", "v0"])
@@ -94,13 +147,24 @@ def test_the_chat_template_gives_our_prompt(tmp_path, name):
     _, tokenizer, llama = written(tmp_path, name)
     template = llama.metadata["tokenizer.chat_template"]
     formatter = llama_cpp.llama_chat_format.Jinja2ChatFormatter(template, eos_token="", bos_token="")
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hello\n"}]
-    prompt = formatter(messages=messages).prompt
+    prompt = formatter(messages=MESSAGES).prompt
     found = llama.tokenize(prompt.encode(), add_bos=False, special=True)
     if isinstance(tokenizer, ByteTokenizer):
-        assert found == tokenizer.encode(format_chat(messages))
+        assert found == tokenizer.encode(format_chat(MESSAGES))
     else:
-        assert found == chat_format(tokenizer).fit(messages, limit=10**6).ids
+        assert found == chat_format(tokenizer).fit(MESSAGES, limit=10**6).ids
+
+
+@pytest.mark.parametrize("name", ["v1", "v1 of bytes"])
+def test_a_chat_gives_our_greedy_reply(tmp_path, name):
+    model, tokenizer, llama = written(tmp_path, name)
+    messages = MESSAGES[1:2]
+    prompt = list(chat_format(tokenizer).fit(messages, limit=32).ids)
+    answer = llama.create_chat_completion(messages, max_tokens=24, temperature=0.0, repeat_penalty=1.0)
+    number = answer["usage"]["completion_tokens"]  # it goes on while a character is incomplete
+    assert answer["usage"]["prompt_tokens"] == len(prompt) and 24 <= number < 28
+    reply = llama.detokenize(greedy(model, prompt, number)[len(prompt) :])
+    assert answer["choices"][0]["message"]["content"] == reply.decode("utf-8", errors="ignore")
 
 
 def test_long_texts_have_our_ids_up_to_ties(tmp_path, capsys):
@@ -112,6 +176,8 @@ def test_long_texts_have_our_ids_up_to_ties(tmp_path, capsys):
     model.tok_emb.weight = model.lm_head.weight = torch.nn.Parameter(torch.zeros(tokenizer.vocab_size, 64))
     write_gguf(model, tokenizer, tmp_path / "m.gguf")
     llama, pieces = load(tmp_path / "m.gguf"), pieces_of(tokenizer)
+    for text in HARD_TEXTS:
+        assert llama.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text), text
     texts = [part for note in notes for part in note.split("\n\n")]
     different = 0
     for text in texts:
@@ -137,9 +203,25 @@ def test_byte_level_bpe_of_others_has_its_ids(tmp_path, pre):
     assert llama.token_eos() == tokenizer.special_token_ids()["eot"]
 
 
+@pytest.mark.parametrize("name", ["smollm", "qwen", "llama3"])
+def test_tokenizers_of_others_begin_and_end_a_text_as_here(tmp_path, name):
+    template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    tokenizer = load_tokenizer(foreign_tokenizers.make(name, tmp_path / "public", chat_template=template))
+    model = GPT({"V": tokenizer.vocab_size, "T": 64, "C": 32, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"})
+    write_gguf(model, tokenizer, tmp_path / "m.gguf")
+    llama = load(tmp_path / "m.gguf")
+    for text in HARD_TEXTS:
+        if name != "qwen" or unicodedata.is_normalized("NFC", text):  # llama.cpp does not normalize
+            found = llama.tokenize(text.encode(), add_bos=True, special=True)
+            assert found == [*tokenizer.document_start, *tokenizer.encode(text)], text
+    assert set(tokenizer.end_ids) <= ending_ids(llama)
+    assert all(not llama.detokenize([i]) for i in ending_ids(llama))  # control tokens, which are never shown
+    assert llama.metadata["tokenizer.chat_template"] == template
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A small v1 over bytes, trained on the texts of the package: (run, held-out ids)."""
+    """A small v1 over bytes, trained on the texts of the package: (run, {type: GGUF file}, held-out ids)."""
     folder = tmp_path_factory.mktemp("trained")
     model = "{T: 128, C: 128, L: 3, H: 4, norm: rmsnorm, mlp: swiglu, dropout: 0.0}"
     shares = "{wiki: 0.5, roam: 0.5}"
@@ -147,8 +229,11 @@ def trained(tmp_path_factory):
     options += [f"--set=train.{key}" for key in ("B=8", "optimizer=muon", "base_lr=0.01", "warmup_steps=20")]
     options += ["--wiki=embedded", "--notes=embedded", f"--set=data.cache_dir={folder / 'streams'}", "--device=cpu"]
     assert call("train", *options, "--run-dir", folder / "run") == 0
+    exported = {kind: folder / f"{kind}.gguf" for kind in TYPES}
+    for kind, path in exported.items():
+        assert call("export", "gguf", folder / "run", "--out", path, "--type", kind, "--anyway") == 0
     held_out = b"".join(path.read_bytes() for path in sorted((folder / "streams").glob("*roam*val*.bin")))
-    return load_run(folder / "run", None, "cpu"), list(held_out[: 128 * 160])
+    return load_run(folder / "run", None, "cpu"), exported, list(held_out[: 128 * 160])
 
 
 def bits_per_byte(logits_of_window, ids: list[int], T: int) -> float:
@@ -163,22 +248,31 @@ def bits_per_byte(logits_of_window, ids: list[int], T: int) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("prompt", ["The ", "# Ideas", "user: naïve café?\nassistant: ", "def "])
+def test_a_trained_model_continues_texts_as_here(trained, prompt):
+    loaded, exported, _ = trained
+    ids = loaded.tokenizer.encode(prompt)
+    llama = load(exported["f32"], 128)
+    found = [token for _, token in zip(range(80), llama.generate(ids, temp=0.0), strict=False)]
+    assert found == greedy(loaded.model, ids, 80)[len(ids) :]
+    text = generate(loaded.model, prompt, max_new_tokens=80, temperature=0.0, tokenizer=loaded.tokenizer)
+    assert prompt + llama.detokenize(found).decode("utf-8", errors="replace") == text
+
+
+@pytest.mark.slow
 @torch.no_grad()
-def test_what_each_type_costs(trained, tmp_path, capsys):
-    loaded, ids = trained
+def test_what_each_type_costs(trained, capsys):
+    loaded, exported, ids = trained
     T = loaded.model.config.T
     ours = bits_per_byte(lambda window: loaded.model(torch.tensor([window]))[0].numpy(), ids, T)
-    found, sizes = {}, {}
-    for kind in TYPES:
-        path = tmp_path / f"{kind}.gguf"
-        write_gguf(loaded.model, loaded.tokenizer, path, kind=kind)
+    found = {}
+    for kind, path in exported.items():
         llama = load(path, T)
         found[kind] = bits_per_byte(lambda window, llama=llama: logits_of(llama, window), ids, T)
-        sizes[kind] = path.stat().st_size
     with capsys.disabled():
         print(f"\nours: {ours:.4f} bits per byte of {len(ids):,} held-out bytes")
         for kind, bits in found.items():
-            print(f"{kind:>5}: {bits:.4f} ({bits / ours - 1:+.2%}), {sizes[kind]:,} bytes")
+            print(f"{kind:>5}: {bits:.4f} ({bits / ours - 1:+.2%}), {exported[kind].stat().st_size:,} bytes")
     assert found["f32"] == pytest.approx(ours, rel=1e-4)
     assert found["f16"] == pytest.approx(ours, rel=1e-3)
     assert found["q8_0"] == pytest.approx(ours, rel=5e-3)
