@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from niels_gpt.config.public_model import folder_or_id, is_public
 from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.imported_run import load_initial
-from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.runs.pipeline import PipelineFolder
@@ -39,7 +39,7 @@ def find_base(loaded: LoadedRun) -> tuple[str | None, str]:
     run: RunFolder | None = loaded.home
     found: str | None = None
     while run is not None and run.exists and (start := run.read_config().init_from):
-        path, public = files.expand_home(start.removeprefix(PREFIX)), start.startswith(PREFIX)
+        path, public = files.expand_home(folder_or_id(start)), is_public(start)
         if run.base.is_file() and (public or not path.exists()):
             return str(run.base), ""
         if public:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from niels_gpt.config import RunConfig
-from niels_gpt.pretrained.model_folder import PREFIX
+from niels_gpt.config.public_model import is_public
 from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
@@ -124,7 +124,7 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
             return
         config = run.read_config()
         yield config, data
-        if not config.init_from or config.init_from.startswith(PREFIX):
+        if not config.init_from or is_public(config.init_from):
             return
         path = files.expand_home(config.init_from)
         run = RunFolder(path.parent.parent)

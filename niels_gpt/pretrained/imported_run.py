@@ -12,15 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from niels_gpt.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from niels_gpt.config.public_model import folder_or_id, is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.model_folder import (
-    PREFIX,
-    ModelFolder,
-    find_folder,
-    open_folder,
-)
+from niels_gpt.pretrained.model_folder import ModelFolder, find_folder, open_folder
 from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint, save_state
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_run, is_run
@@ -142,7 +138,7 @@ def _data(tokenizer: AnyTokenizer | None) -> dict[str, str]:
 
 def public_name(name: str) -> str:
     """The name of a model for reports and model cards: its repository, or the last part of the path of its folder."""
-    repository = name.removeprefix(PREFIX)
+    repository = folder_or_id(name)
     folder = files.expand_home(repository)
     return folder.resolve().name if folder.is_dir() else repository
 
@@ -172,8 +168,8 @@ def public_base(run: RunFolder) -> PublicBase | None:
         if run.imported:
             return _read_source(run)
         start = run.read_config().init_from if run.exists else ""
-        if start.startswith(PREFIX):
-            return PublicBase(public_name(start), _licence(files.expand_home(start.removeprefix(PREFIX))))
+        if is_public(start):
+            return PublicBase(public_name(start), _licence(files.expand_home(folder_or_id(start))))
         if not start:
             return None
         run = RunFolder(files.expand_home(start).parent.parent)
@@ -222,7 +218,7 @@ def initial_path(init_from: str) -> Path:
 
     Raises ValueError if there is none.
     """
-    if init_from.startswith(PREFIX):
+    if is_public(init_from):
         return find_folder(init_from)
     path = files.expand_home(init_from)
     if not path.exists():
@@ -233,7 +229,7 @@ def initial_path(init_from: str) -> Path:
 def initial_model(init_from: str) -> ModelConfig:
     """The model config of what `init_from` names. Raises ValueError or OSError if it cannot be read."""
     path = initial_path(init_from)
-    if init_from.startswith(PREFIX):
+    if is_public(init_from):
         return open_folder(path).config
     beside = path.with_name("config.json") if path.is_file() else None
     if beside is not None and beside.is_file():
@@ -247,7 +243,7 @@ def initial_model(init_from: str) -> ModelConfig:
 def open_initial(init_from: str, device: str) -> InitialWeights:
     """The weights that `init_from` names, for a device. Raises ValueError or OSError if they cannot be read."""
     path = initial_path(init_from)
-    if init_from.startswith(PREFIX):
+    if is_public(init_from):
         opened = open_folder(path)
 
         def read() -> dict[str, torch.Tensor]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from niels_gpt.config import ModelConfig
+from niels_gpt.config.public_model import is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.imported_run import import_model, public_base, public_name
-from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.system.device import has_fast_bf16
@@ -75,7 +75,7 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
     A public model is imported into `folder` first, unless an earlier try did that. Raises ValueError or OSError, also
     if an earlier try imported another model.
     """
-    if name.startswith(PREFIX):
+    if is_public(name):
         run = RunFolder(folder)
         if not run.exists:
             import_model(name, run, on_bytes=on_bytes)

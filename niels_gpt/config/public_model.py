@@ -1,0 +1,15 @@
+"""How `init_from`, `--base` and `import hf` name a public model: `hf:` with a folder or a repository of the Hub."""
+
+from __future__ import annotations
+
+PREFIX = "hf:"
+
+
+def is_public(name: str) -> bool:
+    """Whether a name is that of a public model, not of a run or checkpoint."""
+    return name.startswith(PREFIX)
+
+
+def folder_or_id(name: str) -> str:
+    """The folder or repository of a public model, whose name may lack `hf:`."""
+    return name.removeprefix(PREFIX)
