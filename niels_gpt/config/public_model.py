@@ -11,5 +11,8 @@ def is_public(name: str) -> bool:
 
 
 def folder_or_id(name: str) -> str:
-    """The folder or repository of a public model, whose name may lack `hf:`."""
-    return name.removeprefix(PREFIX)
+    """The folder or repository of a public model, whose name may lack `hf:`. Raises ValueError if it is empty."""
+    named = name.removeprefix(PREFIX)
+    if not named.strip():  # as a path, it would be the working directory
+        raise ValueError(f"{name!r} names no model: name a folder, or a repository of the Hub (NAME/MODEL)")
+    return named

@@ -88,7 +88,7 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
         if isinstance(loaded.tokenizer, ByteTokenizer) and loaded.model.config.V > 256:
             raise ValueError(f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model")
         return loaded
-    if not Path(name).exists():
+    if not name or not Path(name).exists():
         raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
     return load_run(name, None, device)
 

@@ -129,6 +129,24 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(capsys.readouterr().out) > 1
 
 
+@pytest.mark.parametrize("name", ["", "hf:", "hf: "])
+def test_an_empty_name_is_not_the_working_directory(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SystemExit) as caught:
+        main(["import", "hf", name])
+    assert caught.value.code == 1
+    assert "NAME/MODEL" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="NAME/MODEL"):
+        import_model(name, RunFolder(tmp_path / "run"))
+    if name:
+        with pytest.raises(ValueError, match=r"init_from.*hf:.*NAME/MODEL"):
+            config_from_dict({"init_from": name})
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_a_tokenizer_that_does_not_fit(folder: Path, tmp_path: Path) -> None:
     add_tokenizer(folder, 420)
     with pytest.raises(ValueError, match=r"420 ids.*400"):
