@@ -122,6 +122,9 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
         if run is None or not run.exists:
             problems.append(f"{path} is not in a run folder, so its training data is unknown")
             return
+        if run.no_data:
+            problems.append(run.no_data)
+            return
         config = run.read_config()
         yield config, data
         if not config.init_from or is_public(config.init_from):

@@ -14,6 +14,8 @@ from niels_gpt import train
 from niels_gpt.cli.main import main
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.pretrained.imported_run import describe, import_model, initial_model, open_initial
+from niels_gpt.runs.catalog import summarize
+from niels_gpt.runs.describe import describe as describe_run
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_unfinished_run, load_run
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
@@ -122,11 +124,50 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run_command("import", "hf", str(folder), "--context", "32")
     assert "runs/smollm" in capsys.readouterr().out
     assert load_run(tmp_path / "runs" / "smollm").model.config.T == 32
-    with pytest.raises(SystemExit):
-        main(["eval", "runs/smollm"])
-    assert "--cache-dir" in capsys.readouterr().err
     run_command("generate", "runs/smollm", "the cat", "--max-tokens", "5", "--temperature", "0")
     assert len(capsys.readouterr().out) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["eval", "run"], "--cache-dir"),
+        (["memorize", "run"], "--text"),
+        (["audit", "run"], "--notes"),
+        (["trace", "the cat sat on the mat, and then it slept", "run"], ""),
+        (["batch", "show", "run", "--step", "0"], ""),
+    ],
+)
+def test_what_needs_data_says_that_there_is_none(
+    words: list[str], remedy: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_model(str(folder), RunFolder(Path("run")))
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "run is an imported model, which has no data" in error and remedy in error
+
+
+def test_how_it_is_listed_and_reported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_model(str(folder), RunFolder(Path("runs/smol")))
+    listed = summarize(Path("runs/smol"))
+    assert (listed.state, listed.steps, listed.task) == ("imported", None, None)
+    detail = describe_run(Path("runs/smol"))
+    assert detail["data"] == [] and {key.partition(".")[0] for key in detail["differences"]} == {"model"}
+    run_command("runs", "list")
+    run_command("runs", "show", "runs/smol")
+    printed = capsys.readouterr().out
+    assert printed.count("imported") == 2 and "fineweb" not in printed and "eval" not in printed
+    run_command("report", "runs/smol")
+    report = Path("runs/smol/report.md").read_text(encoding="utf-8")
+    assert "imported" in report and "niels-gpt train" not in report and "No step" not in report
+    import_model(str(folder), RunFolder(Path("runs/other")))
+    run_command("report", "smol", "other")
 
 
 @pytest.mark.parametrize("name", ["", "hf:", "hf: "])
