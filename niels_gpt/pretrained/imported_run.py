@@ -19,6 +19,7 @@ from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.model_folder import ModelFolder, find_folder, open_folder
 from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint, save_state
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder
@@ -29,10 +30,6 @@ from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
 
 MOST_CONTEXT = 8192
 """Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
-
-
-MOST_RUNS = 100
-"""Runs that `public_base` follows: a config.yaml that was edited could name its own run."""
 
 
 class Imported(NamedTuple):
@@ -164,15 +161,11 @@ class PublicBase(NamedTuple):
 
 def public_base(run: RunFolder) -> PublicBase | None:
     """The public model that a run is, or began with (`init_from`); None if there is none, or it is gone."""
-    for _ in range(MOST_RUNS):
-        if run.imported:
-            return _read_source(run)
-        start = run.read_config().init_from if run.exists else ""
-        if is_public(start):
-            return PublicBase(public_name(start), _licence(files.expand_home(folder_or_id(start))))
-        if not start:
-            return None
-        run = RunFolder(files.expand_home(start).parent.parent)
+    for past in history(run):
+        if past.run.imported:
+            return _read_source(past.run)
+        if past.from_public and past.start is not None:
+            return PublicBase(public_name(past.config.init_from), _licence(past.start))
     return None
 
 
