@@ -38,7 +38,8 @@ def hf(
 
     The weights are read tensor by tensor and keep their type. Nothing of the folder is executed.
     """
-    from niels_gpt.pretrained.imported_run import describe, import_model, public_name
+    from niels_gpt.pretrained.imported_run import describe, import_model
+    from niels_gpt.pretrained.public_base import public_name
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import claimed_run
     from niels_gpt.system.progress import progress_bar

@@ -12,7 +12,7 @@ from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.model.gpt import GPT
-from niels_gpt.pretrained.imported_run import load_initial
+from niels_gpt.pretrained.initial_weights import load_initial
 from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.runs.pipeline import PipelineFolder

@@ -13,7 +13,8 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.imported_run import import_model, public_base, public_name
+from niels_gpt.pretrained.imported_run import import_model
+from niels_gpt.pretrained.public_base import public_base, public_name
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.system.device import has_fast_bf16

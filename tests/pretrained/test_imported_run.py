@@ -1,4 +1,4 @@
-"""`niels-gpt import hf`: a public model as a run folder on which the other commands work, and `init_from: hf:`."""
+"""`niels-gpt import hf`: a public model as a run folder on which the other commands work."""
 
 from __future__ import annotations
 
@@ -13,37 +13,19 @@ import torch
 from niels_gpt import train
 from niels_gpt.cli.main import main
 from niels_gpt.config.yaml_file import config_from_dict
-from niels_gpt.pretrained.imported_run import describe, import_model, initial_model, open_initial
+from niels_gpt.pretrained.imported_run import describe, import_model
 from niels_gpt.runs.catalog import summarize
 from niels_gpt.runs.describe import describe as describe_run
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_unfinished_run, load_run
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
-from tests.foreign_tokenizers import byte_level, write_folder
-from tests.pretrained.conftest import change_config, random_model, save
-
-
-def add_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level BPE with ChatML tokens, `vocab_size` ids in all."""
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    config = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    tokenizer = byte_level(tokens, vocab_size=vocab_size - len(tokens))
-    assert tokenizer.get_vocab_size() == vocab_size
-    write_folder(folder, tokenizer, config)
+from tests.pretrained.conftest import add_tokenizer, change_config, random_model, save
 
 
 def run_command(*arguments: str) -> None:
     with pytest.raises(SystemExit) as caught:
         main(list(arguments))
     assert caught.value.code == 0
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A small SmolLM2 with a tokenizer of fewer ids than its embedding has rows."""
-    made = save(random_model("smollm2", vocab_size=400), tmp_path / "SmolLM")
-    add_tokenizer(made, 340)
-    return made
 
 
 def test_an_imported_model_is_a_run(folder: Path, tmp_path: Path) -> None:
@@ -76,38 +58,6 @@ def test_the_source_is_recorded_without_a_path(folder: Path, tmp_path: Path) -> 
     source = json.loads(run.source_path.read_text())
     assert (source["name"], source["model_type"], source["licence"]) == ("SmolLM", "llama", "apache-2.0")
     assert str(tmp_path) not in run.source_path.read_text()
-
-
-def test_initial_weights(folder: Path, tmp_path: Path) -> None:
-    """A folder, the imported run and its checkpoint are the same weights, with the same tokenizer."""
-    run = import_model(str(folder), RunFolder(tmp_path / "run")).run
-    loaded = load_run(run.path)
-    for where in (f"hf:{folder}", str(run.path), str(run.best)):
-        initial = open_initial(where, "cpu")
-        assert (initial.step, initial.data["tokenizer"]) == (0, loaded.tokenizer.sha256)
-        assert initial_model(where).C == initial.config.C == 72
-        assert torch.equal(initial.read()["blocks.0.attn.qkv.weight"], loaded.model.blocks[0].attn.qkv.weight)
-
-
-def test_a_run_starts_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model over bytes; without a model section the model is the one found."""
-    monkeypatch.chdir(tmp_path)
-    folder = save(random_model("smollm2", vocab_size=256), tmp_path / "model")
-    tree: dict[str, Any] = {"init_from": f"hf:{folder}", "train": {"total_steps": 1, "B": 2, "warmup_steps": 0}}
-    tree["train"] |= {"base_lr": 0.0, "min_lr": 0.0}
-    tree["data"] = {"wiki": "embedded", "roam": "embedded", "primer": "embedded"}
-    tree["output"] = {"eval_steps": 1, "sample_tokens": 1}
-    train(config_from_dict(tree), tmp_path / "trained", device="cpu")
-    found, expected = load_run(tmp_path / "trained").model, open_initial(f"hf:{folder}", "cpu").read()
-    assert all(torch.equal(weight, expected[name]) for name, weight in found.state_dict().items())
-    assert found.config.dropout == 0.0 and found.config.T == 64
-
-
-def test_a_model_over_tokens_is_not_trained_on_bytes(tmp_path: Path) -> None:
-    made = save(random_model("smollm2", vocab_size=400), tmp_path / "model")
-    tree = {"init_from": f"hf:{made}", "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded"}}
-    with pytest.raises(ValueError, match="task=pretrain"):
-        train(config_from_dict(tree), tmp_path / "trained", device="cpu")
 
 
 def test_an_imported_model_is_not_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

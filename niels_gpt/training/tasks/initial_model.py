@@ -6,7 +6,7 @@ import dataclasses
 
 from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.config.public_model import is_public
-from niels_gpt.pretrained.imported_run import initial_model, initial_path
+from niels_gpt.pretrained.initial_weights import initial_model, initial_path
 
 MOST_CONTEXT = 1024
 """Context of a run from given weights that sets none: activations grow with it, and notes are short."""
