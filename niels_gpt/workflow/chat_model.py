@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.cache.sources.build import build
+from niels_gpt.cache.sources.build import build, install_tokenizer
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.config import DataConfig, NotesConfig, RunConfig, SourceConfig
 from niels_gpt.config.yaml_file import config_from_dict
@@ -26,7 +26,6 @@ from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.types import ChatMessage, ChatSample
 from niels_gpt.system import files
 from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer, train_tokenizer
-from niels_gpt.tokenizer.loading import write_tokenizer
 from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
@@ -177,7 +176,7 @@ def build_caches(
         path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
         tokenizer = load_tokenizer(path)
     else:
-        write_tokenizer(tokenizer, folder / "tokenizer")
+        install_tokenizer(tokenizer, folder)
     settings = BuildSettings(
         folder,
         seed=SEED,
